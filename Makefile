@@ -1,0 +1,55 @@
+# CI runs exactly these targets (.ci/run). Every one works on a fresh machine: it makes .venv first,
+# and again whenever the requirements or a member's pyproject.toml change.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# -qq: errors only; a shared index that lacks a package is no news.
+PIP    := $(BIN)/python -m pip install -qq --progress-bar off --disable-pip-version-check
+TORCH  := $(shell sed -n '/^torch==/p' requirements/constraints.txt)
+NEEDS  := $(wildcard requirements/*.txt pyproject.toml */pyproject.toml */*/pyproject.toml)
+# What ruff looks at; folders of the future are taken in when they come.
+CODE   := $(wildcard conftest.py core platforms attention_backends schedulers model_registry \
+            plugins tests examples bench)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench soak clean
+
+help:  ## say what the targets do
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: once it is there, nothing that depends on it makes pip look for another
+# build of it. Then everything else by one line.
+$(STAMP): $(NEEDS) | $(BIN)/python
+	$(PIP) $(TORCH)
+	$(PIP) -r requirements/dev.txt -c requirements/constraints.txt
+	@touch $@
+
+demo: $(STAMP)  ## make a small model and generate from it
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## run the tests, but for the slow ones and those for accelerators
+	$(BIN)/python -m pytest -q
+
+soak: $(STAMP)  ## run all tests, the slow ones too
+	$(BIN)/python -m pytest -q -m ""
+
+check: $(STAMP)  ## format, lint, types, imports, architecture
+	$(BIN)/ruff format --quiet --check $(CODE)
+	$(BIN)/ruff check --quiet $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/architecture
+
+bench: $(STAMP)  ## measure the host cost of a step, and offline throughput
+	$(BIN)/python bench/step_overhead.py
+	$(BIN)/python bench/offline.py
+
+clean:  ## remove everything that the targets above made, .venv too
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+	    .demo .bench build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

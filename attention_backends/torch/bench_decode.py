@@ -1,0 +1,165 @@
+"""Time backend `torch` on the CPU: µs per layer call and per builder call, bfloat16.
+
+Run `python bench_decode.py`. Method: several layers, each with a cache of its own, are called in
+turn, as a model does, so that a cache is not still warm from the last call; block tables are
+shuffled. After two warm-up rounds, each figure is the median of the rounds, with the fastest and
+the slowest beside it. "ragged" rows have contexts spread evenly from a quarter to all of the
+length. GiB/s counts the keys and values that decodes must read, once each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_attn_torch.backend import TorchAttentionBackend
+
+BLOCK_SIZE = 16
+NUM_LAYERS = 4
+DEVICE = torch.device("cpu")
+DTYPE = torch.bfloat16
+HEADS = ((12, 4, 64), (16, 8, 128))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step to time: each row's tokens before it, and the tokens that every row runs."""
+
+    label: str
+    contexts: tuple[int, ...]
+    query_len: int = 1
+
+
+STEPS = (
+    *(
+        Step(label=f"decode {rows:>2} x {length}", contexts=(length - 1,) * rows)
+        for length in (128, 512)
+        for rows in (1, 16, 64)
+    ),
+    *(
+        Step(
+            label=f"decode {rows:>2} x {length} ragged",
+            contexts=tuple(length // 4 + length * 3 * i // (4 * rows) for i in range(rows)),
+        )
+        for length, rows in ((512, 16), (1024, 64))
+    ),
+    Step(label="prefill 1024", contexts=(0,), query_len=1024),
+    Step(label="chunk 256 after 768", contexts=(768,), query_len=256),
+)
+
+
+def make_batch(step: Step) -> tuple[AttentionBatch, int]:
+    """Return the batch of a step, blocks shuffled, and how many blocks the cache has."""
+    num_rows, query_len = len(step.contexts), step.query_len
+    seq_lens = tuple(context + query_len for context in step.contexts)
+    width = -(-max(seq_lens) // BLOCK_SIZE)
+    num_blocks = num_rows * width + 1
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randperm(num_blocks - 1, generator=generator).view(num_rows, width) + 1
+    slots = [
+        int(table[row, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
+        for row, context in enumerate(step.contexts)
+        for position in range(context, context + query_len)
+    ]
+    batch = AttentionBatch(
+        query_start_R1=torch.arange(num_rows + 1, dtype=torch.int32) * query_len,
+        seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32),
+        block_table_RM=table.int(),
+        slot_mapping_T=torch.tensor(slots),
+        query_lens=(query_len,) * num_rows,
+        seq_lens=seq_lens,
+    )
+    return batch, num_blocks
+
+
+def measure(call: Callable[[], object], rounds: int) -> list[float]:
+    """Return the µs of each of `rounds` calls, after two to warm up."""
+    durations = []
+    for _ in range(rounds + 2):
+        start = time.perf_counter_ns()
+        call()
+        durations.append((time.perf_counter_ns() - start) / 1e3)
+    return durations[2:]
+
+
+def run(step: Step, heads: tuple[int, int, int], rounds: int) -> str:
+    """Return a line with the figures of one step."""
+    num_heads, num_kv_heads, head_size = heads
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=num_kv_heads, head_size=head_size, dtype="bfloat16"
+    )
+    batch, num_blocks = make_batch(step)
+    builder = TorchAttentionBackend.create_builder(
+        AttentionGroupContext(
+            spec=spec,
+            device=DEVICE,
+            max_num_seqs=batch.num_requests,
+            max_num_batched_tokens=sum(batch.query_lens),
+            max_model_len=max(batch.seq_lens),
+        )
+    )
+    layer = TorchAttentionBackend.create_layer(
+        AttentionLayerContext(
+            layer_name="bench",
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            scale=head_size**-0.5,
+            dtype=DTYPE,
+            device=DEVICE,
+        )
+    )
+    shape = TorchAttentionBackend.kv_cache_shape(num_blocks, spec)
+    caches = [torch.randn(shape).to(DTYPE) for _ in range(NUM_LAYERS)]
+    q, k, v = (
+        torch.randn(sum(batch.query_lens), num_heads + 2 * num_kv_heads, head_size)
+        .to(DTYPE)
+        .split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    )
+    out = torch.empty_like(q)
+    builds = measure(lambda: builder.build(batch), rounds)
+    metadata = builder.build(batch)
+
+    def all_layers() -> None:
+        for cache in caches:
+            layer.forward(q, k, v, cache, metadata, out)
+
+    layers = [duration / NUM_LAYERS for duration in measure(all_layers, rounds)]
+    read_bytes = sum(batch.seq_lens) * spec.page_size_bytes // BLOCK_SIZE
+    rate = read_bytes / median(layers) * 1e6 / 2**30
+    return (
+        f"{num_heads:>2}/{num_kv_heads}/{head_size:<3} {step.label:<25}"
+        f"{median(layers):>9.0f} ({min(layers):>6.0f} - {max(layers):>6.0f})"
+        f"{median(builds):>8.0f} ({min(builds):>5.0f} - {max(builds):>5.0f})"
+        + (f"{rate:>8.1f}" if step.query_len == 1 else "")
+    )
+
+
+def main() -> None:
+    """Print a line for every step and sort of heads."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"torch {torch.__version__}, {arguments.threads} threads, {arguments.rounds} rounds")
+    print(f"{'heads':<9} {'step':<25}{'µs a layer':>10}{'µs a build':>25}{'GiB/s':>23}")
+    with torch.inference_mode():
+        for heads in HEADS:
+            for step in STEPS:
+                print(run(step, heads, arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()

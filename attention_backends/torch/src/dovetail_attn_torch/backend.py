@@ -1,0 +1,64 @@
+"""The attention backend `torch`: what it claims, the shape of its cache, how its parts are made.
+
+It is clear before it is fast, and it is the one that other backends are compared with. It knows no
+device: it computes wherever its tensors are. It refuses to know the worker, the model and the
+scheduler.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_attn_torch.layer import TorchAttentionLayer
+from dovetail_attn_torch.metadata import TORCH_DTYPES, TorchMetadataBuilder
+
+
+class TorchAttentionBackend(AttentionBackend):
+    """Paged attention in plain torch: any device, any head size, any block size.
+
+    Prefill chunks and decodes may be mixed in a step. The cache has the dtype of the model.
+    """
+
+    name: ClassVar[str] = "torch"
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
+        dtypes=frozenset(TORCH_DTYPES),
+        features=frozenset({"sliding_window", "soft_cap"}),
+    )
+
+    @staticmethod
+    def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """Return [N, B, 2, K, D]: a token's key and value lie side by side.
+
+        So one slot number finds both: a step's keys are written with one copy, its values with
+        another, and one gather fetches a row's keys and values.
+        """
+        return (num_blocks, spec.block_size, 2, spec.num_kv_heads, spec.head_size)
+
+    @staticmethod
+    def create_builder(context: AttentionGroupContext) -> TorchMetadataBuilder:
+        """Return the metadata builder of a group; ConfigError for a cache dtype not claimed."""
+        if context.spec.dtype not in TORCH_DTYPES:
+            raise ConfigError(
+                f"the attention backend 'torch' was asked for a KV cache of {context.spec.dtype}; "
+                f"it does {', '.join(TORCH_DTYPES)}. Choose kv_cache_dtype='auto'"
+            )
+        return TorchMetadataBuilder(context)
+
+    @staticmethod
+    def create_layer(context: AttentionLayerContext) -> TorchAttentionLayer:
+        """Return the attention of a layer; ConfigError for heads that do not divide evenly."""
+        if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
+            raise ConfigError(
+                f"{context.layer_name} asks for {context.num_heads} query heads over "
+                f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
+                "second. Check num_attention_heads and num_key_value_heads in config.json"
+            )
+        return TorchAttentionLayer(context)

@@ -1,0 +1,171 @@
+"""Attention of one layer: write the step's keys and values, then attend, batch by batch.
+
+Everything that is the same for all layers comes ready with the metadata. Without a soft cap,
+torch's `scaled_dot_product_attention` computes; with one, the explicit formula in float32. The
+layer refuses to know blocks, rows and positions.
+
+Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
+B block size; within a batch G rows, Q query tokens a row and head, L positions, X heads of either
+sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext
+from dovetail_attn_torch.metadata import (
+    GatheredBatch,
+    Tokens,
+    TorchAttentionMetadata,
+    take,
+    visible,
+)
+
+# Scores that the explicit formula holds at once, in float32: 16 MiB.
+MAX_SCORES = 1 << 22
+
+Attend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor
+]
+"""(q_GXQD, k_GXLD, v_GXLD, mask_G1QL, is_causal) to the outputs, [G, X of q, Q, D]."""
+
+
+class TorchAttentionLayer(AttentionLayer):
+    """Attention of one layer over a cache of shape [N, B, 2, K, D]."""
+
+    def __init__(self, context: AttentionLayerContext) -> None:
+        self._name = context.layer_name
+        self._groups = (context.num_kv_heads, context.num_heads // context.num_kv_heads)
+        self._window = context.sliding_window
+        self._scale = context.scale
+        self._soft_cap = context.soft_cap
+        self._attend: Attend = self._attend_capped if context.soft_cap else self._attend_plain
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: TorchAttentionMetadata,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """Write k and v to the cache, attend causally, and write the result to `out_THD`.
+
+        q, k, v and out may be strided, the last dimension excepted. Only the cache's slots of this
+        step and `out_THD` change. Raises ContractError if the layer's window is not the group's.
+        """
+        if metadata.sliding_window != self._window:
+            raise ContractError(
+                f"{self._name} has a sliding window of {self._window}, its KV-cache group one of "
+                f"{metadata.sliding_window}; give layers of different windows groups of their own"
+            )
+        slots_S2KD = kv_cache.view(-1, *kv_cache.shape[2:])
+        slots_S2KD.select(1, 0).index_copy_(0, metadata.slots_T, k_TKD)
+        slots_S2KD.select(1, 1).index_copy_(0, metadata.slots_T, v_TKD)
+        for batch in metadata.decodes:
+            self._decode(q_THD, slots_S2KD, batch, out_THD)
+        for batch in metadata.chunks:
+            _gather(slots_S2KD, batch)
+            out_1HQD = self._attend(
+                _as_one_row(q_THD[batch.tokens]),
+                batch.keys_GKLD,
+                batch.values_GKLD,
+                batch.mask_G1QL,
+                False,
+            )
+            _put(out_THD, batch.tokens, out_1HQD[0].transpose(0, 1))
+        for tokens in metadata.prefills:
+            q_1HQD, k_1KLD, v_1KLD = (_as_one_row(x[tokens]) for x in (q_THD, k_TKD, v_TKD))
+            out_1HQD = self._attend(q_1HQD, k_1KLD, v_1KLD, None, True)
+            _put(out_THD, tokens, out_1HQD[0].transpose(0, 1))
+
+    def _decode(
+        self,
+        q_THD: torch.Tensor,
+        slots_S2KD: torch.Tensor,
+        batch: GatheredBatch,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """Attend with one query token a row.
+
+        The query heads that share a key-value head pose as that head's query tokens: nothing is
+        repeated, and a matrix product takes the place of one of vectors for each query head.
+        """
+        _gather(slots_S2KD, batch)
+        q_GKQD = take(q_THD, batch.tokens).unflatten(1, self._groups)
+        out_GKQD = self._attend(q_GKQD, batch.keys_GKLD, batch.values_GKLD, batch.mask_G1QL, False)
+        _put(out_THD, batch.tokens, out_GKQD.flatten(1, 2))
+
+    def _attend_plain(
+        self,
+        q_GXQD: torch.Tensor,
+        k_GXLD: torch.Tensor,
+        v_GXLD: torch.Tensor,
+        mask_G1QL: torch.Tensor | None,
+        is_causal: bool,
+    ) -> torch.Tensor:
+        return scaled_dot_product_attention(
+            q_GXQD,
+            k_GXLD,
+            v_GXLD,
+            attn_mask=mask_G1QL,
+            is_causal=is_causal,
+            scale=self._scale,
+            enable_gqa=q_GXQD.shape[1] != k_GXLD.shape[1],
+        )
+
+    def _attend_capped(
+        self,
+        q_GXQD: torch.Tensor,
+        k_GXLD: torch.Tensor,
+        v_GXLD: torch.Tensor,
+        mask_G1QL: torch.Tensor | None,
+        is_causal: bool,
+    ) -> torch.Tensor:
+        """Attend with scores c · tanh(score / c), in float32 (Gemma 2, arXiv 2408.00118).
+
+        Query tokens are taken a tile at a time, so that the scores stay within `MAX_SCORES`.
+        """
+        num_rows, num_heads, query_len, _ = q_GXQD.shape
+        num_kv_heads, length = k_GXLD.shape[1:3]
+        k_GXLD, v_GXLD = k_GXLD.float(), v_GXLD.float()
+        positions_L = torch.arange(length, device=q_GXQD.device)
+        out_GXQD = torch.empty_like(q_GXQD)
+        tile = max(1, MAX_SCORES // (num_rows * num_heads * length))
+        for start in range(0, query_len, tile):
+            end = min(start + tile, query_len)
+            q_GXYQD = q_GXQD[:, :, start:end].float().unflatten(1, (num_kv_heads, -1))
+            scores = q_GXYQD.flatten(2, 3).mul(self._scale) @ k_GXLD.transpose(2, 3)
+            scores = scores.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
+            scores = scores.unflatten(2, q_GXYQD.shape[2:4])
+            if mask_G1QL is not None:
+                mask_G1QL = mask_G1QL.expand(-1, -1, query_len, -1)
+                scores += mask_G1QL[:, :, start:end].unsqueeze(2)
+            elif is_causal:
+                seen_QL = visible(positions_L[start:end].unsqueeze(1), positions_L, 0)
+                scores.masked_fill_(seen_QL.logical_not_(), float("-inf"))
+            out = scores.softmax(-1).flatten(2, 3) @ v_GXLD
+            out_GXQD[:, :, start:end] = out.unflatten(2, q_GXYQD.shape[2:4]).flatten(1, 2)
+        return out_GXQD
+
+
+def _gather(slots_S2KD: torch.Tensor, batch: GatheredBatch) -> None:
+    torch.index_select(slots_S2KD, 0, batch.slots_S, out=batch.keys_values_S2KD)
+
+
+def _as_one_row(x_QXD: torch.Tensor) -> torch.Tensor:
+    """Return [1, X, Q, D], a view."""
+    return x_QXD.transpose(0, 1).unsqueeze(0)
+
+
+def _put(out_THD: torch.Tensor, tokens: Tokens, result: torch.Tensor) -> None:
+    if isinstance(tokens, slice):
+        out_THD[tokens] = result
+    else:
+        out_THD.index_copy_(0, tokens, result)

@@ -1,0 +1,250 @@
+"""All index work of a step, done once for every layer of a KV-cache group.
+
+A run of one token is a decode; decodes of similar length are computed together. A run that sees
+nothing but itself needs no cache: it is a prefill. Every other run is a chunk, whose keys and
+values are gathered first. The builder knows the group's cache; it refuses to know query heads,
+scales and soft caps, which are the layer's.
+
+Shape legend: T tokens, R requests, M block-table width, B block size, K key-value heads,
+D head size; within a gathered batch G rows, L positions each, Q query tokens, S = G · L slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionMetadataBuilder,
+)
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+# Keys and values of a batch of decodes that are gathered at once. Small enough to stay in a cache
+# between the gather and its use: gathering 64 rows of 512 tokens at once took 1.7 times as long.
+SCRATCH_BYTES = 4 << 20
+
+# A decode joins a batch if it is shorter than the longest there by at most this many tokens, or by
+# at most a quarter: padding beyond that costs more than a batch of its own.
+MAX_PADDING = 128
+
+Tokens = slice | torch.Tensor
+"""Which tokens of the step, or which rows: a slice where they are neighbours, else int64 [n]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredBatch:
+    """Rows whose keys and values are gathered from the cache to be attended to.
+
+    tokens: of the step, whose queries these are: G · Q of them.
+    slots_S: int64; row g's L slots, from the first position that it sees. Beyond a row's end its
+        last slot is repeated, so that only memory of its own is ever read.
+    keys_values_S2KD: where to gather them: scratch that all layers share.
+    keys_GKLD, values_GKLD: views of it.
+    mask_G1QL: what to add to the scores, 0 or -inf, in the cache's dtype, broadcast along
+        dimensions of 1; None if every query sees all L positions.
+    """
+
+    tokens: Tokens
+    slots_S: torch.Tensor
+    keys_values_S2KD: torch.Tensor
+    keys_GKLD: torch.Tensor
+    values_GKLD: torch.Tensor
+    mask_G1QL: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchAttentionMetadata:
+    """A step as the layers of backend `torch` need it.
+
+    slots_T: int64; where each token's key and value go.
+    decodes: batches of runs of one token. chunks: one longer run each, with keys gathered.
+    prefills: the tokens of runs that see only their own step's keys, all of them causally.
+    sliding_window: that the masks are made for; 0 for none.
+    """
+
+    slots_T: torch.Tensor
+    decodes: tuple[GatheredBatch, ...]
+    chunks: tuple[GatheredBatch, ...]
+    prefills: tuple[slice, ...]
+    sliding_window: int
+
+
+class TorchMetadataBuilder(AttentionMetadataBuilder):
+    """Builds `TorchAttentionMetadata`; owns the scratch that gathered keys and values go to."""
+
+    def __init__(self, context: AttentionGroupContext) -> None:
+        spec = context.spec
+        self._block_size = spec.block_size
+        self._window = spec.sliding_window
+        self._device = context.device
+        self._dtype = TORCH_DTYPES[spec.dtype]
+        self._token_shape = (2, spec.num_kv_heads, spec.head_size)
+        token_bytes = spec.page_size_bytes // spec.block_size
+        self._max_decode_slots = max(1, SCRATCH_BYTES // token_bytes)
+        self._scratch_S2KD = torch.empty(
+            (0, *self._token_shape), dtype=self._dtype, device=self._device
+        )
+
+    def build(self, batch: AttentionBatch) -> TorchAttentionMetadata:
+        """Return this step's metadata. Only reads `batch`; waits for no device.
+
+        The result shares scratch with the next one: it must not be used after the next call.
+        """
+        query_lens, seq_lens = batch.query_lens, batch.seq_lens
+        starts = list(accumulate(query_lens, initial=0))
+        decode_rows: list[int] = []
+        chunk_rows: list[int] = []
+        prefills: list[slice] = []
+        for row, query_len in enumerate(query_lens):
+            if query_len == 1:
+                decode_rows.append(row)
+            elif query_len == seq_lens[row] and not 0 < self._window < query_len:
+                prefills.append(slice(starts[row], starts[row + 1]))
+            elif query_len:
+                chunk_rows.append(row)
+        seen_lens = [self._num_seen(length, 1) for length in seq_lens]
+        groups = group_by_length(decode_rows, seen_lens, self._max_decode_slots)
+        self._grow_scratch(
+            max(
+                max((len(group) * seen_lens[group[0]] for group in groups), default=0),
+                max((self._num_seen(seq_lens[r], query_lens[r]) for r in chunk_rows), default=0),
+            )
+        )
+        return TorchAttentionMetadata(
+            slots_T=batch.slot_mapping_T,
+            decodes=tuple(self._decode_batch(batch, rows, starts, seen_lens) for rows in groups),
+            chunks=tuple(self._chunk(batch, row, starts[row]) for row in chunk_rows),
+            prefills=tuple(prefills),
+            sliding_window=self._window,
+        )
+
+    def _num_seen(self, seq_len: int, query_len: int) -> int:
+        """Return how many positions a row's last `query_len` tokens see between them."""
+        return min(seq_len, self._window + query_len - 1) if self._window else seq_len
+
+    def _decode_batch(
+        self,
+        batch: AttentionBatch,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        seen_lens: Sequence[int],
+    ) -> GatheredBatch:
+        """Return one batch of decodes; `rows` go from the longest to the shortest."""
+        max_len = seen_lens[rows[0]]
+        which = self._indices(rows)
+        ends_G1 = take(batch.seq_lens_R, which).long().unsqueeze(1)
+        positions_GL = torch.arange(max_len, device=self._device).expand(len(rows), -1)
+        if self._window:
+            positions_GL = positions_GL + (ends_G1 - self._window).clamp_(min=0)
+        is_padded = seen_lens[rows[-1]] < max_len
+        mask = None
+        if is_padded:
+            mask = self._mask(positions_GL < ends_G1)[:, None, None, :]
+        positions_GL = torch.minimum(positions_GL, ends_G1 - 1)
+        return self._gathered(
+            tokens=self._indices([starts[row] for row in rows]),
+            slots_GL=self._slots(take(batch.block_table_RM, which), positions_GL),
+            mask_G1QL=mask,
+        )
+
+    def _chunk(self, batch: AttentionBatch, row: int, start: int) -> GatheredBatch:
+        """Return one run of several tokens, with all positions that they see."""
+        query_len, seq_len = batch.query_lens[row], batch.seq_lens[row]
+        first = seq_len - self._num_seen(seq_len, query_len)
+        positions_L = torch.arange(first, seq_len, device=self._device)
+        mask_QL = self._mask(
+            visible(positions_L[-query_len:].unsqueeze(1), positions_L, self._window)
+        )
+        table_1M = batch.block_table_RM[row : row + 1]
+        return self._gathered(
+            tokens=slice(start, start + query_len),
+            slots_GL=self._slots(table_1M, positions_L.unsqueeze(0)),
+            mask_G1QL=mask_QL[None, None],
+        )
+
+    def _gathered(
+        self, *, tokens: Tokens, slots_GL: torch.Tensor, mask_G1QL: torch.Tensor | None
+    ) -> GatheredBatch:
+        num_rows, length = slots_GL.shape
+        keys_values_S2KD = self._scratch_S2KD[: num_rows * length]
+        keys_values_2GKLD = keys_values_S2KD.unflatten(0, (num_rows, length)).permute(2, 0, 3, 1, 4)
+        return GatheredBatch(
+            tokens=tokens,
+            slots_S=slots_GL.flatten(),
+            keys_values_S2KD=keys_values_S2KD,
+            keys_GKLD=keys_values_2GKLD[0],
+            values_GKLD=keys_values_2GKLD[1],
+            mask_G1QL=mask_G1QL,
+        )
+
+    def _slots(self, table_GM: torch.Tensor, positions_GL: torch.Tensor) -> torch.Tensor:
+        """Return the slots of positions: block · B + offset, int64 [G, L]."""
+        columns_GL = positions_GL // self._block_size
+        offsets_GL = positions_GL - columns_GL * self._block_size
+        return table_GM.long().gather(1, columns_GL).mul_(self._block_size).add_(offsets_GL)
+
+    def _mask(self, visible_QL: torch.Tensor) -> torch.Tensor:
+        """Return what hides the positions that are not visible when added to scores."""
+        mask_QL = torch.zeros(visible_QL.shape, dtype=self._dtype, device=self._device)
+        return mask_QL.masked_fill_(visible_QL.logical_not_(), float("-inf"))
+
+    def _indices(self, numbers: Sequence[int]) -> Tokens:
+        """Return numbers as a slice if they are neighbours in order, else as a tensor."""
+        first = numbers[0]
+        if all(number == first + i for i, number in enumerate(numbers)):
+            return slice(first, first + len(numbers))
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+    def _grow_scratch(self, num_slots: int) -> None:
+        if num_slots <= self._scratch_S2KD.shape[0]:
+            return
+        # An ordinary tensor even within inference mode: a later step may run outside it.
+        with torch.inference_mode(False):
+            self._scratch_S2KD = torch.empty(
+                (num_slots, *self._token_shape), dtype=self._dtype, device=self._device
+            )
+
+
+def group_by_length(rows: Sequence[int], lengths: Sequence[int], max_slots: int) -> list[list[int]]:
+    """Return `rows` in groups of similar length, longest first, rows of equal length in order.
+
+    lengths: positions to gather, indexed by row. A group padded to its longest has at most
+    `max_slots` slots; a single row may have more.
+    """
+    groups: list[list[int]] = []
+    longest = 0
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        padding = longest - lengths[row]
+        fits = groups and (len(groups[-1]) + 1) * longest <= max_slots
+        if fits and padding <= max(MAX_PADDING, longest // 4):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+            longest = lengths[row]
+    return groups
+
+
+def take(tensor: torch.Tensor, which: Tokens) -> torch.Tensor:
+    """Return the entries `which` of the first dimension: a view for a slice, else a copy."""
+    return tensor[which] if isinstance(which, slice) else tensor.index_select(0, which)
+
+
+def visible(
+    query_positions: torch.Tensor, key_positions: torch.Tensor, window: int
+) -> torch.Tensor:
+    """Return which keys a query sees, bool, of the shape that the arguments broadcast to.
+
+    window: tokens that a token sees, itself included; 0 for all up to itself.
+    """
+    seen = key_positions <= query_positions
+    return seen & (key_positions > query_positions - window) if window else seen

@@ -1,0 +1,281 @@
+"""The conformance suite finds backends that are wrong: each mutant makes one mistake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail.interfaces.attention import AttentionCapabilities
+from dovetail.testing.attention import (
+    AttentionCase,
+    check_backend,
+    check_case,
+    reference_attention,
+    standard_cases,
+)
+from dovetail.testing.fake_attention import (
+    FakeAttentionBackend,
+    FakeAttentionBuilder,
+    FakeAttentionLayer,
+)
+
+CPU = torch.device("cpu")
+
+
+class WideWindow(FakeAttentionLayer):
+    """Sees one token more than the window."""
+
+    def __init__(self, context):
+        window = context.sliding_window
+        super().__init__(replace(context, sliding_window=window + 1 if window else 0))
+
+
+class NarrowWindow(FakeAttentionLayer):
+    """Sees one token less than the window."""
+
+    def __init__(self, context):
+        super().__init__(replace(context, sliding_window=max(context.sliding_window - 1, 0)))
+
+
+class NoSoftCap(FakeAttentionLayer):
+    """Ignores the soft cap."""
+
+    def __init__(self, context):
+        super().__init__(replace(context, soft_cap=0.0))
+
+
+class OwnScale(FakeAttentionLayer):
+    """Takes the customary scale instead of the given one."""
+
+    def __init__(self, context):
+        super().__init__(replace(context, scale=context.head_size**-0.5))
+
+
+class InterleavedHeads(FakeAttentionLayer):
+    """Reads key-value head h % K instead of h // G."""
+
+    def attend(self, q_QHD, k_LKD, v_LKD):
+        groups = (-1, self.context.num_kv_heads)
+        q_QHD = q_QHD.unflatten(1, groups).transpose(1, 2).flatten(1, 2)
+        out_QHD = super().attend(q_QHD, k_LKD, v_LKD)
+        return out_QHD.unflatten(1, groups[::-1]).transpose(1, 2).flatten(1, 2)
+
+
+class SeesFuture(FakeAttentionLayer):
+    """Lets every token of a run see all of the run."""
+
+    def attend(self, q_QHD, k_LKD, v_LKD):
+        last = [super(SeesFuture, self).attend(q[None], k_LKD, v_LKD) for q in q_QHD]
+        return torch.cat(last)
+
+
+class TopLeftMask(FakeAttentionLayer):
+    """Aligns the causal mask with the first position, as if there were no context."""
+
+    def attend(self, q_QHD, k_LKD, v_LKD):
+        if len(q_QHD) == 1:
+            return super().attend(q_QHD, k_LKD, v_LKD)
+        return super().attend(q_QHD, k_LKD[: len(q_QHD)], v_LKD[: len(q_QHD)])
+
+
+class CapAfterScaleTwice(FakeAttentionLayer):
+    """Applies the cap to scores that are scaled only afterwards."""
+
+    def attend(self, q_QHD, k_LKD, v_LKD):
+        context = self.context
+        if not context.soft_cap:
+            return super().attend(q_QHD, k_LKD, v_LKD)
+        return reference_attention(
+            q_QHD,
+            k_LKD,
+            v_LKD,
+            scale=context.scale,
+            sliding_window=context.sliding_window,
+            soft_cap=context.soft_cap * context.scale,
+        )
+
+
+class WritesKeysNextDoor(FakeAttentionLayer):
+    """Puts keys one slot too far."""
+
+    def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
+        super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
+        slots_2SKD[0, (slots_T + 1) % slots_2SKD.shape[1]] = k_TKD
+
+
+class SwapsKeysAndValues(FakeAttentionLayer):
+    """Puts keys where values belong."""
+
+    def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
+        super().write(slots_2SKD, slots_T, v_TKD, k_TKD)
+
+
+class ForgetsToWriteDecodes(FakeAttentionLayer):
+    """Writes nothing for a step of few tokens, but attends rightly in it."""
+
+    def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
+        self.kept = slots_2SKD[:, slots_T].clone(), slots_2SKD, slots_T
+        super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+        before, slots_2SKD, slots_T = self.kept
+        if len(slots_T) < 4:
+            slots_2SKD[:, slots_T] = before
+
+
+class TouchesEarlierTokens(FakeAttentionLayer):
+    """Rounds what was in the cache."""
+
+    def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
+        slots_2SKD.copy_(slots_2SKD.to(torch.float8_e4m3fn).to(slots_2SKD.dtype))
+        super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
+
+
+class ScalesQueriesInPlace(FakeAttentionLayer):
+    """Changes its input, and gives the right result."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+        q_THD *= 2
+
+
+class LeavesLastRowOut(FakeAttentionLayer):
+    """Does not write the result of the last row."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
+        metadata = replace(metadata, runs=metadata.runs[:-1])
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+
+
+class MasksGarbageByWeight(FakeAttentionLayer):
+    """Multiplies an unused slot by zero instead of not reading it."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+        out_THD += 0 * kv_cache[0, 0, 0, 0, 0]
+
+
+class FirstRowsTable(FakeAttentionBuilder):
+    """Gives every row the blocks of the first."""
+
+    def build(self, batch):
+        table_RM = batch.block_table_RM
+        return super().build(replace(batch, block_table_RM=table_RM[:1].expand_as(table_RM)))
+
+
+class DropsLastBlock(FakeAttentionBuilder):
+    """Forgets the token that opens a new block: attends to one token less."""
+
+    def build(self, batch):
+        metadata = super().build(batch)
+        size = self._block_size
+        runs = [
+            (n, slots[:-1] if n == 1 < len(slots) and len(slots) % size == 1 else slots)
+            for n, slots in metadata.runs
+        ]
+        return replace(metadata, runs=runs)
+
+
+def backend_of(part):
+    kind = "create_builder" if issubclass(part, FakeAttentionBuilder) else "create_layer"
+    return type(part.__name__, (FakeAttentionBackend,), {kind: staticmethod(part)})
+
+
+class TwiceTheBytes(FakeAttentionBackend):
+    """Takes more memory than the contract gives."""
+
+    @staticmethod
+    def kv_cache_shape(num_blocks, spec):
+        return FakeAttentionBackend.kv_cache_shape(2 * num_blocks, spec)
+
+
+class RefusesItsClaim(FakeAttentionBackend):
+    """Claims half precision, and refuses it when asked."""
+
+    @classmethod
+    def refusals(cls, ask):
+        return ["not today"] if ask.dtype == "float16" else []
+
+
+class RefusesNothing(FakeAttentionBackend):
+    """Has capabilities that say yes to everything."""
+
+    class Obliging(AttentionCapabilities):
+        def refusals(self, ask):
+            return []
+
+    capabilities = Obliging(dtypes=frozenset({"float32"}))
+
+
+MUTANTS = {
+    WideWindow: "token",
+    NarrowWindow: "token",
+    NoSoftCap: "token",
+    OwnScale: "token",
+    InterleavedHeads: "head",
+    SeesFuture: "token",
+    TopLeftMask: "token",
+    CapAfterScaleTwice: "token",
+    WritesKeysNextDoor: "cache of earlier tokens|token",
+    SwapsKeysAndValues: "token",
+    ForgetsToWriteDecodes: "one more each.*nan",
+    TouchesEarlierTokens: "cache of earlier tokens was changed",
+    ScalesQueriesInPlace: "q, k or v was changed",
+    LeavesLastRowOut: "nan",
+    MasksGarbageByWeight: "nan",
+    FirstRowsTable: "token",
+    DropsLastBlock: "token",
+}
+
+
+@pytest.mark.parametrize(("part", "message"), MUTANTS.items())
+def test_suite_finds_the_mutant(part, message):
+    with pytest.raises(AssertionError, match=message):
+        check_backend(backend_of(part), CPU)
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (TwiceTheBytes, "kv_cache_shape"),
+        (RefusesItsClaim, "refuses what it claims"),
+        (RefusesNothing, "takes what it does not claim"),
+    ],
+)
+def test_suite_finds_the_false_claim(backend, message):
+    with pytest.raises(AssertionError, match=message):
+        check_backend(backend, CPU)
+
+
+@pytest.mark.parametrize("part", [OwnScale, InterleavedHeads, SeesFuture])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_tolerances_of_half_precision_still_find_mistakes(part, dtype):
+    case = AttentionCase(runs=((16, 1), (0, 7), (19, 4)), dtype=dtype)
+    check_case(FakeAttentionBackend, case, CPU)
+    with pytest.raises(AssertionError, match=dtype):
+        check_case(backend_of(part), case, CPU)
+
+
+def test_cases_stay_within_the_claim():
+    capabilities = AttentionCapabilities(
+        dtypes=frozenset({"bfloat16"}), head_sizes=frozenset({128, 256}), block_size_multiple=16
+    )
+    cases = standard_cases(capabilities)
+    assert {case.dtype for case in cases} == {"bfloat16"}
+    assert {case.head_size for case in cases} == {128, 256}
+    assert {case.block_size for case in cases} == {16, 32}
+    assert not any(case.sliding_window or case.soft_cap for case in cases)
+
+
+def test_reference_agrees_with_a_sum_by_hand():
+    q = torch.tensor([[[1.0]], [[2.0]]])
+    k = torch.tensor([[[0.0]], [[1.0]], [[2.0]]])
+    v = torch.tensor([[[1.0]], [[10.0]], [[100.0]]])
+    got = reference_attention(q, k, v, scale=1.0, sliding_window=2).flatten()
+    e = torch.tensor(1.0, dtype=torch.float64).exp()
+    first = (1 * 1 + 10 * e) / (1 + e)
+    second = (10 * e**2 + 100 * e**4) / (e**2 + e**4)
+    torch.testing.assert_close(got, torch.stack([first, second]))

@@ -1,0 +1,159 @@
+"""Backend `torch` against the conformance suite, and what is its own: batching, refusals."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from dovetail.errors import ConfigError, ContractError
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.testing.attention import AttentionCase, check_backend, check_case
+from dovetail.testing.fake_attention import FakeAttentionBackend
+from dovetail_attn_torch.backend import TorchAttentionBackend
+from dovetail_attn_torch.metadata import group_by_length
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("backend", [TorchAttentionBackend, FakeAttentionBackend])
+def test_backend_passes_the_conformance_suite(backend):
+    check_backend(backend, CPU)
+
+
+def test_backend_passes_in_inference_mode():
+    with torch.inference_mode():
+        check_case(TorchAttentionBackend, AttentionCase(runs=((3, 1), (0, 5), (7, 3))), CPU)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_batches(seed):
+    rng = random.Random(seed)
+    num_kv_heads = rng.choice([1, 2, 3])
+    runs = [(rng.randrange(90), rng.choice([1, 1, rng.randrange(1, 30)])) for _ in range(12)]
+    case = AttentionCase(
+        runs=tuple(runs),
+        dtype=rng.choice(["float32", "bfloat16", "float16"]),
+        num_heads=num_kv_heads * rng.choice([1, 3, 4]),
+        num_kv_heads=num_kv_heads,
+        head_size=rng.choice([1, 7, 16, 64, 96]),
+        block_size=rng.choice([1, 2, 7, 16, 32]),
+        sliding_window=rng.choice([0, 0, rng.randrange(1, 60)]),
+        soft_cap=rng.choice([0.0, 0.0, 0.7]),
+        seed=seed,
+    )
+    check_case(TorchAttentionBackend, case, CPU)
+
+
+def test_many_long_decodes_are_split_into_batches():
+    # 8 KiB a token: 4 MiB hold 512 tokens, fewer than the 1,140 that are seen.
+    runs = tuple((91 + row, 1) for row in range(12))
+    case = AttentionCase(runs=runs, num_heads=8, num_kv_heads=8, head_size=128)
+    assert len(build(runs, case).decodes) > 1
+    check_case(TorchAttentionBackend, case, CPU)
+
+
+def test_capped_scores_are_tiled(monkeypatch):
+    monkeypatch.setattr("dovetail_attn_torch.layer.MAX_SCORES", 500)
+    for window in (0, 4):
+        runs = ((0, 40), (9, 30), (5, 1))
+        check_case(
+            TorchAttentionBackend,
+            AttentionCase(runs=runs, soft_cap=1.0, sliding_window=window),
+            CPU,
+        )
+
+
+def test_equal_neighbours_need_neither_mask_nor_copy_of_queries():
+    (decodes,) = build(((10, 1),) * 3).decodes
+    assert decodes.mask_G1QL is None
+    assert decodes.tokens == slice(0, 3)
+
+
+def test_windowed_decode_gathers_only_the_window():
+    (decodes,) = build(((60, 1),), AttentionCase(runs=(), sliding_window=8)).decodes
+    assert decodes.slots_S.tolist() == list(range(53 + 16, 61 + 16))
+    assert decodes.mask_G1QL is None
+
+
+def test_prefill_within_its_window_gathers_nothing():
+    case = AttentionCase(runs=(), sliding_window=8)
+    metadata = build(((0, 8), (0, 9)), case)
+    assert metadata.prefills == (slice(0, 8),)
+    assert [chunk.tokens for chunk in metadata.chunks] == [slice(8, 17)]
+
+
+def test_row_without_tokens_is_passed_over():
+    metadata = build(((5, 0), (5, 2)))
+    assert not metadata.decodes
+    assert not metadata.prefills
+    assert [chunk.tokens for chunk in metadata.chunks] == [slice(0, 2)]
+
+
+def test_groups_hold_similar_lengths_within_the_budget():
+    lengths = [4000, 10, 3900, 10, 100, 2000, 10]
+    groups = group_by_length(range(7), lengths, 8000)
+    assert groups == [[0, 2], [5], [4, 1, 3, 6]]
+    assert group_by_length(range(7), lengths, 100) == [[0], [2], [5], [4], [1, 3, 6]]
+    assert group_by_length([], lengths, 100) == []
+
+
+def test_layer_refuses_a_window_that_its_group_does_not_have():
+    layer = TorchAttentionBackend.create_layer(layer_context(sliding_window=4))
+    q, k, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 64), torch.zeros(8, 16, 2, 2, 64)
+    with pytest.raises(ContractError, match=r"layers\.3\.attn has a sliding window of 4"):
+        layer.forward(q, k, k, cache, build(((0, 1),)), q.clone())
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(ConfigError, match="8 query heads over 3 key-value heads"):
+        TorchAttentionBackend.create_layer(layer_context(num_kv_heads=3))
+
+
+def test_cache_dtype_that_is_not_claimed_is_refused():
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype="fp8_e4m3")
+    with pytest.raises(ConfigError, match="fp8_e4m3"):
+        TorchAttentionBackend.create_builder(group_context(spec))
+
+
+def layer_context(**changes):
+    values = {
+        "layer_name": "layers.3.attn",
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "head_size": 64,
+        "scale": 0.125,
+        "dtype": torch.float32,
+        "device": CPU,
+    }
+    return AttentionLayerContext(**(values | changes))
+
+
+def group_context(spec):
+    return AttentionGroupContext(
+        spec=spec, device=CPU, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=512
+    )
+
+
+def build(runs, case=None):
+    """Return the metadata of runs (context_len, query_len), each row's blocks being neighbours."""
+    case = case or AttentionCase(runs=())
+    seq_lens = [sum(run) for run in runs]
+    query_lens = [query_len for _, query_len in runs]
+    width = max(seq_lens) // case.block_size + 1
+    table = torch.arange(1, len(runs) * width + 1, dtype=torch.int32).view(len(runs), width)
+    batch = AttentionBatch(
+        query_start_R1=torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0),
+        seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32),
+        block_table_RM=table,
+        slot_mapping_T=torch.arange(sum(query_lens)) + case.block_size,
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+    )
+    return TorchAttentionBackend.create_builder(group_context(case.spec)).build(batch)

@@ -1,0 +1,61 @@
+"""Dovetail: LLM inference in which every part is a plugin.
+
+The names below are loaded when they are first used, so that importing this package is light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.config import EngineArgs
+    from dovetail.engine.llm_engine import LLMEngine
+    from dovetail.entrypoints.llm import LLM
+    from dovetail.inputs import TextPrompt, TokensPrompt
+    from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
+    from dovetail.plan import StepBuilder
+    from dovetail.rows import RowAllocator
+    from dovetail.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "dovetail.entrypoints.llm",
+    "CompletionOutput": "dovetail.outputs",
+    "EngineArgs": "dovetail.config",
+    "LLMEngine": "dovetail.engine.llm_engine",
+    "RequestOutput": "dovetail.outputs",
+    "RequestOutputKind": "dovetail.outputs",
+    "RowAllocator": "dovetail.rows",
+    "SamplingParams": "dovetail.sampling_params",
+    "StepBuilder": "dovetail.plan",
+    "TextPrompt": "dovetail.inputs",
+    "TokensPrompt": "dovetail.inputs",
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "RequestOutput",
+    "RequestOutputKind",
+    "RowAllocator",
+    "SamplingParams",
+    "StepBuilder",
+    "TextPrompt",
+    "TokensPrompt",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted([*globals(), *_HOMES])

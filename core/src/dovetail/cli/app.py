@@ -1,0 +1,129 @@
+"""The frame of the command line: its commands by import path, its errors, its exit codes.
+
+A mistake of the user ends in at most three lines on stderr and exit code 2; `--traceback` shows the
+rest. What is no DovetailError is a fault of ours and keeps its traceback. Imports no command, no
+engine and no tensor library.
+
+Exit codes: 0 done; 2 a mistake, told on stderr; 130 interrupted; others are a command's own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback as tracebacks
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
+
+from dovetail.errors import DovetailError, nearest
+
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine, for an issue."),
+    ("plugins list", "dovetail.cli.plugins_list:list_plugins", "List the installed plugins."),
+)
+"""Every command: its words, "module:function", and one line for `--help`."""
+
+GROUPS = {"plugins": "Look at the installed plugins."}
+"""Words that stand before other commands, and their line for `--help`."""
+
+_FRAME_OPTIONS = ("--help", "--traceback", "--version")
+_MAX_LINES = 3
+_SUMMARY = "LLM inference in which every part is a plugin."
+_TRACEBACK_HELP = "Show where an error comes from."
+
+
+def make_app() -> App:
+    """Return the command line with all its commands, none of them imported."""
+    # Ctrl-C is turned into an exit code by `main`, not into a SystemExit by the parser.
+    app = App(name="dovetail", help=_SUMMARY, version=_version)
+    app.suppress_keyboard_interrupt = False
+    groups = {name: App(name=name, help=text) for name, text in GROUPS.items()}
+    for group in groups.values():
+        app.command(group)
+    for words, path, text in COMMANDS:
+        group_name, _, name = words.rpartition(" ")
+        parent = groups[group_name] if group_name else app
+        parent.command(path, name=name, help=text)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line on `arguments` (those of the process if None); return the exit code."""
+    app = make_app()
+    app.meta.help = _SUMMARY
+
+    @app.meta.default
+    def launch(
+        *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        traceback: Annotated[bool, Parameter(negative="", help=_TRACEBACK_HELP)] = False,
+    ) -> int:
+        """Run one command; what is no option of the frame is the command's."""
+        return _run(app, tokens, traceback=traceback)
+
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    # The delimiter "--" is the command's, not the frame's, to interpret.
+    return _guard(app.meta, tokens, delimiter="")
+
+
+def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:
+    try:
+        return _guard(app, tokens, delimiter="--")
+    except DovetailError as error:
+        if traceback:
+            tracebacks.print_exception(error)
+        else:
+            _complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has left (`| head`). Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
+    """Run `app` and return its exit code; mistakes in the command line itself are told here."""
+    try:
+        result = app(
+            list(tokens),
+            exit_on_error=False,
+            print_error=False,
+            verbose=False,
+            result_action="return_value",
+            end_of_options_delimiter=delimiter,
+        )
+    except CycloptsError as error:
+        _complain(f"{_explain(error)}\nTry 'dovetail --help'.")
+        return 2
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0
+
+
+def _explain(error: CycloptsError) -> str:
+    """Return what is wrong with the command line, with the nearest right word."""
+    words = error.unused_tokens or []
+    if isinstance(error, UnknownCommandError) and words and words[0].startswith("-"):
+        return f"Unknown option: {words[0]}.{nearest(words[0], _FRAME_OPTIONS)}"
+    error.verbose = False
+    return str(error)
+
+
+def _complain(message: str) -> None:
+    """Write `message` to stderr in at most three lines."""
+    lines = [line for line in message.splitlines() if line.strip()] or ["It failed."]
+    if len(lines) > _MAX_LINES:
+        hidden = len(lines) - _MAX_LINES + 1
+        lines = [*lines[: _MAX_LINES - 1], f"… and {hidden} more lines; --traceback shows them."]
+    print("\n".join([f"dovetail: {lines[0]}", *lines[1:]]), file=sys.stderr)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"dovetail {version('dovetail-core')}"
+    except PackageNotFoundError:
+        return "dovetail (not installed, running from its source)"

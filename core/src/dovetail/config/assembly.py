@@ -1,0 +1,200 @@
+"""Makes the config tree from flat options and the model directory that they name.
+
+Here other names become the one name, options that only say no say why, and paths become
+directories. Leaves every wish ("auto", None) open; loads no plugin.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.config.engine_config import (
+    CacheConfig,
+    ComputeConfig,
+    ConfigNode,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    shown,
+)
+from dovetail.config.field_types import reference_name
+from dovetail.config.model_directory import (
+    SAMPLING_NAMES,
+    ModelDirectory,
+    default_sampling_params,
+    eos_token_ids,
+    read_json_object,
+)
+from dovetail.errors import ConfigError, ModelError, nearest
+
+if TYPE_CHECKING:
+    from dovetail.config.engine_args import EngineArgs
+
+logger = logging.getLogger(__name__)
+
+_GROUPS: dict[str, type[ConfigNode]] = {
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "load": LoadConfig,
+    "compute": ComputeConfig,
+    "observability": ObservabilityConfig,
+}
+
+_OTHER_NAMES = {
+    "scheduling_policy": "scheduler_cls",
+    "distributed_executor_backend": "executor_backend",
+    "quantization": "linear_method",
+}
+
+_REFUSED = (
+    ("trust_remote_code", False, "no code of a model is ever run; install a plugin for its model"),
+    ("revision", None, "models are local directories; put that revision there, leave this out"),
+    (
+        "worker_extension_cls",
+        "",
+        "it comes with the plugin machine; until then give a subclass as worker_cls",
+    ),
+)
+
+
+def assemble(args: EngineArgs) -> EngineConfig:
+    """Return the checked tree of `args`. Reads JSON files of the model directory, nothing else.
+
+    Raises ConfigError naming option, value and remedy; ModelError for the directory.
+    """
+    values = {name: getattr(args, name) for name in args.descriptions()}
+    _refuse_unsupported(values)
+    _replace_other_names(values)
+    groups: dict[str, Any] = {
+        name: group(**{key: values[key] for key in group.model_fields})
+        for name, group in _GROUPS.items()
+    }
+    return EngineConfig(
+        model=_assemble_model(values), plugin_options=values["plugin_options"], **groups
+    )
+
+
+def _refuse_unsupported(values: Mapping[str, Any]) -> None:
+    for name, only, remedy in _REFUSED:
+        value = values[name]
+        if value != only or isinstance(value, bool) != isinstance(only, bool):
+            raise ConfigError(f"{name}={shown(value)} is refused: {remedy}.")
+
+
+def _replace_other_names(values: dict[str, Any]) -> None:
+    for name in ("executor_backend", "distributed_executor_backend"):
+        if values[name] == "uni":
+            values[name] = "uniproc"
+    for other, name in _OTHER_NAMES.items():
+        alias, given = values[other], values[name]
+        if alias is None:
+            continue
+        if not isinstance(alias, type) and (not isinstance(alias, str) or not alias):
+            raise ConfigError(f"{other}={shown(alias)} must be None or name a plugin.")
+        if given not in ("auto", alias):
+            raise ConfigError(
+                f"{other}={shown(reference_name(alias))} contradicts "
+                f"{name}={shown(reference_name(given))}; they are two names of one option: "
+                "give one of them."
+            )
+        values[name] = alias
+
+
+def _assemble_model(values: Mapping[str, Any]) -> ModelConfig:
+    asked = _path_text("model", values["model"])
+    overrides = _optional_mapping("hf_overrides", values["hf_overrides"])
+    directory = ModelDirectory.open(asked, hf_overrides=overrides)
+    for note in directory.notes:
+        logger.info(note)
+    generation = _generation_config(values, directory)
+    # Found wrong now, by name, instead of in every request.
+    default_sampling_params(generation)
+    eos_token_ids(directory.config, generation)
+    name = values["served_model_name"]
+    plain = "tokenizer_mode skip_tokenizer_init dtype max_model_len seed max_logprobs enforce_eager"
+    return ModelConfig(
+        model=asked,
+        model_dir=directory.path,
+        tokenizer_dir=_tokenizer_directory(values["tokenizer"], directory),
+        architecture=directory.architecture,
+        hf_config=directory.config,
+        generation_config=generation,
+        served_model_name=asked if name is None else name,
+        **{key: values[key] for key in plain.split()},
+    )
+
+
+def _path_text(name: str, value: object) -> str:
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{name}={shown(value)} must be the path of a local directory.")
+    return text
+
+
+def _optional_mapping(name: str, value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{name}={shown(value)} must be a mapping with strings as keys.")
+    return value
+
+
+def _tokenizer_directory(value: object, directory: ModelDirectory) -> Path:
+    if value is None:
+        return directory.path
+    path = Path(_path_text("tokenizer", value)).expanduser().absolute()
+    if not os.path.isdir(path):
+        raise ConfigError(
+            f"tokenizer={shown(str(value))} is no local directory; give the one that holds "
+            "tokenizer.json, or leave it out to use the model's. (A kind of tokenizer is chosen "
+            "with tokenizer_mode.)"
+        )
+    return path
+
+
+def _generation_config(values: Mapping[str, Any], directory: ModelDirectory) -> dict[str, Any]:
+    choice = values["generation_config"]
+    base = directory.generation_config
+    if choice in ("none", "vllm"):
+        # The sampling defaults are left out; which tokens end a text is a fact of the model.
+        base = {key: base[key] for key in ("eos_token_id",) if key in base}
+    elif choice != "auto":
+        base = _read_generation_config(choice)
+    return {**base, **_generation_overrides(values["override_generation_config"])}
+
+
+def _read_generation_config(choice: object) -> Mapping[str, Any]:
+    path = Path(_path_text("generation_config", choice)).expanduser().absolute()
+    if os.path.isdir(path):
+        path = path / "generation_config.json"
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"generation_config={shown(str(choice))}: there is no file {path}; give "
+            '"auto", "none", or a directory with a generation_config.json.'
+        )
+    return read_json_object(path)
+
+
+def _generation_overrides(value: object) -> Mapping[str, Any]:
+    name = "override_generation_config"
+    overrides = _optional_mapping(name, value)
+    known = (*SAMPLING_NAMES, "eos_token_id")
+    for key in overrides:
+        if key not in known:
+            raise ConfigError(
+                f"{name}: {key!r} is not used.{nearest(key, known)} Known: {', '.join(known)}."
+            )
+    try:
+        default_sampling_params(overrides)
+        eos_token_ids({}, overrides)
+    except ModelError as error:
+        raise ConfigError(f"{name}={shown(value)} is wrong. {error}") from None
+    return overrides

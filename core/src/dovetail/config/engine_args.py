@@ -1,0 +1,204 @@
+"""The options of an engine, flat, under the names that users of such engines know.
+
+Only names and defaults stand here: values are checked when `create_engine_config` makes the tree.
+Standard library only, because `from dovetail import LLM` passes through this module.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dovetail.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from dovetail.config.engine_config import EngineConfig
+
+C = TypeVar("C", bound=type)
+
+
+def _help(text: str) -> dict[str, str]:
+    """Return the metadata of a field: the line that `--help` shows for it."""
+    return {"help": text}
+
+
+def _explaining(cls: C) -> C:
+    """Let the constructor of a dataclass refuse unknown names in our own words."""
+    construct = cls.__init__  # type: ignore[misc]  # of this class, not of a subclass
+    known = [option.name for option in fields(cls)]
+
+    @functools.wraps(construct)
+    def explain(self: object, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                raise ConfigError(f"Unknown engine option {name!r}.{nearest(name, known)}")
+        if not args and "model" not in kwargs:
+            raise ConfigError("The option model is missing; give the path of a model directory.")
+        construct(self, *args, **kwargs)
+
+    type.__setattr__(cls, "__init__", explain)
+    return cls
+
+
+@_explaining
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """The options of an engine. Frozen; `dataclasses.replace` makes a changed copy.
+
+    A plugin is named by its name, `name@distribution` or `pkg.mod:Class`, or given as a class.
+    "auto" and None leave the choice to the engine. Each field's metadata has its line of help.
+    Raises ConfigError for an unknown name, with the nearest known one.
+    """
+
+    model: str | Path = field(kw_only=False, metadata=_help("Path of a model directory."))
+    tokenizer: str | Path | None = field(
+        default=None, metadata=_help("Directory of the tokenizer; None: the model's.")
+    )
+    tokenizer_mode: str | type = field(
+        default="auto", metadata=_help('Tokenizer plugin, or "auto".')
+    )
+    skip_tokenizer_init: bool = field(
+        default=False, metadata=_help("Load no tokenizer: token ids in, token ids out.")
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata=_help("Refused when true: no code of a model is ever run.")
+    )
+    revision: str | None = field(
+        default=None, metadata=_help("Refused: models are local directories, not downloads.")
+    )
+    dtype: str = field(
+        default="auto", metadata=_help('"auto", "float32", "bfloat16" or "float16".')
+    )
+    seed: int = field(
+        default=0, metadata=_help("Seed of everything random that has no seed of its own.")
+    )
+    max_model_len: int | None = field(
+        default=None, metadata=_help("Most tokens of a request, output included.")
+    )
+    hf_overrides: Mapping[str, Any] | None = field(
+        default=None, metadata=_help("Values to put over config.json's.")
+    )
+    served_model_name: str | None = field(
+        default=None, metadata=_help("Name told to clients; None: `model`.")
+    )
+    generation_config: str | Path = field(
+        default="auto",
+        metadata=_help('Sampling defaults: "auto" (the model\'s), "none", or a path.'),
+    )
+    override_generation_config: Mapping[str, Any] | None = field(
+        default=None, metadata=_help("Values to put over the sampling defaults.")
+    )
+    enforce_eager: bool = field(
+        default=False, metadata=_help("Neither capture graphs nor compile the model.")
+    )
+    max_logprobs: int = field(
+        default=20, metadata=_help("Most logprobs that a request may ask for a position.")
+    )
+    load_format: str | type = field(
+        default="auto", metadata=_help('Weight loader plugin, or "auto" (safetensors).')
+    )
+    use_tqdm_on_load: bool = field(
+        default=True, metadata=_help("Show a progress bar while weights are loaded.")
+    )
+    block_size: int | None = field(
+        default=None, metadata=_help("Tokens of a KV-cache block; None: 16.")
+    )
+    gpu_memory_utilization: float | None = field(
+        default=None,
+        metadata=_help("Share of the device's memory to use; None: 0.9, less where it is shared."),
+    )
+    kv_cache_memory_bytes: int | None = field(
+        default=None, metadata=_help("Bytes of the KV cache, instead of a share.")
+    )
+    num_gpu_blocks_override: int | None = field(
+        default=None, metadata=_help("Blocks of the KV cache, not measured.")
+    )
+    kv_cache_dtype: str = field(
+        default="auto", metadata=_help('Dtype of the KV cache; "auto": the model\'s.')
+    )
+    enable_prefix_caching: bool = field(
+        default=True, metadata=_help("Keep full blocks and find them again.")
+    )
+    max_num_seqs: int | None = field(
+        default=None, metadata=_help("Most requests that run at a time; None: 256.")
+    )
+    max_num_batched_tokens: int | None = field(
+        default=None, metadata=_help("Most tokens of a step; None: 2048.")
+    )
+    enable_chunked_prefill: bool | None = field(
+        default=None, metadata=_help("Let prompts run in pieces; None: yes.")
+    )
+    long_prefill_token_threshold: int = field(
+        default=0, metadata=_help("Longest piece of a prompt; 0: no limit.")
+    )
+    scheduler_cls: str | type = field(
+        default="auto", metadata=_help('Scheduler or policy plugin; "auto": fcfs.')
+    )
+    scheduling_policy: str | type | None = field(
+        default=None, metadata=_help("Another name for scheduler_cls.")
+    )
+    async_scheduling: bool = field(
+        default=False, metadata=_help("Plan a step while the one before it runs.")
+    )
+    platform: str | type = field(
+        default="auto", metadata=_help("Platform plugin: the kind of machine to run on.")
+    )
+    worker_cls: str | type = field(default="auto", metadata=_help("Worker plugin."))
+    worker_extension_cls: str | type = field(
+        default="", metadata=_help("Refused: workers cannot be extended yet.")
+    )
+    executor_backend: str | type = field(
+        default="auto", metadata=_help('Executor plugin; "auto": uniproc.')
+    )
+    distributed_executor_backend: str | type | None = field(
+        default=None, metadata=_help("Another name for executor_backend.")
+    )
+    attention_backend: str | type = field(default="auto", metadata=_help("Attention plugin."))
+    linear_method: str | type = field(
+        default="auto", metadata=_help("Linear method plugin (packing, quantisation).")
+    )
+    quantization: str | type | None = field(
+        default=None, metadata=_help("Another name for linear_method.")
+    )
+    ops: str | type = field(
+        default="auto", metadata=_help("Op provider plugin (norms, rotary embedding, …).")
+    )
+    tensor_parallel_size: int = field(
+        default=1, metadata=_help("Devices that share each layer; only 1 so far.")
+    )
+    pipeline_parallel_size: int = field(
+        default=1, metadata=_help("Devices that share the layers; only 1 so far.")
+    )
+    data_parallel_size: int = field(
+        default=1, metadata=_help("Copies of the model; only 1 so far.")
+    )
+    num_threads: int | None = field(
+        default=None, metadata=_help("CPU threads of platforms that compute on the CPU.")
+    )
+    disable_log_stats: bool = field(default=True, metadata=_help("Log no statistics."))
+    plugin_options: Mapping[str, Any] = field(
+        default_factory=dict, metadata=_help("Options of plugins, by plugin name.")
+    )
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineArgs:
+        """Return the options named in `kwargs`; raise ConfigError for a name that is none."""
+        return cls(**kwargs)
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """Return each option's line of help, by name."""
+        return {option.name: option.metadata["help"] for option in fields(cls)}
+
+    def create_engine_config(self) -> EngineConfig:
+        """Read the model directory and return the checked tree, its wishes not yet resolved.
+
+        Raises ConfigError naming option, value and remedy; ModelError for the directory.
+        """
+        # Late: this is where pydantic comes in.
+        from dovetail.config.assembly import assemble
+
+        return assemble(self)

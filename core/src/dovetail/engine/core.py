@@ -1,0 +1,118 @@
+"""The engine core: schedule, execute, update. Requests in, columns of tokens out.
+
+Knows neither text nor tokenizers, and of each part only its contract. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from dovetail.engine.request_checks import validate_core_request
+from dovetail.errors import EngineDeadError
+from dovetail.interfaces import EngineCoreOutputs, Executor, Handle, SchedulerInterface
+from dovetail.plan import SchedulerOutput
+from dovetail.request import EngineCoreRequest
+from dovetail.result import ModelRunnerOutput
+
+
+class EngineCore:
+    """Drives a scheduler and an executor, one plan or two at a time."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: SchedulerInterface,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
+        self._dead = False
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Check a request, whatever front end it came through, and take it in.
+
+        Raises RequestError; every other request goes on.
+        """
+        self._check_alive()
+        validate_core_request(
+            request, vocab_size=self._vocab_size, max_model_len=self._max_model_len
+        )
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests at once; return the ids that were alive."""
+        return self.scheduler.abort_requests(request_ids)
+
+    def has_work(self) -> bool:
+        """Return whether a step could bring anything."""
+        depth = self.scheduler.depth()
+        return bool(self._out or depth.num_running or depth.num_waiting)
+
+    def step(self) -> EngineCoreOutputs:
+        """Plan a step, execute it and return what it gave.
+
+        Raises EngineDeadError, with a digest of the plan, if the executor fails; from then on every
+        call does.
+        """
+        self._check_alive()
+        plan = self.scheduler.schedule()
+        return self.scheduler.update_from_output(plan, self._result(plan, self._launch(plan)))
+
+    def step_with_batch_queue(self) -> EngineCoreOutputs | None:
+        """Plan a step ahead of the one that is executed; return what the oldest gave, if it is due.
+
+        Returns None when a plan was handed out and another one may follow before any result is
+        needed. Tokens are the same as with `step`.
+        """
+        self._check_alive()
+        depth = self.scheduler.depth()
+        if len(self._out) < self.executor.max_concurrent_steps and (
+            depth.num_running or depth.num_waiting
+        ):
+            plan = self.scheduler.schedule()
+            self._out.append((plan, self._launch(plan)))
+            if len(self._out) < self.executor.max_concurrent_steps:
+                return None
+        if not self._out:
+            return None
+        plan, handle = self._out.popleft()
+        return self.scheduler.update_from_output(plan, self._result(plan, handle))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; return False if requests are under way."""
+        return self.scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """End scheduler and executor. May be called twice."""
+        self._out.clear()
+        self.scheduler.shutdown()
+        self.executor.shutdown()
+
+    def _launch(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
+        try:
+            self.executor.execute_model(plan)
+            return self.executor.sample_tokens(None)
+        except Exception as error:
+            raise self._died(plan, error) from error
+
+    def _result(
+        self, plan: SchedulerOutput, handle: Handle[ModelRunnerOutput]
+    ) -> ModelRunnerOutput:
+        try:
+            return handle.result()
+        except Exception as error:
+            raise self._died(plan, error) from error
+
+    def _died(self, plan: SchedulerOutput, error: Exception) -> EngineDeadError:
+        self._dead = True
+        return EngineDeadError(f"a step failed: {error}", digest=plan.describe())
+
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise EngineDeadError("the engine is dead since a step failed; make a new one")

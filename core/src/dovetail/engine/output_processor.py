@@ -1,0 +1,241 @@
+"""From the core's columns to what users get: text, stop strings, several completions as one.
+
+The only place that knows which completions belong together, and the only one that looks for stop
+strings: it names the requests that the engine must abort because of them. Knows nothing of
+scheduling. Tokens of requests that it does not know are dropped: with a plan in flight, an aborted
+request may still get some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dovetail.clock import Clock
+from dovetail.engine.completion import Completion, LogprobReader
+from dovetail.errors import RequestError
+from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
+from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.outputs import RequestMetrics, RequestOutput, RequestOutputKind, TokenLogprobs
+from dovetail.request import EngineCoreRequest, FinishReason
+from dovetail.result import LogprobColumns
+
+
+@dataclass(slots=True, kw_only=True)
+class ProcessedOutputs:
+    """What came of one step.
+
+    request_outputs: for the users. to_abort: the core's ids of requests that the engine must abort.
+    """
+
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    to_abort: list[str] = field(default_factory=list)
+
+
+class _Group:
+    """The completions of one user's request, and what they have in common."""
+
+    __slots__ = (
+        "completions",
+        "error",
+        "finished_ns",
+        "first",
+        "first_token_ns",
+        "kind",
+        "num_cached_tokens",
+        "num_open",
+        "prompt",
+        "prompt_logprobs",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        completions: list[Completion],
+        prompt: str | None,
+        kind: RequestOutputKind,
+    ) -> None:
+        self.request_id = request_id
+        self.completions = completions
+        self.prompt = prompt
+        self.kind = kind
+        self.first = completions[0].request
+        self.num_open = len(completions)
+        self.num_cached_tokens = 0
+        asked = self.first.sampling_params.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if asked else None
+        self.first_token_ns: int | None = None
+        self.finished_ns: int | None = None
+        self.error: str | None = None
+
+    def output(self) -> RequestOutput:
+        """Return what the group's kind of output asks for now."""
+        delta = self.kind is RequestOutputKind.DELTA
+        shown = [c for c in self.completions if c.has_news] if delta else self.completions
+        prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
+        if delta:
+            self.prompt_logprobs = None
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.first.prompt_token_ids),
+            outputs=[completion.output(delta=delta) for completion in shown],
+            finished=not self.num_open,
+            metrics=RequestMetrics(self.first.arrival_ns, self.first_token_ns, self.finished_ns),
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            error=self.error,
+        )
+
+
+class OutputProcessor:
+    """Keeps the requests that are under way and turns each step's columns into outputs."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, clock: Clock) -> None:
+        """tokenizer: None gives outputs without text."""
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._logprobs = LogprobReader(tokenizer)
+        self._groups: dict[str, _Group] = {}
+        # By the core's ids: all open completions; and, of those that need no more than that, the
+        # list that new tokens are appended to, so that a token costs one look-up.
+        self._open: dict[str, tuple[_Group, Completion]] = {}
+        self._quiet: dict[str, list[int]] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many users' requests are under way."""
+        return len(self._groups)
+
+    def add_request(
+        self,
+        request_id: str,
+        requests: Sequence[EngineCoreRequest],
+        *,
+        prompt: str | None = None,
+        kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+    ) -> None:
+        """Expect outputs for the completions of one user's request.
+
+        requests: one a completion, in order, as `InputProcessor.process` made them. prompt: its
+        text, if it was text. Raises RequestError if one of the ids is in use.
+        """
+        for name in (request_id, *(request.request_id for request in requests)):
+            if name in self._groups or name in self._open:
+                raise RequestError(
+                    f"request_id={name!r} is in use by a request under way; choose another.",
+                    parameter="request_id",
+                )
+        watched = kind is not RequestOutputKind.FINAL_ONLY
+        completions = [
+            Completion(request, index, self._tokenizer, watched=watched)
+            for index, request in enumerate(requests)
+        ]
+        group = _Group(request_id, completions, prompt, kind)
+        self._groups[request_id] = group
+        for completion in completions:
+            core_id = completion.request.request_id
+            self._open[core_id] = group, completion
+            if completion.is_quiet and not watched:
+                self._quiet[core_id] = completion.token_ids
+
+    def process(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
+        """Take in what one step gave; return the outputs due, in the order of their tokens."""
+        processed = ProcessedOutputs()
+        now_ns = self._clock.now_ns()
+        touched: dict[str, _Group] = {}
+        if outputs.num_cached_tokens or outputs.prompt_logprobs:
+            self._take_prompt_facts(outputs)
+        self._take_tokens(outputs, now_ns, touched, processed.to_abort)
+        for ending in outputs.finished:
+            if (entry := self._open.get(ending.request_id)) is not None:
+                group, completion = entry
+                completion.finish(ending)
+                if ending.reason is FinishReason.ERROR:
+                    group.error = ending.message or "the engine gave no reason"
+                self._close(group, completion, now_ns)
+                touched[group.request_id] = group
+        processed.request_outputs = [
+            group.output()
+            for group in touched.values()
+            if not (group.num_open and group.kind is RequestOutputKind.FINAL_ONLY)
+        ]
+        return processed
+
+    def abort(self, request_ids: Iterable[str]) -> ProcessedOutputs:
+        """End users' requests; return their last outputs and what the engine must abort.
+
+        Unknown and finished ids are ignored.
+        """
+        processed = ProcessedOutputs()
+        now_ns = self._clock.now_ns()
+        for request_id in request_ids:
+            if (group := self._groups.get(request_id)) is None:
+                continue
+            for completion in group.completions:
+                core_id = completion.request.request_id
+                if core_id in self._open:
+                    completion.finish(Finished(request_id=core_id, reason=FinishReason.ABORT))
+                    self._close(group, completion, now_ns)
+                    processed.to_abort.append(core_id)
+            processed.request_outputs.append(group.output())
+        return processed
+
+    def _take_prompt_facts(self, outputs: EngineCoreOutputs) -> None:
+        """Keep what is said of prompts; all completions share one, so the first one's counts."""
+        for core_id, num_cached in outputs.num_cached_tokens.items():
+            entry = self._open.get(core_id)
+            if entry is not None and entry[1].index == 0:
+                entry[0].num_cached_tokens = num_cached
+        for core_id, columns in outputs.prompt_logprobs.items():
+            entry = self._open.get(core_id)
+            if entry is None or entry[1].index or entry[0].prompt_logprobs is None:
+                continue
+            with_text = entry[0].first.sampling_params.detokenize
+            entry[0].prompt_logprobs.extend(self._logprobs.read(columns, with_text=with_text))
+
+    def _take_tokens(
+        self,
+        outputs: EngineCoreOutputs,
+        now_ns: int,
+        touched: dict[str, _Group],
+        to_abort: list[str],
+    ) -> None:
+        tokens, quiet = outputs.token_ids, self._quiet
+        endings = {ending.request_id: ending for ending in outputs.finished}
+        end = 0
+        for core_id, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
+            start, end = end, end + count
+            sink = quiet.get(core_id)
+            if sink:
+                sink.extend(tokens[start:end])
+                continue
+            if not count or (entry := self._open.get(core_id)) is None:
+                continue
+            group, completion = entry
+            if group.first_token_ns is None:
+                group.first_token_ns = now_ns
+            columns = outputs.logprobs.get(core_id)
+            ending = endings.get(core_id)
+            if completion.append(tokens[start:end], self._read(columns, completion), ending):
+                self._close(group, completion, now_ns)
+                if ending is None:
+                    to_abort.append(core_id)
+            touched[group.request_id] = group
+
+    def _read(self, columns: LogprobColumns | None, completion: Completion) -> list[TokenLogprobs]:
+        if columns is None:
+            return []
+        with_text = completion.request.sampling_params.detokenize
+        return self._logprobs.read(columns, with_text=with_text)
+
+    def _close(self, group: _Group, completion: Completion, now_ns: int) -> None:
+        """Take a completion that has ended, and with the last one its group, from the tables."""
+        core_id = completion.request.request_id
+        del self._open[core_id]
+        self._quiet.pop(core_id, None)
+        group.num_open -= 1
+        if not group.num_open:
+            group.finished_ns = now_ns
+            del self._groups[group.request_id]

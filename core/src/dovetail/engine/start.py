@@ -1,0 +1,150 @@
+"""From a configuration to a running engine core: every part chosen, made and sized, in order.
+
+The one place that knows the order of the start. Each part is chosen by `dovetail.plugins` and made
+from its contract's context; if one fails, what was made before is shut down again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.config import EngineConfig
+from dovetail.config.resolve import resolve
+from dovetail.engine.core import EngineCore
+from dovetail.interfaces import (
+    Executor,
+    ExecutorContext,
+    KVCacheConfig,
+    ModelInfo,
+    Platform,
+    SchedulerContext,
+    SchedulerInterface,
+    SchedulerLimits,
+)
+from dovetail.kv_cache.sizing import fit_model_len, group_layers, size_cache
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedEngine:
+    """An engine core and the facts that its front end needs.
+
+    max_model_len: tokens of a request, prompt and output; what the cache can hold.
+    """
+
+    core: EngineCore
+    config: EngineConfig
+    model_info: ModelInfo
+    kv_cache: KVCacheConfig
+    max_model_len: int
+    plugins: PluginRegistry
+    clock: Clock
+
+
+def start_engine(wishes: EngineConfig, *, clock: Clock | None = None) -> StartedEngine:
+    """Choose, make and connect all parts; raise a DovetailError that names the part at fault.
+
+    wishes: resolved or not; what is returned is resolved.
+    """
+    clock = clock or MonotonicClock()
+    plugins = PluginRegistry()
+    platform = choose_platform(plugins, wishes.parallel.platform)
+    config = resolve(wishes, platform)
+    parallel = config.parallel
+    scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
+    executor_cls = choose(plugins, platform, "executor", parallel.executor_backend)
+    worker_cls = choose(plugins, platform, "worker", parallel.worker_cls)
+    executor: Executor = executor_cls(
+        ExecutorContext(config=config, platform=platform, plugins=plugins, worker_cls=worker_cls)
+    )
+    try:
+        info = executor.get_model_info()
+        kv_cache = _size_cache(executor, config)
+        max_model_len = _model_len(config, wishes, info, kv_cache)
+        executor.initialize_cache(kv_cache)
+        scheduler: SchedulerInterface = scheduler_cls(
+            SchedulerContext(
+                limits=_limits(config, max_model_len),
+                kv_cache=kv_cache,
+                clock=clock,
+                policy=policy_cls,
+                seed=config.model.seed,
+            )
+        )
+    except BaseException:
+        executor.shutdown()
+        raise
+    _tell(config, platform, kv_cache, max_model_len)
+    core = EngineCore(executor, scheduler, vocab_size=info.vocab_size, max_model_len=max_model_len)
+    return StartedEngine(
+        core=core,
+        config=config,
+        model_info=info,
+        kv_cache=kv_cache,
+        max_model_len=max_model_len,
+        plugins=plugins,
+        clock=clock,
+    )
+
+
+def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
+    cache = config.cache
+    groups = group_layers(executor.get_kv_cache_specs(), block_size=cache.block_size or 1)
+    available = cache.kv_cache_memory_bytes or 0
+    override = cache.num_gpu_blocks_override
+    keeps_something = any(group.bytes_per_block for group in groups)
+    if keeps_something and cache.kv_cache_memory_bytes is None and override is None:
+        available = executor.determine_available_memory()
+    seqs, length = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
+    return size_cache(
+        groups,
+        available_bytes=available,
+        num_blocks=None if override is None else override + 1,
+        max_useful_tokens=seqs * -(-length // groups[0].spec.block_size)
+        * groups[0].spec.block_size,
+    )
+
+
+def _model_len(
+    config: EngineConfig, wishes: EngineConfig, info: ModelInfo, kv_cache: KVCacheConfig
+) -> int:
+    """Return the longest request: what was resolved, what the model does, what the cache holds."""
+    asked = wishes.model.max_model_len is not None
+    most = config.model.max_model_len or info.max_model_len
+    if info.max_model_len:
+        most = min(most, info.max_model_len)
+    length, reason = fit_model_len(kv_cache, max_model_len=most, asked_by_user=asked)
+    if reason:
+        logger.warning("max_model_len is %d instead of %d: %s.", length, most, reason)
+    return length
+
+
+def _limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
+    scheduler = config.scheduler
+    return SchedulerLimits(
+        max_num_seqs=scheduler.max_num_seqs or 1,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill is not False,
+        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+
+
+def _tell(
+    config: EngineConfig, platform: Platform, kv_cache: KVCacheConfig, max_model_len: int
+) -> None:
+    logger.info(
+        "%s on %s: %s, %d KV blocks of %d tokens, requests of up to %d tokens.",
+        config.model.architecture,
+        platform.info.name,
+        config.model.dtype,
+        kv_cache.num_blocks - 1,
+        kv_cache.block_size,
+        max_model_len,
+    )

@@ -1,0 +1,1 @@
+"""What people call: the offline `LLM`."""

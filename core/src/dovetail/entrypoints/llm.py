@@ -1,0 +1,158 @@
+"""`LLM`: prompts in, answers out, in order.
+
+Importing this module is light: the engine and its parts are loaded when an `LLM` is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from dovetail.config.engine_args import EngineArgs
+from dovetail.errors import RequestError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from dovetail.engine.llm_engine import LLMEngine
+    from dovetail.inputs import Prompt
+    from dovetail.interfaces import Tokenizer
+    from dovetail.outputs import RequestOutput
+    from dovetail.sampling_params import SamplingParams
+
+Messages = Sequence[Mapping[str, Any]]
+OnError = Literal["raise", "return"]
+
+
+class LLM:
+    """A model that answers lists of prompts.
+
+    `LLM("path/to/model", max_num_seqs=64, scheduler_cls="priority", …)`: the options are those of
+    `EngineArgs`. Use it as a context manager, or call `shutdown`, to give everything back.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        """Load the model and start the engine; raise a DovetailError that says what to do."""
+        from dovetail.engine.llm_engine import LLMEngine  # heavy: only when an LLM is made
+
+        args = EngineArgs.from_kwargs(model=model, **options)
+        self.llm_engine: LLMEngine = LLMEngine.from_engine_args(args)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Return one output a prompt, in the order of the prompts.
+
+        prompts: one or a list of texts, lists of token ids, or mappings (`dovetail.inputs`).
+        sampling_params: one for all, one each, or None for the model's defaults.
+        use_tqdm: show a progress bar on stderr where that is a terminal.
+        on_error: "raise" refuses the whole call, before anything runs, if one request is refused
+            (RequestError, naming its place); "return" gives that request an output with `error`
+            set, and serves the others.
+        """
+        several = _as_list(prompts)
+        params = _one_each(sampling_params, len(several), "sampling_params")
+        ranks = _one_each(priority if priority is not None else 0, len(several), "priority")
+        from dovetail.entrypoints.batch import run_batch  # with the engine, not before
+
+        first, self._num_requests = self._num_requests, self._num_requests + len(several)
+        requests = [
+            (str(first + place), prompt, params[place], ranks[place])
+            for place, prompt in enumerate(several)
+        ]
+        return run_batch(self.llm_engine, requests, use_tqdm=use_tqdm, on_error=on_error)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        use_tqdm: bool = True,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Return the model's next message for one conversation or each of a list of them.
+
+        messages: mappings with "role" and "content". chat_template: instead of the model's own.
+        """
+        tokenizer = self.get_tokenizer()
+        conversations = [messages] if _is_conversation(messages) else messages
+        prompts = []
+        for conversation in conversations:
+            text = tokenizer.apply_chat_template(
+                conversation,  # type: ignore[arg-type]  # told apart by _is_conversation
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                **(chat_template_kwargs or {}),
+            )
+            token_ids = tokenizer.encode(text, add_special_tokens=False)
+            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
+        return self.generate(
+            prompts,  # type: ignore[arg-type]  # text and its tokens, both known
+            sampling_params,
+            use_tqdm=use_tqdm,
+            on_error=on_error,
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer; raise RequestError if the engine was made without one."""
+        if self.llm_engine.tokenizer is None:
+            raise RequestError("skip_tokenizer_init=True: this engine has no tokenizer.")
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what a prompt gets that brings no parameters: the model's own defaults."""
+        return self.llm_engine.default_sampling_params()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; return False if requests are under way."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """End the engine. May be called twice."""
+        self.llm_engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts as a list: a text, a mapping or a list of ids is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]  # type: ignore[list-item]  # a mapping is a prompt
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]  # type: ignore[list-item]  # token ids
+    return listed  # type: ignore[arg-type]  # what is no prompt is refused one by one
+
+
+def _one_each(value: Any, count: int, name: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(
+            f"{len(value)} {name} are given for {count} prompts; give one, or one each.",
+            parameter=name,
+        )
+    return list(value)
+
+
+def _is_conversation(messages: Messages | Sequence[Messages]) -> bool:
+    return not messages or isinstance(messages[0], Mapping)

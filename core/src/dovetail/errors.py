@@ -1,0 +1,90 @@
+"""The one tree of errors. Everything that Dovetail raises on purpose is below `DovetailError`.
+
+    DovetailError
+    ├── UserError                 somebody asked for what cannot be; also a ValueError
+    │   ├── ConfigError           an engine option is unknown, wrong or contradicts another
+    │   ├── RequestError          one request is refused; every other request goes on
+    │   └── ModelError            a model directory, its weights or its architecture
+    │       └── WeightError       a file or a weight: missing, truncated, unexpected, wrong shape
+    ├── PluginError               a plugin could not be found, loaded or trusted with its contract
+    │   ├── PluginNotFoundError   no candidate of that name
+    │   ├── PluginLoadError       found, but importing or constructing it failed
+    │   └── ContractError         loaded, but it does not do what its contract demands
+    ├── CapacityError             it would be right, but it does not fit (memory, blocks)
+    └── EngineDeadError           the engine cannot go on; carries a prompt-free digest
+
+Messages say what was asked, what was found and what would do. `assert` is for invariants only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DovetailError(Exception):
+    """The root: catch this to catch everything that Dovetail raises on purpose."""
+
+
+class UserError(DovetailError, ValueError):
+    """Somebody asked for what cannot be."""
+
+
+class ConfigError(UserError):
+    """An engine option is unknown, wrong or contradicts another."""
+
+
+class RequestError(UserError):
+    """One request is refused; every other request goes on unharmed.
+
+    `parameter` names the field at fault, or is empty where it is the request as a whole.
+    """
+
+    def __init__(self, message: str, *, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class ModelError(UserError):
+    """A model directory or its architecture cannot be used."""
+
+
+class WeightError(ModelError):
+    """A weight file or a weight in it is missing, truncated, unexpected or of another shape."""
+
+
+class PluginError(DovetailError):
+    """A plugin could not be found, loaded or trusted with its contract."""
+
+
+class PluginNotFoundError(PluginError, LookupError):
+    """No candidate goes by that name."""
+
+
+class PluginLoadError(PluginError, ImportError):
+    """The plugin was found, but importing or constructing it failed."""
+
+
+class ContractError(PluginError, TypeError):
+    """The plugin was loaded, but it does not do what its contract demands."""
+
+
+class CapacityError(DovetailError):
+    """The wish is right, but it does not fit; the message states the figure that would."""
+
+
+class EngineDeadError(DovetailError):
+    """The engine cannot go on.
+
+    `digest` tells what ran when it died (rows, counts, sizes), never what was in the prompts.
+    """
+
+    def __init__(self, message: str, *, digest: str = "") -> None:
+        super().__init__(f"{message}\n{digest}" if digest else message)
+        self.digest = digest
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the nearest known name, or an empty string."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""

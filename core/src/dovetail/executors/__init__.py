@@ -1,0 +1,1 @@
+"""Executors that the core ships."""

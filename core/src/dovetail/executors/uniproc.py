@@ -1,0 +1,109 @@
+"""The executor of one worker in this process.
+
+At depth 1 a call does its work and returns. At depth 2 one thread of the executor's own works
+through the calls in their order, so that the engine plans the next step meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from dovetail.errors import ContractError, DovetailError, EngineDeadError
+from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
+from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+
+T = TypeVar("T")
+
+
+class UniprocExecutor(Executor):
+    """One worker, in this process."""
+
+    def __init__(self, context: ExecutorContext) -> None:
+        self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
+        self._thread = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="dovetail-worker")
+            if self.max_concurrent_steps > 1
+            else None
+        )
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._worker: WorkerBase = context.worker_cls(
+            WorkerContext(
+                config=context.config, platform=context.platform, plugins=context.plugins
+            )
+        )
+        try:
+            self.collective_rpc("init_device")
+            self.collective_rpc("load_model")
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def collective_rpc(
+        self,
+        operation: str | Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker and return its answer, alone in a list."""
+        if isinstance(operation, str):
+            call = getattr(self._worker, operation, None)
+            if not callable(call):
+                raise ContractError(
+                    f"{type(self._worker).__name__} has no operation {operation!r}."
+                )
+            return [self._submit(call, *args, **(kwargs or {})).result(timeout)]
+        return [self._submit(operation, self._worker, *args, **(kwargs or {})).result(timeout)]
+
+    def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
+        """Run the model for `plan`."""
+        return self._step(self._worker.execute_model, plan)
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
+        """Sample for the plan last given to `execute_model`."""
+        return self._step(self._worker.sample_tokens, grammar)
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if the worker has failed or is gone."""
+        if self._closed or self._failure is not None:
+            cause = "it was shut down" if self._failure is None else repr(self._failure)
+            raise EngineDeadError(f"the worker cannot go on: {cause}")
+
+    def shutdown(self) -> None:
+        """End the worker, after what it is doing. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        self._worker.shutdown()
+
+    def _submit(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> Handle[T]:
+        if self._thread is None:
+            return Ready(call(*args, **kwargs))
+        future: Future[T] = self._thread.submit(call, *args, **kwargs)
+        return future
+
+    def _step(self, call: Callable[..., T], argument: Any) -> Handle[T]:
+        self.check_health()
+        return self._submit(self._guarded, call, argument)
+
+    def _guarded(self, call: Callable[[Any], T], argument: Any) -> T:
+        """Do one half of a step; a failure is the end, since the rows' state is unknown."""
+        if self._failure is not None:
+            raise EngineDeadError(f"the worker has failed: {self._failure!r}")
+        try:
+            return call(argument)
+        except Exception as error:
+            self._failure = error
+            if isinstance(error, DovetailError):
+                raise
+            raise EngineDeadError(
+                f"the worker failed: {type(error).__name__}: {error}"
+            ) from error

@@ -1,0 +1,198 @@
+"""The contract of an attention backend: capabilities, metadata builder, layer.
+
+The core holds what a model asks (`AttentionAsk`) against what a backend declares
+(`AttentionCapabilities`); what is asked and not declared is a refusal. Tensors appear in signatures
+only: this module imports no tensor library.
+
+Shape legend: T tokens of the step, R requests of the step, H query heads, K key-value heads,
+D head size, B block size, N blocks, M block-table width.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionAsk:
+    """What a model on a platform demands of an attention backend.
+
+    dtype, kv_cache_dtype: names such as "bfloat16". device_type: as tensors are told it.
+    features: ids of everything beyond plain causal attention over a paged cache:
+        "sliding_window", "soft_cap", "sinks", "cascade", … A backend that does not declare an id
+        refuses it, so that a new demand fails closed.
+    """
+
+    device_type: str
+    dtype: str
+    kv_cache_dtype: str
+    head_size: int
+    num_heads: int
+    num_kv_heads: int
+    block_size: int
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCapabilities:
+    """What an attention backend does.
+
+    device_types: () for any. head_sizes: () for any. block_size_multiple: of which block sizes are.
+    kv_cache_dtypes: () for the same as `dtypes`, the cache then having the dtype of the model.
+    """
+
+    dtypes: frozenset[str]
+    device_types: frozenset[str] = frozenset()
+    kv_cache_dtypes: frozenset[str] = frozenset()
+    head_sizes: frozenset[int] = frozenset()
+    block_size_multiple: int = 1
+    features: frozenset[str] = frozenset()
+
+    def refusals(self, ask: AttentionAsk) -> list[str]:
+        """Return why `ask` is beyond these capabilities, each a sentence; empty if it is not."""
+        reasons = []
+        if self.device_types and ask.device_type not in self.device_types:
+            reasons.append(_reason("device", ask.device_type, self.device_types))
+        if ask.dtype not in self.dtypes:
+            reasons.append(_reason("dtype", ask.dtype, self.dtypes))
+        cache_dtypes = self.kv_cache_dtypes or frozenset({ask.dtype})
+        if ask.kv_cache_dtype not in cache_dtypes:
+            reasons.append(_reason("KV cache dtype", ask.kv_cache_dtype, cache_dtypes))
+        if self.head_sizes and ask.head_size not in self.head_sizes:
+            reasons.append(_reason("head size", ask.head_size, self.head_sizes))
+        if ask.block_size % self.block_size_multiple:
+            multiples = f"multiples of {self.block_size_multiple}"
+            reasons.append(f"block size {ask.block_size} is asked; it does {multiples}")
+        missing = sorted(ask.features - self.features)
+        reasons += [f"{feature} is asked; it does not declare it" for feature in missing]
+        return reasons
+
+
+def _reason(what: str, asked: object, known: frozenset[Any]) -> str:
+    return f"{what} {asked} is asked; it does {', '.join(map(str, sorted(known)))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """The shape of one step, for one KV-cache group. Device tensors, with host copies beside them.
+
+    query_start_R1: int32 [R + 1]; run i's tokens are query_start[i] .. query_start[i + 1] - 1.
+    seq_lens_R: int32 [R]; tokens of run i's row after this step (computed ones and the run's).
+    block_table_RM: int32 [R, M]; entries beyond a row's blocks are 0.
+    slot_mapping_T: int64 [T]; block · B + offset where each token's key and value go.
+    query_lens, seq_lens: the same on the host, as Python integers.
+    """
+
+    query_start_R1: torch.Tensor
+    seq_lens_R: torch.Tensor
+    block_table_RM: torch.Tensor
+    slot_mapping_T: torch.Tensor
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
+
+    @property
+    def num_requests(self) -> int:
+        """Number of runs."""
+        return len(self.query_lens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionGroupContext:
+    """What a metadata builder is made from: one KV-cache group of one runner."""
+
+    spec: FullAttentionSpec
+    device: torch.device
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayerContext:
+    """What an attention layer is made from.
+
+    scale: factor on the scores before the softmax. soft_cap: c in c·tanh(score / c); 0 for none.
+    sliding_window: tokens that a token sees, itself included; 0 for all.
+    """
+
+    layer_name: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    dtype: torch.dtype
+    device: torch.device
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+
+
+class AttentionMetadataBuilder(ABC):
+    """Turns the shape of a step into what the backend's layers need; once a step and group."""
+
+    @abstractmethod
+    def build(self, batch: AttentionBatch) -> Any:
+        """Return this step's metadata, opaque to everybody else. Only reads `batch`.
+
+        The result is used before the next call and not after it.
+        """
+
+
+class AttentionLayer(ABC):
+    """Attention of one layer over its paged cache."""
+
+    @abstractmethod
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """Write k and v to the cache, attend causally, and write the result to `out_THD`.
+
+        Rotary embedding is already applied. Token t of a run stands at position
+        seq_len - query_len + t and sees the positions up to its own, within the window.
+        kv_cache: as `kv_cache_shape` says, the layer's own; mutated. The inputs are only read.
+        """
+
+
+class AttentionBackend(ABC):
+    """One way to compute attention.
+
+    name: what users call it. capabilities: what it does; evaluated by the core.
+    """
+
+    CONTRACT: ClassVar[str] = "attention"
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    name: ClassVar[str]
+    capabilities: ClassVar[AttentionCapabilities]
+
+    @classmethod
+    def refusals(cls, ask: AttentionAsk) -> Sequence[str]:
+        """Return reasons beyond the declared capabilities (a missing library, say), or ()."""
+        return ()
+
+    @staticmethod
+    @abstractmethod
+    def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """Return the shape of one layer's cache. Its bytes are num_blocks · page_size_bytes."""
+
+    @staticmethod
+    @abstractmethod
+    def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:
+        """Return the metadata builder of a group."""
+
+    @staticmethod
+    @abstractmethod
+    def create_layer(context: AttentionLayerContext) -> AttentionLayer:
+        """Return the attention of a layer."""

@@ -1,0 +1,133 @@
+"""The contract of an executor: it owns the workers and carries plans to them.
+
+The engine core knows no worker, only this. Execution is asynchronous from the first day: a call
+returns a `Handle`, and an executor of depth 2 may be handed the next plan before the first one's
+result is taken.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
+from dovetail.interfaces.worker import GrammarOutput, ModelInfo
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from dovetail.config import EngineConfig
+    from dovetail.interfaces.platform import Platform
+    from dovetail.plugins import PluginRegistry
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Handle(Protocol[T_co]):
+    """A result that may not be there yet. `concurrent.futures.Future` is one."""
+
+    def done(self) -> bool:
+        """Return whether `result` would not wait."""
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait for the result, `timeout` seconds at most, and return it or raise its error."""
+
+
+class Ready(Generic[T]):
+    """A handle whose result is there already."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result."""
+        return self._value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorContext:
+    """All that an executor is made from.
+
+    worker_cls: the resolved class of the workers. The executor makes them, late, where they run.
+    """
+
+    config: EngineConfig
+    platform: Platform
+    plugins: PluginRegistry
+    worker_cls: type
+
+
+class Executor(ABC):
+    """Owns the workers.
+
+    Law. Plans are executed in the order of the calls. For every `execute_model` there is exactly
+    one `sample_tokens` before the next. A failing worker makes the handle raise; after that the
+    executor is dead, and every later call raises EngineDeadError.
+    max_concurrent_steps: how many steps may be out at a time; 1 or 2.
+    """
+
+    CONTRACT: ClassVar[str] = "executor"
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    max_concurrent_steps: int = 1
+
+    @abstractmethod
+    def __init__(self, context: ExecutorContext) -> None:
+        """Make the workers, and take them through `init_device` and `load_model`."""
+
+    @abstractmethod
+    def collective_rpc(
+        self,
+        operation: str | Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker and return the answers by rank.
+
+        operation: the name of a worker's method; in process also a callable, given the worker.
+        Raises TimeoutError after `timeout` seconds, ContractError if no worker knows `operation`.
+        """
+
+    @abstractmethod
+    def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
+        """Run the model for `plan`."""
+
+    @abstractmethod
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
+        """Sample for the plan last given to `execute_model`."""
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Raise EngineDeadError if a worker cannot go on."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """End the workers. May be called at any time, and twice."""
+
+    def get_model_info(self) -> ModelInfo:
+        """Return the first worker's model facts."""
+        info: ModelInfo = self.collective_rpc("get_model_info")[0]
+        return info
+
+    def get_kv_cache_specs(self) -> list[Mapping[str, KVCacheSpec]]:
+        """Return each worker's specs."""
+        return self.collective_rpc("get_kv_cache_spec")
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes that every worker has for its cache: the least of them."""
+        return int(min(self.collective_rpc("determine_available_memory")))
+
+    def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Let the workers take the cache's memory, then warm up."""
+        self.collective_rpc("initialize_cache", args=(kv_cache_config,))
+        self.collective_rpc("compile_or_warm_up_model")

@@ -1,0 +1,74 @@
+"""The contract of a model: the forward pass of one architecture, and no more.
+
+A model knows nothing of requests, blocks, batches or devices: it maps token ids and positions to
+hidden states and hands q, k, v to the attention context that it is given as an argument.
+Legend: T tokens of the step, S sampled positions, D hidden size, V width of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from dovetail.interfaces.linear_method import LinearMethod
+    from dovetail.interfaces.ops import Ops
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelContext:
+    """All that a model is made from.
+
+    hf_config: the checkpoint's config.json with the user's overrides, read-only.
+    linear_method, ops: the providers that its layers use.
+    max_model_len: positions to be prepared for.
+    """
+
+    hf_config: Mapping[str, Any]
+    dtype: torch.dtype
+    device: torch.device
+    linear_method: LinearMethod
+    ops: Ops
+    max_model_len: int
+
+
+class AttentionContext(Protocol):
+    """What a model's attention layers are given with every forward pass.
+
+    An argument, never ambient state: two engines with different backends live in one process.
+    """
+
+    def attend(
+        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention of layer `index` (counted in the order of making), [T, H, D]."""
+
+
+class Model(Protocol):
+    """A causal language model; in practice a `torch.nn.Module`.
+
+    Its parameters have the checkpoint's names. Fused layers say which names they fuse
+    (`LinearShape.part_names`); the weight loader's table does the rest.
+    architectures: the names in config.json's "architectures" that it serves.
+    """
+
+    CONTRACT: ClassVar[str] = "model"
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    architectures: ClassVar[tuple[str, ...]]
+
+    def __init__(self, context: ModelContext) -> None:
+        """Make the modules with uninitialised weights on the context's device.
+
+        Raises ModelError, naming the field, for a config.json value that it does not do.
+        """
+
+    def forward(
+        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the hidden states after the last norm, [T, D]. ids and positions are int64."""
+
+    def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """Return the logits, [S, V]."""

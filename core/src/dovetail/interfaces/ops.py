@@ -1,0 +1,58 @@
+"""The contract of an op provider: the small fused operations between the matrix products.
+
+Legend: T tokens, D features of the last dimension, H heads, S head size.
+All calls return new tensors or reuse their inputs' memory, as each docstring says; none keeps them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Ops(ABC):
+    """Norms, rotary embedding and activations of one kind of device.
+
+    Stateless; one instance serves a whole model. Inputs and outputs share dtype and device unless
+    stated; sums are accumulated in float32.
+    """
+
+    CONTRACT: ClassVar[str] = "ops"
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    device_types: ClassVar[frozenset[str]] = frozenset()
+    """Device types it runs on; empty for any."""
+
+    @abstractmethod
+    def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · weight over the last dimension (any leading ones).
+
+        Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+        """
+
+    @abstractmethod
+    def add_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (rms_norm(x + residual), x + residual); `residual_TD` may be overwritten."""
+
+    @abstractmethod
+    def rotary_embedding(
+        self,
+        q_THS: torch.Tensor,
+        k_TKS: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PS: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q and k, rotated by their positions in halves ("neox" style).
+
+        positions_T: int64. cos_sin_PS: float32 [P positions, rotary size]; the first half of a row
+        are cosines, the second half sines, of position · frequency. Features beyond the rotary size
+        pass through. Source: Su et al. 2021, arXiv:2104.09864.
+        """
+
+    @abstractmethod
+    def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
+        """Return silu(first half of the last dimension) · second half."""

@@ -1,0 +1,143 @@
+"""The contract of a worker: one device that loads a model and executes plans.
+
+Life, in this order, each once: `init_device`, `load_model`, `get_model_info`, `get_kv_cache_spec`,
+`determine_available_memory`, `initialize_cache`, `compile_or_warm_up_model`; then any number of
+`execute_model` followed by `sample_tokens`; then `shutdown`. All calls come from one thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from dovetail.config import EngineConfig
+    from dovetail.interfaces.platform import Platform
+    from dovetail.plugins import PluginRegistry
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """All that a worker is made from.
+
+    plugins: resolves the names of the worker's own parts (attention, model, ops, …).
+    rank: place in the whole engine; local_rank: on this machine.
+    """
+
+    config: EngineConfig
+    platform: Platform
+    plugins: PluginRegistry
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What the engine has to know of the loaded model.
+
+    vocab_size: width of the logits; token ids are held against it.
+    max_model_len: longest sequence the weights were made for; 0 for any.
+    supported_tasks: "generate", "embed", …
+    """
+
+    vocab_size: int
+    max_model_len: int = 0
+    supported_tasks: tuple[str, ...] = ("generate",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarOutput:
+    """Which tokens grammars allow in this step.
+
+    runs: indices of the plan's runs that are constrained.
+    bitmask: little-endian uint32 words, ceil(vocab_size / 32) a run, bit 1 for an allowed token.
+    """
+
+    runs: tuple[int, ...]
+    bitmask: bytes
+
+
+class WorkerBase(ABC):
+    """Executes plans on one device.
+
+    Law. State is kept per row: `joins` give a row its tokens, each sampled token is appended to its
+    row by the worker itself, and `leaves` end a row. A worker applies leaves, joins, blocks and
+    runs, in that order; an empty plan is applied too. Blocks are never copied, moved or cleared by
+    the engine; what a block holds beyond a row's computed tokens is undefined.
+    provides: capability ids of the optional contracts that the class implements, such as "sleep".
+    """
+
+    CONTRACT: ClassVar[str] = "worker"
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    provides: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def __init__(self, context: WorkerContext) -> None:
+        """Keep `context`; touch no device yet."""
+
+    @abstractmethod
+    def init_device(self) -> None:
+        """Take the device. Raise CapacityError or PluginError with the reason if it cannot."""
+
+    @abstractmethod
+    def load_model(self) -> None:
+        """Make the model and load its weights. Raise ModelError naming file or weight."""
+
+    @abstractmethod
+    def get_model_info(self) -> ModelInfo:
+        """Return the facts of the loaded model."""
+
+    @abstractmethod
+    def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
+        """Return what each layer keeps, by layer name; empty if the model keeps nothing."""
+
+    @abstractmethod
+    def determine_available_memory(self) -> int:
+        """Return the bytes left for the KV cache, measured by a run of the largest step."""
+
+    @abstractmethod
+    def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Take the cache's memory. Called once, before the first plan."""
+
+    @abstractmethod
+    def compile_or_warm_up_model(self) -> None:
+        """Do now whatever would make the first requests slow. Leaves no trace in any result."""
+
+    @abstractmethod
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Apply the plan and run the model; keep the logits for `sample_tokens`.
+
+        The plan is only read. The call may return before the device is done.
+        """
+
+    @abstractmethod
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Sample from the logits of the plan just executed and return its result."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Give everything back. May be called at any time, and twice."""
+
+
+class Sleeps(Protocol):
+    """Capability "sleep": gives memory back while idle."""
+
+    def sleep(self, level: int) -> None:
+        """Level 1 drops the cache and sets the weights aside; level 2 drops both."""
+
+    def wake_up(self, tags: tuple[str, ...] = ()) -> None:
+        """Take the memory named by `tags` ("weights", "kv_cache"; empty: all) again."""
+
+
+class Profiles(Protocol):
+    """Capability "profile": records a profile on demand."""
+
+    def profile(self, start: bool) -> None:
+        """Start or stop recording."""

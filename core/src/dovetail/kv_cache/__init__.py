@@ -1,0 +1,1 @@
+"""The KV cache: block pool, prefix index and the manager in front of them. No tensors."""

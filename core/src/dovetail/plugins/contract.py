@@ -1,0 +1,195 @@
+"""Contract checks: whether a class can do what its kind demands, before it is made.
+
+Structural: subclassing an interface is a convenience (it brings the defaults), never a duty. Only
+shapes are checked: members, signatures, declared versions. What the methods do is for the contract
+suites in `dovetail.testing`. Knows no plugin and constructs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol
+
+from dovetail.errors import ContractError
+from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.signatures import find_mismatches
+
+_DECLARATIONS = ("CONTRACT", "CONTRACT_VERSION")
+_ABSENT = object()
+_PLAIN_BASES: tuple[object, ...] = (object, Protocol, Generic)
+
+
+def check_contract(kind: str, cls: object) -> tuple[str, ...]:
+    """Raise ContractError with every way in which `cls` fails the contract of `kind`.
+
+    Returns notes: assumptions that were made in its favour, each a sentence.
+    """
+    law = _interface(kind)
+    if not isinstance(cls, type):
+        raise ContractError(
+            f"A {kind} must be a class with the contract {law.__name__}; "
+            f"{_describe(cls)} is {_article(type(cls).__name__)}. Name a class."
+        )
+    problems = [*_declaration_problems(kind, law, cls), *_member_problems(law, cls)]
+    if problems:
+        many = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise ContractError(
+            f"{_describe(cls)} does not meet the contract of a {kind} ({law.__name__} "
+            f"{law.CONTRACT_VERSION}): {many}.{listed}"
+        )
+    if getattr(cls, "CONTRACT_VERSION", None) is None:
+        version = law.CONTRACT_VERSION
+        return (f"{_describe(cls)} declares no CONTRACT_VERSION; taken as {version}.",)
+    return ()
+
+
+def _interface(kind: str) -> Any:
+    module, _, name = get_kind(kind).contract.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _declaration_problems(kind: str, law: Any, cls: type) -> Iterator[str]:
+    """Yield what is wrong with the contract and the version that a class says it has."""
+    declared = getattr(cls, "CONTRACT", None)
+    if declared is not None and declared != kind:
+        yield f"it declares CONTRACT = {declared!r}, but is used as a {kind}"
+        return
+    version = getattr(cls, "CONTRACT_VERSION", None)
+    if version is None:
+        return
+    asked = _parse_version(version)
+    current = _parse_version(law.CONTRACT_VERSION)
+    if asked is None:
+        yield f"CONTRACT_VERSION is {version!r}; write a string such as {law.CONTRACT_VERSION!r}"
+    elif current is not None and not _is_compatible(asked, current):
+        age = "newer" if asked > current else "older"
+        yield (
+            f"it is made for contract version {version}, which is {age} than this core's "
+            f"{law.CONTRACT_VERSION} and not compatible with it"
+        )
+
+
+def _parse_version(version: object) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d+)\.(\d+)", version) if isinstance(version, str) else None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _is_compatible(asked: tuple[int, int], current: tuple[int, int]) -> bool:
+    """While 0.x every minor version may break; from 1.0 on a newer minor only adds."""
+    if current[0] == 0:
+        return asked == current
+    return asked[0] == current[0] and asked[1] <= current[1]
+
+
+def _member_problems(law: Any, cls: type) -> Iterator[str]:
+    """Yield what is missing from a class or cannot be used as the contract does."""
+    members = dict(_members(law))
+    abstract = set(getattr(cls, "__abstractmethods__", ()))
+    for name, legal in members.items():
+        actual = inspect.getattr_static(cls, name, _ABSENT)
+        # A Protocol's bodies are empty: inheriting one is not an implementation.
+        is_empty = name in abstract or (actual is legal and Protocol in law.__bases__)
+        if legal is None:
+            if actual is _ABSENT:
+                yield f"attribute {name} is missing"
+        elif actual is _ABSENT and isinstance(legal, property) and _is_annotated(cls, name):
+            continue
+        elif actual is _ABSENT or is_empty:
+            yield f"{_what(legal)} {name}{_shown(legal)} is missing"
+        else:
+            yield from (f"{name}: {text}" for text in _misfits(name, legal, actual, cls))
+    for name in sorted(abstract - members.keys()):
+        yield f"{name} is abstract: the class cannot be made"
+
+
+def _members(law: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each member's name with its definition, or with None for a class attribute."""
+    seen = set(_DECLARATIONS)
+    for base in inspect.getmro(law):
+        if base in _PLAIN_BASES:
+            continue
+        annotations = inspect.get_annotations(base)
+        attributes = [name for name, hint in annotations.items() if "ClassVar" in str(hint)]
+        for name in [*attributes, *vars(base)]:
+            is_public = not name.startswith("_") or name == "__init__"
+            definition = vars(base).get(name)
+            if name in seen or not is_public:
+                continue
+            seen.add(name)
+            if _is_method(definition) or isinstance(definition, property):
+                yield name, definition
+            elif name in attributes:
+                yield name, None
+
+
+def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
+    """Yield why the member `actual` of a class cannot be used as `legal` is."""
+    if actual is legal:
+        return
+    if isinstance(legal, property):
+        if _is_method(actual):
+            yield "is a method; the contract has a property"
+        return
+    if name == "__init__" and actual is object.__init__:
+        # A class without __init__ takes no arguments, though the signature of object's says any.
+        parameters = list(inspect.signature(legal).parameters)[1:]
+        if parameters and inspect.getattr_static(cls, "__new__") is object.__new__:
+            yield f"does not take {parameters[0]!r}"
+        return
+    is_descriptor = hasattr(type(actual), "__get__") and not isinstance(actual, property)
+    if not callable(actual) and not is_descriptor:
+        yield f"is {_article(type(actual).__name__)}; the contract has a method"
+        return
+    on_class = isinstance(legal, (classmethod, staticmethod))
+    if on_class and inspect.isfunction(actual):
+        yield f"must be a {type(legal).__name__}: it is called on the class"
+        return
+    law, body = _function(legal), _function(actual)
+    if inspect.iscoroutinefunction(body) and not inspect.iscoroutinefunction(law):
+        yield "is async; the contract's is not"
+    is_bound = isinstance(actual, classmethod) or inspect.isfunction(actual)
+    yield from find_mismatches(
+        law, body, skip_law=not isinstance(legal, staticmethod), skip_actual=is_bound
+    )
+
+
+def _is_method(member: object) -> bool:
+    return inspect.isfunction(member) or isinstance(member, (classmethod, staticmethod))
+
+
+def _is_annotated(cls: type, name: str) -> bool:
+    return any(name in inspect.get_annotations(base) for base in cls.__mro__)
+
+
+def _function(member: Any) -> Any:
+    return member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+
+
+def _what(legal: Any) -> str:
+    if isinstance(legal, property):
+        return "property"
+    return type(legal).__name__ if isinstance(legal, (classmethod, staticmethod)) else "method"
+
+
+def _shown(legal: Any) -> str:
+    """Return the parameters as an author would write them, without annotations."""
+    if isinstance(legal, property):
+        return ""
+    signature = inspect.signature(_function(legal))
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    shown = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    return str(shown)
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def _describe(thing: object) -> str:
+    module = getattr(thing, "__module__", None)
+    name = getattr(thing, "__qualname__", None)
+    return f"{module}:{name}" if module and name else repr(thing)[:80]

@@ -1,0 +1,175 @@
+"""Loading: from a target ("module:Class" or "/file.py:Class") to the object that it names.
+
+The only place that runs a plugin's code. Whatever that code raises, `SystemExit` too, becomes a
+PluginLoadError; only the user's own Ctrl-C passes. Knows nothing of kinds and contracts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+
+from dovetail.errors import PluginLoadError, PluginNotFoundError, nearest
+
+_MAX_NAMES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a target comes from, for messages.
+
+    asked: what the user wrote. distribution: "name version" of whoever declared the target as a
+    plugin; empty where the user wrote the target.
+    """
+
+    asked: str
+    distribution: str = ""
+
+    def __str__(self) -> str:
+        if not self.distribution:
+            return f"plugin {self.asked!r}"
+        return f"plugin {self.asked!r} of {self.distribution}"
+
+
+def load_target(target: str, origin: Origin) -> object:
+    """Import the module of "module:Class" and return the class in it.
+
+    Raises PluginNotFoundError if the user named a module or attribute that does not exist, and
+    PluginLoadError if importing fails or a distribution declares what it does not have.
+    """
+    module_name, _, attribute = target.partition(":")
+    return find_attribute(_import_module(module_name, origin), attribute, origin)
+
+
+def load_dotted(target: str, origin: Origin) -> tuple[object, str]:
+    """Load a target whose border between module and class was guessed; return the true one too.
+
+    A longer module name wins over a nested class. Raises as `load_target`.
+    """
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = _import_module(module_name, origin)
+    except PluginNotFoundError:
+        nested = _find_nested(f"{module_name}.{attribute}", origin)
+        if nested is None:
+            raise
+        return load_target(nested, origin), nested
+    return find_attribute(module, attribute, origin), target
+
+
+def _find_nested(dotted: str, origin: Origin) -> str | None:
+    """Return "module:Outer.Inner" if some beginning of `dotted` is a module with a class Outer."""
+    parts = dotted.split(".")
+    for border in range(len(parts) - 2, 0, -1):
+        try:
+            module = _import_module(".".join(parts[:border]), origin)
+        except PluginNotFoundError:
+            continue
+        if isinstance(vars(module).get(parts[border]), type):
+            return f"{module.__name__}:{'.'.join(parts[border:])}"
+    return None
+
+
+def load_file(path: Path, origin: Origin) -> ModuleType:
+    """Run the Python file at `path` as a module of its own and return it.
+
+    The module stands in `sys.modules` under a name made from the path, as dataclasses and pickle
+    need it. Raises PluginNotFoundError if there is no such file, PluginLoadError if it fails.
+    """
+    if not path.is_file():
+        raise PluginNotFoundError(f"Cannot load {origin}: there is no file {str(path)!r}.")
+    name = f"dovetail_local_{path.stem}_{blake2b(bytes(path), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginLoadError(f"Cannot load {origin}: {str(path)!r} is no Python file (.py).")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        del sys.modules[name]
+        raise _import_failure(str(path), origin, error) from error
+    return module
+
+
+def find_attribute(module: ModuleType, attribute: str, origin: Origin) -> object:
+    """Return `module.attribute`, which may be nested; raise as `load_target` if there is none."""
+    found: object = module
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise _missing_attribute(module, found, part, origin) from None
+        except Exception as error:
+            raise _import_failure(f"{module.__name__}.{part}", origin, error) from error
+    return found
+
+
+def _import_module(name: str, origin: Origin) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        # Missing may be the module that was asked for, or one that it imports.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _import_failure(name, origin, error) from error
+        raise _missing_module(name, error.name, origin, str(error)) from None
+    except BaseException as error:
+        raise _import_failure(name, origin, error) from error
+
+
+def _missing_module(
+    name: str, missing: str, origin: Origin, cause: str
+) -> PluginNotFoundError | PluginLoadError:
+    if origin.distribution:
+        return PluginLoadError(
+            f"Cannot load {origin}: it declares module {name!r}, but there is no module "
+            f"{missing!r}. The installation is incomplete: install the distribution again."
+        )
+    reason = f"there is no module {missing!r}"
+    if "is not a package" in cause:
+        reason += f" ({missing.rpartition('.')[0]!r} is a module, not a package)"
+    return PluginNotFoundError(
+        f"Cannot load {origin}: {reason}.\n"
+        f"Install what contains it, or put its directory on PYTHONPATH."
+    )
+
+
+def _missing_attribute(
+    module: ModuleType, owner: object, part: str, origin: Origin
+) -> PluginNotFoundError | PluginLoadError:
+    members = getattr(owner, "__dict__", {})
+    names = [name for name in members if not name.startswith("_")]
+    classes = [name for name in names if isinstance(members[name], type)]
+    where = f"module {module.__name__!r} was imported, but"
+    if isinstance(owner, type):
+        where = f"{where} its class {owner.__qualname__!r}"
+    else:
+        where = f"{where} it"
+    listed = ", ".join(classes[:_MAX_NAMES]) or "none"
+    more = ", …" if len(classes) > _MAX_NAMES else ""
+    message = (
+        f"Cannot load {origin}: {where} has no attribute {part!r}.{nearest(part, names)}\n"
+        f"Classes in it: {listed}{more}."
+    )
+    if origin.distribution:
+        return PluginLoadError(f"{message} The distribution declares what it does not have.")
+    return PluginNotFoundError(message)
+
+
+def _import_failure(what: str, origin: Origin, error: BaseException) -> PluginLoadError:
+    cause = type(error).__name__
+    if lines := str(error).splitlines():
+        cause = f"{cause}: {lines[0]}"
+    failure = PluginLoadError(f"Cannot load {origin}: importing {what!r} failed with {cause}")
+    if isinstance(error, ModuleNotFoundError):
+        failure = PluginLoadError(f"{failure}\nInstall {error.name!r}, which the plugin needs.")
+    return failure

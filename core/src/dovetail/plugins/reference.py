@@ -1,0 +1,87 @@
+"""References: how a user names a plugin, and what each form means.
+
+    fcfs                    an installed plugin's name
+    fcfs@dovetail-sched     the same, of one distribution
+    package.module:Class    a class; `Outer.Inner` for a nested one
+    package.module.Class    the same, with a dot
+    ./file.py:Class         a class in a file, for those who trust it
+
+Parsing only: whether it exists is the registry's to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.errors import PluginError
+
+FORMS = "a name, name@distribution, or a class as package.module:Class"
+"""The forms that always work, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedReference:
+    """The name of an installed plugin. distribution: empty for any."""
+
+    name: str
+    distribution: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualifiedReference:
+    """A class by its module and its path in it ("Class", "Outer.Inner").
+
+    dotted: written with dots only. Which of them ends the module is then a guess (the last one)
+    that loading corrects.
+    """
+
+    module: str
+    attribute: str
+    dotted: bool = False
+
+    @property
+    def target(self) -> str:
+        """The class as "module:Class"."""
+        return f"{self.module}:{self.attribute}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReference:
+    """A class in a Python file, made absolute."""
+
+    path: Path
+    attribute: str
+
+    @property
+    def target(self) -> str:
+        """The class as "/absolute/file.py:Class"."""
+        return f"{self.path}:{self.attribute}"
+
+
+Reference = NamedReference | QualifiedReference | FileReference
+
+
+def parse_reference(text: str) -> Reference:
+    """Return what `text` refers to; raise PluginError if it has none of the forms."""
+    text = text.strip()
+    before, colon, attribute = text.rpartition(":")
+    is_path = before.endswith(".py") or before.startswith(("./", "../", "/", "~"))
+    if colon and is_path and _is_dotted_name(attribute):
+        path = Path(before).expanduser().absolute()
+        return FileReference(path=path, attribute=attribute)
+    if colon and _is_dotted_name(before) and _is_dotted_name(attribute):
+        return QualifiedReference(module=before, attribute=attribute)
+    if text.endswith(".py"):
+        raise PluginError(f"{text!r} names a file, but no class in it. Write {text}:ClassName.")
+    name, at, distribution = text.partition("@")
+    if colon or not name or (at and not distribution):
+        raise PluginError(f"{text!r} does not name a plugin. Write {FORMS}.")
+    if not at and "." in name and _is_dotted_name(name):
+        module, _, last = name.rpartition(".")
+        return QualifiedReference(module=module, attribute=last, dotted=True)
+    return NamedReference(name=name, distribution=distribution)
+
+
+def _is_dotted_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))

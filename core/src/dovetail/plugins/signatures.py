@@ -1,0 +1,90 @@
+"""Signatures: whether one callable can stand in for another.
+
+The rule by which contracts are called: required parameters by position, so that an implementation
+may rename them; optional ones by position or by name; keyword-only ones by name. A stand-in takes
+all of these and demands nothing more. Looks at signatures only, never at annotations.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from inspect import Parameter
+from typing import Any
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def find_mismatches(
+    law: Callable[..., Any], actual: Callable[..., Any], *, skip_law: bool, skip_actual: bool
+) -> list[str]:
+    """Return why calls that are right for `law` fail on `actual`, each a phrase; empty if none do.
+
+    skip_law, skip_actual: the first parameter is `self` or `cls` and is bound before the call.
+    A callable without a readable signature (a builtin, say) is given the benefit of the doubt.
+    """
+    try:
+        asked = list(inspect.signature(law).parameters.values())[skip_law:]
+        given = list(inspect.signature(actual).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    if skip_actual and given and given[0].kind in _POSITIONAL:
+        given = given[1:]
+    elif skip_actual and not any(p.kind is Parameter.VAR_POSITIONAL for p in given):
+        return ["takes no 'self'"]
+    return [
+        *_positional_mismatches(asked, given),
+        *_keyword_mismatches(asked, given),
+        *_surplus_demands(asked, given),
+    ]
+
+
+def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
+    """Yield what is wrong with parameters that are passed by position."""
+    slots = [p for p in given if p.kind in _POSITIONAL]
+    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in given)
+    for index, parameter in enumerate(p for p in asked if p.kind in _POSITIONAL):
+        if index >= len(slots):
+            if not takes_more:
+                yield f"does not take {parameter.name!r}"
+            continue
+        slot = slots[index]
+        if parameter.default is Parameter.empty:
+            continue
+        if slot.default is Parameter.empty:
+            yield f"demands {slot.name!r}, which callers may leave out"
+        elif slot.name != parameter.name and not _takes_any_name(given):
+            yield f"calls {slot.name!r} what the contract calls {parameter.name!r}"
+    if any(p.kind is Parameter.VAR_POSITIONAL for p in asked) and not takes_more:
+        yield "does not take any number of arguments"
+
+
+def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
+    """Yield what is wrong with parameters that are passed by name."""
+    named = {p.name: p for p in given if p.kind is not Parameter.POSITIONAL_ONLY}
+    for parameter in asked:
+        if parameter.kind is not Parameter.KEYWORD_ONLY:
+            continue
+        slot = named.get(parameter.name)
+        if slot is None and not _takes_any_name(given):
+            yield f"does not take the keyword {parameter.name!r}"
+        elif slot and slot.default is Parameter.empty and parameter.default is not Parameter.empty:
+            yield f"demands {slot.name!r}, which callers may leave out"
+    if _takes_any_name(asked) and not _takes_any_name(given):
+        yield "does not take any keyword"
+
+
+def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
+    """Yield the parameters that are demanded and that no caller passes."""
+    keywords = {p.name for p in asked if p.kind is Parameter.KEYWORD_ONLY}
+    num_positional = sum(p.kind in _POSITIONAL for p in asked)
+    slots = [p for p in given if p.kind in _POSITIONAL]
+    surplus = [p for p in slots[num_positional:] if p.name not in keywords]
+    surplus += [p for p in given if p.kind is Parameter.KEYWORD_ONLY and p.name not in keywords]
+    for parameter in surplus:
+        if parameter.default is Parameter.empty:
+            yield f"demands {parameter.name!r}, which nobody passes"
+
+
+def _takes_any_name(parameters: list[Parameter]) -> bool:
+    return any(p.kind is Parameter.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,379 @@
+"""The conformance suite of the attention contract, for any backend on any device.
+
+`check_backend` holds a backend against a dense float64 reference over everything that it claims.
+It sees a backend only through the contract: a cache is filled by the backend itself, and its
+layout stays opaque. Everything that a row does not own is NaN, so that a leak shows. Beyond the
+suite: caches of another dtype than the model's, and features other than "sliding_window" and
+"soft_cap". torch is imported within functions: the core lives without it.
+
+Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of `TOLERANCES`.
+
+Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
+K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
+sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from dovetail.interfaces.attention import (
+    AttentionAsk,
+    AttentionBackend,
+    AttentionBatch,
+    AttentionCapabilities,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec
+
+if TYPE_CHECKING:
+    import torch
+
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+
+_FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody_has")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """One step to check: rows with so many tokens in the cache, and so many that are run.
+
+    runs: (context_len, query_len) of each row, in the order of the batch.
+    scale_factor: the scores' scale is this times head_size ** -0.5, and not 1, so that a backend
+        which ignores the scale is found.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    dtype: str = "float32"
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    head_size: int = 64
+    block_size: int = 16
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    scale_factor: float = 1.5
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        """Factor on the scores."""
+        return float(self.scale_factor * self.head_size**-0.5)
+
+    @property
+    def spec(self) -> FullAttentionSpec:
+        """What the layer keeps in the cache."""
+        return FullAttentionSpec(
+            block_size=self.block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            dtype=self.dtype,
+            sliding_window=self.sliding_window,
+        )
+
+
+def reference_attention(
+    q_QHD: torch.Tensor,
+    k_LKD: torch.Tensor,
+    v_LKD: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+) -> torch.Tensor:
+    """Return the causal attention of one sequence, float64 [Q, H, D], computed densely.
+
+    The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
+    Window and soft cap as in `AttentionLayerContext`. The arguments are only read.
+    """
+    import torch
+
+    num_queries, num_heads, head_size = q_QHD.shape
+    length, num_kv_heads, _ = k_LKD.shape
+    q_QKGD = q_QHD.double().reshape(num_queries, num_kv_heads, -1, head_size)
+    scores = torch.einsum("qkgd,lkd->kgql", q_QKGD, k_LKD.double()) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    keys_L = torch.arange(length, device=scores.device)
+    queries_Q1 = keys_L[length - num_queries :].unsqueeze(1)
+    hidden = keys_L > queries_Q1
+    if sliding_window:
+        hidden |= keys_L <= queries_Q1 - sliding_window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    out_QKGD = torch.einsum("kgql,lkd->qkgd", weights, v_LKD.double())
+    return out_QKGD.reshape(num_queries, num_heads, head_size)
+
+
+def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
+    """Return the cases that cover what `capabilities` claims.
+
+    For every dtype: prefills, chunks, decodes and mixtures, each at the borders of blocks of
+    several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
+    80 and 33 if all are); windows and soft caps, apart and together, where they are claimed.
+    """
+    multiple = capabilities.block_size_multiple
+    block_size = multiple * ceil(16 / multiple)
+    block_sizes = {block_size, 2 * block_size, 3 if multiple == 1 else multiple}
+    head_sizes = sorted(capabilities.head_sizes) or [64, 128, 80, 33]
+    windows = (1, 5, block_size, 1000) if "sliding_window" in capabilities.features else ()
+    soft_caps = (1.5,) if "soft_cap" in capabilities.features else ()
+    shapes = _shapes(block_size)
+    mixed = shapes["mixed"]
+    cases: list[AttentionCase] = []
+    for dtype in sorted(capabilities.dtypes & (capabilities.kv_cache_dtypes or TOLERANCES.keys())):
+        base = AttentionCase(
+            runs=mixed, dtype=dtype, block_size=block_size, head_size=head_sizes[0]
+        )
+        for size in sorted(block_sizes):
+            runs_of = _shapes(size).values()
+            cases += [replace(base, runs=runs, block_size=size) for runs in runs_of]
+        cases += [replace(base, num_heads=h, num_kv_heads=k) for h, k in ((4, 4), (6, 1), (6, 3))]
+        cases += [replace(base, head_size=size) for size in head_sizes[1:]]
+        cases += [replace(base, sliding_window=window) for window in windows]
+        for runs in shapes.values():
+            cases += [replace(base, runs=runs, sliding_window=window) for window in windows[1:2]]
+            cases += [replace(base, runs=runs, soft_cap=cap) for cap in soft_caps]
+        cases += [
+            replace(base, sliding_window=window, soft_cap=cap, num_heads=6, num_kv_heads=1)
+            for window in windows[1:2]
+            for cap in soft_caps
+        ]
+    return [replace(case, seed=seed) for seed, case in enumerate(cases)]
+
+
+def _shapes(block_size: int) -> dict[str, tuple[tuple[int, int], ...]]:
+    b = block_size
+    lengths = (1, b - 1, b, b + 1, 2 * b + 3)
+    return {
+        "one prefill": ((0, b + 1),),
+        "prefills": tuple((0, length) for length in lengths),
+        "chunks": ((b, 5), (b - 1, 2), (3, b + 2), (2 * b + 1, b - 1), (1, 2)),
+        "one decode": ((2 * b, 1),),
+        "equal decodes": ((b, 1),) * 3,
+        "decodes": (*((length - 1, 1) for length in lengths), (21 * b, 1), (b, 1), (5, 1)),
+        "mixed": ((b, 1), (0, 7), (b + 3, 4), (0, 1), (2 * b - 1, 1), (1, b), (b, 1), (0, 2 * b)),
+    }
+
+
+def check_backend(backend: type[AttentionBackend], device: torch.device) -> None:
+    """Check all that `backend` claims, on `device`; raise AssertionError with what differs."""
+    capabilities = backend.capabilities
+    unknown = capabilities.dtypes - TOLERANCES.keys()
+    _expect(not unknown, f"no tolerance is stated for the claimed dtypes {sorted(unknown)}")
+    check_refusals(backend, device)
+    for case in standard_cases(capabilities):
+        check_case(backend, case, device)
+
+
+def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
+    """Check that what is claimed is not refused, and that what is not claimed is."""
+    capabilities = backend.capabilities
+    for case in standard_cases(capabilities):
+        ask = AttentionAsk(
+            device_type=device.type,
+            dtype=case.dtype,
+            kv_cache_dtype=case.dtype,
+            head_size=case.head_size,
+            num_heads=case.num_heads,
+            num_kv_heads=case.num_kv_heads,
+            block_size=case.block_size,
+            features=capabilities.features,
+        )
+        reasons = [*capabilities.refusals(ask), *backend.refusals(ask)]
+        _expect(not reasons, f"{backend.name} refuses what it claims: {ask}: {reasons}")
+        for wrong in _asks_beyond(capabilities, ask):
+            reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]
+            _expect(bool(reasons), f"{backend.name} takes what it does not claim: {wrong}")
+
+
+def _asks_beyond(capabilities: AttentionCapabilities, ask: AttentionAsk) -> Iterator[AttentionAsk]:
+    yield replace(ask, dtype="float8_nobody")
+    yield replace(ask, kv_cache_dtype="float8_nobody")
+    for feature in _FEATURES:
+        if feature not in capabilities.features:
+            yield replace(ask, features=ask.features | {feature})
+    if capabilities.device_types:
+        yield replace(ask, device_type="abacus")
+    if capabilities.head_sizes:
+        yield replace(ask, head_size=max(capabilities.head_sizes) + 1)
+    if capabilities.block_size_multiple > 1:
+        yield replace(ask, block_size=capabilities.block_size_multiple + 1)
+
+
+def check_case(backend: type[AttentionBackend], case: AttentionCase, device: torch.device) -> None:
+    """Check one case, on `device`; raise AssertionError with what differs.
+
+    Three steps over one cache: the contexts, the case's runs, and one more token of every row,
+    which reads what the runs have written. One more row is there that the runs leave out.
+    """
+    rows = _Rows(backend, case, device)
+    contexts = [context for context, _ in case.runs]
+    ends = [sum(run) for run in case.runs]
+    bystander = len(case.runs)
+    length = case.block_size + 2
+    rows.step("contexts", [(r, 0, n) for r, n in [*enumerate(contexts), (bystander, length)] if n])
+    rows.step("runs", [(r, contexts[r], n) for r, (_, n) in enumerate(case.runs)])
+    rows.step("one more each", [(r, n, 1) for r, n in [*enumerate(ends), (bystander, length)]])
+
+
+class _Rows:
+    """The rows of a case: their random q, k, v, what is to come out, their blocks, the cache."""
+
+    def __init__(
+        self, backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+    ) -> None:
+        import torch
+
+        self.case = case
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, case.dtype)
+        generator = torch.Generator().manual_seed(case.seed)
+        lengths = [context + query + 1 for context, query in case.runs] + [case.block_size + 3]
+        self._make_blocks([ceil(length / case.block_size) for length in lengths], generator)
+        num_heads = case.num_heads + 2 * case.num_kv_heads
+        self.qkv = [
+            torch.randn((n, num_heads, case.head_size), generator=generator).to(self.dtype)
+            for n in lengths
+        ]
+        self.want = [
+            reference_attention(
+                *self._split(qkv),
+                scale=case.scale,
+                sliding_window=case.sliding_window,
+                soft_cap=case.soft_cap,
+            )
+            for qkv in self.qkv
+        ]
+        self._make_parts(backend, lengths)
+
+    def _make_blocks(self, counts: Sequence[int], generator: torch.Generator) -> None:
+        """Deal out blocks in random order; block 0 and two more belong to nobody."""
+        import torch
+
+        self.num_blocks = sum(counts) + 3
+        free = (torch.randperm(self.num_blocks - 1, generator=generator) + 1).tolist()
+        self.blocks = [[free.pop() for _ in range(count)] for count in counts]
+
+    def _make_parts(self, backend: type[AttentionBackend], lengths: Sequence[int]) -> None:
+        import torch
+
+        case = self.case
+        shape = backend.kv_cache_shape(self.num_blocks, case.spec)
+        got_bytes = prod(shape) * DTYPE_BYTES[case.dtype]
+        want_bytes = self.num_blocks * case.spec.page_size_bytes
+        _expect(
+            got_bytes == want_bytes,
+            f"{case}: kv_cache_shape {shape} takes {got_bytes} bytes; {want_bytes} are due",
+        )
+        self.cache = torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
+        self.builder = backend.create_builder(
+            AttentionGroupContext(
+                spec=case.spec,
+                device=self.device,
+                max_num_seqs=len(lengths),
+                max_num_batched_tokens=sum(lengths),
+                max_model_len=max(lengths),
+            )
+        )
+        self.layer = backend.create_layer(
+            AttentionLayerContext(
+                layer_name="layers.0.attn",
+                num_heads=case.num_heads,
+                num_kv_heads=case.num_kv_heads,
+                head_size=case.head_size,
+                scale=case.scale,
+                dtype=self.dtype,
+                device=self.device,
+                sliding_window=case.sliding_window,
+                soft_cap=case.soft_cap,
+            )
+        )
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return views of q, k and v, strided as those of a fused projection are."""
+        num_heads, num_kv_heads = self.case.num_heads, self.case.num_kv_heads
+        q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        return q, k, v
+
+    def step(self, name: str, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Do and check one step of runs (row, first position, number of tokens)."""
+        import torch
+
+        what = f"{self.case}, step {name!r}"
+        batch = self._batch(runs)
+        tensors = [
+            batch.query_start_R1,
+            batch.seq_lens_R,
+            batch.block_table_RM,
+            batch.slot_mapping_T,
+            torch.cat([self.qkv[row][first : first + n] for row, first, n in runs]).to(self.device),
+        ]
+        copies = [tensor.clone() for tensor in tensors]
+        q, k, v = self._split(tensors[-1])
+        out_THD = torch.full(q.shape, float("nan"), dtype=self.dtype, device=self.device)
+        cache_before = self.cache.clone()
+        self.layer.forward(q, k, v, self.cache, self.builder.build(batch), out_THD)
+        for label, tensor, copy in zip(
+            ("query_start", "seq_lens", "block_table", "slot_mapping", "q, k or v"),
+            tensors,
+            copies,
+            strict=True,
+        ):
+            _expect(torch.equal(tensor, copy), f"{what}: {label} was changed; it is only read")
+        written = ~cache_before.isnan()
+        _expect(
+            torch.equal(self.cache[written], cache_before[written]),
+            f"{what}: the cache of earlier tokens was changed",
+        )
+        got = out_THD.to("cpu").split([n for _, _, n in runs])
+        for (row, first, n), got_QHD in zip(runs, got, strict=True):
+            place = f"{what}, row {row} with {n} tokens from position {first}"
+            self._compare(place, got_QHD, self.want[row][first : first + n])
+
+    def _batch(self, runs: Sequence[tuple[int, int, int]]) -> AttentionBatch:
+        import torch
+
+        size = self.case.block_size
+        width = max(len(blocks) for blocks in self.blocks) + 2
+        table = [self.blocks[row] + [0] * (width - len(self.blocks[row])) for row, _, _ in runs]
+        slots = [
+            self.blocks[row][position // size] * size + position % size
+            for row, first, n in runs
+            for position in range(first, first + n)
+        ]
+        query_lens = tuple(n for _, _, n in runs)
+        seq_lens = tuple(first + n for _, first, n in runs)
+        starts = [sum(query_lens[:i]) for i in range(len(runs) + 1)]
+        return AttentionBatch(
+            query_start_R1=torch.tensor(starts, dtype=torch.int32, device=self.device),
+            seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
+            block_table_RM=torch.tensor(table, dtype=torch.int32, device=self.device),
+            slot_mapping_T=torch.tensor(slots, dtype=torch.int64, device=self.device),
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+        )
+
+    def _compare(self, place: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        tolerance = TOLERANCES[self.case.dtype]
+        error = (got.double() - want).abs() / want.abs().clamp(min=1.0)
+        # A NaN is the worst of errors, but no comparison finds it too large.
+        error = error.nan_to_num(nan=float("inf"))
+        worst = int(error.argmax())
+        token, rest = divmod(worst, want[0].numel())
+        head, element = divmod(rest, want.shape[2])
+        off = float(error.flatten()[worst])
+        _expect(
+            off <= tolerance,
+            f"{place}: token {token}, head {head}, element {element} is "
+            f"{float(got.flatten()[worst])}; {float(want.flatten()[worst])} is right, "
+            f"and off by {tolerance} at most ({self.case.dtype})",
+        )
+
+
+def _expect(condition: bool, message: str) -> None:
+    """Raise AssertionError with `message`, also where Python strips assert statements."""
+    if not condition:
+        raise AssertionError(message)

@@ -1,0 +1,75 @@
+"""A tokenizer without files: one token a byte, and a few special ones. The contract's fake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.tokenizer import Tokenizer
+
+SPECIAL_TEXTS = {256: "<bos>", 257: "<eos>", 258: "<pad>"}
+
+
+class ByteTokenizer(Tokenizer):
+    """Ids 0 to 255 are bytes of UTF-8; 256 is BOS, 257 EOS, 258 padding."""
+
+    BOS = 256
+    EOS = 257
+
+    def __init__(self, *, add_bos: bool = True) -> None:
+        """add_bos: whether `encode` puts BOS in front when it adds special tokens."""
+        self._add_bos = add_bos
+
+    @classmethod
+    def from_directory(cls, path: Path) -> ByteTokenizer:
+        """Make one; nothing is read from `path`."""
+        return cls()
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return 259
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text."""
+        return self.EOS
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that `decode` leaves out when told to skip special tokens."""
+        return frozenset(SPECIAL_TEXTS)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the bytes of `text`, special tokens' texts included; BOS first if asked."""
+        try:
+            ids = list(text.encode("utf-8"))
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is no Unicode: {error}.", parameter="prompt") from error
+        return [self.BOS, *ids] if add_special_tokens and self._add_bos else ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        pieces = []
+        for token in token_ids:
+            if token < 256:
+                pieces.append(bytes((token,)))
+            elif not skip_special_tokens:
+                pieces.append(SPECIAL_TEXTS.get(token, "").encode())
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Return a line "role: content" for each message; templates and variables are ignored."""
+        if not messages:
+            raise RequestError("messages is empty; give at least one.", parameter="messages")
+        lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+        return "".join(lines) + ("assistant: " if add_generation_prompt else "")

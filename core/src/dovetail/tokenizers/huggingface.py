@@ -1,0 +1,267 @@
+"""Tokenizers of the Hugging Face format: tokenizer.json, and the small files beside it.
+
+Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
+`additional_chat_templates/`, and `generation_config.json` and `config.json` for the id of EOS.
+Runs no code from the directory, knows no vocabulary files of other formats, and does not rewrite
+decoded text (`clean_up_tokenization_spaces` is not looked at).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ModelError, RequestError
+from dovetail.interfaces.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from dovetail.tokenizers.chat_template import ChatTemplateEnvironment
+
+TOKEN_SUFFIX = "_token"
+ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFacts:
+    """What a model directory says about its tokenizer, beside tokenizer.json.
+
+    special_tokens: name to text, such as "eos_token" to "</s>"; chat templates see them.
+    eos_token_id: as found in generation_config.json or config.json, or None.
+    add_bos_token, add_eos_token: whether `encode` adds them; None leaves it to tokenizer.json.
+    chat_templates: name to source; "default" is the ordinary one.
+    added_tokens: entries of `added_tokens_decoder`, in the order of their ids.
+    """
+
+    special_tokens: Mapping[str, str]
+    eos_token_id: int | None
+    add_bos_token: bool | None
+    add_eos_token: bool | None
+    chat_templates: Mapping[str, str]
+    added_tokens: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def read(cls, path: Path) -> TokenizerFacts:
+        """Read the files in the directory `path`; each may be absent. Raise ModelError if bad."""
+        config = _read_json(path / "tokenizer_config.json")
+        tokens = {**_token_texts(_read_json(path / "special_tokens_map.json"))}
+        tokens |= _token_texts(config)
+        added = config.get("added_tokens_decoder")
+        added = added if isinstance(added, dict) else {}
+        return cls(
+            special_tokens=tokens,
+            eos_token_id=_eos_token_id(path),
+            add_bos_token=_optional_bool(config.get("add_bos_token")),
+            add_eos_token=_optional_bool(config.get("add_eos_token")),
+            chat_templates=_chat_templates(path, config.get("chat_template")),
+            added_tokens=tuple(
+                entry
+                for _, entry in sorted(added.items(), key=lambda item: int(item[0]))
+                if isinstance(entry, dict) and isinstance(entry.get("content"), str)
+            ),
+        )
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A tokenizer.json, run by the `tokenizers` library."""
+
+    def __init__(self, core: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
+        """Take over `core`: padding and truncation are switched off, special tokens completed."""
+        core.no_padding()
+        core.no_truncation()
+        _complete_special_tokens(core, facts)
+        self._core = core
+        self._facts = facts
+        self._vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        added = core.get_added_tokens_decoder()
+        self._special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        eos = self._id_of("eos_token")
+        self._eos_token_id = facts.eos_token_id if eos is None else eos
+        self._around = self._forced_surroundings()
+        self._templates: ChatTemplateEnvironment | None = None
+
+    @classmethod
+    def from_directory(cls, path: Path) -> HuggingFaceTokenizer:
+        """Load from a model directory; raise ModelError naming the file if it cannot."""
+        import tokenizers
+
+        file = Path(path) / "tokenizer.json"
+        remedy = (
+            "`transformers` writes one: "
+            "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
+        )
+        if not file.is_file():
+            raise ModelError(f"{file} is missing. {remedy}")
+        try:
+            core = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for any bad file
+            raise ModelError(f"{file} cannot be read: {error}. Copy it anew; {remedy}") from error
+        return cls(core, TokenizerFacts.read(Path(path)))
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id, added tokens included."""
+        return self._vocab_size
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if there is one."""
+        return self._eos_token_id
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that `decode` leaves out when told to skip special tokens."""
+        return self._special_token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`; raise RequestError if it is not valid Unicode."""
+        around = self._around if add_special_tokens else None
+        try:
+            ids: list[int] = self._core.encode(
+                text, add_special_tokens=add_special_tokens and around is None
+            ).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(
+                "the text cannot be encoded: it must be a str without lone surrogates.",
+                parameter="prompt",
+            ) from error
+        return ids if around is None else [*around[0], *ids, *around[1]]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of `token_ids`; ids that stand for nothing add nothing."""
+        text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Render a conversation to the prompt text, in a sandbox; raise RequestError if it fails.
+
+        messages: mappings with "role" and "content". chat_template: a template, or the name of one
+        of the model's, instead of the model's default ("tool_use" if tools are given and there is
+        one of that name). variables: further variables of the template.
+        """
+        from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_chat_template
+
+        if self._templates is None:
+            self._templates = ChatTemplateEnvironment()
+        source = self._choose_template(chat_template, bool(variables.get("tools")))
+        known = {**self._facts.special_tokens, "add_generation_prompt": add_generation_prompt}
+        return render_chat_template(
+            self._templates.compile_template(source), messages, {**known, **variables}
+        )
+
+    def _choose_template(self, asked: str | None, with_tools: bool) -> str:
+        own = self._facts.chat_templates
+        if asked is not None:
+            return own.get(asked, asked)
+        if with_tools and "tool_use" in own:
+            return own["tool_use"]
+        if "default" in own:
+            return own["default"]
+        named = f" It has templates named {', '.join(sorted(own))}." if own else ""
+        raise RequestError(
+            f"the model has no default chat template.{named} Give chat_template, or send a prompt.",
+            parameter="chat_template",
+        )
+
+    def _id_of(self, name: str) -> int | None:
+        text = self._facts.special_tokens.get(name)
+        found: int | None = None if text is None else self._core.token_to_id(text)
+        return found
+
+    def _forced_surroundings(self) -> tuple[list[int], list[int]] | None:
+        """What to put around the ids where the config overrules tokenizer.json; else None."""
+        bos, eos = self._id_of("bos_token"), self._id_of("eos_token")
+        own: list[int] = self._core.encode("").ids
+        wants_bos, wants_eos = self._facts.add_bos_token, self._facts.add_eos_token
+        has_bos, has_eos = own[:1] == [bos], own[-1:] == [eos] and (len(own) > 1 or eos != bos)
+        bos_agrees = wants_bos is None or bos is None or wants_bos == has_bos
+        eos_agrees = wants_eos is None or eos is None or wants_eos == has_eos
+        if bos_agrees and eos_agrees:
+            return None
+        before = [bos] if bos is not None and (has_bos if wants_bos is None else wants_bos) else []
+        after = [eos] if eos is not None and (has_eos if wants_eos is None else wants_eos) else []
+        return before, after
+
+
+def _complete_special_tokens(core: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
+    """Mark the named tokens special and add those that only tokenizer_config.json knows."""
+    import tokenizers
+
+    added = core.get_added_tokens_decoder().values()
+    known = {token.content for token in added}
+    for entry in facts.added_tokens:
+        if entry["content"] not in known:
+            flags = {flag: bool(entry[flag]) for flag in ADDED_TOKEN_FLAGS if flag in entry}
+            core.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
+    special = {token.content for token in core.get_added_tokens_decoder().values() if token.special}
+    named = [text for text in dict.fromkeys(facts.special_tokens.values()) if text not in special]
+    core.add_special_tokens([text for text in named if core.token_to_id(text) is not None])
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in `file`, or an empty one if there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}. Copy it anew.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds a {type(found).__name__}, not an object. Copy it anew.")
+    return found
+
+
+def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return name to text of each "…_token", whether written as a text or as an object."""
+    texts = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            value = value.get("content")
+        if name.endswith(TOKEN_SUFFIX) and isinstance(value, str):
+            texts[name] = value
+    return texts
+
+
+def _optional_bool(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _eos_token_id(path: Path) -> int | None:
+    for name in ("generation_config.json", "config.json"):
+        found = _read_json(path / name).get("eos_token_id")
+        first = found[0] if isinstance(found, list) and found else found
+        if isinstance(first, int) and not isinstance(first, bool):
+            return first
+    return None
+
+
+def _chat_templates(path: Path, configured: object) -> dict[str, str]:
+    """Return name to source; files of their own win over the entry in tokenizer_config.json."""
+    found: dict[str, str] = {}
+    if isinstance(configured, str):
+        found["default"] = configured
+    elif isinstance(configured, list):
+        for entry in configured:
+            if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
+                raise ModelError(
+                    f"{path / 'tokenizer_config.json'}: each entry of chat_template must have "
+                    '"name" and "template". Copy it anew.'
+                )
+            found[str(entry["name"])] = str(entry["template"])
+    files = {"default": path / "chat_template.jinja"}
+    files |= {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    for name, file in files.items():
+        if file.is_file():
+            found[name] = file.read_text(encoding="utf-8")
+    return found

@@ -1,0 +1,215 @@
+"""The command line: what it prints, what it imports, how it fails and how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import dovetail
+from dovetail.cli import main
+from dovetail.cli.app import COMMANDS, make_app
+
+SOURCE = Path(dovetail.__file__).parents[1]
+RUN = (
+    "import sys; from dovetail.cli import main; code = main(sys.argv[1:]); {check}; sys.exit(code)"
+)
+BANNED = ("torch", "numpy", "transformers", "canary_mod")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory on sys.path with one plugin, whose import is a failure of the test."""
+    install(tmp_path, "canary-dist", "[dovetail.policy]\ncanary = canary_mod:Canary\n")
+    (tmp_path / "canary_mod.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def install(site: Path, name: str, entries: str) -> None:
+    info = site / f"{name.replace('-', '_')}-3.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.1\n")
+    (info / "entry_points.txt").write_text(entries)
+
+
+def run(site: Path, *arguments: str, check: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(SOURCE)])}
+    command = [sys.executable, "-W", "error", "-c", RUN.format(check=check or "pass"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["plugins", "list"], ["plugins", "list", "--json"], ["collect-env"], ["nonsense"]],
+)
+def test_nothing_heavy_and_no_plugin_is_imported(site: Path, arguments: list[str]) -> None:
+    check = f"print('loaded', *[m for m in {BANNED!r} if m in sys.modules], sep=':')"
+    done = run(site, *arguments, check=check)
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_help_imports_no_command(site: Path) -> None:
+    modules = [path.partition(":")[0] for _, path, _ in COMMANDS]
+    check = f"print('loaded', *[m for m in {modules!r} if m in sys.modules], sep=':')"
+    done = run(site, "--help", check=check)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "loaded"
+    for words, _, text in COMMANDS:
+        assert words.partition(" ")[0] in done.stdout
+        assert text in done.stdout or " " in words
+
+
+def test_every_command_can_be_imported() -> None:
+    app = make_app()
+    for words, _, _ in COMMANDS:
+        found = app
+        for word in words.split():
+            found = found[word]
+        assert callable(found.default_command)
+
+
+def test_plugins_list_prints_a_line_a_plugin(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "a_package.with_a_long_name.and_modules.that_never_end.in_deep_places:ClassOfALongName"
+    install(site, "long-dist", f"[dovetail.policy]\nlong = {long}\n")
+    assert main(["plugins", "list", "policy"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["kind", "name", "distribution", "target"]
+    assert ["policy", "canary", "canary-dist", "3.1", "canary_mod:Canary"] in [
+        line.split() for line in lines
+    ]
+    assert any(line.split()[-1] == long for line in lines)
+
+
+def test_plugins_list_writes_json(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "list", "--json"]) == 0
+    assert {
+        "kind": "policy",
+        "name": "canary",
+        "target": "canary_mod:Canary",
+        "distribution": "canary-dist",
+        "version": "3.1",
+    } in json.loads(capsys.readouterr().out)
+
+
+def test_plugins_that_cannot_be_read_are_told_on_stderr(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "odd-dist", "[dovetail.policy]\nodd = no_class_here\n")
+    assert main(["plugins", "list", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "odd-dist 3.1 declares 'odd'" in told.err
+    json.loads(told.out)
+
+
+def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
+    for index in range(200):
+        install(tmp_path, f"dist-{index}", f"[dovetail.policy]\np{index} = mod_{index}:P\n")
+    start = time.perf_counter()
+    done = run(tmp_path, "plugins", "list", "policy")
+    elapsed = time.perf_counter() - start
+    assert "mod_199:P" in done.stdout
+    assert elapsed < 3 * 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["plugns"], "plugins"),
+        (["plugins", "lst"], "list"),
+        (["plugins", "list", "--jsn"], "--json"),
+        (["plugins", "list", "schedulr"], "scheduler"),
+        (["--tracebak"], "--traceback"),
+        (["collect-env", "surplus"], "surplus"),
+    ],
+)
+def test_mistakes_are_told_briefly_with_the_nearest_word(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert told in captured.err
+    assert len(captured.err.splitlines()) <= 3
+    assert "Traceback" not in captured.err
+
+
+def test_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "list", "schedulr", "--traceback"]) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" in told and "PluginNotFoundError" in told
+
+
+def test_long_errors_are_cut_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dovetail.cli import plugins_list
+    from dovetail.errors import ContractError
+
+    def fail() -> None:
+        raise ContractError("head\n  - one\n  - two\n  - three")
+
+    monkeypatch.setattr(plugins_list, "PluginRegistry", fail)
+    assert main(["plugins", "list"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["dovetail: head", "  - one", "… and 2 more lines; --traceback shows them."]
+
+
+def test_faults_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dovetail.cli import plugins_list
+
+    monkeypatch.setattr(plugins_list, "PluginRegistry", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["plugins", "list"])
+
+
+def test_interrupting_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dovetail.cli import plugins_list
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plugins_list, "PluginRegistry", interrupt)
+    assert main(["plugins", "list"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_leaves_is_no_error(site: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(SOURCE)])}
+    command = [sys.executable, "-c", RUN.format(check="pass"), "plugins", "list", "--json"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            command, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_collect_env_tells_facts_and_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    assert main(["collect-env"]) == 0
+    told = capsys.readouterr().out
+    for heading in ("Software", "System", "CPU", "Memory", "Tools and devices"):
+        assert f"\n{heading}\n" in f"\n{told}"
+    assert f"{sys.version_info.major}.{sys.version_info.minor}." in told
+    assert "hf_very_secret" not in told
+    assert str(Path.home()) not in told
+
+
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dovetail ")

@@ -1,0 +1,334 @@
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.config import Change, EngineConfig, ModelConfig
+from dovetail.config.resolve import resolve
+from dovetail.errors import ConfigError, ContractError, ModelError
+from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
+
+ALL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class SomeWorker:
+    pass
+
+
+class FakePlatform(Platform):
+    info = PlatformInfo(name="fake", device_type="fake")
+
+    def __init__(
+        self,
+        dtypes: Sequence[str] = ALL_DTYPES,
+        wishes: Mapping[str, tuple[object, str]] | None = None,
+        problems: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self._dtypes = dtypes
+        self._wishes = wishes or {}
+        self._problems = problems
+        self.asked: list[EngineConfig] = []
+
+    @classmethod
+    def probe(cls) -> Probe:
+        return Probe(usable=True)
+
+    def capabilities(self) -> frozenset[str]:
+        return frozenset({"graphs", *(f"dtype.{name}" for name in self._dtypes)})
+
+    def total_memory_bytes(self, local_rank: int = 0) -> int:
+        return 2**30
+
+    def defaults(self, config: EngineConfig) -> ConfigPatch:
+        return ConfigPatch(changes=self._wishes)
+
+    def problems(self, config: EngineConfig) -> Sequence[str]:
+        self.asked.append(config)
+        return self._problems
+
+
+def config_of(hf_config: Mapping[str, Any] | None = None, **wishes: Any) -> EngineConfig:
+    """Make a config; a wish is named "group_field" with two underscores between."""
+    groups: dict[str, dict[str, Any]] = {}
+    for path, value in wishes.items():
+        group, field = path.split("__")
+        groups.setdefault(group, {})[field] = value
+    model = {
+        "model": "tiny",
+        "model_dir": Path("/m/tiny"),
+        "tokenizer_dir": Path("/m/tiny"),
+        "architecture": "LlamaForCausalLM",
+        "hf_config": {"max_position_embeddings": 64, "dtype": "bfloat16", **(hf_config or {})},
+        "served_model_name": "tiny",
+        **groups.pop("model", {}),
+    }
+    return EngineConfig(model=ModelConfig(**model), **groups)
+
+
+def reason_of(config: EngineConfig, field: str) -> str:
+    (change,) = [change for change in config.explain() if change.field == field]
+    group, leaf = field.split(".")
+    assert change.after == getattr(getattr(config, group), leaf)
+    return change.reason
+
+
+def refusal(config: EngineConfig, platform: Platform | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(config, platform or FakePlatform())
+    assert len(str(caught.value).splitlines()) <= 3
+    return str(caught.value)
+
+
+def test_all_changes_of_an_open_config() -> None:
+    config = config_of()
+    resolved = resolve(config, FakePlatform())
+    seen = {change.field: (change.before, change.after) for change in resolved.explain()}
+    assert seen == {
+        "model.dtype": ("auto", "bfloat16"),
+        "model.max_model_len": (None, 64),
+        "scheduler.enable_chunked_prefill": (None, True),
+        "scheduler.max_num_seqs": (None, 256),
+        "scheduler.max_num_batched_tokens": (None, 2048),
+        "cache.block_size": (None, 16),
+        "cache.kv_cache_dtype": ("auto", "bfloat16"),
+        "load.load_format": ("auto", "safetensors"),
+        "scheduler.scheduler_cls": ("auto", "fcfs"),
+        "cache.gpu_memory_utilization": (None, 0.9),
+        "parallel.executor_backend": ("auto", "uniproc"),
+    }
+    assert all(change.reason for change in resolved.explain())
+    assert config.explain() == [] and config.model.dtype == "auto"
+
+
+def test_plugins_of_other_kinds_stay_open() -> None:
+    resolved = resolve(config_of(), FakePlatform())
+    assert resolved.parallel.platform == resolved.parallel.worker_cls == "auto"
+    compute = resolved.compute
+    assert compute.attention_backend == compute.linear_method == compute.ops == "auto"
+    assert compute.num_threads is None
+
+
+def test_given_values_stay() -> None:
+    config = config_of(
+        model__dtype="float16",
+        model__max_model_len=32,
+        cache__block_size=8,
+        cache__kv_cache_dtype="fp8",
+        scheduler__max_num_seqs=4,
+        scheduler__max_num_batched_tokens=9,
+        scheduler__enable_chunked_prefill=True,
+        scheduler__scheduler_cls=SomeWorker,
+        parallel__executor_backend="mine",
+        load__load_format="dummy",
+    )
+    resolved = resolve(config, FakePlatform())
+    assert resolved == config
+    assert resolved.explain() == []
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = resolve(config_of(), FakePlatform())
+    assert resolve(once, FakePlatform()) == once
+    assert EngineConfig.model_validate_json(once.model_dump_json()) == once
+
+
+@pytest.mark.parametrize(
+    ("stated", "usable", "expected", "words"),
+    [
+        ({"dtype": "bfloat16"}, ALL_DTYPES, "bfloat16", "states bfloat16"),
+        ({"dtype": None, "torch_dtype": "float16"}, ALL_DTYPES, "float16", "states float16"),
+        ({"dtype": "torch.float16"}, ALL_DTYPES, "float16", "states float16"),
+        ({"dtype": "float32"}, ALL_DTYPES, "float32", "states float32"),
+        ({"dtype": None}, ALL_DTYPES, "float32", "no dtype"),
+        ({"dtype": "bfloat16"}, ("float32", "float16"), "float32", "nearest"),
+        ({"dtype": "bfloat16"}, ("float16",), "float16", "does not compute in bfloat16"),
+        ({"dtype": "float16"}, ("float32", "bfloat16"), "float32", "nearest"),
+        ({"dtype": "float32"}, ("bfloat16", "float16"), "bfloat16", "nearest"),
+        ({"dtype": "bfloat16"}, (), "bfloat16", "states bfloat16"),
+    ],
+)
+def test_dtype_auto(stated: dict, usable: Sequence[str], expected: str, words: str) -> None:
+    resolved = resolve(config_of(stated), FakePlatform(usable))
+    assert resolved.model.dtype == resolved.cache.kv_cache_dtype == expected
+    assert words in reason_of(resolved, "model.dtype")
+    assert reason_of(resolved, "cache.kv_cache_dtype")
+
+
+def test_dtype_refusals() -> None:
+    message = refusal(config_of(model__dtype="float16"), FakePlatform(("float32",)))
+    assert "dtype='float16'" in message and "'fake' computes in float32" in message
+    assert 'dtype="auto"' in message
+    message = refusal(config_of({"dtype": "float64"}))
+    assert "'float64'" in message and "say which" in message
+    message = refusal(config_of(), FakePlatform(("int8",)))
+    assert "does not compute in bfloat16" in message and "another platform" in message
+
+
+@pytest.mark.parametrize(
+    ("hf_config", "expected", "words"),
+    [
+        ({}, 64, "max_position_embeddings"),
+        ({"max_position_embeddings": None, "n_positions": 50}, 50, "n_positions"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 256, "factor 4 of linear"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, 128, "factor 2 of dynamic"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64, "max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, 64, "max_position"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 64, "max_position"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                }
+            },
+            128,
+            "original_max_position_embeddings times the factor 4 of yarn",
+        ),
+        (
+            {
+                "original_max_position_embeddings": 16,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
+            },
+            64,
+            "original_max_position_embeddings times the factor 4 of yarn",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1.5}}, 96, "factor 1.5 of yarn"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+            64,
+            "max_position_embeddings",
+        ),
+    ],
+)
+def test_max_model_len_of_the_checkpoint(hf_config: dict, expected: int, words: str) -> None:
+    resolved = resolve(config_of(hf_config), FakePlatform())
+    assert resolved.model.max_model_len == expected
+    assert words in reason_of(resolved, "model.max_model_len")
+
+
+def test_max_model_len_without_a_stated_one() -> None:
+    silent = {"max_position_embeddings": None}
+    resolved = resolve(config_of(silent), FakePlatform())
+    assert resolved.model.max_model_len == 2048
+    assert "states no length" in reason_of(resolved, "model.max_model_len")
+    wished = resolve(config_of(silent, model__max_model_len=10_000), FakePlatform())
+    assert wished.model.max_model_len == 10_000
+
+
+def test_max_model_len_above_the_models_own() -> None:
+    message = refusal(config_of(model__max_model_len=65))
+    assert "max_model_len=65" in message and "64 tokens" in message
+    assert 'hf_overrides={"max_position_embeddings": 65}' in message
+    raised = config_of({"max_position_embeddings": 65}, model__max_model_len=65)
+    assert resolve(raised, FakePlatform()).model.max_model_len == 65
+
+
+@pytest.mark.parametrize(
+    "hf_config",
+    [
+        {"max_position_embeddings": "64"},
+        {"max_position_embeddings": 0},
+        {"max_position_embeddings": True},
+        {"rope_scaling": {"type": "linear", "factor": "2"}},
+        {"rope_scaling": {"type": "linear", "factor": float("inf")}},
+    ],
+)
+def test_unusable_lengths_name_the_key(hf_config: dict) -> None:
+    with pytest.raises(ModelError, match=r"(max_position_embeddings|factor)=.*must be a positive"):
+        resolve(config_of(hf_config), FakePlatform())
+
+
+@pytest.mark.parametrize(
+    ("wishes", "seqs", "budget", "words"),
+    [
+        ({"max_num_seqs": 3000}, 3000, 3000, "max_num_seqs=3000 needs a token"),
+        ({"max_num_batched_tokens": 8}, 8, 8, "max_num_batched_tokens=8 serves no more"),
+        ({"enable_chunked_prefill": False}, 256, 5000, "prompt must fit"),
+        ({"enable_chunked_prefill": False, "max_num_seqs": 6000}, 6000, 6000, "prompt must fit"),
+        ({"max_num_seqs": 2048}, 2048, 2048, "the default"),
+    ],
+)
+def test_limits_of_a_step(wishes: dict, seqs: int, budget: int, words: str) -> None:
+    given = {f"scheduler__{name}": value for name, value in wishes.items()}
+    resolved = resolve(config_of({"max_position_embeddings": 5000}, **given), FakePlatform())
+    assert resolved.scheduler.max_num_seqs == seqs
+    assert resolved.scheduler.max_num_batched_tokens == budget
+    reasons = [c.reason for c in resolved.explain() if c.field.startswith("scheduler.max_num")]
+    assert any(words in reason for reason in reasons)
+
+
+def test_a_given_budget_below_the_length_needs_chunks() -> None:
+    wishes = {"scheduler__max_num_batched_tokens": 63}
+    assert resolve(config_of(**wishes), FakePlatform()).model.max_model_len == 64
+    message = refusal(config_of(**wishes, scheduler__enable_chunked_prefill=False))
+    assert "max_num_batched_tokens=63" in message and "max_model_len=64" in message
+    assert "enable_chunked_prefill=False" in message and "raise the one" in message
+    exact = config_of(scheduler__max_num_batched_tokens=64, scheduler__enable_chunked_prefill=False)
+    assert resolve(exact, FakePlatform()).scheduler.max_num_batched_tokens == 64
+
+
+def test_wishes_of_the_platform_fill_open_fields_only() -> None:
+    platform = FakePlatform(
+        wishes={
+            "cache.block_size": (128, "pages suit it"),
+            "model.dtype": ("half", "fast here"),
+            "parallel.worker_cls": (SomeWorker, "its own"),
+            "scheduler.max_num_seqs": (512, "many cores"),
+            "cache.gpu_memory_utilization": (0.5, "others use it, too"),
+        }
+    )
+    resolved = resolve(config_of(scheduler__max_num_seqs=2), platform)
+    assert resolved.cache.block_size == 128
+    assert resolved.model.dtype == "float16"
+    assert resolved.parallel.worker_cls is SomeWorker
+    assert resolved.scheduler.max_num_seqs == 2
+    assert resolved.cache.gpu_memory_utilization == 0.5
+    assert resolved.explain()[0] == Change(
+        field="cache.block_size",
+        before=None,
+        after=128,
+        reason="platform fake: pages suit it",
+    )
+    (worker,) = [c for c in resolved.explain() if c.field == "parallel.worker_cls"]
+    assert worker.after == f"{__name__}:SomeWorker"
+
+
+def test_wishes_of_the_platform_give_way_to_the_users_other_values() -> None:
+    platform = FakePlatform(
+        wishes={
+            "scheduler.max_num_batched_tokens": (512, "small caches"),
+            "scheduler.max_num_seqs": (64, "few cores"),
+            "cache.kv_cache_memory_bytes": (1000, "half of the memory"),
+            "model.max_model_len": (4096, "it likes long ones"),
+        }
+    )
+    many = resolve(config_of(scheduler__max_num_seqs=1000), platform)
+    assert many.scheduler.max_num_batched_tokens == 1000
+    assert many.cache.kv_cache_memory_bytes == 1000
+    assert many.model.max_model_len == 64
+    narrow = resolve(config_of(scheduler__max_num_batched_tokens=10), platform)
+    assert narrow.scheduler.max_num_seqs == 10
+    blocks = resolve(config_of(cache__num_gpu_blocks_override=5), platform)
+    assert blocks.cache.kv_cache_memory_bytes is None
+
+
+def test_impossible_wishes_are_the_platforms_fault() -> None:
+    for wishes, words in (
+        ({"cache.blocksize": (16, "")}, r"'fake' wishes for 'cache\.blocksize'.*block_size"),
+        ({"model.architecture": ("X", "")}, "no field that it may set"),
+        ({"cache.block_size": (0, "")}, "'fake' wishes for what cannot be: block_size=0"),
+        ({"model.dtype": ("int4", "")}, "'fake' wishes for what cannot be: dtype='int4'"),
+    ):
+        with pytest.raises(ContractError, match=words):
+            resolve(config_of(), FakePlatform(wishes=wishes))
+
+
+def test_problems_of_the_platform_refuse_the_resolved_config() -> None:
+    platform = FakePlatform(problems=["Blocks of 16 are too small here; use 128.", "No luck."])
+    message = refusal(config_of(), platform)
+    assert "'fake' cannot run this" in message
+    assert "use 128. No luck." in message
+    assert platform.asked[0].cache.block_size == 16

@@ -1,0 +1,174 @@
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from dovetail.config import CacheConfig, Change, EngineConfig, ModelConfig, SchedulerConfig
+from dovetail.errors import ConfigError
+
+
+class Outer:
+    class SomePlugin:
+        pass
+
+
+def make(**groups: object) -> EngineConfig:
+    model = ModelConfig(
+        model="tiny",
+        model_dir=Path("/m/tiny"),
+        tokenizer_dir=Path("/m/tiny"),
+        architecture="LlamaForCausalLM",
+        hf_config={"rope_scaling": {"factor": 2.0}, "eos_token_id": [1, 2], "limit": float("inf")},
+        served_model_name="tiny",
+    )
+    return EngineConfig(**{"model": model, **groups})
+
+
+def test_field_names_are_pinned() -> None:
+    config = make()
+    names = {
+        group: sorted(type(node).model_fields)
+        for group, node in dict(config).items()
+        if hasattr(node, "model_fields_set")
+    }
+    assert names == {
+        "model": [
+            "architecture",
+            "dtype",
+            "enforce_eager",
+            "generation_config",
+            "hf_config",
+            "max_logprobs",
+            "max_model_len",
+            "model",
+            "model_dir",
+            "seed",
+            "served_model_name",
+            "skip_tokenizer_init",
+            "tokenizer_dir",
+            "tokenizer_mode",
+        ],
+        "cache": [
+            "block_size",
+            "enable_prefix_caching",
+            "gpu_memory_utilization",
+            "kv_cache_dtype",
+            "kv_cache_memory_bytes",
+            "num_gpu_blocks_override",
+        ],
+        "scheduler": [
+            "async_scheduling",
+            "enable_chunked_prefill",
+            "long_prefill_token_threshold",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "scheduler_cls",
+        ],
+        "parallel": [
+            "data_parallel_size",
+            "executor_backend",
+            "pipeline_parallel_size",
+            "platform",
+            "tensor_parallel_size",
+            "worker_cls",
+        ],
+        "load": ["load_format", "use_tqdm_on_load"],
+        "compute": ["attention_backend", "linear_method", "num_threads", "ops"],
+        "observability": ["disable_log_stats"],
+    }
+    assert set(dict(config)) - set(names) == {"plugin_options", "changes"}
+    assert sum(map(len, names.values())) + 2 <= 60
+
+
+def test_everything_is_frozen() -> None:
+    config = make(plugin_options={"a": {"b": 1}})
+    for node, field in ((config, "cache"), (config.cache, "block_size"), (config.model, "dtype")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(node, field, None)
+    for mapping in (
+        config.model.hf_config,
+        config.model.hf_config["rope_scaling"],
+        config.model.generation_config,
+        config.plugin_options,
+        config.plugin_options["a"],
+    ):
+        with pytest.raises(TypeError, match="frozen"):
+            mapping["x"] = 1
+        with pytest.raises(TypeError, match="frozen"):
+            mapping.clear()
+
+
+def test_mappings_are_copied_in() -> None:
+    options = {"a": {"b": [1]}}
+    config = make(plugin_options=options)
+    options["a"]["b"].append(2)
+    assert config.plugin_options == {"a": {"b": (1,)}}
+
+
+def test_json_round_trip() -> None:
+    change = Change(field="cache.block_size", before=None, after=16, reason="the default")
+    config = make(cache=CacheConfig(block_size=16), changes=(change,))
+    assert EngineConfig.model_validate_json(config.model_dump_json()) == config
+    text = json.dumps(config.model_dump(mode="json"))
+    again = EngineConfig.model_validate(json.loads(text))
+    assert again == config
+    assert again.explain() == [change]
+
+
+def test_classes_become_names_in_json() -> None:
+    config = make(scheduler=SchedulerConfig(scheduler_cls=Outer.SomePlugin))
+    name = json.loads(config.model_dump_json())["scheduler"]["scheduler_cls"]
+    assert name == f"{__name__}:Outer.SomePlugin"
+    assert config.model_dump()["scheduler"]["scheduler_cls"] is Outer.SomePlugin
+
+
+def test_copies_and_pickles_are_equal_and_frozen() -> None:
+    config = make()
+    for again in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert again == config
+        with pytest.raises(TypeError, match="frozen"):
+            again.model.hf_config["x"] = 1
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_unknown_and_missing_fields(nested: bool) -> None:
+    with pytest.raises(ConfigError) as caught:
+        if nested:
+            make(cache={"blocksize": 3})
+        else:
+            CacheConfig(blocksize=3)
+    expected = "Unknown field 'blocksize' in CacheConfig. Did you mean 'block_size'?"
+    assert str(caught.value) == expected
+    with pytest.raises(ConfigError, match="model is missing in EngineConfig; give it"):
+        EngineConfig()
+
+
+def test_refusals_from_json_are_ours_too() -> None:
+    values = make().model_dump(mode="json")
+    values["cache"]["block_size"] = -1
+    for refuse in (
+        lambda: EngineConfig.model_validate(values),
+        lambda: EngineConfig.model_validate_json(json.dumps(values)),
+        lambda: EngineConfig(**values),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            refuse()
+        expected = "block_size=-1 must be None or an integer from 1 to 4096."
+        assert str(caught.value) == expected
+
+
+def test_text_that_is_no_json() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.model_validate_json("{")
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(caught.value).startswith("EngineConfig='{'")
+
+
+def test_dtypes_may_come_from_torch() -> None:
+    torch = pytest.importorskip("torch")
+    values = dict(make().model)
+    assert ModelConfig(**{**values, "dtype": torch.float16}).dtype == "float16"
+    assert CacheConfig(kv_cache_dtype="fp8").kv_cache_dtype == "fp8_e4m3"

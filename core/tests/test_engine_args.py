@@ -1,0 +1,325 @@
+import dataclasses
+import inspect
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.config import EngineArgs, EngineConfig
+from dovetail.errors import ConfigError, ModelError
+
+
+class SomePlugin:
+    pass
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    path.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.6, "eos_token_id": 7})
+    )
+    return path
+
+
+def create(model: object, **options: object) -> EngineConfig:
+    return EngineArgs.from_kwargs(model=model, **options).create_engine_config()
+
+
+def refusal(model: object, **options: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        create(model, **options)
+    message = str(caught.value)
+    assert len(message.splitlines()) <= 3
+    assert "pydantic" not in message and "validation error" not in message
+    return message
+
+
+def test_public_names_are_pinned() -> None:
+    names = [option.name for option in dataclasses.fields(EngineArgs)]
+    assert names == [
+        "model",
+        "tokenizer",
+        "tokenizer_mode",
+        "skip_tokenizer_init",
+        "trust_remote_code",
+        "revision",
+        "dtype",
+        "seed",
+        "max_model_len",
+        "hf_overrides",
+        "served_model_name",
+        "generation_config",
+        "override_generation_config",
+        "enforce_eager",
+        "max_logprobs",
+        "load_format",
+        "use_tqdm_on_load",
+        "block_size",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+        "kv_cache_dtype",
+        "enable_prefix_caching",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "enable_chunked_prefill",
+        "long_prefill_token_threshold",
+        "scheduler_cls",
+        "scheduling_policy",
+        "async_scheduling",
+        "platform",
+        "worker_cls",
+        "worker_extension_cls",
+        "executor_backend",
+        "distributed_executor_backend",
+        "attention_backend",
+        "linear_method",
+        "quantization",
+        "ops",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "num_threads",
+        "disable_log_stats",
+        "plugin_options",
+    ]
+
+
+def test_every_option_has_a_line_of_help() -> None:
+    descriptions = EngineArgs.descriptions()
+    assert list(descriptions) == list(inspect.signature(EngineArgs).parameters)
+    for name, text in descriptions.items():
+        assert text.endswith(".") and len(text) <= 75, name
+
+
+def test_importing_the_options_imports_no_pydantic() -> None:
+    code = (
+        "import sys; from dovetail.config import EngineArgs; EngineArgs('m');"
+        "print(sorted({'pydantic', 'torch', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_unknown_public_name_of_the_package() -> None:
+    import dovetail.config
+
+    with pytest.raises(AttributeError, match="no attribute 'EngineConfigs'"):
+        _ = dovetail.config.EngineConfigs
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    expected = "Unknown engine option 'max_num_seq'. Did you mean 'max_num_seqs'?"
+    for make in (EngineArgs, EngineArgs.from_kwargs):
+        with pytest.raises(ConfigError) as caught:
+            make(model="m", max_num_seq=3)
+        assert str(caught.value) == expected
+
+
+def test_model_is_needed() -> None:
+    with pytest.raises(ConfigError, match="model is missing; give"):
+        EngineArgs.from_kwargs()
+
+
+def test_options_are_frozen() -> None:
+    args = EngineArgs("m")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.model = "n"
+    assert dataclasses.replace(args, seed=3).seed == 3
+
+
+def test_defaults_leave_wishes_open(model: Path) -> None:
+    config = create(model)
+    assert config.model.model == config.model.served_model_name == str(model)
+    assert config.model.model_dir == config.model.tokenizer_dir == model
+    assert config.model.architecture == "LlamaForCausalLM"
+    assert config.model.hf_config["max_position_embeddings"] == 64
+    assert config.model.dtype == "auto"
+    assert config.scheduler.max_num_seqs is None
+    assert config.parallel.platform == "auto"
+    assert config.explain() == []
+
+
+def test_given_values_arrive(model: Path) -> None:
+    config = create(
+        model,
+        dtype="half",
+        served_model_name="tiny",
+        gpu_memory_utilization=1,
+        worker_cls=SomePlugin,
+        num_threads=2,
+        plugin_options={"mine": {"a": [1]}},
+        hf_overrides={"max_position_embeddings": 128},
+        use_tqdm_on_load=False,
+    )
+    assert config.model.dtype == "float16"
+    assert config.model.served_model_name == "tiny"
+    assert config.cache.gpu_memory_utilization == 1.0
+    assert config.parallel.worker_cls is SomePlugin
+    assert config.compute.num_threads == 2
+    assert config.plugin_options == {"mine": {"a": (1,)}}
+    assert config.model.hf_config["max_position_embeddings"] == 128
+    assert config.load.use_tqdm_on_load is False
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("trust_remote_code", True, "install a plugin"),
+        ("trust_remote_code", 1, "install a plugin"),
+        ("revision", "main", "put that revision there"),
+        ("worker_extension_cls", "pkg.mod:Extension", "plugin machine"),
+        ("tensor_parallel_size", 2, "Leave it at 1"),
+        ("pipeline_parallel_size", 2, "Leave it at 1"),
+        ("data_parallel_size", 0, "Leave it at 1"),
+        ("tensor_parallel_size", True, "Leave it at 1"),
+        ("dtype", "float8", "one of float32, bfloat16, float16"),
+        ("kv_cache_dtype", "int3", "one of float32, float16, bfloat16"),
+        ("max_model_len", 1, "an integer from 2 to"),
+        ("max_model_len", "4k", "an integer from 2 to"),
+        ("max_model_len", 2**31, "an integer from 2 to"),
+        ("seed", -1, "an integer from 0 to"),
+        ("seed", None, "an integer from 0 to"),
+        ("max_logprobs", -1, "an integer from 0 to 1024"),
+        ("max_logprobs", 1025, "an integer from 0 to 1024"),
+        ("block_size", 0, "None or an integer from 1 to 4096"),
+        ("block_size", 16.0, "None or an integer from 1 to 4096"),
+        ("gpu_memory_utilization", 0, "above 0 and at most 1"),
+        ("gpu_memory_utilization", 1.1, "above 0 and at most 1"),
+        ("gpu_memory_utilization", float("nan"), "above 0 and at most 1"),
+        ("gpu_memory_utilization", True, "above 0 and at most 1"),
+        ("gpu_memory_utilization", "0.9", "above 0 and at most 1"),
+        ("kv_cache_memory_bytes", 0, "None or an integer from 1"),
+        ("num_gpu_blocks_override", 0, "None or an integer from 1"),
+        ("max_num_seqs", 0, "None or an integer from 1 to 65536"),
+        ("max_num_seqs", True, "None or an integer from 1 to 65536"),
+        ("max_num_batched_tokens", 0, "None or an integer from 1"),
+        ("long_prefill_token_threshold", -1, "an integer from 0"),
+        ("num_threads", 0, "None or an integer from 1 to 4096"),
+        ("enable_prefix_caching", "yes", "True or False"),
+        ("enable_chunked_prefill", 1, "None, True or False"),
+        ("enforce_eager", None, "True or False"),
+        ("worker_cls", "", "must name a plugin"),
+        ("attention_backend", None, "must name a plugin"),
+        ("scheduler_cls", 7, "must name a plugin"),
+        ("quantization", "", "name a plugin"),
+        ("served_model_name", ["a", "b"], "must be a string"),
+        ("served_model_name", "", "must be a string"),
+        ("hf_overrides", ["a"], "a mapping with strings as keys"),
+        ("override_generation_config", "a", "a mapping with strings as keys"),
+        ("plugin_options", {1: 2}, "a mapping with strings as keys"),
+        ("generation_config", "no/such/place", "give"),
+        ("generation_config", 5, "path of a local directory"),
+        ("tokenizer", "no/such/place", "holds tokenizer.json"),
+        ("tokenizer", 5, "path of a local directory"),
+        ("model", "", "path of a local directory"),
+        ("model", 5, "path of a local directory"),
+    ],
+)
+def test_refusals_name_option_value_and_remedy(
+    model: Path, option: str, value: object, remedy: str
+) -> None:
+    message = refusal(**{"model": model, option: value})
+    assert f"{option}={value!r}" in message
+    assert remedy in message
+
+
+def test_long_values_are_cut(model: Path) -> None:
+    assert len(refusal(model, dtype="x" * 5000)) < 300
+
+
+def test_many_refusals_stay_within_three_lines(model: Path) -> None:
+    message = refusal(model, seed=-1, max_logprobs=-1, max_model_len=0, dtype="a", enforce_eager=3)
+    assert len(message.splitlines()) == 3 and "(and 2 more)" in message
+
+
+def test_both_sizes_of_the_cache_contradict(model: Path) -> None:
+    message = refusal(model, kv_cache_memory_bytes=5, num_gpu_blocks_override=6)
+    assert "kv_cache_memory_bytes=5" in message
+    assert "num_gpu_blocks_override=6" in message
+    assert "give one of them" in message
+
+
+def test_fewer_tokens_than_requests_contradict(model: Path) -> None:
+    message = refusal(model, max_num_batched_tokens=7, max_num_seqs=8)
+    assert "max_num_batched_tokens=7" in message
+    assert "max_num_seqs=8" in message
+    assert "raise the one or lower the other" in message
+
+
+def test_threshold_without_chunks_contradicts(model: Path) -> None:
+    message = refusal(model, long_prefill_token_threshold=9, enable_chunked_prefill=False)
+    assert "long_prefill_token_threshold=9" in message
+    assert "enable_chunked_prefill=False" in message
+
+
+@pytest.mark.parametrize(
+    ("other", "name", "group"),
+    [
+        ("scheduling_policy", "scheduler_cls", "scheduler"),
+        ("distributed_executor_backend", "executor_backend", "parallel"),
+        ("quantization", "linear_method", "compute"),
+    ],
+)
+def test_other_names(model: Path, other: str, name: str, group: str) -> None:
+    for options in ({other: "a"}, {name: "a"}, {other: "a", name: "a"}):
+        assert getattr(getattr(create(model, **options), group), name) == "a"
+    assert getattr(getattr(create(model, **{other: SomePlugin}), group), name) is SomePlugin
+    message = refusal(model, **{other: "a", name: "b"})
+    assert f"{other}='a' contradicts {name}='b'" in message
+    assert "give one of them" in message
+
+
+def test_uni_is_uniproc(model: Path) -> None:
+    options = {"distributed_executor_backend": "uni", "executor_backend": "uniproc"}
+    assert create(model, **options).parallel.executor_backend == "uniproc"
+    assert create(model, executor_backend="uni").parallel.executor_backend == "uniproc"
+
+
+def test_generation_config_choices(model: Path, tmp_path: Path) -> None:
+    def chosen(**options: object) -> object:
+        return create(model, **options).model.generation_config
+
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text('{"top_k": 3}')
+    assert chosen() == {"temperature": 0.6, "eos_token_id": 7}
+    assert chosen(generation_config="none") == {"eos_token_id": 7}
+    assert chosen(generation_config="vllm") == {"eos_token_id": 7}
+    assert chosen(generation_config=other) == {"top_k": 3}
+    assert chosen(generation_config=str(other / "generation_config.json")) == {"top_k": 3}
+    over = {"temperature": 0.1, "top_p": 0.5}
+    assert chosen(override_generation_config=over) == {**over, "eos_token_id": 7}
+
+
+def test_wrong_generation_overrides(model: Path) -> None:
+    message = refusal(model, override_generation_config={"temprature": 1})
+    assert "'temprature' is not used. Did you mean 'temperature'?" in message
+    message = refusal(model, override_generation_config={"top_p": 2})
+    assert "override_generation_config={'top_p': 2}" in message and "top_p=2 must be" in message
+    message = refusal(model, override_generation_config={"eos_token_id": "a"})
+    assert "eos_token_id='a'" in message
+
+
+def test_wrong_generation_config_of_the_model_is_found_at_once(model: Path) -> None:
+    (model / "generation_config.json").write_text('{"top_p": 3}')
+    with pytest.raises(ModelError, match="top_p=3 must be"):
+        create(model)
+    assert create(model, generation_config="none").model.generation_config == {}
+
+
+def test_a_tokenizer_of_its_own(model: Path, tmp_path: Path) -> None:
+    assert create(model, tokenizer=str(tmp_path)).model.tokenizer_dir == tmp_path
+
+
+def test_auto_map_is_logged(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="dovetail"):
+        create(model, hf_overrides={"auto_map": {"AutoModel": "m.M"}})
+    assert "auto_map" in caplog.text

@@ -1,0 +1,83 @@
+import inspect
+
+import pytest
+
+from dovetail import errors
+from dovetail.errors import (
+    CapacityError,
+    ConfigError,
+    ContractError,
+    DovetailError,
+    EngineDeadError,
+    ModelError,
+    PluginError,
+    PluginLoadError,
+    PluginNotFoundError,
+    RequestError,
+    UserError,
+    WeightError,
+    nearest,
+)
+
+ALL = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if cls.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_one_root_catches_everything(cls):
+    assert issubclass(cls, DovetailError)
+    assert not issubclass(DovetailError, (ValueError, TypeError))
+
+
+@pytest.mark.parametrize(
+    ("cls", "parents"),
+    [
+        (ConfigError, (UserError, ValueError)),
+        (RequestError, (UserError, ValueError)),
+        (WeightError, (ModelError, UserError)),
+        (PluginNotFoundError, (PluginError, LookupError)),
+        (PluginLoadError, (PluginError, ImportError)),
+        (ContractError, (PluginError, TypeError)),
+    ],
+)
+def test_callers_can_catch_what_they_know(cls, parents):
+    assert all(issubclass(cls, parent) for parent in parents)
+    assert str(cls("said")) == "said"
+
+
+def test_a_plugins_fault_is_not_the_users():
+    assert not issubclass(PluginError, UserError)
+    assert not issubclass(CapacityError, UserError)
+
+
+def test_the_tree_in_the_docstring_names_every_class():
+    missing = [cls.__name__ for cls in ALL if cls.__name__ not in errors.__doc__]
+    assert not missing
+
+
+def test_a_request_error_names_its_parameter():
+    assert RequestError("no", parameter="top_p").parameter == "top_p"
+    assert RequestError("no").parameter == ""
+
+
+def test_a_dead_engine_tells_what_ran():
+    error = EngineDeadError("worker 0 died", digest="step 3: 2 runs")
+    assert str(error) == "worker 0 died\nstep 3: 2 runs"
+    assert error.digest == "step 3: 2 runs"
+    assert str(EngineDeadError("worker 0 died")) == "worker 0 died"
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("fcsf", ["fcfs", "priority"], " Did you mean 'fcfs'?"),
+        ("zzzz", ["fcfs", "priority"], ""),
+        ("fcfs", [], ""),
+    ],
+)
+def test_the_nearest_name_is_offered(name, known, hint):
+    assert nearest(name, known) == hint
+    assert nearest(name, iter(known)) == hint

@@ -1,0 +1,221 @@
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from dovetail.clock import ManualClock
+from dovetail.engine.input_processor import InputFacts, InputProcessor, completion_id, prompt_text
+from dovetail.engine.request_checks import validate_core_request
+from dovetail.errors import ConfigError, RequestError
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+
+FACTS = InputFacts(vocab_size=259, max_model_len=32, eos_token_ids=frozenset({257}), max_logprobs=5)
+
+
+def processor(tokenizer=True, **changes):
+    return InputProcessor(
+        replace(FACTS, **changes),
+        tokenizer=ByteTokenizer() if tokenizer else None,
+        clock=ManualClock(77),
+    )
+
+
+def one(prompt, tokenizer=True, facts=None, **wishes):
+    (request,) = processor(tokenizer, **(facts or {})).process(
+        "r", prompt, SamplingParams(**wishes)
+    )
+    return request
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", (256, 97, 98)),
+        ({"prompt": "ab"}, (256, 97, 98)),
+        ([97, 98], (97, 98)),
+        ((97, 98), (97, 98)),
+        (array("i", [97, 98]), (97, 98)),
+        ({"prompt_token_ids": [97, 98]}, (97, 98)),
+        ({"prompt_token_ids": [97, 98], "prompt": "text of these"}, (97, 98)),
+    ],
+)
+def test_a_prompt_has_many_forms(prompt, ids):
+    assert one(prompt).prompt_token_ids == ids
+
+
+def test_the_text_of_a_prompt():
+    assert prompt_text("ab") == prompt_text({"prompt": "ab"}) == "ab"
+    assert prompt_text([1]) is prompt_text({"prompt_token_ids": [1]}) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wishes", "parameter", "message"),
+    [
+        ([], {}, "prompt", "empty"),
+        (None, {}, "prompt", "NoneType"),
+        (5, {}, "prompt", "int"),
+        (b"bytes", {}, "prompt", "bytes"),
+        ({}, {}, "prompt", "NoneType"),
+        ({"prompts": "a"}, {}, "prompt", "Did you mean 'prompt'"),
+        ({"prompt": 3}, {}, "prompt", "int"),
+        ([1, -1], {}, "prompt", "id -1.*0 to 258"),
+        ([1, 259], {}, "prompt", "id 259.*0 to 258"),
+        ([1, True], {}, "prompt", "True"),
+        ([1, 2.0], {}, "prompt", "2.0"),
+        ([1, "a"], {}, "prompt", "'a'"),
+        ("a\ud800", {}, "prompt", "Unicode"),
+        ([1] * 32, {}, "prompt", "32 tokens.*31 fit.*max_model_len=32"),
+        ([1] * 30, {"min_tokens": 3, "max_tokens": 9}, "min_tokens", "leaves 2"),
+        ([1], {"logit_bias": {259: 1.0}}, "logit_bias", "259"),
+        ([1], {"allowed_token_ids": [4, 300]}, "allowed_token_ids", "300"),
+        ([1], {"stop_token_ids": [300]}, "stop_token_ids", "300"),
+        ([1], {"logprobs": 6}, "logprobs", "max_logprobs=5"),
+        ([1], {"prompt_logprobs": 6}, "prompt_logprobs", "max_logprobs=5"),
+        ([1], {"bad_words": [" "]}, "bad_words", "no token"),
+    ],
+)
+def test_each_refusal_names_the_parameter(prompt, wishes, parameter, message):
+    with pytest.raises(RequestError, match=message) as refusal:
+        one(prompt, **wishes)
+    assert refusal.value.parameter == parameter
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wishes", "parameter"),
+    [
+        ("text", {}, "prompt"),
+        ([1], {"stop": "x"}, "stop"),
+        ([1], {"bad_words": ["x"]}, "bad_words"),
+    ],
+)
+def test_text_needs_a_tokenizer(prompt, wishes, parameter):
+    with pytest.raises(RequestError, match="skip_tokenizer_init") as refusal:
+        one(prompt, tokenizer=False, **wishes)
+    assert refusal.value.parameter == parameter
+
+
+def test_without_a_tokenizer_token_ids_are_enough():
+    assert one([1], tokenizer=False).prompt_token_ids == (1,)
+
+
+def test_bad_words_outside_a_small_models_vocabulary_are_refused():
+    with pytest.raises(RequestError, match="120") as refusal:
+        one([1], facts={"vocab_size": 100}, bad_words=["x"])
+    assert refusal.value.parameter == "bad_words"
+
+
+def test_the_longest_prompt_leaves_one_token():
+    request = one([1] * 31, max_tokens=None)
+    assert (len(request.prompt_token_ids), request.max_tokens) == (31, 1)
+
+
+def test_truncation_keeps_the_tail_and_comes_first():
+    request = one(list(range(100)), truncate_prompt_tokens=4)
+    assert request.prompt_token_ids == (96, 97, 98, 99)
+
+
+def test_max_tokens_is_what_fits():
+    assert one([1, 2], max_tokens=None).max_tokens == 30
+    assert one([1, 2], max_tokens=5).max_tokens == 5
+    assert one([1, 2], max_tokens=500).max_tokens == 30
+
+
+def test_stop_tokens_are_the_users_and_eos():
+    assert one([1], stop_token_ids=[3]).stop_token_ids == {3, 257}
+    assert one([1], stop_token_ids=[3], ignore_eos=True).stop_token_ids == {3}
+
+
+def test_bad_words_are_forbidden_with_and_without_a_space():
+    request = one([1], bad_words=["ab", " ab", "c"])
+    assert set(request.bad_words_token_ids) == {(97, 98), (32, 97, 98), (99,), (32, 99)}
+    assert len(request.bad_words_token_ids) == 4
+
+
+def test_a_users_seed_is_kept_and_counted_up():
+    requests = processor().process("r", [1], SamplingParams(n=3, seed=2**64 - 2))
+    assert [request.seed for request in requests] == [2**64 - 2, 2**64 - 1, 0]
+    assert one([1], seed=-1).seed == 2**64 - 1
+
+
+def test_derived_seeds_differ_and_are_repeatable():
+    def seeds(engine_seed):
+        inputs = processor(seed=engine_seed)
+        return [r.seed for _ in range(3) for r in inputs.process("r", [1], SamplingParams(n=2))]
+
+    assert seeds(1) == seeds(1)
+    assert len({*seeds(1), *seeds(2)}) == 12
+
+
+def test_a_refused_request_takes_no_number():
+    inputs, other = processor(), processor()
+    with pytest.raises(RequestError):
+        inputs.process("r", [])
+    assert inputs.process("r", [1])[0].seed == other.process("r", [1])[0].seed
+
+
+def test_completions_share_the_prompt_and_have_ids_of_their_own():
+    requests = processor().process("r", "ab", SamplingParams(n=2), priority=4, cache_salt="s")
+    assert [request.request_id for request in requests] == ["r#0", "r#1"]
+    assert requests[0].prompt_token_ids is requests[1].prompt_token_ids
+    for request in requests:
+        assert (request.priority, request.cache_salt, request.arrival_ns) == (4, "s", 77)
+    assert completion_id("r", 0, 1) == "r"
+
+
+def test_a_request_without_parameters_gets_the_models_defaults():
+    inputs = processor(default_sampling={"temperature": 0.5, "max_new_tokens": 3})
+    (request,) = inputs.process("r", [1])
+    assert request.sampling_params == inputs.default_params()
+    assert (request.sampling_params.temperature, request.max_tokens) == (0.5, 3)
+    with pytest.raises(RequestError, match="dict"):
+        inputs.process("r", [1], {"n": 1})
+
+
+@pytest.mark.parametrize("defaults", [{"temprature": 1.0}, {"top_p": 7.0}])
+def test_bad_defaults_are_an_error_of_the_configuration(defaults):
+    with pytest.raises(ConfigError, match="generation config"):
+        processor(default_sampling=defaults)
+
+
+GOOD = one("ab", seed=3, bad_words=["x"], stop_token_ids=[4])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "parameter"),
+    [
+        ("request_id", "", "request_id"),
+        ("request_id", 7, "request_id"),
+        ("prompt_token_ids", (), "prompt"),
+        ("prompt_token_ids", (1,) * 32, "prompt"),
+        ("prompt_token_ids", (259,), "prompt"),
+        ("prompt_token_ids", (-1,), "prompt"),
+        ("prompt_token_ids", array("f", [1.0]), "prompt"),
+        ("sampling_params", None, "sampling_params"),
+        ("sampling_params", SamplingParams(logit_bias={259: 1}), "logit_bias"),
+        ("max_tokens", 0, "max_tokens"),
+        ("max_tokens", None, "max_tokens"),
+        ("stop_token_ids", frozenset({259}), "stop_token_ids"),
+        ("bad_words_token_ids", ((),), "bad_words"),
+        ("bad_words_token_ids", ((1, 259),), "bad_words"),
+        ("seed", 2**64, "seed"),
+        ("seed", -1, "seed"),
+        ("priority", "high", "priority"),
+        ("arrival_ns", -5, "arrival_ns"),
+        ("cache_salt", None, "cache_salt"),
+    ],
+)
+def test_the_engine_checks_again(field, value, parameter):
+    validate_core_request(GOOD, vocab_size=259, max_model_len=32)
+    with pytest.raises(RequestError) as refusal:
+        validate_core_request(replace(GOOD, **{field: value}), vocab_size=259, max_model_len=32)
+    assert refusal.value.parameter == parameter
+
+
+def test_the_engine_checks_the_parameters_again():
+    params = SamplingParams()
+    object.__setattr__(params, "top_p", float("nan"))
+    with pytest.raises(RequestError, match="top_p"):
+        validate_core_request(
+            replace(GOOD, sampling_params=params), vocab_size=259, max_model_len=32
+        )

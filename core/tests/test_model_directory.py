@@ -1,0 +1,196 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail.config import ModelDirectory, default_sampling_params, eos_token_ids
+from dovetail.errors import ModelError
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "rope": {"list": [1, 2]}}
+
+
+def make(path: Path, config: object = CONFIG, generation: object = None) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if generation is not None:
+        text = generation if isinstance(generation, str) else json.dumps(generation)
+        (path / "generation_config.json").write_text(text)
+    return path
+
+
+def refusal(path: object, **options: object) -> str:
+    with pytest.raises(ModelError) as caught:
+        ModelDirectory.open(path, **options)
+    message = str(caught.value)
+    assert len(message.splitlines()) <= 3
+    return message
+
+
+def test_opens_and_is_frozen(tmp_path: Path) -> None:
+    directory = ModelDirectory.open(make(tmp_path / "tiny", generation={"top_k": 5}))
+    assert directory.path == tmp_path / "tiny"
+    assert directory.architecture == "LlamaForCausalLM"
+    assert directory.config == {"architectures": ("LlamaForCausalLM",), "rope": {"list": (1, 2)}}
+    assert directory.generation_config == {"top_k": 5}
+    assert directory.notes == ()
+    with pytest.raises(TypeError, match="frozen"):
+        directory.config["architectures"] = []
+    with pytest.raises(TypeError, match="frozen"):
+        directory.config["rope"].update(list=[])
+
+
+def test_a_relative_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    assert ModelDirectory.open("tiny").path == tmp_path / "tiny"
+
+
+def test_generation_config_may_be_absent(tmp_path: Path) -> None:
+    assert ModelDirectory.open(make(tmp_path / "tiny")).generation_config == {}
+
+
+def test_overrides_replace_whole_keys(tmp_path: Path) -> None:
+    path = make(tmp_path / "tiny")
+    directory = ModelDirectory.open(path, hf_overrides={"rope": {"factor": 2}, "vocab_size": 7})
+    assert directory.config["rope"] == {"factor": 2}
+    assert directory.config["vocab_size"] == 7
+
+
+def test_missing_path_names_the_nearest_sibling(tmp_path: Path) -> None:
+    make(tmp_path / "tiny-llama")
+    message = refusal(tmp_path / "tiny-lama")
+    assert "tiny-lama' does not exist" in message
+    assert "Did you mean 'tiny-llama'?" in message
+    assert "local model directory" in message
+
+
+def test_missing_path_below_a_missing_path(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "no" / "where")
+
+
+def test_hub_names_say_that_there_is_no_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = refusal("meta-llama/Llama-3.2-1B")
+    assert "'meta-llama/Llama-3.2-1B'" in message
+    assert "no access to a model hub" in message
+    assert "path of its directory" in message
+
+
+def test_a_name_beside_real_directories_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    make(tmp_path / "models" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    message = refusal("models/tinny")
+    assert "hub" not in message
+    assert "Did you mean 'tiny'?" in message
+
+
+def test_a_file_is_refused_with_its_directory(tmp_path: Path) -> None:
+    file = make(tmp_path / "tiny") / "config.json"
+    message = refusal(file)
+    assert "is a file" in message
+    assert repr(str(tmp_path / "tiny")) in message
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
+def test_impossible_paths_are_refused(path: str) -> None:
+    assert "does not exist" in refusal(path)
+
+
+def test_no_config_json(tmp_path: Path) -> None:
+    message = refusal(tmp_path)
+    assert "has no config.json" in message
+    assert "give the directory" in message
+
+
+@pytest.mark.parametrize("text", ["{", "", "\xff", "[" * 100_000])
+def test_bad_json_names_the_file(tmp_path: Path, text: str) -> None:
+    path = make(tmp_path / "tiny")
+    (path / "config.json").write_bytes(text.encode("latin-1"))
+    message = refusal(path)
+    assert str(path / "config.json") in message
+    assert "not valid JSON" in message
+
+
+def test_json_that_is_no_object(tmp_path: Path) -> None:
+    message = refusal(make(tmp_path / "tiny", config="[1]"))
+    assert "must hold a JSON object, but holds a list" in message
+
+
+def test_bad_generation_config_names_the_file(tmp_path: Path) -> None:
+    message = refusal(make(tmp_path / "tiny", generation="{"))
+    assert "generation_config.json is not valid JSON" in message
+
+
+@pytest.mark.parametrize("names", [[], None, "Llama", [1], [""], {}])
+def test_unusable_architectures(tmp_path: Path, names: object) -> None:
+    path = make(tmp_path / "tiny", config={"architectures": names})
+    message = refusal(path)
+    assert f"architectures={names!r}" in message
+    assert "hf_overrides" in message
+    opened = ModelDirectory.open(path, hf_overrides={"architectures": ["LlamaForCausalLM"]})
+    assert opened.architecture == "LlamaForCausalLM"
+
+
+def test_absent_architectures(tmp_path: Path) -> None:
+    assert "states no architectures" in refusal(make(tmp_path / "tiny", config={}))
+
+
+def test_auto_map_is_noted_and_refused_when_trusted(tmp_path: Path) -> None:
+    path = make(tmp_path / "tiny", config={**CONFIG, "auto_map": {"AutoModel": "m.M"}})
+    (note,) = ModelDirectory.open(path).notes
+    assert "auto_map" in note and "ignored" in note
+    message = refusal(path, trust_remote_code=True)
+    assert "never run" in message and "plugin" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 2}, {}, {2}),
+        ({"eos_token_id": [2, 3]}, {}, {2, 3}),
+        ({"eos_token_id": 2}, {"eos_token_id": [5, 6]}, {5, 6}),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, {2}),
+        ({"eos_token_id": 2}, {"eos_token_id": []}, {2}),
+        ({"eos_token_id": 0}, {}, {0}),
+        ({}, {}, set()),
+    ],
+)
+def test_eos_token_ids(config: dict, generation: dict, expected: set[int]) -> None:
+    assert eos_token_ids(config, generation) == frozenset(expected)
+
+
+@pytest.mark.parametrize("value", ["2", -1, True, 2.0, [2, None], {"id": 2}])
+def test_unusable_eos_token_ids(value: object) -> None:
+    with pytest.raises(ModelError, match=r"eos_token_id=.* of config\.json must be"):
+        eos_token_ids({"eos_token_id": value}, {})
+
+
+def test_default_sampling_params() -> None:
+    stated = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 50,
+        "min_p": None,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 99,
+        "do_sample": False,
+        "eos_token_id": 2,
+    }
+    assert default_sampling_params(stated) == {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 50,
+        "repetition_penalty": 1.1,
+        "max_tokens": 99,
+    }
+    assert default_sampling_params({}) == {}
+
+
+def test_default_sampling_params_out_of_bounds() -> None:
+    with pytest.raises(ModelError, match=r"top_p=1\.5 must be"):
+        default_sampling_params({"top_p": 1.5})

@@ -1,0 +1,161 @@
+import dataclasses
+from array import array
+
+import pytest
+
+from dovetail.plan import NewRequest, StepBuilder
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+
+
+def request(**changes):
+    fields = {
+        "request_id": "a",
+        "prompt_token_ids": [5, 6, 7],
+        "sampling_params": SamplingParams(),
+        "max_tokens": 4,
+        "stop_token_ids": frozenset({2}),
+        "bad_words_token_ids": ((8, 9),),
+        "seed": 11,
+    }
+    return Request(EngineCoreRequest(**{**fields, **changes}), max_model_len=64)
+
+
+def joining(row=3, generation=1):
+    made = request()
+    made.row, made.generation = row, generation
+    return NewRequest.of(made)
+
+
+def test_columns_stand_in_the_order_of_the_runs():
+    builder = StepBuilder()
+    builder.leave(9)
+    builder.join(joining())
+    builder.run(3, 0, 3, samples=True)
+    builder.run(1, 17, 1, samples=False)
+    plan = builder.build()
+    assert list(zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)) == [
+        (3, 0, 3, 1),
+        (1, 17, 1, 0),
+    ]
+    assert (plan.num_requests, plan.total_num_tokens, plan.empty) == (2, 4, False)
+    assert list(plan.leaves) == [9]
+    assert [join.row for join in plan.joins] == [3]
+
+
+def test_columns_have_the_types_of_the_contract():
+    builder = StepBuilder(num_groups=2)
+    builder.run(0, 0, 1, samples=True)
+    builder.grow(0, [4], group=1)
+    plan = builder.build()
+    columns = (plan.rows, plan.starts, plan.num_tokens, plan.leaves)
+    assert [column.typecode for column in columns] == ["i"] * 4
+    assert plan.samples.typecode == "B"
+    blocks = [c for b in plan.blocks for c in (b.rows, b.counts, b.block_ids)]
+    assert [column.typecode for column in blocks] == ["i"] * 6
+    assert array("i").itemsize == 4
+
+
+def test_run_many_does_what_run_does():
+    one, many = StepBuilder(), StepBuilder()
+    for row in range(5):
+        one.run(row, row * 2, 1, samples=row % 2 == 0)
+    many.run_many(range(5), range(0, 10, 2), [1] * 5, [1, 0, 1, 0, 1])
+    assert one.build() == many.build()
+
+
+def test_blocks_are_kept_by_group_in_order():
+    builder = StepBuilder(num_groups=2)
+    builder.grow(4, [10, 11])
+    builder.grow(5, [])
+    builder.grow(4, [12])
+    builder.grow(4, [7], group=1)
+    first, second = builder.build().blocks
+    assert (list(first.rows), list(first.counts)) == ([4, 4], [2, 1])
+    assert list(first.block_ids) == [10, 11, 12]
+    assert (list(second.rows), list(second.block_ids)) == ([4], [7])
+
+
+def test_a_builder_numbers_its_plans_and_starts_each_empty():
+    builder = StepBuilder()
+    builder.leave(1)
+    builder.join(joining())
+    builder.grow(3, [1])
+    builder.run(3, 0, 3, samples=True)
+    first, second = builder.build(), builder.build()
+    assert (first.step_id, second.step_id) == (0, 1)
+    assert second.empty
+    assert not second.joins
+    assert not second.leaves
+    assert not second.blocks[0].rows
+    assert list(first.rows) == [3], "the first plan is not touched by the next"
+
+
+def test_an_empty_plan_still_carries_leaves():
+    builder = StepBuilder()
+    builder.leave(2)
+    plan = builder.build()
+    assert plan.empty
+    assert list(plan.leaves) == [2]
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([(0, 0, 1), (0, 1, 1)], "only once"),
+        ([(0, 0, 0)], "at least one token"),
+        ([(0, -1, 2)], "start ≥ 0"),
+    ],
+)
+def test_a_plan_that_no_worker_could_execute_is_refused(runs, message):
+    builder = StepBuilder()
+    for row, start, num_tokens in runs:
+        builder.run(row, start, num_tokens, samples=True)
+    with pytest.raises(ValueError, match=message):
+        builder.build()
+
+
+def test_columns_of_unequal_length_are_refused():
+    builder = StepBuilder()
+    builder.run_many([0, 1], [0, 0], [1], [1, 1])
+    with pytest.raises(ValueError, match="equal lengths"):
+        builder.build()
+
+
+def test_a_plan_is_frozen():
+    plan = StepBuilder().build()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.step_id = 3
+
+
+def test_a_joining_request_has_tokens_of_its_own():
+    made = request()
+    made.row, made.generation = 2, 4
+    made.token_ids.append(99)
+    join = NewRequest.of(made)
+    made.token_ids.append(100)
+    assert list(join.token_ids) == [5, 6, 7, 99]
+    assert (join.row, join.generation, join.num_prompt_tokens) == (2, 4, 3)
+    assert (join.seed, join.stop_token_ids) == (11, frozenset({2}))
+    assert join.bad_words_token_ids == ((8, 9),)
+
+
+def test_a_digest_tells_shapes_but_no_token():
+    builder = StepBuilder()
+    builder.join(dataclasses.replace(joining(), token_ids=array("i", [424242])))
+    builder.run(3, 8, 3, samples=True)
+    text = builder.build().describe()
+    assert "1 runs, 3 tokens, 1 joins, 0 leaves" in text
+    assert "row 3: positions 8..10" in text
+    assert "424242" not in text
+
+
+def test_a_digest_of_many_runs_is_short():
+    builder = StepBuilder()
+    builder.run_many(range(1000), [0] * 1000, [1] * 1000, [1] * 1000)
+    assert len(builder.build().describe().splitlines()) == 17
+
+
+@pytest.mark.parametrize(("max_tokens", "total"), [(4, 7), (1000, 64)])
+def test_a_request_ends_at_its_own_length_or_the_models(max_tokens, total):
+    assert request(max_tokens=max_tokens).max_total_tokens == total

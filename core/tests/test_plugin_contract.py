@@ -1,0 +1,275 @@
+"""Contract checks: what is accepted, what is refused, and that all problems are told at once."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any, ClassVar
+
+import pytest
+
+from dovetail.errors import ContractError
+from dovetail.interfaces import Executor, Policy, SchedulerInterface, WeightLoader
+from dovetail.plugins import KINDS, check_contract
+
+
+def problems(kind: str, cls: object) -> list[str]:
+    with pytest.raises(ContractError) as caught:
+        check_contract(kind, cls)
+    head, *listed = str(caught.value).split("\n  - ")
+    assert f"{len(listed)} problem" in head
+    return listed
+
+
+class Loader:
+    """A weight loader that subclasses nothing."""
+
+    CONTRACT_VERSION = "0.1"
+
+    def __init__(self, context: Any) -> None: ...
+
+    def load(self, model: Any) -> int:
+        return 0
+
+
+class LlamaLike:
+    CONTRACT_VERSION = "0.1"
+    architectures = ("LlamaForCausalLM",)
+
+    def __init__(self, context: Any) -> None: ...
+
+    def forward(self, ids_T: Any, positions_T: Any, attention: Any) -> Any: ...
+
+    def compute_logits(self, hidden: Any) -> Any: ...
+
+
+def test_every_kind_has_an_interface_of_its_name() -> None:
+    for name, kind in KINDS.items():
+        module, _, attribute = kind.contract.partition(":")
+        interface = getattr(importlib.import_module(module), attribute)
+        assert name == interface.CONTRACT
+        assert kind.group == f"dovetail.{name}"
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"policy"}))
+def test_an_interface_does_not_meet_itself(kind: str) -> None:
+    module, _, attribute = KINDS[kind].contract.partition(":")
+    interface = getattr(importlib.import_module(module), attribute)
+    assert any("is missing" in problem for problem in problems(kind, interface))
+
+
+def test_ducks_and_subclasses_pass() -> None:
+    assert check_contract("weight_loader", Loader) == ()
+    assert check_contract("model", LlamaLike) == ()
+    assert check_contract("policy", Policy) == ()
+
+    class Sub(WeightLoader):
+        def __init__(self, context: Any) -> None: ...
+
+        def load(self, model: Any) -> int:
+            return 0
+
+    assert check_contract("weight_loader", Sub) == ()
+
+
+def test_a_missing_version_is_noted() -> None:
+    class Silent(Loader):
+        CONTRACT_VERSION = None
+
+    assert (
+        "declares no CONTRACT_VERSION; taken as 0.1" in check_contract("weight_loader", Silent)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [("0.2", "newer"), ("1.0", "newer"), ("0.0", "older"), (0.1, "write a str")],
+)
+def test_other_versions_are_refused(version: object, told: str) -> None:
+    made = type("Made", (Loader,), {"CONTRACT_VERSION": version})
+    (problem,) = problems("weight_loader", made)
+    assert told in problem
+
+
+def test_a_class_of_another_kind_is_refused() -> None:
+    class Wrong(Policy):
+        pass
+
+    found = problems("scheduler", Wrong)
+    assert found[0] == "it declares CONTRACT = 'policy', but is used as a scheduler"
+
+
+def test_all_problems_are_told_at_once() -> None:
+    class Bad(SchedulerInterface):
+        CONTRACT_VERSION = "7.0"
+
+        def __init__(self) -> None: ...
+
+        def add_request(self, request: Any, urgency: int) -> None: ...
+
+        async def schedule(self) -> Any: ...
+
+        def abort_requests(self) -> Any: ...
+
+        def depth(self, extra: int = 0) -> Any: ...
+
+        shutdown = 3
+
+    found = problems("scheduler", Bad)
+    assert len(found) == 8
+    listed = "\n".join(found)
+    assert "contract version 7.0" in listed
+    assert "__init__: does not take 'context'" in listed
+    assert "add_request: demands 'urgency', which nobody passes" in listed
+    assert "schedule: is async" in listed
+    assert "abort_requests: does not take 'request_ids'" in listed
+    assert "method update_from_output(self, plan, output) is missing" in listed
+    assert "method reset_prefix_cache(self) is missing" in listed
+    assert "shutdown: is an int" in listed
+
+
+def test_a_duck_needs_what_subclasses_inherit() -> None:
+    class Shortest:
+        def rank(self, request: Any, view: Any) -> Any: ...
+
+    found = problems("policy", Shortest)
+    assert "method victim(self, running, view) is missing" in found
+    assert "attribute static_rank is missing" in found
+    assert not [problem for problem in found if "rank(" in problem]
+
+
+def test_a_class_without_init_takes_no_context() -> None:
+    class Bare:
+        def load(self, model: Any) -> int: ...
+
+    assert problems("weight_loader", Bare) == ["__init__: does not take 'context'"]
+
+
+def test_inheriting_a_protocols_body_is_no_implementation() -> None:
+    from dovetail.interfaces import Model
+
+    class Half(Model):
+        architectures: ClassVar[tuple[str, ...]] = ("Half",)
+
+        def __init__(self, context: Any) -> None: ...
+
+        def forward(self, input_ids_T: Any, positions_T: Any, attention: Any) -> Any: ...
+
+    assert problems("model", Half) == ["method compute_logits(self, hidden_SD) is missing"]
+
+
+def test_own_abstract_methods_are_told() -> None:
+    import abc
+
+    class Open(Loader, abc.ABC):
+        @abc.abstractmethod
+        def more(self) -> None: ...
+
+    assert problems("weight_loader", Open) == ["more is abstract: the class cannot be made"]
+
+
+def executor(**changes: Any) -> type:
+    """An executor that is right but for `changes`."""
+
+    def collective_rpc(
+        self: Any, operation: Any, *, args: Any = (), kwargs: Any = None, timeout: Any = None
+    ) -> Any: ...
+
+    members: dict[str, Any] = {
+        "__init__": lambda self, context: None,
+        "collective_rpc": collective_rpc,
+        "execute_model": lambda self, plan: None,
+        "sample_tokens": lambda self, grammar=None: None,
+        "check_health": lambda self: None,
+        "shutdown": lambda self: None,
+    }
+    return type("Made", (Executor,), members | changes)
+
+
+def logged(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"execute_model": lambda self, p: None},
+        {"execute_model": lambda self, plan, extra=1: None},
+        {"execute_model": lambda *args: None},
+        {"execute_model": logged(lambda self, plan: None)},
+        {"execute_model": staticmethod(lambda plan: None)},
+        {"execute_model": classmethod(lambda cls, plan: None)},
+        {"execute_model": functools.partialmethod(lambda self, a, plan: None, 1)},
+        {"sample_tokens": lambda self, g=None, **more: None},
+        {"collective_rpc": lambda self, operation, **more: None},
+        {"collective_rpc": lambda self, operation, args=(), kwargs=None, timeout=None: None},
+    ],
+)
+def test_signatures_that_take_every_call_pass(changes: dict[str, Any]) -> None:
+    assert check_contract("executor", executor(**changes)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"execute_model": lambda self: None}, "does not take 'plan'"),
+        ({"execute_model": lambda: None}, "takes no 'self'"),
+        ({"execute_model": lambda self, plan, x: None}, "demands 'x', which nobody passes"),
+        ({"execute_model": lambda self, plan, *, x: None}, "demands 'x', which nobody passes"),
+        ({"execute_model": property(lambda self: None)}, "is a property"),
+        ({"execute_model": logged(lambda self: None)}, "does not take 'plan'"),
+        ({"sample_tokens": lambda self, grammar: None}, "'grammar', which callers may leave out"),
+        ({"sample_tokens": lambda self, g=None: None}, "calls 'g' what the contract calls 'gra"),
+        ({"collective_rpc": lambda self, operation: None}, "does not take the keyword 'args'"),
+        (
+            {"collective_rpc": lambda self, operation, *, args, kwargs=None, timeout=None: None},
+            "demands 'args', which callers may leave out",
+        ),
+    ],
+)
+def test_signatures_that_fail_a_call_are_refused(changes: dict[str, Any], told: str) -> None:
+    found = problems("executor", executor(**changes))
+    assert told in found[0]
+
+
+class Words:
+    """A tokenizer that subclasses nothing."""
+
+    CONTRACT_VERSION = "0.1"
+    eos_token_id = None
+    special_token_ids: frozenset[int]
+
+    @classmethod
+    def from_directory(cls, path: Any) -> Any: ...
+
+    @property
+    def vocab_size(self) -> int:
+        return 1
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any: ...
+
+    def apply_chat_template(self, messages: Any, **variables: Any) -> Any: ...
+
+
+def test_properties_may_be_attributes_but_not_methods() -> None:
+    class Wrong(Words):
+        def from_directory(self, path: Any) -> Any: ...
+
+        def vocab_size(self) -> int: ...
+
+        def apply_chat_template(self, messages: Any, *, chat_template: Any = None) -> Any: ...
+
+    assert check_contract("tokenizer", Words) == ()
+    assert problems("tokenizer", Wrong) == [
+        "from_directory: must be a classmethod: it is called on the class",
+        "vocab_size: is a method; the contract has a property",
+        "apply_chat_template: does not take the keyword 'add_generation_prompt'",
+        "apply_chat_template: does not take any keyword",
+    ]

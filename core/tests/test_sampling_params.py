@@ -1,0 +1,157 @@
+import dataclasses
+import math
+
+import pytest
+
+from dovetail.errors import RequestError, UserError
+from dovetail.sampling_params import SamplingParams
+
+
+def test_the_defaults_are_valid_and_random():
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (1, 1, 0, 16)
+    assert not params.greedy
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (1e-6, True), (1e-5, False)])
+def test_a_temperature_of_nearly_nothing_is_greedy(temperature, greedy):
+    assert SamplingParams(temperature=temperature).greedy is greedy
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(None, ()), ("end", ("end",)), (["a", "b"], ("a", "b")), (("a",), ("a",))]
+)
+def test_stop_strings_become_a_tuple(given, kept):
+    assert SamplingParams(stop=given).stop_strings == kept
+
+
+def test_lists_become_tuples_that_a_caller_cannot_change():
+    ids = [1, 2]
+    params = SamplingParams(stop_token_ids=ids, allowed_token_ids=ids, bad_words=["x"])
+    ids.append(3)
+    assert (params.stop_token_ids, params.allowed_token_ids) == ((1, 2), (1, 2))
+    assert params.bad_words == ("x",)
+
+
+def test_no_list_of_allowed_tokens_is_not_an_empty_one():
+    assert SamplingParams().allowed_token_ids is None
+    assert SamplingParams().stop_token_ids == ()
+
+
+def test_both_words_for_no_top_k_are_one():
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
+REFUSED = [
+    ("n", 0),
+    ("n", 1025),
+    ("n", 1.0),
+    ("n", True),
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", "1"),
+    ("temperature", True),
+    ("top_p", 0.0),
+    ("top_p", 1.01),
+    ("top_k", -2),
+    ("top_k", 2.0),
+    ("min_p", -0.01),
+    ("min_p", 1.5),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", math.nan),
+    ("seed", 2**64),
+    ("seed", 0.5),
+    ("max_tokens", 0),
+    ("min_tokens", -1),
+    ("logprobs", -1),
+    ("prompt_logprobs", 1025),
+    ("truncate_prompt_tokens", 0),
+    ("stop", ""),
+    ("stop", ["a", 3]),
+    ("stop", {"a"}),
+    ("stop", ["x"] * 65),
+    ("bad_words", [""]),
+    ("bad_words", "text"),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", ["1"]),
+    ("stop_token_ids", 7),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [2**31]),
+    ("logit_bias", {1: 101}),
+    ("logit_bias", {-1: 1}),
+    ("logit_bias", {1: math.nan}),
+    ("logit_bias", [(1, 2)]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_what_is_out_of_bounds_is_refused_by_name(name, value):
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.parameter == name
+    assert name in str(caught.value)
+    assert isinstance(caught.value, UserError)
+
+
+ACCEPTED = [
+    ("n", 1024),
+    ("temperature", 0),
+    ("temperature", 100),
+    ("top_p", 1e-9),
+    ("min_p", 1),
+    ("presence_penalty", -2),
+    ("frequency_penalty", 2),
+    ("repetition_penalty", 1e-3),
+    ("seed", -(2**63)),
+    ("seed", 2**64 - 1),
+    ("max_tokens", None),
+    ("logprobs", 0),
+    ("stop", ["x"] * 64),
+    ("logit_bias", {5: -100}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ACCEPTED)
+def test_the_bounds_themselves_are_accepted(name, value):
+    SamplingParams(**{name: value}).validate()
+
+
+def test_a_refusal_states_value_and_bounds():
+    with pytest.raises(RequestError, match=r"top_p=1\.5 must be above 0 and at most 1\."):
+        SamplingParams(top_p=1.5)
+    with pytest.raises(RequestError, match=r"max_tokens=0 must be None or an integer from 1 to"):
+        SamplingParams(max_tokens=0)
+
+
+def test_a_refusal_does_not_repeat_a_long_value():
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(stop=["word"] * 1000)
+    assert len(str(caught.value)) < 200
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(RequestError, match="min_tokens=5 is more than max_tokens=4") as caught:
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert caught.value.parameter == "min_tokens"
+    with pytest.raises(RequestError, match="detokenize"):
+        SamplingParams(stop="x", detokenize=False)
+    SamplingParams(min_tokens=5, max_tokens=None)
+
+
+def test_they_are_frozen_and_checked_again_when_replaced():
+    params = SamplingParams(stop="x", top_k=5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.top_k = 6
+    assert dataclasses.replace(params, n=2).stop_strings == ("x",)
+    with pytest.raises(RequestError):
+        dataclasses.replace(params, n=0)
+
+
+def test_the_engine_finds_what_a_front_end_smuggled_past():
+    params = SamplingParams()
+    object.__setattr__(params, "top_p", 7.0)
+    with pytest.raises(RequestError, match="top_p"):
+        params.validate()

@@ -1,0 +1,81 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.engine.stop_strings import StopStringFilter
+
+
+def run(stops, pieces, include=False):
+    stream = StopStringFilter(stops, include_stop_str_in_output=include)
+    shown = ""
+    for piece in pieces:
+        new, stop = stream.push(piece)
+        shown += new
+        if stop is not None:
+            return shown, stop
+    return shown + stream.flush(), None
+
+
+def by_characters(stops, text, include=False):
+    """The definition: the first prefix of the text that ends with a stop string."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[:end] if include else text[: end - len(stop)], stop
+    return text, None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown", "stop"),
+    [
+        (["Hello", " wor", "ld"], "Hello world", None),
+        (["one\n\nHu", "man: two"], "one", "\n\nHuman:"),
+        (["one\n", "\n", "Hum", "an", ":", " two"], "one", "\n\nHuman:"),
+        (["one\n\n", "Humbug"], "one\n\nHumbug", None),
+        (["END"], "", "END"),
+        (["aEN", "EN", "D"], "aEN", "END"),
+    ],
+)
+def test_stop_strings_are_found_over_any_border(pieces, shown, stop):
+    assert run(["\n\nHuman:", "END"], pieces) == (shown, stop)
+
+
+def test_a_possible_beginning_is_held_back_and_the_rest_is_not():
+    stream = StopStringFilter(["<end>"])
+    assert stream.push("abc<e") == ("abc", None)
+    assert stream.push("n") == ("", None)
+    assert stream.push("x<") == ("<enx", None)
+    assert stream.flush() == "<"
+
+
+def test_the_stop_string_is_shown_when_asked_for():
+    assert run(["b", "bc"], ["a", "bcd"], include=True) == ("ab", "b")
+
+
+def test_the_match_that_ends_first_wins_and_of_those_the_longest():
+    assert run(["abcdef", "bcd"], ["abcdef"]) == ("a", "bcd")
+    assert run(["cd", "bcd"], ["abcdef"]) == ("a", "bcd")
+
+
+def test_an_unarmed_piece_is_text_but_may_begin_a_stop_string():
+    stream = StopStringFilter(["stop", "to"])
+    assert stream.push("stop s", armed=False) == ("stop ", None)
+    assert stream.push("to", armed=False) == ("", None)
+    assert stream.push("p") == ("", "stop")
+
+
+@pytest.mark.parametrize("stops", [[], ["a", ""]])
+def test_stop_strings_without_characters_are_refused(stops):
+    with pytest.raises(ValueError, match="non-empty"):
+        StopStringFilter(stops)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.text("ab<", max_size=4), max_size=8),
+    st.booleans(),
+)
+def test_pieces_do_not_matter(stops, pieces, include):
+    assert run(stops, pieces, include) == by_characters(stops, "".join(pieces), include)

@@ -1,0 +1,57 @@
+"""Readers of config.json's fields: a value of the right kind, or a ModelError naming the field.
+
+It knows kinds of values only; which fields an architecture has, and their defaults, the model
+files say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import ModelError
+
+Config = Mapping[str, Any]
+
+
+def read_count(config: Config, field: str, default: int | None = None, *, minimum: int = 1) -> int:
+    """Return a whole number. null counts as absent; absent without default is an error."""
+    value = config.get(field)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise _wrong(field, value, f"a whole number, {minimum} or more")
+    return value
+
+
+def read_number(config: Config, field: str, default: float) -> float:
+    """Return a number above 0; absent or null is the default."""
+    value = config.get(field)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise _wrong(field, value, "a number above 0")
+    return float(value)
+
+
+def read_flag(config: Config, field: str) -> bool:
+    """Return true or false; absent or null is false."""
+    value = config.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(field, value, "true or false")
+    return bool(value)
+
+
+def read_choice(config: Config, field: str, known: tuple[str, ...]) -> str:
+    """Return one of the known words; absent or null is the first of them."""
+    value = config.get(field)
+    if value is None:
+        return known[0]
+    if value not in known:
+        raise _wrong(field, value, f"one of {', '.join(known)}, which is all that is served")
+    return str(value)
+
+
+def _wrong(field: str, value: object, wanted: str) -> ModelError:
+    found = "is absent" if value is None else f"is {value!r}"
+    return ModelError(f"config.json: {field} {found}, it must be {wanted}")

@@ -1,0 +1,275 @@
+"""The decoder that Llama and its kin share: pre-norm, rotary attention, gated MLP.
+
+x ← x + Attention(RMSNorm(x));  x ← x + MLP(RMSNorm(x));  then a last norm and the head.
+Architectures differ in what `read_shape` says and in the attention class. Modules are named so that
+their parameters have the checkpoint's names. No requests, blocks or devices in here.
+
+Legend: T tokens, S sampled positions, D hidden size, O features of the fused product, H query
+heads, K key-value heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import AttentionContext, ModelContext
+from dovetail_models.config_reader import (
+    Config,
+    read_choice,
+    read_count,
+    read_flag,
+    read_number,
+)
+from dovetail_torch.layers import (
+    Attention,
+    HeadShape,
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    SiluAndMul,
+    VocabParallelEmbedding,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderShape:
+    """The numbers of a decoder.
+
+    windows: for each layer the tokens that a token sees, itself included; 0 for all.
+    *_bias: whether those linear layers have one.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: HeadShape
+    windows: tuple[int, ...]
+    norm_eps: float
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.windows)
+
+
+def read_decoder_shape(
+    config: Config,
+    *,
+    windows: tuple[int, ...] = (),
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+) -> DecoderShape:
+    """Return the shape that config.json gives. windows: () for full attention in all layers.
+
+    Raises ModelError, naming the field, for what is absent, wrong or not served.
+    """
+    read_choice(config, "hidden_act", ("silu",))
+    return DecoderShape(
+        vocab_size=read_count(config, "vocab_size"),
+        hidden_size=read_count(config, "hidden_size"),
+        intermediate_size=read_count(config, "intermediate_size"),
+        heads=_read_heads(config),
+        windows=windows or (0,) * read_count(config, "num_hidden_layers"),
+        norm_eps=read_number(config, "rms_norm_eps", 1e-6),
+        tied=read_flag(config, "tie_word_embeddings"),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+    )
+
+
+def _read_heads(config: Config) -> HeadShape:
+    hidden_size = read_count(config, "hidden_size")
+    num_heads = read_count(config, "num_attention_heads")
+    num_kv_heads = read_count(config, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"config.json: {num_heads} num_attention_heads cannot share "
+            f"{num_kv_heads} num_key_value_heads evenly"
+        )
+    if config.get("head_dim") is None and hidden_size % num_heads:
+        raise ModelError(
+            f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads "
+            f"{num_heads}, and head_dim is absent"
+        )
+    head_size = read_count(config, "head_dim", hidden_size // num_heads)
+    return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
+
+
+class DecoderAttention(nn.Module):
+    """Grouped-query attention with rotary positions. Source: Ainslie et al. 2023, 2305.13245.
+
+    rotary: shared by all layers. index: number of the layer.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        shape: DecoderShape,
+        rotary: RotaryEmbedding,
+        index: int,
+    ) -> None:
+        super().__init__()
+        heads = shape.heads
+        self.qkv_proj = QKVParallelLinear(
+            context, f"{name}.qkv_proj", shape.hidden_size, heads, bias=shape.qkv_bias
+        )
+        self.o_proj = RowParallelLinear(
+            context,
+            f"{name}.o_proj",
+            heads.num_heads * heads.head_size,
+            shape.hidden_size,
+            bias=shape.output_bias,
+        )
+        self.rotary = rotary
+        self.attn = Attention(heads, index, sliding_window=shape.windows[index])
+
+    def forward(
+        self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return [T, D]."""
+        q_THD, k_TKD, v_TKD = self.project(x_TD)
+        q_THD, k_TKD = self.rotary(q_THD, k_TKD, positions_T)
+        return self.o_proj(self.attn(q_THD, k_TKD, v_TKD, attention))
+
+    def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return q [T, H, D], k and v [T, K, D], before the positions are turned in."""
+        return self.qkv_proj.split(self.qkv_proj(x_TD))
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)). Source: Shazeer 2020, arXiv:2002.05202."""
+
+    def __init__(self, context: ModelContext, name: str, shape: DecoderShape) -> None:
+        super().__init__()
+        inner, bias = shape.intermediate_size, shape.mlp_bias
+        self.gate_up_proj = MergedColumnParallelLinear(
+            context,
+            f"{name}.gate_up_proj",
+            shape.hidden_size,
+            {"gate_proj": inner, "up_proj": inner},
+            bias=bias,
+        )
+        self.act_fn = SiluAndMul(context)
+        self.down_proj = RowParallelLinear(
+            context, f"{name}.down_proj", inner, shape.hidden_size, bias=bias
+        )
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return [T, D]."""
+        return self.down_proj(self.act_fn(self.gate_up_proj(x_TD)))
+
+
+class DecoderLayer(nn.Module):
+    """One layer; the residual stream travels beside the last part's output, not yet added."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        shape: DecoderShape,
+        self_attn: DecoderAttention,
+    ) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.mlp = GatedMLP(context, f"{name}.mlp", shape)
+        self.input_layernorm = RMSNorm(context, shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(context, shape.hidden_size, shape.norm_eps)
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor | None,
+        positions_T: torch.Tensor,
+        attention: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the MLP's output and the residual to add it to. No residual: x begins it."""
+        if residual_TD is None:
+            x_TD, residual_TD = self.input_layernorm(x_TD), x_TD
+        else:
+            x_TD, residual_TD = self.input_layernorm.add(x_TD, residual_TD)
+        x_TD = self.self_attn(x_TD, positions_T, attention)
+        x_TD, residual_TD = self.post_attention_layernorm.add(x_TD, residual_TD)
+        return self.mlp(x_TD), residual_TD
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and last norm: what checkpoints call "model"."""
+
+    def __init__(
+        self, context: ModelContext, shape: DecoderShape, attention_cls: type[DecoderAttention]
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(context, shape.vocab_size, shape.hidden_size)
+        rotary = RotaryEmbedding(context, shape.heads.head_size)
+        self.layers = nn.ModuleList()
+        for index in range(shape.num_layers):
+            name = f"model.layers.{index}"
+            self_attn = attention_cls(context, f"{name}.self_attn", shape, rotary, index)
+            self.layers.append(DecoderLayer(context, name, shape, self_attn))
+        self.norm = RMSNorm(context, shape.hidden_size, shape.norm_eps)
+
+    def forward(
+        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the hidden states after the last norm, [T, D]."""
+        x_TD, residual_TD = self.embed_tokens(input_ids_T), None
+        for layer in self.layers:
+            x_TD, residual_TD = layer(x_TD, residual_TD, positions_T, attention)
+        hidden_TD, _ = self.norm.add(x_TD, residual_TD)
+        return hidden_TD
+
+
+class DecoderForCausalLM(nn.Module, ABC):
+    """The model contract for a decoder; an architecture says how its config is read.
+
+    attention_cls: the attention of all layers.
+    """
+
+    CONTRACT: ClassVar[str] = "model"
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    architectures: ClassVar[tuple[str, ...]]
+    attention_cls: ClassVar[type[DecoderAttention]] = DecoderAttention
+
+    def __init__(self, context: ModelContext) -> None:
+        """Make the modules, uninitialised. Raises ModelError, naming the field."""
+        super().__init__()
+        shape = self.read_shape(context.hf_config)
+        self.model = Decoder(context, shape, self.attention_cls)
+        self.lm_head = ParallelLMHead(
+            context,
+            "lm_head",
+            shape.vocab_size,
+            shape.hidden_size,
+            tied_to=self.model.embed_tokens if shape.tied else None,
+        )
+
+    @staticmethod
+    @abstractmethod
+    def read_shape(config: Config) -> DecoderShape:
+        """Return the shape that config.json gives; raise ModelError for what is not served."""
+
+    def forward(
+        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the hidden states after the last norm, [T, D]. ids and positions are int64."""
+        return self.model(input_ids_T, positions_T, attention)
+
+    def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """Return the logits, [S, V], in the model's dtype."""
+        return self.lm_head(hidden_SD)

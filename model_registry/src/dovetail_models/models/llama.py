@@ -1,0 +1,25 @@
+"""Llama 1 to 3. Sources: Touvron et al. 2023, arXiv:2302.13971; the Llama team 2024, 2407.21783."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail_models.config_reader import Config, read_flag
+from dovetail_models.models.decoder import DecoderForCausalLM, DecoderShape, read_decoder_shape
+
+
+class LlamaForCausalLM(DecoderForCausalLM):
+    """The plain decoder. `attention_bias` and `mlp_bias` put biases on all linears of the part."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM",)
+
+    @staticmethod
+    def read_shape(config: Config) -> DecoderShape:
+        """Return the shape that config.json gives."""
+        attention_bias = read_flag(config, "attention_bias")
+        return read_decoder_shape(
+            config,
+            qkv_bias=attention_bias,
+            output_bias=attention_bias,
+            mlp_bias=read_flag(config, "mlp_bias"),
+        )

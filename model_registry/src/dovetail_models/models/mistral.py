@@ -1,0 +1,20 @@
+"""Mistral. Source: Jiang et al. 2023, arXiv:2310.06825."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail_models.config_reader import Config
+from dovetail_models.models.decoder import DecoderForCausalLM, DecoderShape, read_decoder_shape
+from dovetail_models.sliding_windows import read_mistral_windows
+
+
+class MistralForCausalLM(DecoderForCausalLM):
+    """Llama without biases, with one sliding window for all layers, or with none."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("MistralForCausalLM",)
+
+    @staticmethod
+    def read_shape(config: Config) -> DecoderShape:
+        """Return the shape that config.json gives."""
+        return read_decoder_shape(config, windows=read_mistral_windows(config))

@@ -1,0 +1,118 @@
+"""What a config.json may say: refusals name the field, and defaults are the architectures' own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import ModelContext
+from dovetail_models.models.llama import LlamaForCausalLM
+from dovetail_models.models.mistral import MistralForCausalLM
+from dovetail_models.models.qwen2 import Qwen2ForCausalLM
+from dovetail_models.models.qwen3 import Qwen3ForCausalLM
+from dovetail_torch.layers import TorchLinearMethod, TorchOps, attention_layers
+
+SMALL = {
+    "vocab_size": 31,
+    "hidden_size": 24,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+
+
+def make_model(model_cls: type, **changes: object) -> nn.Module:
+    context = ModelContext(
+        hf_config=SMALL | changes,
+        dtype=torch.float32,
+        device=torch.device("meta"),
+        linear_method=TorchLinearMethod(),
+        ops=TorchOps(),
+        max_model_len=8,
+    )
+    return model_cls(context)
+
+
+def windows_of(model: nn.Module) -> list[int]:
+    return [layer.sliding_window for _, layer in attention_layers(model)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'", "silu")),
+        ({"hidden_size": None}, ("hidden_size", "is absent")),
+        ({"num_hidden_layers": 0}, ("num_hidden_layers", "is 0")),
+        ({"vocab_size": "many"}, ("vocab_size", "'many'")),
+        ({"num_key_value_heads": 3}, ("4 num_attention_heads", "3 num_key_value_heads")),
+        ({"hidden_size": 26}, ("hidden_size 26", "head_dim is absent")),
+        ({"head_dim": 7}, ("rotary size 7", "head_dim")),
+        ({"rms_norm_eps": -1}, ("rms_norm_eps", "-1")),
+        ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("rope type 'dynamic'", "yarn")),
+        ({"rope_parameters": {"rope_type": "lama3"}}, ("'lama3'", "Did you mean 'llama3'?")),
+        ({"rope_scaling": {"type": "linear"}}, ("'linear' needs factor", "None")),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ("by kind of layer",)),
+        ({"rope_scaling": "yarn"}, ("'yarn'", "must be a table")),
+    ],
+)
+def test_refusals_name_field_and_value(changes: dict, words: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError) as caught:
+        make_model(LlamaForCausalLM, **changes)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kinds", [["full_attention"], ["chunked_attention"] * 4, [{}] * 4, "sliding_attention"]
+)
+def test_unknown_layer_types_are_refused(kinds: object) -> None:
+    with pytest.raises(ModelError, match="layer_types"):
+        make_model(Qwen2ForCausalLM, layer_types=kinds, use_sliding_window=True)
+
+
+def test_windows_of_mistral() -> None:
+    assert windows_of(make_model(MistralForCausalLM, sliding_window=5)) == [5] * 4
+    assert windows_of(make_model(MistralForCausalLM, sliding_window=None)) == [0] * 4
+    assert windows_of(make_model(MistralForCausalLM)) == [4096] * 4
+
+
+@pytest.mark.parametrize("model_cls", [Qwen2ForCausalLM, Qwen3ForCausalLM])
+def test_windows_of_qwen(model_cls: type) -> None:
+    asked = {"use_sliding_window": True, "sliding_window": 5}
+    mixed = ["sliding_attention", "full_attention"] * 2
+    assert windows_of(make_model(model_cls, sliding_window=5)) == [0] * 4
+    assert windows_of(make_model(model_cls, **asked)) == [0] * 4
+    assert windows_of(make_model(model_cls, **asked, max_window_layers=0)) == [5] * 4
+    assert windows_of(make_model(model_cls, **asked, max_window_layers=3)) == [0, 0, 0, 5]
+    assert windows_of(make_model(model_cls, **asked, layer_types=mixed)) == [5, 0, 5, 0]
+
+
+def test_biases_are_where_the_architecture_has_them() -> None:
+    def biases(model: nn.Module) -> set[str]:
+        names = (name for name, _ in model.named_parameters() if name.endswith(".bias"))
+        return {name.removesuffix(".bias").rpartition(".")[2] for name in names}
+
+    assert biases(make_model(LlamaForCausalLM)) == set()
+    assert biases(make_model(LlamaForCausalLM, attention_bias=True)) == {"qkv_proj", "o_proj"}
+    assert biases(make_model(LlamaForCausalLM, mlp_bias=True)) == {"gate_up_proj", "down_proj"}
+    assert biases(make_model(Qwen2ForCausalLM)) == {"qkv_proj"}
+    assert biases(make_model(Qwen3ForCausalLM)) == set()
+
+
+def test_parameters_have_the_context_s_place_and_need_no_gradient() -> None:
+    for parameter in make_model(Qwen3ForCausalLM).parameters():
+        assert parameter.device.type == "meta"
+        assert not parameter.requires_grad
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, dovetail_models, dovetail_models.models; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "False"

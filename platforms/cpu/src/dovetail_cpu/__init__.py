@@ -1,0 +1,1 @@
+"""The CPU platform and worker of Dovetail."""

@@ -1,0 +1,57 @@
+"""The CPU as a torch device: threads, and memory as the process's resident set."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+_PROFILE_TOKENS = 64
+"""Activations grow in proportion to tokens; running more would only make the start slower."""
+
+
+class CPURuntime:
+    """Implements `dovetail_torch.device_runtime.DeviceRuntime`."""
+
+    def __init__(self) -> None:
+        self._base_bytes = 0
+
+    def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
+        """Set torch's threads to `num_threads`, or to the cores that this process may use."""
+        torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+        return torch.device("cpu")
+
+    def total_memory_bytes(self) -> int:
+        """Return the machine's memory, or what the process's control group allows of it."""
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = Path("/sys/fs/cgroup/memory.max")
+        text = limit.read_text().strip() if limit.exists() else "max"
+        return min(total, int(text)) if text.isdigit() else total
+
+    def memory_in_use_bytes(self) -> int:
+        """Return this process's resident memory."""
+        return _status_bytes("VmRSS")
+
+    def reset_peak(self) -> None:
+        """Let the kernel forget the peak so far, and remember where it begins."""
+        Path("/proc/self/clear_refs").write_text("5")
+        self._base_bytes = _status_bytes("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """Return how far resident memory has risen since `reset_peak`."""
+        return max(0, _status_bytes("VmHWM") - self._base_bytes)
+
+    def max_profile_tokens(self) -> int:
+        """Return a number of tokens that is quick to run."""
+        return _PROFILE_TOKENS
+
+    def synchronize(self) -> None:
+        """Do nothing: every call has returned when it is done."""
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,1 @@
+"""The torch layer of Dovetail: worker, model runner, sampler, layers and weight loading."""

@@ -1,0 +1,92 @@
+"""The attention context of the forward pass: layers, caches and this step's metadata, by index.
+
+A model is given the table as an argument and calls `attend`. Eagerly that is a plain call. Under
+`torch.compile` it is one custom operator that is told the table's slot number: a compiled graph
+holds no Python object, and two engines in one process have two slots.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from dovetail.interfaces import AttentionLayer
+
+_SLOTS = itertools.count()
+_TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
+
+
+class AttentionTable:
+    """Attention of all layers of one runner. Implements `AttentionContext`.
+
+    slot: its number, unique in the process. metadata: this step's, one entry a builder; the runner
+    sets it before each forward pass.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[AttentionLayer],
+        caches: Sequence[torch.Tensor],
+        builder_of: Sequence[int],
+    ) -> None:
+        """layers, caches, builder_of: by layer index; the last says whose metadata it takes."""
+        self.slot = next(_SLOTS)
+        self.metadata: Sequence[Any] = ()
+        self._layers = tuple(layers)
+        self._caches = tuple(caches)
+        self._builder_of = tuple(builder_of)
+        _TABLES[self.slot] = self
+
+    def attend(
+        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
+        if torch.compiler.is_compiling():
+            attended: torch.Tensor = torch.ops.dovetail.attend(
+                q_THD, k_TKD, v_TKD, self.slot, index
+            )
+            return attended
+        return self.run(index, q_THD, k_TKD, v_TKD)
+
+    def run(
+        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Do what `attend` does, now."""
+        out_THD = q_THD.new_empty(q_THD.shape)
+        self._layers[index].forward(
+            q_THD,
+            k_TKD,
+            v_TKD,
+            self._caches[index],
+            self.metadata[self._builder_of[index]],
+            out_THD,
+        )
+        return out_THD
+
+
+class NoAttention:
+    """An attention context without a cache, for runs before there is one: returns zeros."""
+
+    def attend(
+        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Return zeros, contiguous [T, H, D]."""
+        return q_THD.new_zeros(q_THD.shape)
+
+
+@torch.library.custom_op("dovetail::attend", mutates_args=())
+def _attend(
+    q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, slot: int, index: int
+) -> torch.Tensor:
+    return _TABLES[slot].run(index, q_THD, k_TKD, v_TKD)
+
+
+@_attend.register_fake
+def _attend_shape(
+    q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, slot: int, index: int
+) -> torch.Tensor:
+    return q_THD.new_empty(q_THD.shape)

@@ -1,0 +1,39 @@
+"""What a torch worker has to be told of its device: the object behind `Platform.runtime()`.
+
+The only place where platforms differ for the worker and the runner of this layer. A platform gives
+one runtime a worker.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class DeviceRuntime(Protocol):
+    """Operations on one device."""
+
+    def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
+        """Take the device for this thread and process, and return it.
+
+        num_threads: of devices that compute on the host's cores; None for the platform's choice.
+        """
+
+    def total_memory_bytes(self) -> int:
+        """Return the device's memory."""
+
+    def memory_in_use_bytes(self) -> int:
+        """Return how much of it is taken, by anybody."""
+
+    def reset_peak(self) -> None:
+        """Begin to measure a peak."""
+
+    def peak_bytes(self) -> int:
+        """Return the most that this process has had since `reset_peak`, beyond what it had then."""
+
+    def max_profile_tokens(self) -> int:
+        """Return how many tokens are worth running to measure a step; the rest is extrapolated."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done everything it was given."""

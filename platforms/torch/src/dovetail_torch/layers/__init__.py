@@ -1,0 +1,39 @@
+"""The few layers that models are made of, and the providers `torch` of linear method and ops."""
+
+from dovetail_torch.layers.activation import SiluAndMul
+from dovetail_torch.layers.attention import Attention, attention_layers
+from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from dovetail_torch.layers.linear import (
+    ColumnParallelLinear,
+    HeadShape,
+    MergedColumnParallelLinear,
+    ParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    linear_layers,
+    pack_linears,
+)
+from dovetail_torch.layers.norm import RMSNorm
+from dovetail_torch.layers.rotary import RotaryEmbedding
+from dovetail_torch.layers.torch_linear import TorchLinearMethod
+from dovetail_torch.layers.torch_ops import TorchOps
+
+__all__ = [
+    "Attention",
+    "ColumnParallelLinear",
+    "HeadShape",
+    "MergedColumnParallelLinear",
+    "ParallelLMHead",
+    "ParallelLinear",
+    "QKVParallelLinear",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "RowParallelLinear",
+    "SiluAndMul",
+    "TorchLinearMethod",
+    "TorchOps",
+    "VocabParallelEmbedding",
+    "attention_layers",
+    "linear_layers",
+    "pack_linears",
+]

@@ -1,0 +1,69 @@
+"""The attention layer as a model sees it: its numbers, and a call to the step's attention context.
+
+It knows no cache, no block table and no backend: the runner reads its numbers, makes the backend's
+layer from them and puts that behind `AttentionContext.attend`.
+Legend: T tokens, H query heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.model import AttentionContext
+from dovetail_torch.layers.linear import HeadShape
+
+
+class Attention(nn.Module):
+    """Causal attention over everything that the row has seen, without parameters of its own.
+
+    index: number of the layer, counted from 0 in the order of making; the model gives it.
+    scale: factor on the scores; 0 for head_size ** -0.5.
+    sliding_window: tokens that a token sees, itself included; 0 for all.
+    soft_cap: c in c·tanh(score / c); 0 for none.
+    """
+
+    def __init__(
+        self,
+        heads: HeadShape,
+        index: int,
+        *,
+        scale: float = 0.0,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_heads = heads.num_heads
+        self.num_kv_heads = heads.num_kv_heads
+        self.head_size = heads.head_size
+        self.index = index
+        self.scale = scale or heads.head_size**-0.5
+        self.sliding_window = sliding_window
+        self.soft_cap = soft_cap
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        attention: AttentionContext,
+    ) -> torch.Tensor:
+        """Return [T, H·D]. Inputs may be views that are not contiguous."""
+        return attention.attend(self.index, q_THD, k_TKD, v_TKD).flatten(-2)
+
+
+def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
+    """Return name and layer of the model's attention layers; the n-th one has index n.
+
+    Raises ContractError where the model gave an index twice or left one out.
+    """
+    found = [pair for pair in model.named_modules() if isinstance(pair[1], Attention)]
+    found.sort(key=lambda pair: pair[1].index)
+    indices = [layer.index for _, layer in found]
+    if indices != list(range(len(found))):
+        raise ContractError(
+            f"{type(model).__name__} gives its {len(found)} attention layers the indices "
+            f"{indices}: give each one its own, from 0 to {len(found) - 1}"
+        )
+    return tuple(found)

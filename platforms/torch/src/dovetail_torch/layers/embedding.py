@@ -1,0 +1,57 @@
+"""The two ends of a language model: token embedding and the head that makes logits.
+
+Legend: T tokens, S sampled positions, D hidden size, V vocabulary (width of the logits).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import ModelContext
+from dovetail_torch.layers.linear import ColumnParallelLinear
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows of a table [V, D] by token id. Ids outside 0 .. V - 1 are the caller's to refuse."""
+
+    def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        weight_VD = torch.empty(vocab_size, hidden_size, dtype=context.dtype, device=context.device)
+        self.weight = nn.Parameter(weight_VD, requires_grad=False)
+
+    def forward(self, input_ids_T: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings, a new tensor [T, D]. Ids are int64."""
+        return functional.embedding(input_ids_T, self.weight)
+
+
+class ParallelLMHead(ColumnParallelLinear):
+    """The last linear layer, [S, D] to logits [S, V]; `tied_to` an embedding, it has its weight.
+
+    A tied head is created and packed by the linear method like any other layer, but its `weight`
+    is the embedding's very parameter: `pack` may take it off the head, and must not write to it.
+    Raises ModelError when tied and the linear method keeps anything but a plain weight.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        tied_to: VocabParallelEmbedding | None = None,
+    ) -> None:
+        super().__init__(context, name, hidden_size, vocab_size)
+        if tied_to is None:
+            return
+        kept = [key for key, _ in self.named_parameters(recurse=False)]
+        if kept != ["weight"] or self.weight.shape != tied_to.weight.shape:
+            raise ModelError(
+                f"tie_word_embeddings is asked, but the linear method "
+                f"{type(self.linear_method).__name__} keeps {name} as {', '.join(kept)}: "
+                "choose another linear method, or a checkpoint with an lm_head of its own"
+            )
+        self.weight = tied_to.weight

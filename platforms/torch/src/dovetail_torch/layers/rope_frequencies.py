@@ -1,0 +1,146 @@
+"""Frequencies of rotary position embedding, read from a config.json in its old and its new form.
+
+Old: `rope_theta` and `rope_scaling` ("type" or "rope_type"). New: `rope_parameters`, with
+everything in it. A type that is not in `ROPE_TYPES` is refused, never approximated.
+Legend: F half of the rotary size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail.errors import ModelError, nearest
+
+Parameters = Mapping[str, Any]
+Frequencies = tuple[torch.Tensor, float]
+
+DEFAULT_THETA = 10000.0
+
+
+def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rope parameters of a config.json, in one form whatever form they came in.
+
+    Always has "rope_type" and "rope_theta"; "original_max_position_embeddings" where it is known.
+    Raises ModelError for a type that is not known or parameters that differ by layer.
+    """
+    given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"config.json: rope_parameters is {given!r}, it must be a table")
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise ModelError(
+            f"rope_parameters are given by kind of layer ({', '.join(given)}): "
+            "only models with one rotary embedding for all layers are served"
+        )
+    parameters = dict(given)
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if rope_type not in ROPE_TYPES:
+        raise ModelError(
+            f"rope type {rope_type!r} is asked by config.json, known are "
+            f"{', '.join(sorted(ROPE_TYPES))}.{nearest(str(rope_type), ROPE_TYPES)}"
+        )
+    parameters["rope_type"] = rope_type
+    # A user's override of rope_scaling alone must not lose the theta of the new form.
+    new_form = hf_config.get("rope_parameters") or {}
+    for field, default in (("rope_theta", DEFAULT_THETA), ("partial_rotary_factor", 1.0)):
+        if parameters.get(field) is None:
+            parameters[field] = new_form.get(field) or hf_config.get(field) or default
+    # A length beside the parameters, where a config has it, is the one that counts.
+    for length in (
+        hf_config.get("original_max_position_embeddings"),
+        parameters.get("original_max_position_embeddings"),
+        hf_config.get("max_position_embeddings"),
+    ):
+        if length:
+            parameters["original_max_position_embeddings"] = length
+            break
+    return parameters
+
+
+def rope_frequencies(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """Return the angles per position, float32 [F], and a factor on cosines and sines.
+
+    parameters: as `read_rope_parameters` returns them. Raises ModelError, naming the field, where
+    one is missing or no number.
+    """
+    return ROPE_TYPES[parameters["rope_type"]](parameters, rotary_size)
+
+
+def _default(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """Su et al. 2021, arXiv:2104.09864: theta ** (-2·i / rotary size)."""
+    exponent_F = torch.arange(0, rotary_size, 2, dtype=torch.float32) / rotary_size
+    return 1.0 / (_number(parameters, "rope_theta") ** exponent_F), 1.0
+
+
+def _linear(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """Position interpolation, Chen et al. 2023, arXiv:2306.15595."""
+    frequency_F, _ = _default(parameters, rotary_size)
+    return frequency_F / _number(parameters, "factor"), 1.0
+
+
+def _llama3(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """Llama 3.1, arXiv:2407.21783: slow turns are interpolated, fast ones kept, a ramp between."""
+    frequency_F, _ = _default(parameters, rotary_size)
+    low = _number(parameters, "low_freq_factor")
+    high = _number(parameters, "high_freq_factor")
+    turns_F = _number(parameters, "original_max_position_embeddings") * frequency_F / (2 * math.pi)
+    keep_F = ((turns_F - low) / (high - low)).clamp(0, 1)
+    slow_F = frequency_F / _number(parameters, "factor")
+    return (1 - keep_F) * slow_F + keep_F * frequency_F, 1.0
+
+
+def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """YaRN, Peng et al. 2023, arXiv:2309.00071: a ramp over the dimensions, and a temperature."""
+    frequency_F, _ = _default(parameters, rotary_size)
+    theta = _number(parameters, "rope_theta")
+    length = _number(parameters, "original_max_position_embeddings")
+
+    def dimension_of(turns: float) -> float:
+        return rotary_size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = dimension_of(_number(parameters, "beta_fast", 32))
+    last = dimension_of(_number(parameters, "beta_slow", 1))
+    if parameters.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_size - 1)
+    # Equal ends would divide by nought; a step at `first` is what is meant.
+    width = (last - first) or 0.001
+    dimension_F = torch.arange(rotary_size // 2, dtype=torch.float32)
+    slow_share_F = ((dimension_F - first) / width).clamp(0, 1)
+    slow_F = frequency_F / _number(parameters, "factor")
+    return slow_share_F * slow_F + (1 - slow_share_F) * frequency_F, _yarn_factor(parameters)
+
+
+def _yarn_factor(parameters: Parameters) -> float:
+    if parameters.get("attention_factor") is not None:
+        return _number(parameters, "attention_factor")
+    factor = _number(parameters, "factor")
+    if factor <= 1:
+        return 1.0
+    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if above and below:
+        return (0.1 * above * math.log(factor) + 1) / (0.1 * below * math.log(factor) + 1)
+    return 0.1 * math.log(factor) + 1
+
+
+def _number(parameters: Parameters, field: str, default: float | None = None) -> float:
+    value = parameters.get(field)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelError(
+            f"rope type {parameters['rope_type']!r} needs {field} as a positive number, "
+            f"config.json gives {value!r}: correct its rope_parameters (old: rope_scaling)"
+        )
+    return value
+
+
+ROPE_TYPES: dict[str, Callable[[Parameters, int], Frequencies]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,46 @@
+"""Rotary position embedding: a table of cosines and sines, applied by the context's ops.
+
+Legend: T tokens, H query heads, K key-value heads, S head size, P positions, R rotary size,
+F half of the rotary size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import ModelContext
+from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_frequencies
+
+
+class RotaryEmbedding(nn.Module):
+    """Turn queries and keys by their positions; one instance serves all layers of a model.
+
+    cos_sin_PR: float32 [max_model_len, rotary size], first cosines, then sines; not persistent.
+    Positions must be below max_model_len. Raises ModelError for a config that it does not do.
+    """
+
+    def __init__(self, context: ModelContext, head_size: int) -> None:
+        super().__init__()
+        self.ops = context.ops
+        parameters = read_rope_parameters(context.hf_config)
+        rotary_size = int(head_size * parameters["partial_rotary_factor"])
+        if rotary_size % 2 or not 0 < rotary_size <= head_size:
+            raise ModelError(
+                f"rotary size {rotary_size} of head size {head_size} is asked: it must be even, "
+                "above 0 and within the head; see head_dim and partial_rotary_factor in config.json"
+            )
+        frequency_F, factor = rope_frequencies(parameters, rotary_size)
+        # float32 throughout, as the models were trained: float64 gives other angles far out.
+        position_P1 = torch.arange(context.max_model_len, dtype=torch.float32)[:, None]
+        angle_PF = position_P1 * frequency_F
+        cos_sin_PR = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1) * factor
+        self.cos_sin_PR: torch.Tensor
+        self.register_buffer("cos_sin_PR", cos_sin_PR.to(context.device), persistent=False)
+
+    def forward(
+        self, q_THS: torch.Tensor, k_TKS: torch.Tensor, positions_T: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q and k, turned. Positions are int64 [T]."""
+        return self.ops.rotary_embedding(q_THS, k_TKS, positions_T, self.cos_sin_PR)

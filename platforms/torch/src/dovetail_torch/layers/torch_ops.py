@@ -1,0 +1,73 @@
+"""The op provider `torch`: norms, rotary embedding and activation in plain torch, on any device.
+
+It is the reference that fused providers are held against. It keeps no state and knows no device.
+Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
+P positions, F half of the rotary size, N query and key-value heads together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from dovetail.interfaces.ops import Ops
+
+
+class TorchOps(Ops):
+    """Compute the small operations with torch; float32 inside, the inputs' dtype outside."""
+
+    def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
+        return functional.rms_norm(x_TD, weight_D.shape, weight_D, eps)
+
+    def add_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (rms_norm(x + residual), x + residual); the sum is made in `residual_TD`."""
+        residual_TD.add_(x_TD)
+        return functional.rms_norm(residual_TD, weight_D.shape, weight_D, eps), residual_TD
+
+    def rotary_embedding(
+        self,
+        q_THS: torch.Tensor,
+        k_TKS: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PS: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q and k, rotated by their positions in halves; views of one new tensor."""
+        rotary_size = cos_sin_PS.shape[-1]
+        if rotary_size < q_THS.shape[-1]:
+            return self._rotate_partly(q_THS, k_TKS, positions_T, cos_sin_PS)
+        # Queries and keys turn together: half the calls, which is what a decode step waits for.
+        heads_TNS = torch.cat((q_THS, k_TKS), dim=1).float()
+        heads_TN2F = heads_TNS.view(*heads_TNS.shape[:2], 2, rotary_size // 2)
+        cos_T11F, sin_T11F = cos_sin_PS.index_select(0, positions_T)[:, None, None].chunk(2, dim=-1)
+        signed_sin_T12F = torch.cat((-sin_T11F, sin_T11F), dim=-2)
+        turned_TN2F = torch.addcmul(heads_TN2F * cos_T11F, heads_TN2F.flip(-2), signed_sin_T12F)
+        turned_TNS = turned_TN2F.flatten(-2).to(q_THS.dtype)
+        q_turned_THS, k_turned_TKS = turned_TNS.split_with_sizes(
+            (q_THS.shape[1], k_TKS.shape[1]), dim=1
+        )
+        return q_turned_THS, k_turned_TKS
+
+    def _rotate_partly(
+        self,
+        q_THS: torch.Tensor,
+        k_TKS: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PS: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate the first features of each head and pass the rest through."""
+        size = cos_sin_PS.shape[-1]
+        q_turned_THS, k_turned_TKS = self.rotary_embedding(
+            q_THS[..., :size], k_TKS[..., :size], positions_T, cos_sin_PS
+        )
+        return (
+            torch.cat((q_turned_THS, q_THS[..., size:]), dim=-1),
+            torch.cat((k_turned_TKS, k_TKS[..., size:]), dim=-1),
+        )
+
+    def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
+        """Return silu(first half of the last dimension) · second half, a new tensor."""
+        gate_TD, up_TD = x_T2D.chunk(2, dim=-1)
+        return functional.silu(gate_TD).mul_(up_TD)

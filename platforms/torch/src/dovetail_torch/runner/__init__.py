@@ -1,0 +1,1 @@
+"""The model runner and its parts: rows, input batch, KV cache tensors."""

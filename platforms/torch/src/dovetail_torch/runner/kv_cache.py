@@ -1,0 +1,109 @@
+"""The KV cache's tensors and the attention of each layer over them, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.interfaces import (
+    AttentionBackend,
+    AttentionGroupContext,
+    AttentionLayerContext,
+    AttentionMetadataBuilder,
+    FullAttentionSpec,
+    KVCacheConfig,
+)
+from dovetail_torch.attention_table import AttentionTable
+from dovetail_torch.layers.attention import Attention
+from dovetail_torch.runner.step_limits import StepLimits
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionState:
+    """All that attention needs in a step.
+
+    builders: one for each distinct spec, with the KV-cache group whose block table it reads.
+    """
+
+    table: AttentionTable
+    builders: tuple[tuple[AttentionMetadataBuilder, int], ...]
+
+
+def kv_cache_specs(
+    layers: Mapping[str, Attention], *, block_size: int, dtype: str
+) -> dict[str, FullAttentionSpec]:
+    """Return what each attention layer keeps."""
+    return {
+        name: FullAttentionSpec(
+            block_size=block_size,
+            num_kv_heads=layer.num_kv_heads,
+            head_size=layer.head_size,
+            dtype=dtype,
+            sliding_window=layer.sliding_window,
+        )
+        for name, layer in layers.items()
+    }
+
+
+def make_attention(
+    backend: type[AttentionBackend],
+    layers: Mapping[str, Attention],
+    config: KVCacheConfig,
+    limits: StepLimits,
+) -> AttentionState:
+    """Take the cache's memory and make the backend's layers and builders.
+
+    layers: by name, in the order of their indices.
+    """
+    device, dtype = limits.device, limits.dtype
+    group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
+    builders: dict[tuple[FullAttentionSpec, int], int] = {}
+    made, caches, builder_of = [], [], []
+    specs = kv_cache_specs(layers, block_size=config.block_size, dtype=limits.kv_cache_dtype)
+    for name, layer in layers.items():
+        spec = specs[name]
+        shape = backend.kv_cache_shape(config.num_blocks, spec)
+        caches.append(torch.zeros(shape, dtype=DTYPES[spec.dtype], device=device))
+        made.append(backend.create_layer(_layer_context(name, layer, dtype, device)))
+        builder_of.append(builders.setdefault((spec, group_of[name]), len(builders)))
+    return AttentionState(
+        table=AttentionTable(made, caches, builder_of),
+        builders=tuple(
+            (backend.create_builder(_group_context(spec, limits)), group)
+            for spec, group in builders
+        ),
+    )
+
+
+def _layer_context(
+    name: str, layer: Attention, dtype: torch.dtype, device: torch.device
+) -> AttentionLayerContext:
+    return AttentionLayerContext(
+        layer_name=name,
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_size=layer.head_size,
+        scale=layer.scale,
+        dtype=dtype,
+        device=device,
+        sliding_window=layer.sliding_window,
+        soft_cap=layer.soft_cap,
+    )
+
+
+def _group_context(spec: FullAttentionSpec, limits: StepLimits) -> AttentionGroupContext:
+    return AttentionGroupContext(
+        spec=spec,
+        device=limits.device,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+    )

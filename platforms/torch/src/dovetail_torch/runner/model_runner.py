@@ -1,0 +1,159 @@
+"""The model runner: a plan in, logits, tokens out.
+
+Keeps what persists of each row, gathers what a step needs, runs the model and samples. Knows no
+scheduler, no blocks' owners and no device's name.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import torch
+
+from dovetail.interfaces import AttentionBackend, GrammarOutput, KVCacheConfig, Model
+from dovetail.plan import SchedulerOutput
+from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail_torch.attention_table import NoAttention
+from dovetail_torch.layers.attention import Attention
+from dovetail_torch.runner.input_batch import InputBatch, gather
+from dovetail_torch.runner.kv_cache import make_attention
+from dovetail_torch.runner.request_rows import RequestRows
+from dovetail_torch.runner.step_limits import StepLimits
+from dovetail_torch.sampling import GrammarMask, Sampler, gather_logprobs
+
+_POSITIONS_AT_ONCE = 256
+"""Prompt positions whose logits are held at a time, for prompt log-probabilities."""
+
+_Step = tuple[InputBatch, torch.Tensor, dict[int, LogprobColumns]]
+
+
+class ModelRunner:
+    """Runs one model on one device."""
+
+    def __init__(self, model: Model, *, vocab_size: int, limits: StepLimits) -> None:
+        self.model = model
+        self._vocab_size = vocab_size
+        self._limits = limits
+
+    def initialize_cache(
+        self,
+        config: KVCacheConfig,
+        backend: type[AttentionBackend],
+        layers: dict[str, Attention],
+    ) -> None:
+        """Take the memory of the KV cache and of the rows."""
+        limits = self._limits
+        self._block_sizes = tuple(group.spec.block_size for group in config.groups)
+        self._attention = make_attention(backend, layers, config, limits)
+        self._rows = RequestRows(
+            num_rows=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_sizes=self._block_sizes,
+            device=limits.device,
+        )
+        self._sampler = Sampler(
+            num_rows=limits.max_num_seqs, vocab_size=self._vocab_size, device=limits.device
+        )
+        self._step: _Step | None = None
+
+    @torch.inference_mode()
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Apply the plan and run the model; keep the logits for `sample_tokens`."""
+        for row in plan.leaves:
+            self._sampler.leave(row)
+        for request in plan.joins:
+            self._sampler.join(request)
+        self._rows.apply(plan)
+        self._plan, self._step = plan, None
+        if plan.empty:
+            return
+        batch = gather(plan, self._rows, self._block_sizes)
+        table = self._attention.table
+        table.metadata = [
+            builder.build(batch.attention[group]) for builder, group in self._attention.builders
+        ]
+        hidden_TD = self.model.forward(batch.input_ids_T, batch.positions_T, table)
+        prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
+        logits_SV = hidden_TD[:0]
+        if len(batch.sampling_runs):
+            if len(batch.sampling_runs) < len(hidden_TD):
+                hidden_TD = hidden_TD.index_select(0, batch.last_S)
+            logits_SV = self.model.compute_logits(hidden_TD)
+        self._step = batch, logits_SV, prompt_logprobs
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Sample from the logits of the plan just executed."""
+        plan = self._plan
+        if self._step is None or not len(self._step[0].sampling_runs):
+            prompt_logprobs = {} if self._step is None else self._step[2]
+            return ModelRunnerOutput(
+                step_id=plan.step_id,
+                num_sampled=plan.samples,
+                token_ids=array("i"),
+                prompt_logprobs=prompt_logprobs,
+            )
+        batch, logits_SV, prompt_logprobs = self._step
+        runs = batch.sampling_runs
+        rows = batch.rows[runs]
+        mask = None if grammar is None else self._mask(grammar, runs)
+        sampled = self._sampler.sample(logits_SV, rows.tolist(), mask)
+        self._rows.append(rows, batch.ends[runs], sampled.token_ids)
+        return ModelRunnerOutput(
+            step_id=plan.step_id,
+            num_sampled=plan.samples,
+            token_ids=array("i", sampled.token_ids.tolist()),
+            logprobs={int(runs[i]): columns for i, columns in sampled.logprobs.items()},
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    @torch.inference_mode()
+    def dummy_run(self, num_tokens: int, num_sampled: int) -> None:
+        """Run the model on `num_tokens` tokens without a cache, and its head on `num_sampled`.
+
+        Leaves no trace; what it costs in time and memory is what a step of that size costs.
+        """
+        device = self._limits.device
+        input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        positions_T = torch.arange(num_tokens, device=device) % self._limits.max_model_len
+        hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention())
+        logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
+        logits_SV.argmax(dim=-1)
+
+    def _mask(self, grammar: GrammarOutput, runs: np.ndarray) -> GrammarMask:
+        return GrammarMask.of(grammar, runs.tolist(), vocab_size=self._vocab_size)
+
+    def _prompt_logprobs(
+        self, batch: InputBatch, hidden_TD: torch.Tensor
+    ) -> dict[int, LogprobColumns]:
+        """Return the log-probabilities of prompt tokens, for the runs that asked for them."""
+        asked = self._rows.num_prompt_logprobs[batch.rows]
+        found = {}
+        for run in np.flatnonzero(asked >= 0).tolist():
+            row = int(batch.rows[run])
+            start = int(batch.plan.starts[run])
+            end = min(int(batch.ends[run]), int(self._rows.num_prompt_tokens[row]) - 1)
+            if end <= start:
+                continue
+            first = int(batch.first_R1[run])
+            hidden_PD = hidden_TD[first : first + end - start]
+            targets_P = self._rows.token_ids_RL[row, start + 1 : end + 1].to(torch.int64)
+            found[run] = self._measure(hidden_PD, targets_P, int(asked[run]))
+        return found
+
+    def _measure(
+        self, hidden_PD: torch.Tensor, targets_P: torch.Tensor, num_logprobs: int
+    ) -> LogprobColumns:
+        columns = LogprobColumns(
+            counts=array("i"), token_ids=array("i"), logprobs=array("f"), ranks=array("i")
+        )
+        for start in range(0, len(hidden_PD), _POSITIONS_AT_ONCE):
+            part = slice(start, start + _POSITIONS_AT_ONCE)
+            logits_PV = self.model.compute_logits(hidden_PD[part])
+            more = gather_logprobs(logits_PV, targets_P[part], num_logprobs)
+            columns.counts.extend(more.counts)
+            columns.token_ids.extend(more.token_ids)
+            columns.logprobs.extend(more.logprobs)
+            columns.ranks.extend(more.ranks)
+        return columns

@@ -1,0 +1,70 @@
+"""The runner's memory of each row: its tokens and its block tables, from join to leave.
+
+Tokens are on the device, so that a token just sampled is the next step's input without a detour;
+block tables are on the host, where the scheduler's columns arrive.
+Legend: R rows, L tokens a row may hold, M blocks a row may hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
+
+
+class RequestRows:
+    """State of all rows. One writer: the runner, by `apply` and `append`.
+
+    token_ids_RL: int32, on the device. block_tables: one int32 [R, M] array a KV-cache group.
+    num_prompt_tokens, num_prompt_logprobs: int32 [R]; the latter -1 where none are asked for.
+    """
+
+    def __init__(
+        self, *, num_rows: int, max_model_len: int, block_sizes: tuple[int, ...], device: torch.device
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.token_ids_RL = torch.zeros((num_rows, max_model_len), dtype=torch.int32, device=device)
+        self.block_tables = [
+            np.zeros((num_rows, -(-max_model_len // size)), np.int32) for size in block_sizes
+        ]
+        self.num_prompt_tokens = np.zeros(num_rows, np.int32)
+        self.num_prompt_logprobs = np.full(num_rows, -1, np.int32)
+        self._num_blocks = [np.zeros(num_rows, np.int32) for _ in block_sizes]
+        self._generations = np.zeros(num_rows, np.int64)
+
+    def apply(self, plan: SchedulerOutput) -> None:
+        """Let requests join and blocks be appended. What leaves a row needs no clearing."""
+        for request in plan.joins:
+            self._join(request)
+        for group, columns in enumerate(plan.blocks):
+            if columns.rows:
+                self._grow(group, columns)
+
+    def append(self, rows: np.ndarray, positions: np.ndarray, token_ids_S: torch.Tensor) -> None:
+        """Write sampled tokens to their places: token i at positions[i] of rows[i]."""
+        flat = torch.from_numpy(rows * self.max_model_len + positions)
+        device = self.token_ids_RL.device
+        self.token_ids_RL.view(-1)[flat.to(device)] = token_ids_S.to(torch.int32)
+
+    def _join(self, request: NewRequest) -> None:
+        row = request.row
+        assert request.generation > self._generations[row], "a row was reused out of order"
+        self._generations[row] = request.generation
+        tokens = torch.from_numpy(np.asarray(request.token_ids))
+        self.token_ids_RL[row, : len(tokens)] = tokens.to(self.token_ids_RL.device)
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        asked = request.sampling_params.prompt_logprobs
+        self.num_prompt_logprobs[row] = -1 if asked is None else asked
+        for num_blocks in self._num_blocks:
+            num_blocks[row] = 0
+
+    def _grow(self, group: int, columns: BlockColumns) -> None:
+        table, num_blocks = self.block_tables[group], self._num_blocks[group]
+        ids = np.asarray(columns.block_ids)
+        end = 0
+        for row, count in zip(columns.rows, columns.counts, strict=True):
+            start, end = end, end + count
+            first = num_blocks[row]
+            table[row, first : first + count] = ids[start:end]
+            num_blocks[row] = first + count

@@ -1,0 +1,10 @@
+"""Sampling: from the logits of a step to its tokens and their log-probabilities.
+
+Knows rows and logits; nothing of models, blocks, plans or processes.
+"""
+
+from dovetail_torch.sampling.grammar import GrammarMask
+from dovetail_torch.sampling.logprobs import gather_logprobs
+from dovetail_torch.sampling.sampler import SampledTokens, Sampler
+
+__all__ = ["GrammarMask", "SampledTokens", "Sampler", "gather_logprobs"]

@@ -1,0 +1,69 @@
+"""What follows from a sequence of rows alone: which of them are treated alike, and their numbers.
+
+Made when a batch's composition changes, kept while it stays the same. Knows nothing of logits.
+Legend: S rows of the batch, R rows of a group within it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dovetail_torch.sampling.history import Tracked
+from dovetail_torch.sampling.penalties import PenaltyColumns
+from dovetail_torch.sampling.truncation import Cuts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows of a batch that are treated alike; index_R: their places in the batch, int64."""
+
+    index_R: torch.Tensor
+    whole: bool
+
+    def select(self, x_S: torch.Tensor) -> torch.Tensor:
+        """Return the group's rows of `x_S`: a copy, or `x_S` itself if they are all of them."""
+        return x_S if self.whole else x_S.index_select(0, self.index_R)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomGroup(Group):
+    """Rows that draw: what their logits are divided by, and how they are truncated.
+
+    temperature_R1, log_min_p_R1: float32. has_min_p: whether any row's min-p is on.
+    """
+
+    temperature_R1: torch.Tensor
+    log_min_p_R1: torch.Tensor
+    has_min_p: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedGroup(RandomGroup):
+    """Rows that draw after top-k or top-p."""
+
+    cuts: Cuts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The rows of a step, divided.
+
+    host_rows: the rows as an array. greedy, unranked, ranked: those that take the best token, that
+    draw from all tokens, and that draw after top-k or top-p; None where there are none, and so
+    for the others. tracked: rows with a history; penalties: those of them that are penalised.
+    reporting: rows that want log-probabilities; num_logprobs: how many, by row, -1 for none.
+    """
+
+    rows: tuple[int, ...]
+    host_rows: NDArray[np.int64]
+    greedy: Group | None
+    unranked: RandomGroup | None
+    ranked: RankedGroup | None
+    tracked: Tracked | None
+    penalties: PenaltyColumns | None
+    reporting: Group | None
+    num_logprobs: tuple[int, ...]

@@ -1,0 +1,63 @@
+"""The tokens that grammars allow in a step, as a mask on some rows of the logits.
+
+Knows nothing of grammars. Bits are read as bytes, so that no machine's byte order matters.
+Legend: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row's bit mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.worker import GrammarOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarMask:
+    """Which tokens some rows of a batch may choose from.
+
+    index_G: the rows' places in the batch, int64. bits_GB: uint8, bit t % 8 of byte t // 8 is 1
+    where token t is allowed. Both on the logits' device.
+    """
+
+    index_G: torch.Tensor
+    bits_GB: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, grammar: GrammarOutput, runs: Sequence[int], vocab_size: int, device: torch.device
+    ) -> GrammarMask:
+        """Take from `grammar` the masks of the runs that are sampled.
+
+        runs[i]: the run, by its index in the plan, whose logits are row i of the batch.
+        Raises ContractError if the bit mask has not the length that its runs demand.
+        """
+        row_bytes = 4 * ((vocab_size + 31) // 32)
+        demanded = row_bytes * len(grammar.runs)
+        if len(grammar.bitmask) != demanded:
+            raise ContractError(
+                f"a bit mask for {len(grammar.runs)} runs and {vocab_size} tokens was asked to "
+                f"have {demanded} bytes and has {len(grammar.bitmask)}; make it ceil(vocab_size "
+                "/ 32) words of 4 bytes a run."
+            )
+        place_of = {run: place for place, run in enumerate(runs)}
+        taken = [i for i, run in enumerate(grammar.runs) if run in place_of]
+        bits = torch.frombuffer(bytearray(grammar.bitmask or b"\0"), dtype=torch.uint8)
+        bits_GB = bits[:demanded].view(-1, row_bytes)[taken]
+        index_G = torch.tensor([place_of[grammar.runs[i]] for i in taken], dtype=torch.int64)
+        return cls(
+            index_G=index_G.to(device, non_blocking=True),
+            bits_GB=bits_GB.to(device, non_blocking=True),
+        )
+
+    def apply(self, logits_SV: torch.Tensor) -> None:
+        """Set to -inf, in place, what is not allowed; leave a row as it is if nothing would be."""
+        shifts = torch.arange(8, dtype=torch.uint8, device=logits_SV.device)
+        bits_GV = (self.bits_GB.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : logits_SV.shape[1]]
+        old_GV = logits_SV.index_select(0, self.index_G)
+        new_GV = old_GV.masked_fill(bits_GV == 0, -torch.inf)
+        empty_G1 = new_GV.amax(-1, keepdim=True) == -torch.inf
+        logits_SV.index_copy_(0, self.index_G, torch.where(empty_G1, old_GV, new_GV))

@@ -1,0 +1,154 @@
+"""The tokens of the rows whose sampling looks back: penalties and bad words.
+
+Kept on the device and as sequences, not as one counter per word of the vocabulary: a step reads as
+much as a row is long, and a row that asks for nothing costs nothing.
+Knows nothing of what its readers do with the tokens.
+Legend: H places for rows, L tokens, R rows read in a step, S rows of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import pad
+
+_FIRST_PLACES = 8
+_FIRST_LENGTH = 256
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracked:
+    """Rows of one batch that have a history.
+
+    index_R: their places in the batch; places_R: their places in the history; both int64, on the
+    device. host_places: the latter on the host.
+    """
+
+    index_R: torch.Tensor
+    places_R: torch.Tensor
+    host_places: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What `TokenHistory.read` gives; entries beyond a row's length repeat its first.
+
+    tokens_RL: int64, prompt and output. counts_RL: float32, how often the token at that place is
+    in the output. lengths_R1: int64.
+    """
+
+    tokens_RL: torch.Tensor
+    counts_RL: torch.Tensor
+    lengths_R1: torch.Tensor
+
+
+class TokenHistory:
+    """Tokens and output counts of some rows; the one who appends is the sampler."""
+
+    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._place_of: dict[int, int] = {}
+        self._free: list[int] = []
+        self._tokens_HL = torch.zeros(0, _FIRST_LENGTH, dtype=torch.int64, device=device)
+        self._counts_HL = torch.zeros(0, _FIRST_LENGTH, dtype=torch.float32, device=device)
+        self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._num_outputs: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._place_of
+
+    def join(self, row: int, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        """Begin the history of `row`, from scratch. Prompt ids outside the vocabulary are left out.
+
+        Placeholders of other modalities are such ids: no penalty can concern them.
+        """
+        self.leave(row)
+        prompt = np.asarray(prompt_ids, np.int64)
+        prompt = prompt[(prompt >= 0) & (prompt < self._vocab_size)]
+        output = np.asarray(output_ids, np.int64)
+        tokens = np.concatenate((prompt, output))
+        self._make_room(len(tokens) + 1)
+        place = self._free.pop()
+        self._place_of[row] = place
+        distinct, inverse = np.unique(tokens, return_inverse=True)
+        in_output = np.bincount(inverse.reshape(-1)[len(prompt) :], minlength=len(distinct))
+        counts = in_output[inverse.reshape(-1)].astype(np.float32)
+        self._tokens_HL[place].zero_()[: len(tokens)] = torch.from_numpy(tokens)
+        self._counts_HL[place].zero_()[: len(tokens)] = torch.from_numpy(counts)
+        self._lengths[place] = len(tokens)
+        self._num_outputs[place] = len(output)
+
+    def leave(self, row: int) -> None:
+        """Forget `row`; nothing happens if it has no history."""
+        if row in self._place_of:
+            self._free.append(self._place_of.pop(row))
+
+    def track(self, rows: Sequence[int]) -> Tracked | None:
+        """Return those of the batch's rows that have a history, or None if none has."""
+        if not self._place_of:
+            return None
+        index = [i for i, row in enumerate(rows) if row in self._place_of]
+        if not index:
+            return None
+        places = np.array([self._place_of[rows[i]] for i in index], np.int64)
+        return Tracked(
+            index_R=torch.tensor(index).to(self._device, non_blocking=True),
+            places_R=torch.from_numpy(places).to(self._device, non_blocking=True),
+            host_places=places,
+        )
+
+    def read(self, tracked: Tracked) -> Past:
+        """Return copies of the rows' tokens and counts."""
+        lengths = self._lengths[tracked.host_places]
+        longest = max(int(lengths.max()), 1)
+        lengths_R1 = torch.from_numpy(lengths).to(self._device, non_blocking=True).unsqueeze(1)
+        tokens_RL = self._tokens_HL[:, :longest].index_select(0, tracked.places_R)
+        counts_RL = self._counts_HL[:, :longest].index_select(0, tracked.places_R)
+        past_RL = torch.arange(longest, device=self._device) >= lengths_R1
+        return Past(
+            tokens_RL=torch.where(past_RL, tokens_RL[:, :1], tokens_RL),
+            counts_RL=torch.where(past_RL, counts_RL[:, :1], counts_RL),
+            lengths_R1=lengths_R1,
+        )
+
+    def append(self, tracked: Tracked, token_ids_S: torch.Tensor) -> None:
+        """Append to each tracked row its token of the batch's `token_ids_S`."""
+        places, lengths = tracked.host_places, self._lengths[tracked.host_places]
+        self._make_room(int(lengths.max()) + 1, places=0)
+        past = self.read(tracked)
+        token_R1 = token_ids_S.index_select(0, tracked.index_R).unsqueeze(1)
+        same_RL = (past.tokens_RL == token_R1) & (past.lengths_R1 > 0)
+        counts_RL = past.counts_RL + same_RL
+        count_R1 = (counts_RL * same_RL).amax(-1, keepdim=True).clamp_min_(1)
+        self._counts_HL[:, : counts_RL.shape[1]].index_copy_(0, tracked.places_R, counts_RL)
+        end = (tracked.places_R, past.lengths_R1.squeeze(1))
+        self._tokens_HL.index_put_(end, token_R1.squeeze(1))
+        self._counts_HL.index_put_(end, count_R1.squeeze(1))
+        self._lengths[places] += 1
+        self._num_outputs[places] += 1
+
+    def output_tail(self, row: int, num_tokens: int) -> torch.Tensor:
+        """Return the last `num_tokens` generated tokens, filled with NO_TOKEN in front."""
+        place = self._place_of[row]
+        length, num_outputs = int(self._lengths[place]), int(self._num_outputs[place])
+        known = min(num_tokens, num_outputs)
+        tail = self._tokens_HL[place, length - known : length]
+        return pad(tail, (num_tokens - known, 0), value=NO_TOKEN)
+
+    def _make_room(self, length: int, places: int = 1) -> None:
+        num_places, capacity = self._tokens_HL.shape
+        more_length = max(0, max(length, 2 * capacity) - capacity) if length > capacity else 0
+        more_places = max(num_places, _FIRST_PLACES) if places > len(self._free) else 0
+        if not more_length and not more_places:
+            return
+        self._tokens_HL = pad(self._tokens_HL, (0, more_length, 0, more_places))
+        self._counts_HL = pad(self._counts_HL, (0, more_length, 0, more_places))
+        self._lengths = np.pad(self._lengths, (0, more_places))
+        self._num_outputs = np.pad(self._num_outputs, (0, more_places))
+        self._free.extend(range(num_places, num_places + more_places))

@@ -1,0 +1,183 @@
+"""What a request itself forbids, allows and favours, token by token.
+
+In this order: allowed_token_ids; what is forbidden (bad words, and the tokens that would end the
+request before min_tokens); logit_bias. A wish that would leave no token at all is passed over, so
+that the grammar, which comes first, wins over allowed_token_ids, and these win over what is
+forbidden. Ids outside the vocabulary cannot be produced and are left out.
+Knows nothing of penalties, temperatures or draws.
+Legend: S rows of the batch, V vocabulary, N forbidden (row, token) pairs, P places
+of the rows that forbid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dovetail.plan import NewRequest
+from dovetail_torch.sampling.history import TokenHistory
+
+_ANY_TOKEN = -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadWords:
+    """Words that may not be completed: their last tokens, and what stands before those.
+
+    last_W: int64 [W]. before_WL: int64 [W, L], filled with -2 in front, which matches anything.
+    """
+
+    last_W: torch.Tensor
+    before_WL: torch.Tensor
+
+    @classmethod
+    def of(cls, words: Sequence[tuple[int, ...]], device: torch.device) -> BadWords:
+        """Make the columns of `words`, each of one token or more."""
+        most = max(len(word) for word in words) - 1
+        before = [(_ANY_TOKEN,) * (most - len(word) + 1) + tuple(word[:-1]) for word in words]
+        return cls(
+            last_W=torch.tensor([word[-1] for word in words]).to(device),
+            before_WL=torch.tensor(before, dtype=torch.int64).view(len(words), most).to(device),
+        )
+
+    def matching(self, row: int, history: TokenHistory) -> torch.Tensor:
+        """Return which words lack only their last token in the output of `row`, bool [W]."""
+        num_before = self.before_WL.shape[1]
+        tail_L = history.output_tail(row, num_before) if num_before else self.last_W[:0]
+        return ((self.before_WL == tail_L) | (self.before_WL == _ANY_TOKEN)).all(-1)
+
+
+class TokenMasks:
+    """Keeps and applies the wishes of the rows that have any.
+
+    rows: those rows. A row leaves by itself when min_tokens was its only wish and is reached.
+    """
+
+    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+        self.rows: set[int] = set()
+        self._vocab_size = vocab_size
+        self._device = device
+        self._allowed: dict[int, torch.Tensor] = {}
+        self._bad_words: dict[int, BadWords] = {}
+        self._unended: dict[int, tuple[int, torch.Tensor]] = {}
+        self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def join(self, request: NewRequest) -> None:
+        """Take the wishes of `request` for its row, from scratch."""
+        row, params = request.row, request.sampling_params
+        self.leave(row)
+        if allowed := self._known(params.allowed_token_ids or ()):
+            self._allowed[row] = self._ids(allowed)
+        words = [w for w in request.bad_words_token_ids if w and len(self._known(w)) == len(w)]
+        if words:
+            self._bad_words[row] = BadWords.of(words, self._device)
+        ends = self._known(request.stop_token_ids)
+        until = request.num_prompt_tokens + params.min_tokens
+        if ends and len(request.token_ids) < until:
+            self._unended[row] = (until, self._ids(ends))
+        bias_of = params.logit_bias or {}
+        if favoured := self._known(bias_of):
+            bias = torch.tensor([float(bias_of[token]) for token in favoured])
+            self._bias[row] = (self._ids(favoured), bias.to(self._device))
+        self._settle(row)
+
+    def leave(self, row: int) -> None:
+        """Forget `row`."""
+        for wishes in (self._allowed, self._bad_words, self._unended, self._bias):
+            wishes.pop(row, None)
+        self.rows.discard(row)
+
+    def looks_back(self, row: int) -> bool:
+        """Whether the row's bad words depend on its output."""
+        return row in self._bad_words and self._bad_words[row].before_WL.shape[1] > 0
+
+    def apply(
+        self,
+        logits_SV: torch.Tensor,
+        rows: Sequence[int],
+        num_tokens: NDArray[np.int64],
+        history: TokenHistory,
+    ) -> list[int]:
+        """Change float32 logits in place; return the rows that have no wish left after it.
+
+        num_tokens: by row, prompt and output.
+        """
+        if not self.rows or self.rows.isdisjoint(rows):
+            return []
+        wishing = [(i, row) for i, row in enumerate(rows) if row in self.rows]
+        ended = [row for _, row in wishing if row in self._unended and self._over(row, num_tokens)]
+        for row in ended:
+            del self._unended[row]
+            self._settle(row)
+        for i, row in wishing:
+            if row in self._allowed:
+                _keep_only(logits_SV[i], self._allowed[row])
+        self._forbid(logits_SV, wishing, history)
+        for i, row in wishing:
+            if row in self._bias:
+                logits_SV[i].index_add_(0, *self._bias[row])
+        return [row for row in ended if row not in self.rows]
+
+    def _over(self, row: int, num_tokens: NDArray[np.int64]) -> bool:
+        return bool(num_tokens[row] >= self._unended[row][0])
+
+    def _forbid(
+        self, logits_SV: torch.Tensor, wishing: list[tuple[int, int]], history: TokenHistory
+    ) -> None:
+        pairs = [(i, *pair) for i, row in wishing for pair in self._forbidden(row, history)]
+        if pairs:
+            places, ids, active = zip(*pairs, strict=True)
+            place_P = torch.tensor(places).to(self._device, non_blocking=True)
+            count_P = torch.tensor([len(x) for x in ids]).to(self._device, non_blocking=True)
+            place_N = place_P.repeat_interleave(count_P, output_size=sum(map(len, ids)))
+            _forbid_pairs(logits_SV, (place_N, torch.cat(ids)), torch.cat(active))
+
+    def _forbidden(
+        self, row: int, history: TokenHistory
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield ids and, for each, whether it is forbidden now."""
+        if row in self._bad_words:
+            words = self._bad_words[row]
+            yield words.last_W, words.matching(row, history)
+        if row in self._unended:
+            ids = self._unended[row][1]
+            yield ids, torch.ones_like(ids, dtype=torch.bool)
+
+    def _settle(self, row: int) -> None:
+        wishes = (self._allowed, self._bad_words, self._unended, self._bias)
+        if any(row in wish for wish in wishes):
+            self.rows.add(row)
+        else:
+            self.rows.discard(row)
+
+    def _known(self, token_ids: Iterable[int]) -> list[int]:
+        return [token for token in token_ids if 0 <= token < self._vocab_size]
+
+    def _ids(self, token_ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(token_ids, dtype=torch.int64).to(self._device)
+
+
+def _keep_only(logits_V: torch.Tensor, ids_N: torch.Tensor) -> None:
+    kept_N = logits_V[ids_N]
+    new_V = torch.full_like(logits_V, -torch.inf).index_copy_(0, ids_N, kept_N)
+    logits_V.copy_(torch.where(kept_N.amax() == -torch.inf, logits_V, new_V))
+
+
+def _forbid_pairs(
+    logits_SV: torch.Tensor,
+    at: tuple[torch.Tensor, torch.Tensor],
+    active_N: torch.Tensor,
+) -> None:
+    """Set the pairs `at` to -inf where active, unless nothing were left of their row.
+
+    Adding is right where a pair stands twice, once active and once not; writing would not be.
+    """
+    old_N = logits_SV[at]
+    addend_N = torch.where(active_N, -torch.inf, 0.0)
+    logits_SV.index_put_(at, addend_N, accumulate=True)
+    empty_S = logits_SV.amax(-1) == -torch.inf
+    logits_SV.index_put_(at, torch.where(empty_S[at[0]], old_N, logits_SV[at]))

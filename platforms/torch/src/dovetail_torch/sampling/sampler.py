@@ -1,0 +1,195 @@
+"""The sampler: logits of a step in, one token for each of their rows out.
+
+The order of things: raw log-probabilities are taken from the logits as they come; then grammar,
+the request's masks and biases, penalties; then either the best token, or temperature, min-p,
+top-k, top-p and a draw. Tokens do not depend on batch mates: every random number is a hash of the
+request's seed and its number of tokens. Whatever the logits hold, a token of the vocabulary comes
+out; -inf everywhere, or NaN, give some token and harm no other row.
+Knows nothing of plans, models or how its tokens get to the scheduler.
+Legend: S rows of the batch, V vocabulary, P rows that want log-probabilities, R rows of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail.plan import NewRequest
+from dovetail.result import LogprobColumns
+from dovetail_torch.sampling.batch import Batch, RandomGroup
+from dovetail_torch.sampling.blocks import best_tokens
+from dovetail_torch.sampling.drawing import accumulation_dtype, draw, exponentiate
+from dovetail_torch.sampling.grammar import GrammarMask
+from dovetail_torch.sampling.history import TokenHistory
+from dovetail_torch.sampling.logprobs import gather_row_logprobs
+from dovetail_torch.sampling.masks import TokenMasks
+from dovetail_torch.sampling.penalties import apply_penalties
+from dovetail_torch.sampling.random_numbers import uniforms
+from dovetail_torch.sampling.row_table import RowTable
+from dovetail_torch.sampling.truncation import Nuclei, apply_min_p, cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """The tokens of a step: token_ids int64 [S], on the device, in the order of the rows.
+
+    logprobs: index in rows to the raw log-probabilities, where the request asked for them.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
+
+
+class Sampler:
+    """Holds what sampling has to know of each row, and samples. Called from one thread."""
+
+    def __init__(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._dtype = accumulation_dtype(device)
+        self._table = RowTable(
+            num_rows=num_rows, vocab_size=vocab_size, device=device, dtype=self._dtype
+        )
+        self._history = TokenHistory(vocab_size=vocab_size, device=device)
+        self._masks = TokenMasks(vocab_size=vocab_size, device=device)
+        self._float32 = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
+        self._special: set[int] = set()
+        self._no_batch = self._batch = self._describe(())
+
+    @torch.inference_mode()
+    def join(self, request: NewRequest) -> None:
+        """Let `request` take its row; nothing of the row's last owner survives."""
+        row, num_prompt = request.row, request.num_prompt_tokens
+        self.leave(row)
+        self._table.join(request)
+        self._masks.join(request)
+        if self._table.penalised(row) or self._masks.looks_back(row):
+            self._history.join(row, request.token_ids[:num_prompt], request.token_ids[num_prompt:])
+        if row in self._masks.rows or not self._table.plain(row):
+            self._special.add(row)
+
+    def leave(self, row: int) -> None:
+        """Forget `row`; nothing happens if nobody has it."""
+        self._masks.leave(row)
+        self._history.leave(row)
+        self._special.discard(row)
+        self._batch = self._no_batch
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        logits_SV: torch.Tensor,
+        rows: Sequence[int],
+        grammar_bitmask: GrammarMask | None = None,
+    ) -> SampledTokens:
+        """Choose the next token of each row and append it to the row.
+
+        logits_SV: any float dtype, on the device; row i belongs to rows[i]; may be overwritten.
+        rows: joined rows, each at most once.
+        """
+        if grammar_bitmask is None and (not self._special or self._special.isdisjoint(rows)):
+            return SampledTokens(token_ids=best_tokens(logits_SV))
+        batch = self._describe(rows)
+        raw_SV = logits_SV
+        if batch.reporting is not None and logits_SV.dtype == torch.float32:
+            raw_SV = logits_SV.clone()  # since they are about to be changed where they are
+        logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
+        token_ids_S = self._choose(logits_SV, batch)
+        if batch.tracked is not None:
+            self._history.append(batch.tracked, token_ids_S)
+        self._table.num_tokens[batch.host_rows] += 1
+        if batch.reporting is None:
+            return SampledTokens(token_ids=token_ids_S)
+        chosen_P, raw_PV = batch.reporting.select(token_ids_S), batch.reporting.select(raw_SV)
+        logprobs = gather_row_logprobs(raw_PV, chosen_P, batch.num_logprobs)
+        return SampledTokens(token_ids=token_ids_S, logprobs=logprobs)
+
+    @torch.inference_mode()
+    def distribution(
+        self,
+        logits_SV: torch.Tensor,
+        rows: Sequence[int],
+        grammar_bitmask: GrammarMask | None = None,
+    ) -> torch.Tensor:
+        """Return the probabilities by which `sample` would now choose, float32 [S, V].
+
+        Changes no row; the logits may be overwritten. Greedy rows have one token of probability 1.
+        """
+        batch = self._describe(rows)
+        logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
+        probs_SV = torch.zeros_like(logits_SV)
+        if batch.greedy is not None:
+            best_R = best_tokens(batch.greedy.select(logits_SV))
+            probs_SV[batch.greedy.index_R, best_R] = 1.0
+        if batch.unranked is not None:
+            weights_RV = exponentiate(_tempered(logits_SV, batch.unranked))
+            probs_SV[batch.unranked.index_R] = weights_RV / weights_RV.sum(-1, keepdim=True)
+        for index_R, nuclei in self._nuclei(logits_SV, batch):
+            probs_RK = (nuclei.weights_RK / nuclei.weights_RK.sum(-1, keepdim=True)).float()
+            probs_SV[index_R.unsqueeze(1), nuclei.columns_RK] = probs_RK
+        return probs_SV
+
+    def _describe(self, rows: Sequence[int]) -> Batch:
+        key = tuple(rows)
+        if key and key == self._batch.rows:
+            return self._batch
+        self._batch = self._table.describe(key, self._history)
+        return self._batch
+
+    def _shape(
+        self, logits_SV: torch.Tensor, batch: Batch, grammar: GrammarMask | None
+    ) -> torch.Tensor:
+        """Return float32 logits after masks and penalties; may be those given, changed."""
+        logits_SV = self._widen(logits_SV)
+        if grammar is not None:
+            grammar.apply(logits_SV)
+        done = self._masks.apply(logits_SV, batch.rows, self._table.num_tokens, self._history)
+        self._special.difference_update(row for row in done if self._table.plain(row))
+        if batch.penalties is not None:
+            past = self._history.read(batch.penalties.tracked)
+            apply_penalties(logits_SV, batch.penalties, past)
+        return logits_SV
+
+    def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:
+        """Return the logits in float32: themselves, or a copy in memory that is used again."""
+        if logits_SV.dtype == torch.float32:
+            return logits_SV
+        if len(self._float32) < len(logits_SV):
+            self._float32 = torch.empty_like(logits_SV, dtype=torch.float32)
+        return self._float32[: len(logits_SV)].copy_(logits_SV)
+
+    def _choose(self, logits_SV: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if batch.greedy is not None and batch.greedy.whole:
+            return best_tokens(logits_SV)
+        positions = self._table.num_tokens[batch.host_rows]
+        numbers = uniforms(self._table.seeds[batch.host_rows], positions)
+        uniform_S1 = torch.from_numpy(numbers).to(self._dtype).to(self._device, non_blocking=True)
+        uniform_S1 = uniform_S1.unsqueeze(1)
+        token_ids_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
+        if batch.greedy is not None:
+            token_ids_S[batch.greedy.index_R] = best_tokens(batch.greedy.select(logits_SV))
+        for index_R, nuclei in self._nuclei(logits_SV, batch):
+            token_ids_S[index_R] = nuclei.draw(uniform_S1[index_R])
+        if batch.unranked is not None:
+            weights_RV = exponentiate(_tempered(logits_SV, batch.unranked))
+            token_ids_S[batch.unranked.index_R] = draw(
+                weights_RV, batch.unranked.select(uniform_S1)
+            )
+        return token_ids_S
+
+    def _nuclei(
+        self, logits_SV: torch.Tensor, batch: Batch
+    ) -> Iterator[tuple[torch.Tensor, Nuclei]]:
+        """Yield the nuclei of the ranked rows with those rows' places in the batch."""
+        if batch.ranked is not None:
+            for nuclei in cut(_tempered(logits_SV, batch.ranked), batch.ranked.cuts):
+                yield batch.ranked.index_R[nuclei.index_R], nuclei
+
+
+def _tempered(logits_SV: torch.Tensor, group: RandomGroup) -> torch.Tensor:
+    """Return the group's logits over temperature, after min-p; may be those given, changed."""
+    logits_RV = group.select(logits_SV).div_(group.temperature_R1)
+    if group.has_min_p:
+        apply_min_p(logits_RV, group.log_min_p_R1)
+    return logits_RV

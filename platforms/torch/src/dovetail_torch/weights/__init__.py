@@ -1,0 +1,15 @@
+"""Loading of weights: the table from checkpoint names to parameters, and the built-in loaders."""
+
+from dovetail_torch.layers.linear import pack_linears
+from dovetail_torch.weights.assignment import Assignment, WeightTable, build_weight_table
+from dovetail_torch.weights.dummy_loader import DummyLoader
+from dovetail_torch.weights.safetensors_loader import SafetensorsLoader
+
+__all__ = [
+    "Assignment",
+    "DummyLoader",
+    "SafetensorsLoader",
+    "WeightTable",
+    "build_weight_table",
+    "pack_linears",
+]

@@ -1,0 +1,134 @@
+"""Which safetensors files a model directory has, and what their headers promise.
+
+Reads headers and the shard index only. Everything that is wrong with files (absent, truncated,
+contradicting the index) is found here, before the first weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from dovetail.errors import WeightError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightEntry:
+    """One weight as its file's header tells it; `dtype` in safetensors' words, such as "BF16"."""
+
+    name: str
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
+    """Return the files to be read, each with the names that the index says it holds.
+
+    A single file stands before an index, and has no promised names. Raises WeightError where there
+    is nothing to read, the index is broken or a shard is absent.
+    """
+    single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
+    if single.is_file():
+        return {single: frozenset()}
+    if not index.is_file():
+        raise WeightError(_nothing_to_read(model_dir))
+    promised: dict[Path, set[str]] = {}
+    for name, file_name in _read_index(index).items():
+        # Only names: an index must not lead out of the model directory.
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise WeightError(
+                f"{index}: weight {name} is said to be in {file_name!r}: no file name"
+            )
+        promised.setdefault(model_dir / file_name, set()).add(name)
+    absent = sorted(path.name for path in promised if not path.is_file())
+    if absent:
+        raise WeightError(
+            f"{index} names {len(promised)} shards, of which {len(absent)} are absent "
+            f"({', '.join(absent[:5])}): download or copy them into {model_dir}"
+        )
+    return {path: frozenset(promised[path]) for path in sorted(promised)}
+
+
+def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
+    """Return what all files hold by name, in the order of the files.
+
+    Raises WeightError for a corrupt or truncated file, a weight that the index promises and the
+    file does not have, and one that two files have.
+    """
+    entries: dict[str, WeightEntry] = {}
+    for path, promised in files.items():
+        for entry in _read_header(path):
+            if entry.name in entries:
+                raise WeightError(
+                    f"{path}: weight {entry.name} is also in {entries[entry.name].path.name}: "
+                    "one of the shards is not of this checkpoint"
+                )
+            entries[entry.name] = entry
+        broken = sorted(promised - entries.keys())
+        if broken:
+            raise WeightError(
+                f"{path}: {INDEX_FILE} says that it holds {broken[0]}, it does not "
+                f"({len(broken)} such weights): index and shard are of different checkpoints"
+            )
+    return entries
+
+
+@contextmanager
+def open_weights(path: Path) -> Iterator[Any]:
+    """Map a safetensors file for reading; its errors become WeightError with the file's name."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise WeightError(
+            f"{path} cannot be read ({error}): it is truncated or no safetensors file; "
+            "fetch it again and compare its size and checksum with the source's"
+        ) from error
+
+
+def _read_header(path: Path) -> Iterator[WeightEntry]:
+    with open_weights(path) as handle:
+        for name in handle.keys():  # noqa: SIM118 - a handle is no mapping
+            view = handle.get_slice(name)
+            shape = tuple(view.get_shape())
+            yield WeightEntry(name=name, path=path, shape=shape, dtype=view.get_dtype())
+
+
+def _read_index(index: Path) -> dict[str, Any]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightError(
+            f"{index} is no index of shards ({type(error).__name__}: {error}): fetch it again"
+        ) from error
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightError(f"{index}: weight_map is empty or no table: fetch it again")
+    return weight_map
+
+
+def _nothing_to_read(model_dir: Path) -> str:
+    names = sorted(path.name for path in model_dir.iterdir()) if model_dir.is_dir() else []
+    asked = f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}"
+    others = [name for name in names if name.endswith(".safetensors")]
+    if others:
+        return f"{asked}, only {', '.join(others[:3])}: add the index that belongs to the files"
+    pickles = [name for name in names if name.endswith(PICKLE_ENDINGS)]
+    if pickles:
+        return (
+            f"{asked}, only {', '.join(pickles[:3])}. Pickled weights can run code and are never "
+            "read: convert to safetensors, with transformers "
+            "AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)"
+        )
+    found = ", ".join(names[:5]) or "nothing"
+    return f"{asked} (found: {found}): no weights; load_format='dummy' runs without any"

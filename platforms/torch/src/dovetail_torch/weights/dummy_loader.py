@@ -1,0 +1,59 @@
+"""The weight loader `dummy`: random weights without a checkpoint, for tests and measurements.
+
+Values depend on the seed and on the weight's checkpoint name, and on nothing else: not on the
+order of loading, nor on what is fused, nor on device or dtype (up to rounding).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
+from dovetail_torch.weights.assignment import Assignment, build_weight_table
+from dovetail_torch.weights.loading_progress import loading_progress
+
+STANDARD_DEVIATION = 0.02
+PERIOD = 1_048_573
+"""Numbers drawn for one weight at most; larger ones repeat them. A prime, so that the rows of a
+matrix start at different places of the sequence and none is equal to another."""
+
+
+class DummyLoader(WeightLoader):
+    """Fill a model with small normal values; norms near 1; weights that are no floats with 0."""
+
+    def __init__(self, context: WeightLoaderContext) -> None:
+        """Keep `context`; of it, seed and progress are used."""
+        self.context = context
+
+    def load(self, model: nn.Module) -> int:
+        """Fill all parameters in place; return 0, as nothing is read."""
+        assignments = build_weight_table(model).assignments
+        with (
+            loading_progress(len(assignments), shown=self.context.progress) as advance,
+            torch.no_grad(),
+        ):
+            for assignment in assignments.values():
+                _fill(assignment, self.context.seed)
+                advance()
+        return 0
+
+
+def _fill(assignment: Assignment, seed: int) -> None:
+    target = assignment.target
+    if not target.is_floating_point():
+        target.zero_()
+        return
+    digest = hashlib.blake2b(f"{seed}/{assignment.name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    values = torch.randn(min(target.numel(), PERIOD), generator=generator) * STANDARD_DEVIATION
+    # A vector that is called a weight is a norm's scale, in every architecture that is served.
+    if target.ndim == 1 and assignment.name.endswith(".weight"):
+        values += 1
+    values = values.to(device=target.device, dtype=target.dtype)
+    flat = target.view(-1)
+    for start in range(0, flat.numel(), PERIOD):
+        piece = flat[start : start + PERIOD]
+        piece.copy_(values[: piece.numel()])

@@ -1,0 +1,105 @@
+"""The weight loader `safetensors`: one file or shards, mapped, streamed one tensor at a time.
+
+All headers are read and held against the model first, so that a checkpoint that does not fit is
+refused within milliseconds and before anything was written. It knows no device: a copy into the
+parameter brings each weight to the place and the dtype that the parameter has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from dovetail.errors import WeightError
+from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
+from dovetail_torch.weights.assignment import Assignment, build_weight_table
+from dovetail_torch.weights.checkpoint_files import (
+    WeightEntry,
+    find_weight_files,
+    open_weights,
+    read_headers,
+)
+from dovetail_torch.weights.loading_progress import loading_progress
+
+FLOAT_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""Dtypes that are cast to one another. Eight bits and fewer are not: they need their scales."""
+
+OTHER_DTYPES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Dtypes that only a parameter of the very same dtype takes."""
+
+
+class SafetensorsLoader(WeightLoader):
+    """Fill a model from `model.safetensors` or from the shards of `model.safetensors.index.json`.
+
+    Memory: the files are mapped, and one weight at a time is copied; pages can be dropped again.
+    """
+
+    def __init__(self, context: WeightLoaderContext) -> None:
+        """Keep `context`; read nothing yet."""
+        self.context = context
+
+    def load(self, model: nn.Module) -> int:
+        """Fill all parameters in place, cast to their dtypes, and return the bytes read.
+
+        Raises WeightError, before anything is written, for files that are missing, truncated or at
+        odds with their index, and weights that are missing, unexpected, of another shape or of a
+        dtype that cannot be cast.
+        """
+        model_dir = self.context.model_dir
+        entries = read_headers(find_weight_files(model_dir))
+        chosen = build_weight_table(model).select(entries.keys(), str(model_dir))
+        for name, assignment in chosen.items():
+            _check_entry(entries[name], assignment)
+        return self._read(entries, chosen)
+
+    def _read(self, entries: Mapping[str, WeightEntry], chosen: Mapping[str, Assignment]) -> int:
+        """Copy the chosen weights, file by file, and return their bytes."""
+        num_bytes = 0
+        plan = [entries[name] for name in chosen]
+        with loading_progress(len(plan), shown=self.context.progress) as advance:
+            for path, group in groupby(plan, key=lambda entry: entry.path):
+                with open_weights(path) as handle:
+                    num_bytes += sum(_copy(handle, chosen, entry.name, advance) for entry in group)
+        return num_bytes
+
+
+@torch.no_grad()
+def _copy(
+    handle: Any, chosen: Mapping[str, Assignment], name: str, advance: Callable[[], None]
+) -> int:
+    """Copy one weight from its mapped file to its place and return its bytes."""
+    weight = handle.get_tensor(name)
+    chosen[name].target.copy_(weight)
+    advance()
+    return weight.nbytes
+
+
+def _check_entry(entry: WeightEntry, assignment: Assignment) -> None:
+    assignment.check(entry.shape, str(entry.path))
+    wanted = assignment.target.dtype
+    if entry.dtype in FLOAT_DTYPES and wanted in FLOAT_DTYPES.values():
+        return
+    if OTHER_DTYPES.get(entry.dtype) is wanted:
+        return
+    raise WeightError(
+        f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, which cannot be cast to "
+        f"the model's {wanted}: a quantised checkpoint needs the linear method that reads it"
+    )

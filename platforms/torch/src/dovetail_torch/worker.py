@@ -1,0 +1,188 @@
+"""The worker of every torch device: chooses the model's parts, loads it and runs plans.
+
+What differs between devices is behind `Platform.runtime()`; which parts are taken is decided by
+name, through the plugin registry, as everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from dovetail.errors import CapacityError, ConfigError
+from dovetail.interfaces import (
+    AttentionAsk,
+    AttentionBackend,
+    GrammarOutput,
+    KVCacheConfig,
+    KVCacheSpec,
+    ModelContext,
+    ModelInfo,
+    WeightLoader,
+    WeightLoaderContext,
+    WorkerBase,
+    WorkerContext,
+)
+from dovetail.plan import SchedulerOutput
+from dovetail.plugins.selection import choose, choose_attention
+from dovetail.result import ModelRunnerOutput
+from dovetail_torch.device_runtime import DeviceRuntime
+from dovetail_torch.layers.attention import Attention, attention_layers
+from dovetail_torch.layers.linear import pack_linears
+from dovetail_torch.runner.kv_cache import DTYPES, kv_cache_specs
+from dovetail_torch.runner.model_runner import ModelRunner
+from dovetail_torch.runner.step_limits import StepLimits
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+_WARM_UP_TOKENS = 8
+
+
+class TorchWorker(WorkerBase):
+    """One torch device, one model."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._runtime = cast("DeviceRuntime", context.platform.runtime())
+
+    def init_device(self) -> None:
+        """Take the device."""
+        config = self._context.config
+        self._device = self._runtime.activate(
+            self._context.local_rank, num_threads=config.compute.num_threads
+        )
+        self._limits = StepLimits(
+            max_num_seqs=config.scheduler.max_num_seqs or 1,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 1,
+            max_model_len=config.model.max_model_len or 1,
+            dtype=DTYPES[config.model.dtype],
+            kv_cache_dtype=config.cache.kv_cache_dtype,
+            device=self._device,
+        )
+
+    @torch.inference_mode()
+    def load_model(self) -> None:
+        """Make the model of the checkpoint's architecture, fill and pack its weights."""
+        context, config = self._context, self._context.config
+        model_cls = context.plugins.load("model", config.model.architecture)
+        self._model: Any = model_cls(self._model_context())
+        loader_cls = context.plugins.load("weight_loader", config.load.load_format)
+        loader: WeightLoader = loader_cls(
+            WeightLoaderContext(
+                model_dir=config.model.model_dir,
+                seed=config.model.seed,
+                progress=config.load.use_tqdm_on_load,
+            )
+        )
+        num_bytes = loader.load(self._model)
+        pack_linears(self._model)
+        self._model.eval()
+        self._layers: dict[str, Attention] = dict(attention_layers(self._model))
+        self._backend = self._choose_attention()
+        logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, self._backend.name)
+        self._runner = ModelRunner(
+            self._model, vocab_size=self._vocab_size(), limits=self._limits
+        )
+
+    def get_model_info(self) -> ModelInfo:
+        """Return the facts of the loaded model."""
+        return ModelInfo(vocab_size=self._vocab_size())
+
+    def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
+        """Return what each attention layer keeps."""
+        cache = self._context.config.cache
+        return kv_cache_specs(
+            self._layers, block_size=cache.block_size or 1, dtype=cache.kv_cache_dtype
+        )
+
+    def determine_available_memory(self) -> int:
+        """Run a step of the largest size and return what is left of the share we may use."""
+        runtime, limits = self._runtime, self._limits
+        num_tokens = limits.max_num_batched_tokens
+        num_run = min(num_tokens, runtime.max_profile_tokens())
+        runtime.reset_peak()
+        self._runner.dummy_run(num_run, min(num_run, limits.max_num_seqs))
+        runtime.synchronize()
+        activations = runtime.peak_bytes() * num_tokens // num_run
+        share = self._context.config.cache.gpu_memory_utilization or 1.0
+        budget = int(runtime.total_memory_bytes() * share)
+        left = budget - runtime.memory_in_use_bytes() - activations
+        if left <= 0:
+            raise CapacityError(
+                f"gpu_memory_utilization={share} allows {budget / _GIB:.2f} GiB, but "
+                f"{runtime.memory_in_use_bytes() / _GIB:.2f} GiB are taken and a step needs "
+                f"{activations / _GIB:.2f} GiB more; raise it, free memory, or lower "
+                "max_num_batched_tokens."
+            )
+        return left
+
+    def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Take the cache's memory."""
+        self._runner.initialize_cache(kv_cache_config, self._backend, self._layers)
+
+    def compile_or_warm_up_model(self) -> None:
+        """Run the model once at the sizes of a prompt and of a decode."""
+        limits = self._limits
+        num_tokens = min(_WARM_UP_TOKENS, limits.max_num_batched_tokens, limits.max_model_len)
+        for size in (num_tokens, 1):
+            self._runner.dummy_run(size, 1)
+        self._runtime.synchronize()
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Apply the plan and run the model."""
+        self._runner.execute_model(plan)
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Sample from the logits of the plan just executed."""
+        return self._runner.sample_tokens(grammar)
+
+    def shutdown(self) -> None:
+        """Let go of weights and cache."""
+        for name in ("_runner", "_model", "_layers"):
+            self.__dict__.pop(name, None)
+
+    def _vocab_size(self) -> int:
+        vocab_size = self._context.config.model.hf_config.get("vocab_size")
+        if not isinstance(vocab_size, int):
+            raise ConfigError(f"config.json has vocab_size={vocab_size!r}; it needs an integer.")
+        return vocab_size
+
+    def _model_context(self) -> ModelContext:
+        context, compute = self._context, self._context.config.compute
+        linear_method = choose(
+            context.plugins, context.platform, "linear_method", compute.linear_method
+        )
+        ops = choose(context.plugins, context.platform, "ops", compute.ops)
+        return ModelContext(
+            hf_config=context.config.model.hf_config,
+            dtype=self._limits.dtype,
+            device=self._device,
+            linear_method=linear_method(),
+            ops=ops(),
+            max_model_len=self._limits.max_model_len,
+        )
+
+    def _choose_attention(self) -> type[AttentionBackend]:
+        context, cache = self._context, self._context.config.cache
+        features = set()
+        if any(layer.sliding_window for layer in self._layers.values()):
+            features.add("sliding_window")
+        if any(layer.soft_cap for layer in self._layers.values()):
+            features.add("soft_cap")
+        layer = next(iter(self._layers.values()))
+        ask = AttentionAsk(
+            device_type=self._device.type,
+            dtype=context.config.model.dtype,
+            kv_cache_dtype=cache.kv_cache_dtype,
+            head_size=layer.head_size,
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            block_size=cache.block_size or 1,
+            features=frozenset(features),
+        )
+        reference = context.config.compute.attention_backend
+        return choose_attention(context.plugins, context.platform, reference, ask)

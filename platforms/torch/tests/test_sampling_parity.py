@@ -1,0 +1,183 @@
+"""The processed distribution against transformers' processors, and penalties against formulas."""
+
+from array import array
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from dovetail.plan import NewRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail_torch.sampling import Sampler
+from dovetail_torch.sampling.truncation import rank
+
+HOST = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def new_request(row, prompt, output, params, bad=()):
+    return NewRequest(
+        request_id=str(row),
+        row=row,
+        generation=1,
+        token_ids=array("i", [*prompt, *output]),
+        num_prompt_tokens=len(prompt),
+        sampling_params=params,
+        stop_token_ids=frozenset(),
+        bad_words_token_ids=tuple(bad),
+        seed=row,
+    )
+
+
+def oracle(logits, tokens, params, bad=()):
+    steps = LogitsProcessorList()
+    if bad:
+        steps.append(NoBadWordsLogitsProcessor([list(word) for word in bad], eos_token_id=None))
+    if params.repetition_penalty != 1:
+        steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    steps.append(TemperatureLogitsWarper(params.temperature))
+    if params.min_p:
+        steps.append(MinPLogitsWarper(params.min_p))
+    if params.top_k:
+        steps.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        steps.append(TopPLogitsWarper(params.top_p))
+    return steps(torch.tensor([tokens]), logits[None].clone()).softmax(-1)[0]
+
+
+WISHES = [
+    {"temperature": 0.7},
+    {"temperature": 1.0},
+    {"top_k": 1},
+    {"top_k": 20},
+    {"top_k": 1000},
+    {"top_k": 2000},
+    {"top_k": 10**6},
+    {"top_p": 0.1},
+    {"top_p": 0.9},
+    {"top_p": 0.999},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"top_k": 50, "top_p": 0.8},
+    {"top_k": 3000, "top_p": 0.6},
+    {"min_p": 0.02, "top_k": 30, "top_p": 0.95, "temperature": 1.7},
+    {"min_p": 0.01, "top_p": 0.7},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.5, "temperature": 0.6, "top_k": 20, "top_p": 0.95},
+]
+
+
+@pytest.mark.parametrize("vocab", [300, 5003, 20480])
+@pytest.mark.parametrize("spread", [0.3, 4.0])
+def test_distribution_is_that_of_transformers(vocab, spread):
+    """All wishes in one batch, mixed with a greedy row; flat and sharp distributions."""
+    random = torch.Generator().manual_seed(vocab)
+    num_rows = len(WISHES)
+    logits = torch.randn(num_rows + 1, vocab, generator=random) * spread
+    tokens = torch.randint(0, vocab, (num_rows + 1, 40), generator=random).tolist()
+    sampler = Sampler(num_rows=32, vocab_size=vocab, device=HOST)
+    for row, wish in enumerate([*WISHES, {"temperature": 0.0}]):
+        params = SamplingParams(**wish)
+        sampler.join(new_request(row, tokens[row][:30], tokens[row][30:], params))
+    rows = [num_rows, *range(num_rows)]
+    got = sampler.distribution(logits[rows].clone(), rows)
+    assert got[0, logits[num_rows].argmax()] == 1
+    for row, wish in enumerate(WISHES):
+        params = SamplingParams(**wish)
+        clipped = SamplingParams(**{**wish, "top_k": min(params.top_k, vocab)})
+        expected = oracle(logits[row], tokens[row], clipped)
+        torch.testing.assert_close(got[row + 1], expected, rtol=2e-5, atol=1e-7)
+        differing = ((got[row + 1] > 0) != (expected > 0)).sum().item()
+        # Where the mass just reaches p, rounding in float32 may decide about one token.
+        assert differing <= (1 if params.top_p < 1 else 0), wish
+
+
+def test_bad_words_like_transformers():
+    random = torch.Generator().manual_seed(7)
+    logits = torch.randn(1, 50, generator=random)
+    output = [4, 8, 15, 16, 23, 42]
+    bad = [(3,), (42, 9), (23, 42, 10), (16, 42, 11), (4, 8, 15, 16, 23, 42, 12)]
+    sampler = Sampler(num_rows=1, vocab_size=50, device=HOST)
+    params = SamplingParams(temperature=1.0)
+    sampler.join(new_request(0, [1], output, params, bad))
+    got = sampler.distribution(logits.clone(), [0])[0]
+    torch.testing.assert_close(got, oracle(logits[0], [1, *output], params, bad))
+    assert (got == 0).nonzero().flatten().tolist() == [3, 9, 10, 12]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_penalties_by_formula_while_tokens_are_sampled(dtype):
+    """Computed in float32 from the logits as they come; counts follow what was sampled."""
+    random = torch.Generator().manual_seed(11)
+    vocab, prompt = 60, [1, 2, 2, 3]
+    sampler = Sampler(num_rows=4, vocab_size=vocab, device=HOST)
+    wishes = {
+        0: {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.7},
+        1: {"frequency_penalty": -0.5},
+        2: {"presence_penalty": 1.5, "top_k": 4},
+        3: {},
+    }
+    outputs = {row: [3, 5, 5] if row == 0 else [] for row in wishes}
+    for row, wish in wishes.items():
+        sampler.join(new_request(row, prompt, outputs[row], SamplingParams(**wish)))
+    rows = [2, 0, 3, 1]
+    for _ in range(30):
+        logits = (torch.randn(4, vocab, generator=random) * 3).to(dtype)
+        got = sampler.distribution(logits.clone(), rows)
+        for i, row in enumerate(rows):
+            params, x = SamplingParams(**wishes[row]), logits[i].float()
+            seen = torch.zeros(vocab, dtype=torch.bool)
+            seen[prompt + outputs[row]] = True
+            scaled = torch.where(
+                x > 0, x / params.repetition_penalty, x * params.repetition_penalty
+            )
+            x = torch.where(seen, scaled, x)
+            count = torch.bincount(torch.tensor(outputs[row], dtype=torch.int64), minlength=vocab)
+            x = x - params.frequency_penalty * count - params.presence_penalty * (count > 0)
+            if params.top_k:
+                _, order = x.sort(descending=True, stable=True)
+                x[order[params.top_k :]] = -torch.inf  # exactly k, ties or not
+            torch.testing.assert_close(got[i], x.softmax(-1), rtol=1e-5, atol=1e-7)
+        tokens = sampler.sample(logits.clone(), rows).token_ids.tolist()
+        for row, token in zip(rows, tokens, strict=True):
+            outputs[row].append(token)
+
+
+def test_tiny_temperature_and_penalty_give_no_nan():
+    sampler = Sampler(num_rows=1, vocab_size=20, device=HOST)
+    wish = SamplingParams(temperature=1e-5, repetition_penalty=1e-300)
+    sampler.join(new_request(0, [3, 4], [], wish))
+    logits = torch.linspace(-50, 50, 20)[None]
+    probs = sampler.distribution(logits, [0])
+    assert probs[0, 19] + probs[0, 3] + probs[0, 4] == 1
+
+
+@pytest.mark.parametrize("vocab", [1000, 4097, 30000])
+@pytest.mark.parametrize("num_best", [1, 5, 64, 777])
+def test_rank_is_a_stable_sort(vocab, num_best):
+    """Ties, signed zeros and -inf included."""
+    random = torch.Generator().manual_seed(vocab + num_best)
+    logits = torch.randint(-40, 40, (3, vocab), generator=random) / 4
+    logits[1] = torch.randn(vocab, generator=random)
+    logits[2] = -torch.inf
+    logits[2, vocab // 2 :: 999] = 0.0
+    logits[2, vocab // 3] = -0.0
+    values, columns = rank(logits, num_best)
+    expected, order = logits.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, expected[:, :num_best])
+    assert torch.equal(columns, order[:, :num_best])

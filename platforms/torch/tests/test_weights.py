@@ -1,0 +1,357 @@
+"""Weight loading: the table, good checkpoints in all their forms, and each bad one refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dovetail.errors import WeightError
+from dovetail.interfaces.model import ModelContext
+from dovetail.interfaces.weight_loader import WeightLoaderContext
+from dovetail_torch.layers import (
+    ColumnParallelLinear,
+    HeadShape,
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RMSNorm,
+    TorchLinearMethod,
+    TorchOps,
+    VocabParallelEmbedding,
+)
+from dovetail_torch.weights import DummyLoader, SafetensorsLoader, build_weight_table
+
+SHAPES = {
+    "embed.weight": (9, 4),
+    "attn.q_proj.weight": (8, 4),
+    "attn.q_proj.bias": (8,),
+    "attn.k_proj.weight": (4, 4),
+    "attn.k_proj.bias": (4,),
+    "attn.v_proj.weight": (4, 4),
+    "attn.v_proj.bias": (4,),
+    "mlp.gate_proj.weight": (5, 4),
+    "mlp.up_proj.weight": (5, 4),
+    "mlp.down_proj.weight": (4, 5),
+    "norm.weight": (4,),
+    "lm_head.weight": (9, 4),
+}
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class SmallModel(nn.Module):
+    """One of each kind of layer."""
+
+    def __init__(self, *, tied: bool = False, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        context = ModelContext(
+            hf_config={},
+            dtype=dtype,
+            device=torch.device("cpu"),
+            linear_method=TorchLinearMethod(),
+            ops=TorchOps(),
+            max_model_len=8,
+        )
+        heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=4)
+        self.embed = VocabParallelEmbedding(context, 9, 4)
+        self.attn = nn.Module()
+        self.attn.qkv_proj = QKVParallelLinear(context, "attn.qkv_proj", 4, heads, bias=True)
+        self.mlp = nn.Module()
+        parts = {"gate_proj": 5, "up_proj": 5}
+        self.mlp.gate_up_proj = MergedColumnParallelLinear(context, "mlp.gate_up_proj", 4, parts)
+        self.mlp.down_proj = ColumnParallelLinear(context, "mlp.down_proj", 5, 4)
+        self.norm = RMSNorm(context, 4, 1e-6)
+        tied_to = self.embed if tied else None
+        self.lm_head = ParallelLMHead(context, "lm_head", 9, 4, tied_to=tied_to)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(float("nan"))
+
+
+def make_weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(8)
+    return {n: torch.randn(s, generator=generator).to(dtype) for n, s in SHAPES.items()}
+
+
+def save_shards(folder: Path, weights: dict[str, torch.Tensor], num_shards: int = 3) -> None:
+    weight_map = {}
+    for shard in range(num_shards):
+        names = list(weights)[shard::num_shards]
+        file_name = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        save_file({name: weights[name] for name in names}, folder / file_name)
+        weight_map |= dict.fromkeys(names, file_name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def load(folder: Path, model: nn.Module | None = None) -> int:
+    return SafetensorsLoader(WeightLoaderContext(model_dir=folder)).load(model or SmallModel())
+
+
+def check_loaded(model: SmallModel, weights: dict[str, torch.Tensor]) -> None:
+    fused = {
+        "attn.qkv_proj.weight": [f"attn.{x}_proj.weight" for x in "qkv"],
+        "attn.qkv_proj.bias": [f"attn.{x}_proj.bias" for x in "qkv"],
+        "mlp.gate_up_proj.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+    }
+    for name, parameter in model.named_parameters():
+        expected = torch.cat([weights[part] for part in fused.get(name, [name])])
+        assert torch.equal(parameter, expected.to(parameter.dtype)), name
+
+
+def test_single_file_fills_every_parameter(tmp_path: Path) -> None:
+    weights, model = make_weights(), SmallModel()
+    save_file(weights, tmp_path / SINGLE)
+    num_bytes = load(tmp_path, model)
+    check_loaded(model, weights)
+    assert num_bytes == sum(w.nbytes for w in weights.values())
+
+
+def test_shards_fill_every_parameter(tmp_path: Path) -> None:
+    weights, model = make_weights(), SmallModel()
+    save_shards(tmp_path, weights)
+    num_bytes = load(tmp_path, model)
+    check_loaded(model, weights)
+    assert num_bytes == sum(w.nbytes for w in weights.values())
+
+
+@pytest.mark.parametrize("kept", ["embed.weight", "lm_head.weight", "both"])
+def test_tied_head_needs_one_of_the_two_names(tmp_path: Path, kept: str) -> None:
+    weights, model = make_weights(), SmallModel(tied=True)
+    saved = dict(weights)
+    if kept != "both":
+        del saved["lm_head.weight" if kept == "embed.weight" else "embed.weight"]
+    save_file(saved, tmp_path / SINGLE)
+    load(tmp_path, model)
+    if kept == "lm_head.weight":
+        weights["embed.weight"] = weights["lm_head.weight"]
+    check_loaded(model, weights)
+    assert model.lm_head.weight is model.embed.weight
+
+
+@pytest.mark.parametrize("saved", [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_are_cast_to_the_parameter_s_dtype(tmp_path: Path, saved: torch.dtype) -> None:
+    weights, model = make_weights(saved), SmallModel(dtype=torch.bfloat16)
+    save_file(weights, tmp_path / SINGLE)
+    load(tmp_path, model)
+    check_loaded(model, weights)
+
+
+def test_computed_frequencies_in_old_checkpoints_are_skipped(tmp_path: Path) -> None:
+    weights, model = make_weights(), SmallModel()
+    save_file(weights | {"attn.rotary_emb.inv_freq": torch.ones(2)}, tmp_path / SINGLE)
+    load(tmp_path, model)
+    check_loaded(model, weights)
+
+
+def test_persistent_buffers_are_loaded_and_others_are_not(tmp_path: Path) -> None:
+    weights, model = make_weights(), SmallModel()
+    model.register_buffer("scale", torch.zeros(2))
+    model.register_buffer("table", torch.zeros(2), persistent=False)
+    save_file(weights | {"scale": torch.tensor([3.0, 4.0])}, tmp_path / SINGLE)
+    load(tmp_path, model)
+    assert model.scale.tolist() == [3.0, 4.0]
+
+
+def test_table_names_each_part_and_covers_each_parameter_once() -> None:
+    model = SmallModel(tied=True)
+    table = build_weight_table(model)
+    assert set(table.assignments) == SHAPES.keys() - {"lm_head.weight"}
+    assert table.aliases == {"lm_head.weight": "embed.weight"}
+    for name, assignment in table.assignments.items():
+        assert tuple(assignment.target.shape) == SHAPES[name]
+        assignment.target.fill_(1) if assignment.target.isnan().all() else pytest.fail(name)
+    assert all((parameter == 1).all() for parameter in model.parameters())
+
+
+def refused(folder: Path, *words: str, model: SmallModel | None = None) -> None:
+    """Hold that loading is refused with these words, and that nothing was written."""
+    model = model or SmallModel()
+    with pytest.raises(WeightError) as caught:
+        load(folder, model)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    assert all(parameter.isnan().all() for parameter in model.parameters())
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    refused(tmp_path, str(tmp_path), "neither", "found: nothing", "dummy")
+    refused(tmp_path / "absent", "neither", "found: nothing")
+
+
+def test_pickles_are_never_read(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02.")
+    refused(tmp_path, "pytorch_model.bin", "can run code", "convert to safetensors")
+
+
+def test_files_of_another_name_need_an_index(tmp_path: Path) -> None:
+    save_file(make_weights(), tmp_path / "model-00001-of-00001.safetensors")
+    refused(tmp_path, "model-00001-of-00001.safetensors", "add the index")
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    save_shards(tmp_path, make_weights())
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    refused(tmp_path, INDEX, "model-00002-of-00003.safetensors", "1 are absent")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": {}}', '{"weight_map": [1]}'])
+def test_broken_index(tmp_path: Path, text: str) -> None:
+    (tmp_path / INDEX).write_text(text)
+    refused(tmp_path, INDEX, "fetch it again")
+
+
+@pytest.mark.parametrize("file_name", ["../model.safetensors", "/etc/passwd", 3])
+def test_index_cannot_lead_out_of_the_directory(tmp_path: Path, file_name: object) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"embed.weight": file_name}}))
+    refused(tmp_path, INDEX, "embed.weight", "no file name")
+
+
+def test_index_that_promises_what_the_shard_has_not(tmp_path: Path) -> None:
+    save_shards(tmp_path, make_weights())
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"]["norm.weight"] = "model-00001-of-00003.safetensors"
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    refused(tmp_path, "model-00001-of-00003.safetensors", "norm.weight", "it does not")
+
+
+def test_weight_in_two_shards(tmp_path: Path) -> None:
+    weights = make_weights()
+    save_shards(tmp_path, weights)
+    first = {name: weights[name] for name in [*list(weights)[::3], "norm.weight"]}
+    save_file(first, tmp_path / "model-00001-of-00003.safetensors")
+    refused(tmp_path, "norm.weight is also in model-00001")
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4, 100, -1])
+def test_truncated_file(tmp_path: Path, kept_bytes: int) -> None:
+    path = tmp_path / SINGLE
+    save_file(make_weights(), path)
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    refused(tmp_path, str(path), "truncated")
+
+
+def test_file_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
+    refused(tmp_path, SINGLE, "no safetensors file")
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (8, 5), (9, 4), (32,)])
+def test_wrong_shape_names_both(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    save_file(make_weights() | {"attn.q_proj.weight": torch.zeros(shape)}, tmp_path / SINGLE)
+    refused(tmp_path, SINGLE, "attn.q_proj.weight", str(list(shape)), "[8, 4]")
+
+
+def test_missing_weights_are_counted_and_listed(tmp_path: Path) -> None:
+    weights = make_weights()
+    save_file({"norm.weight": weights["norm.weight"]}, tmp_path / SINGLE)
+    refused(tmp_path, str(tmp_path), "11 weights", "embed.weight", "and 6 more", "missing")
+
+
+def test_one_missing_part_of_a_fused_weight_is_named(tmp_path: Path) -> None:
+    weights = make_weights()
+    del weights["attn.k_proj.bias"]
+    save_file(weights, tmp_path / SINGLE)
+    refused(tmp_path, "1 weight (attn.k_proj.bias) missing")
+
+
+def test_unexpected_weights_are_listed(tmp_path: Path) -> None:
+    extra = {"attn.q_norm.weight": torch.ones(4), "score.weight": torch.ones(2, 4)}
+    save_file(make_weights() | extra, tmp_path / SINGLE)
+    refused(tmp_path, "2 weights", "attn.q_norm.weight", "score.weight", "unknown to the model")
+
+
+def test_untied_model_wants_its_head(tmp_path: Path) -> None:
+    weights = make_weights()
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / SINGLE)
+    refused(tmp_path, "lm_head.weight", "missing")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_dtypes_that_need_scales_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    quantised = torch.zeros(4, 5).to(dtype)
+    save_file(make_weights() | {"mlp.down_proj.weight": quantised}, tmp_path / SINGLE)
+    refused(tmp_path, SINGLE, "mlp.down_proj.weight", "torch.float32", "quantised")
+
+
+def test_integer_parameters_take_their_own_dtype(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.codes = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
+    save_file({"codes": torch.tensor([1, -2, 3], dtype=torch.int8)}, tmp_path / SINGLE)
+    load(tmp_path, model)
+    assert model.codes.tolist() == [1, -2, 3]
+    save_file({"codes": torch.tensor([1, -2, 3], dtype=torch.int16)}, tmp_path / SINGLE)
+    with pytest.raises(WeightError, match="I16"):
+        load(tmp_path, model)
+
+
+def dummy(seed: int, **options: object) -> SmallModel:
+    model = SmallModel(**options)
+    context = WeightLoaderContext(model_dir=Path("/nowhere"), seed=seed)
+    assert DummyLoader(context).load(model) == 0
+    return model
+
+
+def test_dummy_weights_are_small_and_repeatable() -> None:
+    first, again, other = dummy(1), dummy(1), dummy(2)
+    for (name, weight), same, different in zip(
+        first.named_parameters(), again.parameters(), other.parameters(), strict=True
+    ):
+        assert torch.equal(weight, same)
+        assert not torch.equal(weight, different)
+        centre = 1.0 if name == "norm.weight" else 0.0
+        assert 0 < (weight - centre).abs().max() < 0.2
+
+
+def test_dummy_weights_depend_on_the_name_alone() -> None:
+    untied, tied, rounded = dummy(1), dummy(1, tied=True), dummy(1, dtype=torch.bfloat16)
+    assert torch.equal(untied.embed.weight, tied.embed.weight)
+    assert torch.equal(untied.attn.qkv_proj.weight, tied.attn.qkv_proj.weight)
+    assert not torch.equal(untied.embed.weight, untied.lm_head.weight)
+    for exact, short in zip(untied.parameters(), rounded.parameters(), strict=True):
+        assert torch.equal(exact.to(torch.bfloat16), short)
+
+
+def test_large_dummy_weights_have_no_equal_rows() -> None:
+    model = nn.Module()
+    model.table = nn.Parameter(torch.empty(3000, 1024), requires_grad=False)
+    DummyLoader(WeightLoaderContext(model_dir=Path("/nowhere"))).load(model)
+    heads = {tuple(row) for row in model.table[:, :3].tolist()}
+    assert len(heads) == 3000
+    assert abs(model.table.std().item() - 0.02) < 1e-3
+
+
+class Terminal:
+    """A stderr that says it is a terminal."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self.text, self.terminal, self.encoding = "", terminal, "utf-8"
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("terminal", "asked", "shown"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_progress_only_on_a_terminal_that_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, asked: bool, shown: bool
+) -> None:
+    stderr = Terminal(terminal=terminal)
+    monkeypatch.setattr("sys.stderr", stderr)
+    save_file(make_weights(), tmp_path / SINGLE)
+    context = WeightLoaderContext(model_dir=tmp_path, progress=asked)
+    SafetensorsLoader(context).load(SmallModel())
+    assert bool(stderr.text) is shown

@@ -1,0 +1,167 @@
+"""The contracts' signatures as plain data, and the rule by which they may change.
+
+`python tests/architecture/snapshot.py --write` renews contracts.json. It refuses while a contract
+differs from the file and still carries the version that the file has for it: whoever changes a
+contract raises its CONTRACT_VERSION first, so that plugins of the old one can be told.
+
+A contract is a module of `dovetail.interfaces`. What has no version of its own (the cache's
+description; plans, rows, results and requests) belongs to the contracts that are made of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import json
+import pkgutil
+import sys
+import typing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FILE = Path(__file__).with_name("contracts.json")
+CORE = Path(__file__).resolve().parents[2] / "core/src"
+
+# Modules without a CONTRACT_VERSION to the contracts that have to be raised with them.
+SHARED = {
+    "dovetail.interfaces.kv_cache": ("attention", "scheduler", "worker"),
+    "dovetail.plan": ("scheduler", "worker"),
+    "dovetail.request": ("scheduler",),
+    "dovetail.result": ("scheduler", "worker"),
+    "dovetail.rows": ("scheduler",),
+}
+
+
+def take() -> dict[str, Any]:
+    """Return {"versions": contract to version, "modules": module to its classes}."""
+    import dovetail.interfaces as package
+
+    names = [f"{package.__name__}.{info.name}" for info in pkgutil.iter_modules(package.__path__)]
+    modules = [importlib.import_module(name) for name in sorted({*names, *SHARED})]
+    versions = {}
+    for module in modules:
+        for cls in _classes_of(module):
+            if "CONTRACT_VERSION" in vars(cls):
+                versions[cls.CONTRACT] = cls.CONTRACT_VERSION
+    described = {
+        module.__name__: {cls.__name__: _describe(cls) for cls in _classes_of(module)}
+        for module in modules
+    }
+    return {"versions": versions, "modules": described}
+
+
+def governing_contracts(module: str) -> tuple[str, ...]:
+    """Return the contracts whose version tells of a change in `module`."""
+    if module in SHARED:
+        return SHARED[module]
+    declared = [vars(cls).get("CONTRACT") for cls in _classes_of(importlib.import_module(module))]
+    return tuple(name for name in declared if name)
+
+
+def changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the changed modules, each with a line for every class that differs."""
+    found: dict[str, list[str]] = {}
+    for module in sorted({*old["modules"], *new["modules"]}):
+        before, after = old["modules"].get(module, {}), new["modules"].get(module, {})
+        lines = [
+            line
+            for name in sorted({*before, *after})
+            for line in _differences(name, before.get(name), after.get(name))
+        ]
+        if lines:
+            found[module] = lines
+    return found
+
+
+def unraised(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return, a sentence each, the contracts that changed and kept their version."""
+    sentences = []
+    for module in changes(old, new):
+        for contract in governing_contracts(module) if module in new["modules"] else ():
+            version = new["versions"][contract]
+            if old["versions"].get(contract) == version:
+                sentences.append(
+                    f"{module} changed: raise CONTRACT_VERSION of {contract!r}, {version}"
+                )
+    return sentences
+
+
+def _classes_of(module: ModuleType) -> list[type]:
+    members = vars(module).values()
+    own = [m for m in members if isinstance(m, type) and m.__module__ == module.__name__]
+    return sorted(
+        (cls for cls in own if not cls.__name__.startswith("_")), key=lambda c: c.__name__
+    )
+
+
+def _describe(cls: type) -> dict[str, str]:
+    """Return name to signature of everything public that `cls` itself declares."""
+    if issubclass(cls, enum.Enum):
+        return {member.name: repr(member.value) for member in cls}
+    described = {"(bases)": ", ".join(base.__name__ for base in cls.__bases__)}
+    if dataclasses.is_dataclass(cls):
+        for field in dataclasses.fields(cls):
+            described[field.name] = f"field: {field.type}{_default_of(field)}"
+    slots = (name for name in vars(cls).get("__slots__", ()) if not name.startswith("_"))
+    described |= {name: "slot" for name in slots if name not in described}
+    for name, annotation in vars(cls).get("__annotations__", {}).items():
+        described.setdefault(name, f"attribute: {annotation}")
+    for name, value in vars(cls).items():
+        public = not name.startswith("_") or name == "__init__"
+        generated = dataclasses.is_dataclass(cls) and name == "__init__"
+        if public and not generated and (signature := _signature_of(value)):
+            described[name] = signature
+    return described
+
+
+def _default_of(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f" = {field.default!r}"
+    return " = (made)" if field.default_factory is not dataclasses.MISSING else ""
+
+
+def _signature_of(value: object) -> str:
+    if isinstance(value, property):
+        getter = typing.cast(Any, value.fget)
+        return f"property -> {getter.__annotations__.get('return', '')}"
+    kind = {staticmethod: "static ", classmethod: "class "}.get(type(value), "")
+    function = getattr(value, "__func__", value)
+    if not inspect.isfunction(function):
+        return ""
+    abstract = "abstract " if getattr(function, "__isabstractmethod__", False) else ""
+    return f"{abstract}{kind}method{inspect.signature(function)}"
+
+
+def _differences(
+    name: str, before: dict[str, str] | None, after: dict[str, str] | None
+) -> list[str]:
+    if before is None or after is None:
+        return [f"{name}: {'new' if before is None else 'gone'}"]
+    return [
+        f"{name}.{part}: {before.get(part, '(none)')}  ->  {after.get(part, '(none)')}"
+        for part in sorted({*before, *after})
+        if before.get(part) != after.get(part)
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Write the snapshot, or say why not; return the exit status."""
+    if arguments != ["--write"]:
+        print(__doc__)
+        return 2
+    sys.path.insert(0, str(CORE))
+    new = take()
+    refused = unraised(json.loads(FILE.read_text("utf-8")), new) if FILE.exists() else []
+    if refused:
+        print("\n".join(refused))
+        return 1
+    FILE.write_text(json.dumps(new, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+    print(f"wrote {FILE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""No contract changes unnoticed: its signatures are in git, and a change raises its version."""
+
+import copy
+import json
+
+import pytest
+
+from architecture.snapshot import FILE, SHARED, changes, governing_contracts, take, unraised
+
+RENEW = "python tests/architecture/snapshot.py --write"
+
+
+@pytest.fixture(scope="module")
+def current():
+    return take()
+
+
+def test_contracts_are_as_recorded(current):
+    recorded = json.loads(FILE.read_text("utf-8"))
+    found = changes(recorded, current)
+    lines = [f"{module}\n    " + "\n    ".join(parts) for module, parts in found.items()]
+    advice = unraised(recorded, current) or ["the versions are raised: now renew the snapshot"]
+    assert not found, "\n".join(["contracts changed:", *lines, *advice, f"then: {RENEW}"])
+    assert recorded["versions"] == current["versions"], f"renew the snapshot: {RENEW}"
+
+
+def test_every_module_has_a_version_that_speaks_for_it(current):
+    orphans = [name for name in current["modules"] if not governing_contracts(name)]
+    assert not orphans, f"give these a CONTRACT_VERSION, or a line in snapshot.SHARED: {orphans}"
+    unknown = {c for governing in SHARED.values() for c in governing} - set(current["versions"])
+    assert not unknown, f"snapshot.SHARED names contracts that are not there: {unknown}"
+
+
+def test_a_change_without_a_new_version_is_refused(current):
+    changed = copy.deepcopy(current)
+    worker = changed["modules"]["dovetail.interfaces.worker"]["WorkerBase"]
+    worker["execute_model"] = "method(self, plan, extra)"
+    assert list(changes(current, changed)) == ["dovetail.interfaces.worker"]
+    assert "CONTRACT_VERSION of 'worker'" in unraised(current, changed)[0]
+    changed["versions"]["worker"] = "9.9"
+    assert not unraised(current, changed)
+
+
+def test_a_change_of_what_contracts_share_raises_all_of_them(current):
+    changed = copy.deepcopy(current)
+    del changed["modules"]["dovetail.plan"]["SchedulerOutput"]["leaves"]
+    assert len(unraised(current, changed)) == 2
+    changed["versions"]["worker"] = "9.9"
+    assert len(unraised(current, changed)) == 1
+
+
+def test_the_snapshot_sees_fields_methods_and_defaults(current):
+    scheduler = current["modules"]["dovetail.interfaces.scheduler"]
+    assert scheduler["SchedulerInterface"]["schedule"].startswith("abstract method(self)")
+    assert scheduler["SchedulerLimits"]["enable_prefix_caching"].endswith("bool = True")
+    assert (
+        "static"
+        in current["modules"]["dovetail.interfaces.attention"]["AttentionBackend"]["create_layer"]
+    )

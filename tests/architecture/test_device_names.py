@@ -1,0 +1,67 @@
+"""The torch layer is told its device: no device name appears in its code."""
+
+import ast
+import io
+import re
+import tokenize
+
+import pytest
+
+from architecture.sources import ROOT, files_below, relative
+
+DEVICE_NAMES = frozenset({"cuda", "cpu", "xpu", "mps", "hip", "rocm", "npu", "tpu", "hpu"})
+TORCH_LAYER = ROOT / "platforms/torch/src"
+
+
+def words(text: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", text.lower()))
+
+
+def docstrings_of(tree: ast.Module) -> set[int]:
+    """Ids of the constants that are docstrings, or strings standing alone as attribute notes."""
+    alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    return {id(value) for value in alone if isinstance(value, ast.Constant)}
+
+
+def device_names_in(source: str) -> list[tuple[int, str]]:
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME and DEVICE_NAMES & words(token.string):
+            found.append((token.start[0], token.string))
+    tree = ast.parse(source)
+    documentation = docstrings_of(tree)
+    for node in ast.walk(tree):
+        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if text and id(node) not in documentation and DEVICE_NAMES & words(node.value):
+            found.append((node.lineno, repr(node.value)))
+    return sorted(found)
+
+
+def test_the_torch_layer_names_no_device():
+    found = [
+        f"{relative(path)}:{line}: {what}"
+        for path in files_below(TORCH_LAYER, ".py")
+        for line, what in device_names_in(path.read_text("utf-8"))
+    ]
+    advice = "take the device, or the operation, from the context or the platform's runtime:"
+    assert not found, "\n".join([advice, *found])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 'cuda'",
+        "x = f'cuda:{rank}'",
+        "torch.cuda.synchronize()",
+        "y = x.cpu()",
+        "is_xpu = 1",
+        "d = {'mps': 1}",
+    ],
+)
+def test_the_gate_finds(source):
+    assert device_names_in(source)
+
+
+@pytest.mark.parametrize("source", ["# a cuda device", '"""As on cpu."""', "x = 'encumbrance'"])
+def test_the_gate_lets_pass(source):
+    assert not device_names_in(source)

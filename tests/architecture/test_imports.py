@@ -1,0 +1,73 @@
+"""Who may import whom, and what an import costs."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from architecture.sources import ROOT, members
+
+MAX_IMPORT_S = 0.15
+NUM_RUNS = 5
+HEAVY = ("torch", "numpy", "transformers", "pydantic", "tokenizers", "jinja2", "safetensors")
+
+IMPORTS = f"""
+import json, sys, time
+wall, cpu = time.perf_counter(), time.process_time()
+import dovetail
+from dovetail import LLM, SamplingParams
+wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+loaded = [name for name in {HEAVY!r} if name in sys.modules]
+print(json.dumps([wall, cpu, loaded]))
+"""
+
+
+def run(*arguments, **variables):
+    sources = os.pathsep.join(str(member / "src") for member in members())
+    environment = {**os.environ, "PYTHONPATH": sources, **variables}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def imports():
+    """(wall seconds, CPU seconds, heavy modules loaded) of five clean interpreters."""
+    runs = [run("-c", IMPORTS) for _ in range(NUM_RUNS)]
+    failed = [done.stderr for done in runs if done.returncode]
+    assert not failed, failed[0]
+    return [json.loads(done.stdout) for done in runs]
+
+
+def test_contracts_of_import_linter_are_kept():
+    program = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())"
+    done = run("-c", program)
+    # What it has to say is long; the end names the broken contract and the lines to change.
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_importing_the_names_used_loads_nothing_heavy(imports):
+    loaded = imports[0][2]
+    assert not loaded, f"`from dovetail import LLM, SamplingParams` loads {loaded}: import lazily"
+
+
+def test_importing_the_names_used_is_quick(imports, capsys):
+    """CPU time is held against the bound: the wall clock also counts whoever else runs here."""
+    wall_s, cpu_s = (statistics.median(run[i] for run in imports) for i in (0, 1))
+    with capsys.disabled():
+        print(f"\nimport of LLM and SamplingParams: {wall_s:.3f} s, {cpu_s:.3f} s of CPU")
+    assert cpu_s <= MAX_IMPORT_S, f"{cpu_s:.3f} s of CPU; see `python -X importtime -c ...`"
+
+
+def test_interfaces_need_no_tensor_library():
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'transformers'):\n"
+        "    sys.modules[name] = None\n"
+        "import dovetail.interfaces, dovetail.plan, dovetail.rows, dovetail.result\n"
+    )
+    done = run("-c", program)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,31 @@
+"""Modules are nouns named for the one thing they define."""
+
+import re
+
+from architecture.sources import ROOT, relative, written_files
+
+REFUSED = re.compile(r"(^|_)(utils?|helpers?|misc|common|v\d+)(_|$)", re.IGNORECASE)
+
+
+def is_refused(name: str) -> bool:
+    return REFUSED.search(name) is not None
+
+
+def test_no_module_is_a_drawer():
+    found = {
+        relative(path)
+        for path in written_files()
+        if any(is_refused(part) for part in path.relative_to(ROOT).with_suffix("").parts)
+    }
+    assert not found, f"name these modules for the one thing that they define: {sorted(found)}"
+
+
+def test_test_files_have_unique_names():
+    names = [path.name for path in written_files() if path.name.startswith("test_")]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    assert not twice, f"rename, so that a report names one file only: {twice}"
+
+
+def test_the_gate_tells_names_apart():
+    assert all(map(is_refused, ("utils", "string_utils", "helper", "misc", "common", "V1", "v2")))
+    assert not any(map(is_refused, ("utilization", "commonality", "plan", "llama", "qwen2")))

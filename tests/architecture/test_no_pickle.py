@@ -1,0 +1,58 @@
+"""Nothing that ships can be made to run what it reads: no pickle, no eval, no exec."""
+
+import ast
+
+import pytest
+
+from architecture.sources import dotted_name, imported_names, relative, shipped_files, tree_of
+
+MODULES = frozenset(
+    {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+)
+CALLS = frozenset({"eval", "exec", "torch.load", "torch.jit.load", "pandas.read_pickle"})
+
+
+def breaches(tree: ast.Module) -> list[tuple[int, str]]:
+    found = [(line, name) for name, line in imported_names(tree) if name.split(".")[0] in MODULES]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if dotted_name(node.func) in CALLS:
+            found.append((node.lineno, dotted_name(node.func)))
+        found += [
+            (node.lineno, "allow_pickle")
+            for keyword in node.keywords
+            if keyword.arg == "allow_pickle"
+            and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
+        ]
+    return found
+
+
+def test_nothing_that_ships_unpickles_or_evaluates():
+    found = [
+        f"{relative(path)}:{line}: {what}"
+        for path in shipped_files()
+        for line, what in breaches(tree_of(path))
+    ]
+    advice = "read data as data (JSON, safetensors, columns):"
+    assert not found, "\n".join([advice, *found])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "eval('1')",
+        "def f():\n    exec(code)",
+        "torch.load(path)",
+        "np.load(path, allow_pickle=True)",
+    ],
+)
+def test_the_gate_finds(source):
+    assert breaches(ast.parse(source))
+
+
+@pytest.mark.parametrize("source", ["model.eval()", "np.load(p, allow_pickle=False)", "load(p)"])
+def test_the_gate_lets_pass(source):
+    assert not breaches(ast.parse(source))

@@ -1,0 +1,139 @@
+"""Sizes: what one person can read at a time (DESIGN, section 9)."""
+
+import ast
+from pathlib import Path
+
+from architecture.sources import ROOT, files_below, members, relative, tree_of, written_files
+
+MAX_COLUMNS = 100
+MAX_FILE_LINES = {".py": 400, ".cpp": 600, ".h": 600, ".hpp": 600}
+MAX_FUNCTION_LINES = 60
+MAX_NESTING = 3
+MAX_PARAMETERS = 7
+
+# "rule path[::function]" to the reason. An entry that is no longer needed fails the test.
+EXCEPTIONS: dict[str, str] = {}
+
+BLOCKS = (
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
+    ast.Try,
+    ast.TryStar,
+    ast.Match,
+)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def nesting(node: ast.AST, depth: int = 0) -> int:
+    """Depth of blocks in blocks; an `elif` is on the level of its `if`, a `def` begins anew."""
+    deepest = depth
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            continue
+        chained = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
+        # `else: if` and `elif` are the same tree; the column tells them apart.
+        chained = chained and child.col_offset == node.col_offset
+        inside = depth + (isinstance(child, BLOCKS) and not chained)
+        deepest = max(deepest, nesting(child, inside))
+    return deepest
+
+
+def num_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool) -> int:
+    arguments = function.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    bound = in_class and names[:1] in (["self"], ["cls"])
+    return len(names) - bound
+
+
+def is_triton_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def function_breaches(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool
+) -> dict[str, str]:
+    num_lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    kernel = is_triton_kernel(function)
+    depth, width = nesting(function), num_parameters(function, in_class)
+    found = {}
+    if num_lines > MAX_FUNCTION_LINES and not kernel:
+        found["lines"] = f"{num_lines} lines > {MAX_FUNCTION_LINES}: split by responsibility"
+    if depth > MAX_NESTING:
+        found["nesting"] = f"nesting {depth} > {MAX_NESTING}: return early or name the inner part"
+    if width > MAX_PARAMETERS and not kernel:
+        found["parameters"] = f"{width} parameters > {MAX_PARAMETERS}: bundle into a dataclass"
+    return found
+
+
+def functions_in(node: ast.AST, prefix: str = "", in_class: bool = False):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, FUNCTIONS):
+            yield prefix + child.name, child, in_class
+            yield from functions_in(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.ClassDef):
+            yield from functions_in(child, f"{prefix}{child.name}.", in_class=True)
+        else:
+            yield from functions_in(child, prefix, in_class)
+
+
+def file_breaches(path: Path) -> dict[str, str]:
+    lines = path.read_text("utf-8").splitlines()
+    most, where = MAX_FILE_LINES[path.suffix], relative(path)
+    found = {}
+    if len(lines) > most:
+        found[f"file {where}"] = f"{len(lines)} lines > {most}: split by responsibility"
+    wide = [number for number, line in enumerate(lines, 1) if len(line) > MAX_COLUMNS]
+    if wide:
+        found[f"columns {where}"] = f"lines {wide[:5]} have more than {MAX_COLUMNS} columns"
+    return found
+
+
+def all_breaches() -> dict[str, str]:
+    native = [p for m in members() for p in files_below(m, ".cpp", ".h", ".hpp")]
+    found: dict[str, str] = {}
+    for path in (*written_files(), *native):
+        found |= file_breaches(path)
+    for path in written_files():
+        for name, function, in_class in functions_in(tree_of(path)):
+            breaches = function_breaches(function, in_class)
+            where = f"{relative(path)}::{name}"
+            found |= {f"{rule} {where}": text for rule, text in breaches.items()}
+    return found
+
+
+def test_everything_is_small_enough_to_read():
+    breaches = [f"{k}: {v}" for k, v in all_breaches().items() if k not in EXCEPTIONS]
+    assert not breaches, "\n".join(
+        ["too large (or list it in EXCEPTIONS with a reason):", *breaches]
+    )
+
+
+def test_each_exception_is_still_needed():
+    stale = [key for key in EXCEPTIONS if key not in all_breaches()]
+    assert not stale, f"no longer needed, delete from EXCEPTIONS in {__file__}: {stale}"
+
+
+def test_the_gate_sees_files():
+    assert ROOT / "core/src/dovetail/plan.py" in written_files()
+
+
+def test_the_gate_measures_rightly():
+    source = (
+        "class C:\n"
+        "    def m(self, a, b, *, c):\n"
+        "        if a:\n"
+        "            for x in b:\n"
+        "                pass\n"
+        "        elif b:\n"
+        "            with c:\n"
+        "                while x:\n"
+        "                    if x:\n"
+        "                        pass\n"
+    )
+    ((name, function, in_class),) = functions_in(ast.parse(source))
+    assert (name, num_parameters(function, in_class), nesting(function)) == ("C.m", 3, 4)
+    assert set(function_breaches(function, in_class)) == {"nesting"}

@@ -1,0 +1,32 @@
+"""The platform of the bigram worker: any machine that runs Python. Chosen only when asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dovetail.interfaces import Platform, PlatformInfo, Probe
+
+
+class BigramPlatform(Platform):
+    """Wherever numpy runs."""
+
+    info = PlatformInfo(name="bigram", device_type="cpu")
+    automatic = False
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Return that this machine will do."""
+        return Probe(usable=True)
+
+    def capabilities(self) -> frozenset[str]:
+        """Return the one dtype that the worker computes in."""
+        return frozenset({"dtype.float32"})
+
+    def total_memory_bytes(self, local_rank: int = 0) -> int:
+        """Return the memory of the machine, in bytes."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def prefer(self, kind: str) -> Sequence[str]:
+        """Return the worker that belongs here."""
+        return ("bigram",) if kind == "worker" else ()

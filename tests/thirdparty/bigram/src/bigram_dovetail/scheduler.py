@@ -1,0 +1,184 @@
+"""A scheduler from outside: one request a step, each in its turn.
+
+For models that keep nothing: it hands out rows, but no blocks of a cache. A long prompt comes in
+pieces of the token budget, and every piece costs the request its turn. It never preempts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces import (
+    Depth,
+    EngineCoreOutputs,
+    Finished,
+    SchedulerContext,
+    SchedulerInterface,
+)
+from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
+from dovetail.request import FINISH_REASONS, EngineCoreRequest, Request, RequestStatus
+from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.rows import RowAllocator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outstanding:
+    """A plan that is out, and whom it runs; None where it runs nobody."""
+
+    step_id: int
+    request: Request | None
+
+
+class RoundRobinScheduler(SchedulerInterface):
+    """Serves the requests in turn, one a step."""
+
+    def __init__(self, context: SchedulerContext) -> None:
+        if any(group.bytes_per_block for group in context.kv_cache.groups):
+            raise ConfigError(
+                "RoundRobinScheduler hands out no cache blocks, and this model keeps a cache; "
+                "take another scheduler_cls, such as 'fcfs'."
+            )
+        self._limits = context.limits
+        self._rows = RowAllocator(context.limits.max_num_seqs)
+        self._builder = StepBuilder(num_groups=len(context.kv_cache.groups))
+        self._requests: dict[str, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: deque[Request] = deque()
+        self._out: deque[_Outstanding] = deque()
+        self._last_step: dict[int, int] = {}
+        self._step_id = -1
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Let `request` wait for a row; raise RequestError if it can never run."""
+        limits, length = self._limits, len(request.prompt_token_ids)
+        whole = not limits.enable_chunked_prefill
+        most = min(limits.max_model_len - 1, limits.max_num_batched_tokens if whole else length)
+        if request.request_id in self._requests:
+            raise RequestError(f"the id {request.request_id!r} is in use; take another.")
+        if not 1 <= length <= most:
+            raise RequestError(f"a prompt of {length} tokens must have from 1 to {most}.")
+        made = Request(request, max_model_len=limits.max_model_len)
+        self._requests[request.request_id] = made
+        self._waiting.append(made)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests at once; what plans in flight still say of them is dropped."""
+        alive = [name for name in dict.fromkeys(request_ids) if name in self._requests]
+        for name in alive:
+            self._end(self._requests[name], RequestStatus.FINISHED_ABORTED)
+        return alive
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan a step of the next request in turn that can run."""
+        while self._waiting and self._rows.num_free:
+            self._admit(self._waiting.popleft())
+        request = self._next()
+        if request is not None:
+            self._run(request)
+        plan = self._builder.build()
+        self._step_id = plan.step_id
+        self._out.append(_Outstanding(step_id=plan.step_id, request=request))
+        return plan
+
+    def update_from_output(
+        self, plan: SchedulerOutput, output: ModelRunnerOutput
+    ) -> EngineCoreOutputs:
+        """Give the request of the oldest plan its token; finish it where that was the last."""
+        out = self._out.popleft()
+        if not out.step_id == plan.step_id == output.step_id:
+            raise ValueError(f"step {out.step_id} is due, not {plan.step_id}, {output.step_id}")
+        self._rows.executed(plan.step_id)
+        request = out.request
+        if request is None or request.status.finished:
+            return EngineCoreOutputs()
+        name = request.request_id
+        # The plan had one run, so that all there is stands under run 0.
+        prompt_logprobs = _of_run_0(output.prompt_logprobs, name)
+        if not output.token_ids:
+            return EngineCoreOutputs(prompt_logprobs=prompt_logprobs)
+        first = not request.num_output_tokens
+        request.token_ids.extend(output.token_ids)
+        return EngineCoreOutputs(
+            request_ids=[name],
+            num_new_tokens=array("i", output.num_sampled),
+            token_ids=output.token_ids,
+            finished=self._finish(request),
+            logprobs=_of_run_0(output.logprobs, name),
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens={name: 0} if first else {},
+        )
+
+    def depth(self) -> Depth:
+        """Return how many requests stand where."""
+        return Depth(num_waiting=len(self._waiting), num_running=len(self._running))
+
+    def reset_prefix_cache(self) -> bool:
+        """Return True: nothing is cached."""
+        return True
+
+    def shutdown(self) -> None:
+        """Forget all requests."""
+        self.abort_requests(list(self._requests))
+
+    def _admit(self, request: Request) -> None:
+        request.row, request.generation = self._rows.acquire()
+        request.status = RequestStatus.RUNNING
+        self._builder.join(NewRequest.of(request))
+        self._last_step[request.row] = self._step_id + 1
+        self._running.append(request)
+
+    def _next(self) -> Request | None:
+        """Return the first in turn that has a token to run, and put it last; None if none has."""
+        for _ in range(len(self._running)):
+            request = self._running[0]
+            self._running.rotate(-1)
+            # With every token to its last in flight there is nothing to plan until it lands.
+            if request.num_tokens_with_pending < request.max_total_tokens:
+                return request
+        return None
+
+    def _run(self, request: Request) -> None:
+        start, known = request.num_computed_tokens, request.num_tokens_with_pending
+        most = self._limits.max_num_batched_tokens
+        if start < request.num_prompt_tokens and self._limits.enable_chunked_prefill:
+            most = min(most, self._limits.long_prefill_token_threshold or most)
+        num_tokens = min(known - start, most)
+        samples = start + num_tokens == known
+        self._builder.run(request.row, start, num_tokens, samples=samples)
+        request.num_computed_tokens += num_tokens
+        request.num_tokens_with_pending += samples
+        self._last_step[request.row] = self._step_id + 1
+
+    def _finish(self, request: Request) -> tuple[Finished, ...]:
+        """Return that `request` is finished, if its last token says so."""
+        token, params = request.token_ids[-1], request.sampling_params
+        stopped = token in request.stop_token_ids
+        if stopped and request.num_output_tokens >= params.min_tokens:
+            self._end(request, RequestStatus.FINISHED_STOPPED)
+            asked = token if token in (params.stop_token_ids or ()) else None
+        elif request.num_tokens >= request.max_total_tokens:
+            self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
+            asked = None
+        else:
+            return ()
+        reason = FINISH_REASONS[request.status]
+        return (Finished(request_id=request.request_id, reason=reason, stop_reason=asked),)
+
+    def _end(self, request: Request, status: RequestStatus) -> None:
+        del self._requests[request.request_id]
+        if request.status == RequestStatus.WAITING:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+            self._builder.leave(request.row)
+            self._rows.release(request.row, last_step=self._last_step.pop(request.row))
+            request.row = -1
+        request.status = status
+
+
+def _of_run_0(columns: Mapping[int, LogprobColumns], name: str) -> dict[str, LogprobColumns]:
+    return {name: columns[0]} if 0 in columns else {}

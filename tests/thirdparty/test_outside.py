@@ -1,0 +1,155 @@
+"""A package from outside runs on the core alone: no torch installed, published names only."""
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIGRAM = Path(__file__).with_name("bigram")
+PUBLISHED = frozenset(
+    {
+        "dovetail",
+        "dovetail.errors",
+        "dovetail.interfaces",
+        "dovetail.plan",
+        "dovetail.request",
+        "dovetail.result",
+        "dovetail.rows",
+    }
+)
+VOCAB = 50
+PROMPTS = [[1, 2, 3], [7], list(range(20))]
+NUM_TOKENS = 8
+
+SCRIPT = """
+import importlib.util, json, sys
+from dovetail import LLM, SamplingParams
+
+if __name__ == "__main__":
+    model, prompts, num_tokens = json.loads(sys.argv[1])
+    llm = LLM(
+        model=model,
+        platform="bigram",
+        worker_cls="bigram",
+        scheduler_cls="bigram_dovetail:RoundRobinScheduler",
+        skip_tokenizer_init=True,
+    )
+    params = SamplingParams(max_tokens=num_tokens, temperature=0, detokenize=False)
+    outputs = llm.generate(prompts, params)
+    print(json.dumps({
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "torch": importlib.util.find_spec("torch") is not None,
+        "loaded": [name for name in ("torch", "transformers") if name in sys.modules],
+    }))
+"""
+
+
+def run(*command, **variables):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def pip(*arguments):
+    return run(sys.executable, "-m", "pip", *arguments, "-q", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Wheels of the core and of the package, built by the backend that is installed here."""
+    folder = tmp_path_factory.mktemp("wheels")
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    pip("wheel", ROOT / "core", BIGRAM, *options)
+    return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def python(wheels, request):
+    """The interpreter of an environment with the two wheels and what they need; no torch.
+
+    What they need is installed once for each state of the requirements; the wheels every time.
+    """
+    needs = (ROOT / "core/pyproject.toml", BIGRAM / "pyproject.toml")
+    constraints = ROOT / "requirements/constraints.txt"
+    state = b"".join(path.read_bytes() for path in (*needs, constraints)) + sys.version.encode()
+    name = f"outside-{hashlib.sha256(state).hexdigest()[:12]}"
+    folder = Path(request.config.cache.mkdir("dovetail")) / name
+    interpreter = folder / "bin/python"
+    if not (folder / "complete").exists():
+        run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
+        pip("--python", interpreter, "install", "-c", constraints, *wheels)
+        (folder / "complete").touch()
+    pip("--python", interpreter, "install", "--no-deps", "--force-reinstall", *wheels)
+    return interpreter
+
+
+@pytest.fixture(scope="module")
+def table():
+    return np.random.default_rng(3).normal(size=(VOCAB, VOCAB)).astype(np.float32)
+
+
+@pytest.fixture
+def model(tmp_path, table):
+    np.save(tmp_path / "bigram.npy", table)
+    config = {"architectures": ["Bigram"], "vocab_size": VOCAB, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def walk(table, token, num_tokens):
+    path = []
+    for _ in range(num_tokens):
+        token = int(max(range(VOCAB), key=lambda after: table[token, after]))
+        path.append(token)
+    return path
+
+
+def test_an_outside_package_generates_without_torch(python, model, table):
+    arguments = json.dumps([str(model), PROMPTS, NUM_TOKENS])
+    (model / "script.py").write_text(SCRIPT)
+    lines = run(python, "-I", model / "script.py", arguments).splitlines()
+    told = json.loads(lines[-1])
+    assert told["tokens"] == [walk(table, prompt[-1], NUM_TOKENS) for prompt in PROMPTS]
+    assert not told["torch"], "torch is installed there: the core or the package pulls it in"
+    assert told["loaded"] == []
+
+
+def test_its_entry_points_are_found_by_name(python):
+    program = (
+        "from importlib.metadata import entry_points\n"
+        "for kind in ('platform', 'worker', 'scheduler'):\n"
+        "    print([e.load().__name__ for e in entry_points(group=f'dovetail.{kind}')])\n"
+    )
+    assert run(python, "-I", "-c", program).split() == [
+        "['BigramPlatform']",
+        "['BigramWorker']",
+        "['RoundRobinScheduler']",
+    ]
+
+
+def test_it_imports_published_names_only():
+    private = []
+    for path in sorted(BIGRAM.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            ours = [name for name in names if name.split(".")[0].startswith("dovetail")]
+            private += [f"{path.name}: {name}" for name in ours if name not in PUBLISHED]
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+                own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                private += [] if own else [f"{path.name}: .{node.attr}"]
+    assert not private, f"publish these, or do without them: {private}"
