@@ -133,14 +133,16 @@ class LLM:
         self.shutdown()
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts as a list: a text, a mapping or a list of ids is one prompt."""
+def _as_list(prompts: Any) -> list[Any]:
+    """Return the prompts as a list: a text, a mapping or a list of token ids is one prompt.
+
+    What is no prompt is let through: it is refused where its place can be named.
+    """
     if isinstance(prompts, (str, Mapping)):
-        return [prompts]  # type: ignore[list-item]  # a mapping is a prompt
+        return [prompts]
     listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [listed]  # type: ignore[list-item]  # token ids
-    return listed  # type: ignore[arg-type]  # what is no prompt is refused one by one
+    one_prompt = bool(listed) and all(isinstance(item, int) for item in listed)
+    return [listed] if one_prompt else listed
 
 
 def _one_each(value: Any, count: int, name: str) -> list[Any]:

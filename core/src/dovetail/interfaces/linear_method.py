@@ -46,6 +46,9 @@ class LinearMethod(ABC):
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Device types it runs on; empty for any."""
 
+    def __init__(self) -> None:
+        """Make it, without arguments."""
+
     @abstractmethod
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register on `layer` the parameters that a checkpoint fills.

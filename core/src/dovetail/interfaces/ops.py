@@ -25,6 +25,9 @@ class Ops(ABC):
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Device types it runs on; empty for any."""
 
+    def __init__(self) -> None:
+        """Make it, without arguments."""
+
     @abstractmethod
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight over the last dimension (any leading ones).

@@ -94,6 +94,9 @@ class Policy:
     static_rank: ClassVar[bool] = True
     preempts: ClassVar[bool] = False
 
+    def __init__(self) -> None:
+        """Make it, without arguments; once for each scheduler."""
+
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
         """Return a sortable key: the lowest is admitted first. Ties go by arrival."""
         return request.sequence

@@ -1,0 +1,62 @@
+"""The cases that every benchmark here measures, so that their numbers can be laid side by side.
+
+A case is a list of requests, asked all at once: prompts of random token ids and exact numbers of
+output tokens (greedy, past the end of the text). The shapes are those that other engines are
+measured with. Standard library only: a script may import this where Dovetail is not installed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+LOWEST_ID, HIGHEST_ID = 300, 7899
+"""Bounds of the token ids in prompts: plain tokens in the vocabulary of every model used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One case. prompt_lens, output_lens: tokens, one entry a request. seed: of the prompts."""
+
+    name: str
+    prompt_lens: tuple[int, ...]
+    output_lens: tuple[int, ...]
+    seed: int = 1000
+
+    @cached_property
+    def prompts(self) -> tuple[list[int], ...]:
+        """The prompts as token ids: the same ones in every process."""
+        return self.prompts_of(0)
+
+    def prompts_of(self, repeat: int) -> tuple[list[int], ...]:
+        """Return prompts of the same lengths for another repeat, with no prefix in common."""
+        source = random.Random(self.seed + repeat)
+        return tuple(
+            [source.randint(LOWEST_ID, HIGHEST_ID) for _ in range(length)]
+            for length in self.prompt_lens
+        )
+
+
+def _varied(num_requests: int, seed: int) -> Case:
+    source = random.Random(seed)
+    prompt_lens = tuple(source.randint(16, 256) for _ in range(num_requests))
+    output_lens = tuple(source.randint(16, 128) for _ in range(num_requests))
+    return Case(name=f"varied{num_requests}", prompt_lens=prompt_lens, output_lens=output_lens)
+
+
+def _by_name(cases: Sequence[Case]) -> Mapping[str, Case]:
+    return MappingProxyType({case.name: case for case in cases})
+
+
+CASES = _by_name(
+    (
+        Case(name="decode1", prompt_lens=(32,), output_lens=(128,)),
+        Case(name="conc16", prompt_lens=(128,) * 16, output_lens=(64,) * 16),
+        _varied(64, seed=7),
+        Case(name="prefill1024", prompt_lens=(1024,), output_lens=(1,)),
+    )
+)
+"""Every case by its name: one request, 16 at once, 64 of mixed lengths, one long prompt."""

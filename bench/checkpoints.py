@@ -1,0 +1,97 @@
+"""Random-weight checkpoints in the shapes of real models, for benchmarks: made here, once.
+
+The same shapes and the same distribution as everybody else's measurements of this kind: bfloat16,
+normal(0, 0.02), norm weights 1, a fixed seed. The words mean nothing; the speed is real.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+SHAPES = {
+    "llama-160m": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 2048,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    },
+    "qwen3-0.6b-shape": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+}
+_COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+
+
+def make_checkpoint(name: str, folder: Path) -> Path:
+    """Return the directory of a checkpoint of that shape; write it if it is not there."""
+    path = folder / name
+    weights = path / "model.safetensors"
+    if weights.exists():
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    config = SHAPES[name]
+    (path / "config.json").write_text(json.dumps({**config, **_COMMON}, indent=2), encoding="utf-8")
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        weight: torch.ones(shape, dtype=torch.bfloat16)
+        if weight.endswith("norm.weight")
+        else (torch.randn(shape, generator=generator) * 0.02).to(torch.bfloat16)
+        for weight, shape in _weights(config).items()
+    }
+    part = weights.with_suffix(".part")
+    save_file(tensors, part, metadata={"format": "pt"})
+    part.rename(weights)
+    return path
+
+
+def _weights(config: dict) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q = config["num_attention_heads"] * config["head_dim"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden)
+    }
+    for number in range(config["num_hidden_layers"]):
+        layer = {
+            "input_layernorm": (hidden,),
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        if config["model_type"] == "qwen3":
+            layer["self_attn.q_norm"] = layer["self_attn.k_norm"] = (config["head_dim"],)
+        shapes |= {f"model.layers.{number}.{part}.weight": s for part, s in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
