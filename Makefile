@@ -30,7 +30,7 @@ $(STAMP): $(NEEDS) | $(BIN)/python
 	@touch $@
 
 demo: $(STAMP)  ## make a small model and generate from it
-	$(BIN)/python examples/demo.py
+	$(BIN)/dovetail demo
 
 test: $(STAMP)  ## run the tests, but for the slow ones and those for accelerators
 	$(BIN)/python -m pytest -q

@@ -11,6 +11,27 @@ NUM_NAMES_SHOWN = 30
 _deselected: list[str] = []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a contract's fake stand in for all implementations: what then passes shows nothing."""
+    parser.addoption("--with-fake", metavar="KIND", help="load the fake of this contract instead")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the fake in place, in this process."""
+    kind = config.getoption("--with-fake")
+    if kind is None:
+        return
+    from dovetail.plugins import PluginRegistry  # only where it is to be patched
+    from dovetail.testing import load_fake
+
+    load = PluginRegistry.load
+
+    def load_or_fake(self: PluginRegistry, asked: str, reference: str | type) -> type:
+        return load_fake(kind) if asked == kind else load(self, asked, reference)
+
+    PluginRegistry.load = load_or_fake  # type: ignore[method-assign]  # that is the point
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests for accelerators where there is none."""
     asking = [item for item in items if item.get_closest_marker("gpu")]
@@ -30,7 +51,12 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say by name what was not run, so that a green run claims no more than it did."""
-    left_out = [f"deselected: {name}" for name in _deselected]
+    # Cases of one test count as one line: a product of parameters would hide all others.
+    functions = Counter(name.split("[", maxsplit=1)[0] for name in _deselected)
+    left_out = [
+        f"deselected: {name}" + (f" ({count} cases)" if count > 1 else "")
+        for name, count in functions.items()
+    ]
     skips: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr

@@ -115,6 +115,7 @@ def test_given_values_stay() -> None:
         model__dtype="float16",
         model__max_model_len=32,
         cache__block_size=8,
+        cache__gpu_memory_utilization=0.25,
         cache__kv_cache_dtype="fp8",
         scheduler__max_num_seqs=4,
         scheduler__max_num_batched_tokens=9,

@@ -152,9 +152,7 @@ def _refusal(name: str, value: object, bounds: str) -> RequestError:
     return RequestError(f"{name}={shown} must be {bounds}.", parameter=name)
 
 
-def _check_int(
-    name: str, value: object, low: int, high: int, *, optional: bool = False
-) -> None:
+def _check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

@@ -20,12 +20,20 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from dovetail.errors import DovetailError, nearest
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("bench latency", "dovetail.cli.bench_latency:latency", "Measure one request at a time."),
+    ("bench throughput", "dovetail.cli.bench_throughput:throughput", "Measure many at once."),
+    ("chat", "dovetail.cli.chat:chat", "Talk with a model."),
     ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine, for an issue."),
+    ("demo", "dovetail.cli.demo:demo", "Run a small model, twice, with different parts."),
+    ("generate", "dovetail.cli.generate:generate", "Answer prompts."),
     ("plugins list", "dovetail.cli.plugins_list:list_plugins", "List the installed plugins."),
 )
 """Every command: its words, "module:function", and one line for `--help`."""
 
-GROUPS = {"plugins": "Look at the installed plugins."}
+GROUPS = {
+    "bench": "Measure an engine on random prompts.",
+    "plugins": "Look at the installed plugins.",
+}
 """Words that stand before other commands, and their line for `--help`."""
 
 _FRAME_OPTIONS = ("--help", "--traceback", "--version")

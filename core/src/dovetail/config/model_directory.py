@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.frozen_mapping import freeze
+from dovetail.config.installed_checkpoints import (
+    find_installed_checkpoint,
+    installed_checkpoint_names,
+)
 from dovetail.errors import ModelError, RequestError, nearest
 from dovetail.sampling_params import SamplingParams
 
@@ -29,6 +33,7 @@ SAMPLING_NAMES = {
 """Sampling defaults of a generation config, and what `SamplingParams` calls them."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_BARE_NAME = re.compile(r"\w[\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +64,12 @@ class ModelDirectory:
     ) -> ModelDirectory:
         """Read the directory at `path`; keys of `hf_overrides` replace those of config.json.
 
+        A bare name that is no directory here may be that of an installed checkpoint ("demo").
+
         Raises ModelError, three lines at most: no such directory, a file, no config.json, broken
         JSON, no architecture, or code of the model's own with `trust_remote_code`.
         """
-        directory = Path(path).expanduser().absolute()
+        directory = _locate(os.fspath(path))
         _check_directory(os.fspath(path), directory)
         if not os.path.isfile(directory / "config.json"):
             raise ModelError(
@@ -138,6 +145,15 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
     return stated
 
 
+def _locate(asked: str) -> Path:
+    """Return the absolute path that was meant; a directory wins over an installed name."""
+    directory = Path(asked).expanduser().absolute()
+    if os.path.isdir(directory) or not _BARE_NAME.fullmatch(asked):
+        return directory
+    installed = find_installed_checkpoint(asked)
+    return directory if installed is None else installed.absolute()
+
+
 def _check_directory(asked: str, directory: Path) -> None:
     if os.path.isdir(directory) and asked:
         return
@@ -146,14 +162,16 @@ def _check_directory(asked: str, directory: Path) -> None:
             f"model={asked!r} is a file; give the directory that holds config.json and weights:\n"
             f"perhaps {str(directory.parent)!r}."
         )
-    hint = nearest(directory.name, _sibling_directories(directory))
+    installed = installed_checkpoint_names()
+    hint = nearest(directory.name, [*_sibling_directories(directory), *installed])
     if _HUB_NAME.fullmatch(asked) and not os.path.isdir(directory.parent):
         raise ModelError(
             f"model={asked!r} is no local directory, and there is no access to a model hub.\n"
             "Download the model by other means, and give the path of its directory."
         )
+    names = f", or the name of an installed one: {', '.join(installed)}" if installed else ""
     raise ModelError(
-        f"model={asked!r} does not exist.{hint}\nGive the path of a local model directory."
+        f"model={asked!r} does not exist.{hint}\nGive the path of a local model directory{names}."
     )
 
 

@@ -57,12 +57,16 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Plan a step, execute it and return what it gave.
 
-        Raises EngineDeadError, with a digest of the plan, if the executor fails; from then on every
-        call does.
+        Raises EngineDeadError, with a digest of the plan, if the executor fails. From then on, and
+        after anything else that broke off a step (Ctrl-C, say), every call does.
         """
         self._check_alive()
+        self._dead = True  # until the step is done: what an interrupt leaves behind is unknown
         plan = self.scheduler.schedule()
-        return self.scheduler.update_from_output(plan, self._result(plan, self._launch(plan)))
+        result = self._result(plan, self._launch(plan))
+        outputs = self.scheduler.update_from_output(plan, result)
+        self._dead = False
+        return outputs
 
     def step_with_batch_queue(self) -> EngineCoreOutputs | None:
         """Plan a step ahead of the one that is executed; return what the oldest gave, if it is due.
@@ -71,6 +75,12 @@ class EngineCore:
         needed. Tokens are the same as with `step`.
         """
         self._check_alive()
+        self._dead = True  # as in `step`
+        outputs = self._step_ahead()
+        self._dead = False
+        return outputs
+
+    def _step_ahead(self) -> EngineCoreOutputs | None:
         depth = self.scheduler.depth()
         if len(self._out) < self.executor.max_concurrent_steps and (
             depth.num_running or depth.num_waiting
@@ -91,8 +101,10 @@ class EngineCore:
     def shutdown(self) -> None:
         """End scheduler and executor. May be called twice."""
         self._out.clear()
-        self.scheduler.shutdown()
-        self.executor.shutdown()
+        try:
+            self.scheduler.shutdown()
+        finally:
+            self.executor.shutdown()
 
     def _launch(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
         try:
@@ -110,7 +122,6 @@ class EngineCore:
             raise self._died(plan, error) from error
 
     def _died(self, plan: SchedulerOutput, error: Exception) -> EngineDeadError:
-        self._dead = True
         return EngineDeadError(f"a step failed: {error}", digest=plan.describe())
 
     def _check_alive(self) -> None:

@@ -188,7 +188,10 @@ class InputProcessor:
     def _spell(self, text: str) -> tuple[int, ...]:
         if self._tokenizer is None:
             raise _no_tokenizer("bad_words")
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        except RequestError as error:
+            raise RequestError(f"bad_words: {error}", parameter="bad_words") from error
 
     def _seed(self, params: SamplingParams, index: int) -> int:
         """Return the user's seed plus the completion's number, or one derived from the engine's."""

@@ -12,6 +12,7 @@ from dovetail.config import EngineArgs
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
 from dovetail.engine.input_processor import InputFacts, InputProcessor, prompt_text
 from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.plugin_picks import check_picks
 from dovetail.engine.start import StartedEngine, start_engine
 from dovetail.errors import UserError
 from dovetail.outputs import RequestOutputKind
@@ -30,10 +31,14 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Start everything; raise a DovetailError that names the part at fault."""
-        self.tokenizer = _load_tokenizer(config)
-        self._started: StartedEngine = start_engine(config)
+        self.plugins = PluginRegistry()
+        # Before the tokenizer: a wrong name is told at once, whatever the size of its files.
+        check_picks(config, self.plugins)
+        self.tokenizer = _load_tokenizer(config, self.plugins)
+        self._started: StartedEngine = start_engine(config, plugins=self.plugins)
         self.config = self._started.config
         self.max_model_len = self._started.max_model_len
+        self.vocab_size = self._started.model_info.vocab_size
         self.last_stats: SchedulerStats | None = None
         self._core = self._started.core
         self._steps_ahead = self.config.scheduler.async_scheduling
@@ -146,12 +151,10 @@ class LLMEngine:
         return known if own is None else known | {own}
 
 
-def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:
+def _load_tokenizer(config: EngineConfig, plugins: PluginRegistry) -> Tokenizer | None:
     model = config.model
     if model.skip_tokenizer_init:
         return None
     reference = "huggingface" if model.tokenizer_mode == "auto" else model.tokenizer_mode
-    tokenizer: Tokenizer = (
-        PluginRegistry().load("tokenizer", reference).from_directory(model.tokenizer_dir)
-    )
+    tokenizer: Tokenizer = plugins.load("tokenizer", reference).from_directory(model.tokenizer_dir)
     return tokenizer

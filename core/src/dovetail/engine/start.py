@@ -13,6 +13,7 @@ from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineConfig
 from dovetail.config.resolve import resolve
 from dovetail.engine.core import EngineCore
+from dovetail.engine.plugin_picks import check_picks
 from dovetail.interfaces import (
     Executor,
     ExecutorContext,
@@ -46,13 +47,16 @@ class StartedEngine:
     clock: Clock
 
 
-def start_engine(wishes: EngineConfig, *, clock: Clock | None = None) -> StartedEngine:
+def start_engine(
+    wishes: EngineConfig, *, clock: Clock | None = None, plugins: PluginRegistry | None = None
+) -> StartedEngine:
     """Choose, make and connect all parts; raise a DovetailError that names the part at fault.
 
-    wishes: resolved or not; what is returned is resolved.
+    wishes: resolved or not; what is returned is resolved. plugins: None for one of its own.
     """
     clock = clock or MonotonicClock()
-    plugins = PluginRegistry()
+    plugins = plugins or PluginRegistry()
+    check_picks(wishes, plugins)
     platform = choose_platform(plugins, wishes.parallel.platform)
     config = resolve(wishes, platform)
     parallel = config.parallel
@@ -105,7 +109,8 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
         groups,
         available_bytes=available,
         num_blocks=None if override is None else override + 1,
-        max_useful_tokens=seqs * -(-length // groups[0].spec.block_size)
+        max_useful_tokens=seqs
+        * -(-length // groups[0].spec.block_size)
         * groups[0].spec.block_size,
     )
 

@@ -32,9 +32,7 @@ class UniprocExecutor(Executor):
         self._failure: BaseException | None = None
         self._closed = False
         self._worker: WorkerBase = context.worker_cls(
-            WorkerContext(
-                config=context.config, platform=context.platform, plugins=context.plugins
-            )
+            WorkerContext(config=context.config, platform=context.platform, plugins=context.plugins)
         )
         try:
             self.collective_rpc("init_device")
@@ -52,6 +50,7 @@ class UniprocExecutor(Executor):
         timeout: float | None = None,
     ) -> list[Any]:
         """Call a method of the worker and return its answer, alone in a list."""
+        self.check_health()
         if isinstance(operation, str):
             call = getattr(self._worker, operation, None)
             if not callable(call):
@@ -104,6 +103,4 @@ class UniprocExecutor(Executor):
             self._failure = error
             if isinstance(error, DovetailError):
                 raise
-            raise EngineDeadError(
-                f"the worker failed: {type(error).__name__}: {error}"
-            ) from error
+            raise EngineDeadError(f"the worker failed: {type(error).__name__}: {error}") from error

@@ -119,6 +119,8 @@ class KVCacheManager:
         if len(hashes) >= num_blocks:
             return
         parent = hashes[-1] if hashes else root_hash(request.cache_salt)
-        for start in range(len(hashes) * self.block_size, num_blocks * self.block_size, self.block_size):
+        for start in range(
+            len(hashes) * self.block_size, num_blocks * self.block_size, self.block_size
+        ):
             parent = block_hash(parent, request.token_ids[start : start + self.block_size])
             hashes.append(parent)

@@ -87,7 +87,7 @@ def choose_scheduler(
         return Scheduler, registry.load("policy", reference)
     try:
         return registry.load("scheduler", reference), None
-    except ContractError as refusal:
+    except (ContractError, PluginNotFoundError) as refusal:
         try:
             return Scheduler, registry.load("policy", reference)
         except PluginError:

@@ -188,8 +188,7 @@ class Scheduler(SchedulerInterface):
     def _admit_waiting(self, draft: StepDraft) -> None:
         waiting = self._waiting
         waiting.begin_step()
-        while waiting and draft.tokens_left:
-            request = waiting.peek()
+        while draft.tokens_left and (request := waiting.peek()) is not None:
             if request.num_tokens != request.num_tokens_with_pending:
                 break  # preempted while a step that samples for it is out
             if not self._admit(request, draft):
@@ -199,7 +198,8 @@ class Scheduler(SchedulerInterface):
         cached = self._kv_cache.lookup(request)
         start = len(cached) * self._kv_cache.block_size
         wanted = request.num_tokens - start
-        if self.limits.enable_chunked_prefill:
+        # Work lost to a preemption may have outgrown a step: it comes back in pieces, or never.
+        if self.limits.enable_chunked_prefill or wanted > self._max_whole_prompt:
             threshold = self.limits.long_prefill_token_threshold
             wanted = min(wanted, threshold or wanted, draft.tokens_left)
         elif wanted > draft.tokens_left:

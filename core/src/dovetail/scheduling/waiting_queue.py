@@ -31,15 +31,18 @@ class WaitingQueue(Protocol):
     def begin_step(self) -> None:
         """Bring the order up to date; called once before the `peek`s of a step."""
 
-    def peek(self) -> Request:
-        """Return the request to be served next; raise IndexError if there is none."""
+    def peek(self) -> Request | None:
+        """Return the request to be served next, or None if nobody has a place in this step.
+
+        Requests may be left then: those that were pushed since `begin_step`.
+        """
 
     def pop(self) -> Request:
-        """Take out and return what `peek` returns."""
+        """Take out and return what `peek` returns; raise IndexError if that is None."""
 
 
 class HeapQueue:
-    """For ranks that never change: a heap that leaves holes for requests taken out of its middle."""
+    """For ranks that never change: a heap with holes where requests were taken out."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -68,17 +71,17 @@ class HeapQueue:
     def begin_step(self) -> None:
         """Do nothing: the order stands."""
 
-    def peek(self) -> Request:
-        """Return the request of the lowest rank; raise IndexError if there is none."""
+    def peek(self) -> Request | None:
+        """Return the request of the lowest rank, or None if there is none."""
         heap = self._heap
         while heap and self._tickets.get(heap[0][1]) != heap[0][2]:
             heapq.heappop(heap)
-        return heap[0][3]
+        return heap[0][3] if heap else None
 
     def pop(self) -> Request:
-        """Take out and return what `peek` returns."""
-        request = self.peek()
-        heapq.heappop(self._heap)
+        """Take out and return what `peek` returns; raise IndexError if that is None."""
+        self.peek()
+        request = heapq.heappop(self._heap)[3]
         del self._tickets[request.sequence]
         return request
 
@@ -112,15 +115,15 @@ class SortedQueue:
         ranked = sorted(self._requests.values(), key=lambda request: request.sequence)
         self._order = sorted(ranked, key=key)[::-1]
 
-    def peek(self) -> Request:
-        """Return the request of the lowest rank; raise IndexError if there is none."""
+    def peek(self) -> Request | None:
+        """Return the request of the lowest rank, or None if nobody is left of this step's order."""
         while self._order and self._order[-1].sequence not in self._requests:
             self._order.pop()
-        return self._order[-1]
+        return self._order[-1] if self._order else None
 
     def pop(self) -> Request:
-        """Take out and return what `peek` returns."""
-        request = self.peek()
-        self._order.pop()
+        """Take out and return what `peek` returns; raise IndexError if that is None."""
+        self.peek()
+        request = self._order.pop()
         del self._requests[request.sequence]
         return request

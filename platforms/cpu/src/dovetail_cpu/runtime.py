@@ -34,9 +34,14 @@ class CPURuntime:
         return _status_bytes("VmRSS")
 
     def reset_peak(self) -> None:
-        """Let the kernel forget the peak so far, and remember where it begins."""
-        Path("/proc/self/clear_refs").write_text("5")
-        self._base_bytes = _status_bytes("VmRSS")
+        """Let the kernel forget the peak so far, and remember where the next one begins.
+
+        Where the kernel does not allow that, the peak of the whole life so far is the base.
+        """
+        clear_refs = Path("/proc/self/clear_refs")
+        if os.access(clear_refs, os.W_OK):
+            clear_refs.write_text("5")
+        self._base_bytes = _status_bytes("VmRSS" if os.access(clear_refs, os.W_OK) else "VmHWM")
 
     def peak_bytes(self) -> int:
         """Return how far resident memory has risen since `reset_peak`."""

@@ -84,9 +84,7 @@ class TorchWorker(WorkerBase):
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
         self._backend = self._choose_attention()
         logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, self._backend.name)
-        self._runner = ModelRunner(
-            self._model, vocab_size=self._vocab_size(), limits=self._limits
-        )
+        self._runner = ModelRunner(self._model, vocab_size=self._vocab_size(), limits=self._limits)
 
     def get_model_info(self) -> ModelInfo:
         """Return the facts of the loaded model."""

@@ -122,7 +122,12 @@ class ModelRunner:
         logits_SV.argmax(dim=-1)
 
     def _mask(self, grammar: GrammarOutput, runs: np.ndarray) -> GrammarMask:
-        return GrammarMask.of(grammar, runs.tolist(), vocab_size=self._vocab_size)
+        return GrammarMask.of(
+            grammar,
+            runs.tolist(),
+            vocab_size=self._vocab_size,
+            device=self._limits.device,
+        )
 
     def _prompt_logprobs(
         self, batch: InputBatch, hidden_TD: torch.Tensor

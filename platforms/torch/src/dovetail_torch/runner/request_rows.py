@@ -21,7 +21,12 @@ class RequestRows:
     """
 
     def __init__(
-        self, *, num_rows: int, max_model_len: int, block_sizes: tuple[int, ...], device: torch.device
+        self,
+        *,
+        num_rows: int,
+        max_model_len: int,
+        block_sizes: tuple[int, ...],
+        device: torch.device,
     ) -> None:
         self.max_model_len = max_model_len
         self.token_ids_RL = torch.zeros((num_rows, max_model_len), dtype=torch.int32, device=device)
@@ -56,7 +61,8 @@ class RequestRows:
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         asked = request.sampling_params.prompt_logprobs
         self.num_prompt_logprobs[row] = -1 if asked is None else asked
-        for num_blocks in self._num_blocks:
+        for table, num_blocks in zip(self.block_tables, self._num_blocks, strict=True):
+            table[row] = 0  # a backend is promised that entries beyond a row's blocks are 0
             num_blocks[row] = 0
 
     def _grow(self, group: int, columns: BlockColumns) -> None:

@@ -1,0 +1,112 @@
+"""Measured values told: median and spread, as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dovetail.engine.llm_engine import LLMEngine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The values of one measure over the runs. iqr: distance between the quartiles."""
+
+    unit: str
+    median: float
+    min: float
+    max: float
+    iqr: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a bench command found. case: its options. measures: by name, in order."""
+
+    command: str
+    case: Mapping[str, Any]
+    measures: Mapping[str, Summary]
+
+
+def summarize(unit: str, values: Sequence[float]) -> Summary:
+    """Return median and spread of at least one value."""
+    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else ()
+    return Summary(
+        unit=unit,
+        median=statistics.median(values),
+        min=min(values),
+        max=max(values),
+        iqr=quartiles[2] - quartiles[0] if quartiles else 0.0,
+        values=tuple(values),
+    )
+
+
+def print_report(report: Report, engine: LLMEngine) -> None:
+    """Print the report as a table, under what was run on what."""
+    from rich.console import Console
+    from rich.table import Table
+
+    parts = {found.kind: found.name for found in engine.plugins.resolutions}
+    model = engine.config.model
+    chosen = ", ".join(f"{kind} {parts[kind]}" for kind in _TOLD if kind in parts)
+    case = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report.case.items())
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("")
+    for heading in ("median", "min", "max", "IQR"):
+        table.add_column(heading, justify="right")
+    table.add_column("unit")
+    for name, found in report.measures.items():
+        spread = (found.median, found.min, found.max, found.iqr)
+        table.add_row(name, *(_rounded(value) for value in spread), found.unit)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{model.served_model_name} in {model.dtype}: {chosen}", markup=False)
+    console.print(f"{case}\n", markup=False)
+    console.print(table)
+
+
+def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
+    """Write the report, the engine's parts and the machine's size to a file.
+
+    Raises ConfigError if it cannot be written.
+    """
+    config = engine.config
+    facts = {
+        "command": report.command,
+        "model": config.model.served_model_name,
+        "case": dict(report.case),
+        "engine": {
+            **config.model_dump(mode="json", include={"cache", "scheduler", "parallel", "compute"}),
+            "dtype": config.model.dtype,
+            "load_format": config.load.model_dump(mode="json")["load_format"],
+            "plugins": [asdict(found) for found in engine.plugins.resolutions],
+        },
+        "machine": {
+            "architecture": platform.machine(),
+            "num_cores": os.cpu_count(),
+            "python": platform.python_version(),
+        },
+        "measures": {
+            name.replace(" ", "_"): asdict(found) for name, found in report.measures.items()
+        },
+    }
+    try:
+        file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {file} cannot be written: {error.strerror}.") from None
+
+
+_TOLD = ("platform", "attention", "linear_method", "ops", "scheduler", "policy", "worker")
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

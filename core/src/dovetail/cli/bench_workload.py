@@ -1,0 +1,133 @@
+"""What the `bench` commands ask of an engine, and how: random prompts, greedy, fixed lengths.
+
+Prompts are token ids from a seed and differ in every run, so that no prefix is ever found in the
+cache. Nothing is detokenised. Measures; prints nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from cyclopts import Group, Parameter
+
+from dovetail.errors import ConfigError, EngineDeadError
+from dovetail.outputs import RequestOutputKind
+from dovetail.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from dovetail.clock import Clock
+    from dovetail.engine.llm_engine import LLMEngine
+
+R = TypeVar("R")
+BENCH_GROUP = Group("Benchmark options", sort_key=1)
+
+
+def _option(text: str) -> Parameter:
+    return Parameter(help=text, group=BENCH_GROUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What to measure, and how often. Lengths in tokens."""
+
+    input_len: Annotated[int, _option("Tokens of a prompt.")] = 128
+    output_len: Annotated[int, _option("Tokens of an answer.")] = 64
+    warmup: Annotated[int, _option("Runs that are not counted.")] = 1
+    repeats: Annotated[int, _option("Runs that are counted.")] = 5
+
+
+DEFAULT_BENCH = BenchOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: all requests at once, until the last is done. Times in nanoseconds.
+
+    start_ns: before the first request was handed in. token_times_ns: a time each step that brought
+    tokens; the last is the end.
+    """
+
+    start_ns: int
+    token_times_ns: tuple[int, ...]
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the start to the last token."""
+        return (self.token_times_ns[-1] - self.start_ns) / 1e9
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds from the start to the first token of any request."""
+        return (self.token_times_ns[0] - self.start_ns) / 1e9
+
+
+def check_workload(options: BenchOptions, num_prompts: int) -> None:
+    """Raise ConfigError for what cannot be measured, whatever the model."""
+    least = {"input_len": 1, "output_len": 1, "warmup": 0, "repeats": 1}
+    values: Mapping[str, int] = {**vars(options), "num_prompts": num_prompts}
+    for name, value in values.items():
+        if value < least.get(name, 1):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {value} must be at least {least.get(name, 1)}.")
+
+
+def measure(
+    engine: LLMEngine,
+    options: BenchOptions,
+    num_prompts: int,
+    clock: Clock,
+    note: Callable[[str], None],
+) -> list[Run]:
+    """Return the counted runs, each of `num_prompts` requests at once.
+
+    note: told what comes next, before each run. Raises ConfigError if a request is longer than the
+    engine's `max_model_len`.
+    """
+    length = options.input_len + options.output_len
+    if length > engine.max_model_len:
+        raise ConfigError(
+            f"--input-len {options.input_len} and --output-len {options.output_len} make {length} "
+            f"tokens; this engine holds requests of {engine.max_model_len}. Lower one of them."
+        )
+    runs = []
+    for number in range(options.warmup + options.repeats):
+        counted = number >= options.warmup
+        place = number - options.warmup if counted else number
+        note(f"{'run' if counted else 'warm-up'} {place + 1}")
+        source = random.Random(f"{engine.config.model.seed}:{number}")
+        prompts = [
+            [source.randrange(engine.vocab_size) for _ in range(options.input_len)]
+            for _ in range(num_prompts)
+        ]
+        run = _run(engine, prompts, options.output_len, clock)
+        if counted:
+            runs.append(run)
+    return runs
+
+
+def _run(engine: LLMEngine, prompts: list[list[int]], output_len: int, clock: Clock) -> Run:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False
+    )
+    start_ns = clock.now_ns()
+    for number, prompt in enumerate(prompts):
+        engine.add_request(
+            f"bench-{number}",
+            {"prompt_token_ids": prompt},
+            params,
+            output_kind=RequestOutputKind.DELTA,
+        )
+    times_ns, num_tokens = [], 0
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        if not outputs:
+            continue
+        times_ns.append(clock.now_ns())
+        num_tokens += sum(len(answer.token_ids) for out in outputs for answer in out.outputs)
+    wanted = output_len * len(prompts)
+    if num_tokens != wanted:
+        raise EngineDeadError(f"the engine gave {num_tokens} tokens where {wanted} were asked for")
+    return Run(start_ns=start_ns, token_times_ns=tuple(times_ns))

@@ -1,0 +1,160 @@
+"""`dovetail chat`: a conversation in the terminal, streamed as it is generated.
+
+Answers go to stdout, remarks to stderr, so that a pipe gets answers only. Ctrl-C ends an answer and
+keeps the session, at the prompt it clears the line; Ctrl-D ends the session.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from dovetail.cli.chat_input import Ask, keyboard, read_message, watch_for_interrupt
+from dovetail.cli.chat_session import ChatSession
+from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail.cli.sampling_options import (
+    NO_WISHES,
+    SETTINGS,
+    SamplingOptions,
+    named_settings,
+    with_settings,
+)
+from dovetail.cli.terminal import forgive_encodings, printable, tell
+from dovetail.engine.llm_engine import LLMEngine
+from dovetail.errors import ConfigError, RequestError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_TOKENS = 512
+_SYSTEM_HELP = "What the model is told before the conversation."
+_TEMPLATE_HELP = "A file with a chat template, instead of the model's."
+_COMMAND = re.compile(r"/[a-z?]*(?=\s|$)")
+_HELP = '''\
+/params               show the parameters of the answers
+/params NAME=VALUE …  change some: /params temperature=0.2 max_tokens=100
+/reset                forget the conversation
+/help                 show this
+/exit                 end (or Ctrl-D)
+A line that ends with \\ goes on in the next one; """ opens and closes a block of lines.
+Ctrl-C ends an answer early.'''
+
+
+def chat(
+    *,
+    system: Annotated[str, Parameter(help=_SYSTEM_HELP)] = "",
+    chat_template: Annotated[Path | None, Parameter(help=_TEMPLATE_HELP)] = None,
+    sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_WISHES,
+    engine: Annotated[EngineOptions, Parameter(name="*")],
+) -> int:
+    """Talk with a model."""
+    forgive_encodings()
+    template = _read_template(chat_template)
+    llm = LLMEngine.from_engine_args(engine_args(engine))
+    try:
+        params = sampling.apply_to(llm.default_sampling_params(), max_tokens=MAX_TOKENS)
+        session = ChatSession(llm, params, system=system, chat_template=template)
+        if sys.stdin.isatty():
+            tell(f"{llm.config.model.served_model_name} listens. /help shows what there is.")
+        _converse(session, keyboard())
+    finally:
+        llm.shutdown()
+    return 0
+
+
+def _converse(session: ChatSession, ask: Ask) -> None:
+    goes_on = True
+    while goes_on:
+        try:
+            goes_on = _respond(session, read_message(ask))
+        except EOFError:
+            if sys.stdin.isatty():
+                print()
+            return
+        except KeyboardInterrupt:
+            print()
+        except RequestError as error:
+            tell(f"dovetail: {' '.join(str(error).split())}")
+
+
+def _respond(session: ChatSession, text: str) -> bool:
+    """Answer a message or carry out a command; return False if that ends the session."""
+    if found := _COMMAND.match(text):
+        return _obey(session, found[0], text[found.end() :].strip())
+    if text.strip():
+        _answer(session, text)
+    return True
+
+
+def _answer(session: ChatSession, text: str) -> None:
+    """Print the answer to `text` while it comes."""
+    shown = printable if sys.stdout.isatty() else str
+    told = False
+    with watch_for_interrupt() as interrupted:
+        for piece in session.answer(text, interrupted=interrupted):
+            if session.num_dropped and not told:
+                _tell_dropped(session.num_dropped)
+                told = True
+            print(shown(piece), end="", flush=True)
+        print()
+        if interrupted():
+            tell("(interrupted)")
+
+
+def _tell_dropped(count: int) -> None:
+    many = "The oldest message is" if count == 1 else f"The {count} oldest messages are"
+    tell(f"({many} left out: the conversation is longer than the model reads.)")
+
+
+def _obey(session: ChatSession, command: str, rest: str) -> bool:
+    """Carry out a command; return False if it ends the session. Raise RequestError if unknown."""
+    if command == "/exit":
+        return False
+    act = _ACTIONS.get(command)
+    if act is None:
+        hint = nearest(command, ["/exit", *_ACTIONS])
+        raise RequestError(f"{command!r} is no command.{hint} /help shows all.")
+    act(session, rest)
+    return True
+
+
+def _params(session: ChatSession, rest: str) -> None:
+    if rest:
+        session.params = with_settings(session.params, rest)
+    for name in named_settings(rest) or SETTINGS:
+        print(f"{name:<20} {_written(getattr(session.params, name))}")
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(repr(item) for item in value) or "none"
+    return "none" if value is None else str(value)
+
+
+def _reset(session: ChatSession, rest: str) -> None:
+    session.reset()
+    tell("(The conversation is forgotten.)")
+
+
+def _help(session: ChatSession, rest: str) -> None:
+    print(_HELP)
+
+
+_ACTIONS: dict[str, Callable[[ChatSession, str], None]] = {
+    "/params": _params,
+    "/reset": _reset,
+    "/help": _help,
+}
+
+
+def _read_template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {file} cannot be read: {error}.") from None

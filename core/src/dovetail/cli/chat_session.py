@@ -1,0 +1,121 @@
+"""A conversation with an engine: history in, streamed answer out.
+
+Keeps the history within the model's length by leaving out the oldest turns. Reads no keyboard and
+prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from dovetail.errors import RequestError
+from dovetail.outputs import RequestOutputKind
+
+if TYPE_CHECKING:
+    from dovetail.engine.llm_engine import LLMEngine
+    from dovetail.interfaces import Tokenizer
+    from dovetail.sampling_params import SamplingParams
+
+Message = dict[str, str]
+
+_ROOM_SHARE = 4
+"""One part in so many of the model's length is left for the answer, before turns are left out."""
+_HALF_A_CHARACTER = "\ufffd"
+
+
+class ChatSession:
+    """One conversation.
+
+    params: of the next answer; may be replaced between answers. messages: the turns so far, without
+    the system prompt; owned by the session. num_dropped: messages that the last answer did not see.
+    """
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        params: SamplingParams,
+        *,
+        system: str = "",
+        chat_template: str | None = None,
+    ) -> None:
+        """Begin. Raise RequestError if there is no tokenizer or no usable chat template."""
+        if engine.tokenizer is None:
+            raise RequestError("A chat needs a tokenizer; leave out skip_tokenizer_init.")
+        self.params = params
+        self.messages: list[Message] = []
+        self.num_dropped = 0
+        self._engine = engine
+        self._tokenizer: Tokenizer = engine.tokenizer
+        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._template = chat_template
+        self._num_answers = 0
+        # A template that is missing or broken is told before anybody has typed anything.
+        self._encode([_user("?")])
+
+    def reset(self) -> None:
+        """Forget all turns; the system prompt and the parameters stay."""
+        self.messages.clear()
+
+    def answer(self, text: str, *, interrupted: Callable[[], bool]) -> Iterator[str]:
+        """Yield the answer to `text` piece by piece, whole characters only, and remember both.
+
+        interrupted: asked after each step; True ends the answer, and what there is of it stays in
+        the history. Raises RequestError before the first piece, changing nothing, if the request
+        is refused.
+        """
+        turns, token_ids = self._fit([*self.messages, _user(text)])
+        request_id = f"chat-{self._num_answers}"
+        self._engine.add_request(
+            request_id,
+            {"prompt_token_ids": token_ids},
+            self.params,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self._num_answers += 1
+        self.num_dropped = len(self.messages) + 1 - len(turns)
+        pieces: list[str] = []
+        try:
+            for piece in self._stream(request_id, interrupted):
+                pieces.append(piece)
+                yield piece
+        finally:
+            self._engine.abort_request(request_id)
+            self._engine.discard_ended([request_id])
+            self.messages = [*turns, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _stream(self, request_id: str, interrupted: Callable[[], bool]) -> Iterator[str]:
+        engine = self._engine
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.error is not None:
+                    raise RequestError(output.error)
+                for completion in output.outputs:
+                    # What ends may end within a character, and half of one is no text.
+                    ended = completion.finished()
+                    text = completion.text
+                    yield text.rstrip(_HALF_A_CHARACTER) if ended else text
+            if interrupted():
+                engine.abort_request(request_id)
+
+    def _fit(self, turns: list[Message]) -> tuple[list[Message], list[int]]:
+        """Return the latest turns that leave room for an answer, and the prompt's tokens."""
+        longest = self._engine.max_model_len
+        room = longest // _ROOM_SHARE
+        if self.params.max_tokens is not None:
+            room = min(room, self.params.max_tokens)
+        token_ids = self._encode(turns)
+        while len(token_ids) > longest - room and len(turns) > 1:
+            turns = turns[2:]
+            token_ids = self._encode(turns)
+        return turns, token_ids
+
+    def _encode(self, turns: list[Message]) -> list[int]:
+        text = self._tokenizer.apply_chat_template(
+            [*self._system, *turns], chat_template=self._template
+        )
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}

@@ -1,0 +1,125 @@
+"""`dovetail generate`: prompts in, answers out.
+
+On a terminal each prompt stands above its answer; in a pipe there are answers only, in order, with
+a line between them, or with `--json` one JSON object a line. A prompt that is refused is told on
+stderr, and the others are answered; the exit code is 2 then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail.cli.sampling_options import NO_WISHES, SamplingOptions
+from dovetail.cli.terminal import forgive_encodings, printable, tell
+from dovetail.entrypoints.llm import LLM
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dovetail.config import EngineArgs
+    from dovetail.outputs import RequestOutput
+
+MAX_TOKENS = 64
+_FILE_HELP = 'A file with one prompt a line; "-": stdin.'
+_CHAT_HELP = "Ask each prompt as a user's message, through the model's chat template."
+_JSON_HELP = "Write one JSON object a line."
+
+
+def generate(
+    *prompts: Annotated[str, Parameter(help="What to go on from.")],
+    prompts_file: Annotated[
+        str | None, Parameter(help=_FILE_HELP, allow_leading_hyphen=True)
+    ] = None,
+    chat: Annotated[bool, Parameter(negative="", help=_CHAT_HELP)] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
+    sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_WISHES,
+    engine: Annotated[EngineOptions, Parameter(name="*")],
+) -> int:
+    """Answer prompts."""
+    forgive_encodings()
+    asked = [*prompts, *_read_prompts(prompts_file)]
+    if not asked:
+        raise ConfigError("No prompt is given; write it behind the options, or --prompts-file F.")
+    outputs = _answer(engine_args(engine), sampling, asked, chat=chat)
+    shown = [replace(output, prompt=text) for output, text in zip(outputs, asked, strict=True)]
+    if as_json:
+        for output in shown:
+            print(json.dumps(_facts(output), ensure_ascii=False))
+    elif sys.stdout.isatty():
+        _show(shown)
+    else:
+        print("\n\n".join(_text(output) for output in shown if output.error is None))
+    return _tell_refusals(shown)
+
+
+def _answer(
+    args: EngineArgs, sampling: SamplingOptions, prompts: Sequence[str], *, chat: bool
+) -> list[RequestOutput]:
+    with LLM(**vars(args)) as llm:
+        params = sampling.apply_to(llm.get_default_sampling_params(), max_tokens=MAX_TOKENS)
+        if not chat:
+            return llm.generate(prompts, params, on_error="return")
+        conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        return llm.chat(conversations, params, on_error="return")
+
+
+def _read_prompts(file: str | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts-file {file} cannot be read: {error}.") from None
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _text(output: RequestOutput) -> str:
+    return output.outputs[0].text if output.outputs else ""
+
+
+def _show(outputs: Sequence[RequestOutput]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for place, output in enumerate(outputs):
+        if place:
+            console.print()
+        console.print(Text(printable(output.prompt or ""), style="bold cyan"))
+        console.print(Text(printable(_text(output).strip("\n"))))
+
+
+def _facts(output: RequestOutput) -> dict[str, Any]:
+    """Return what a program wants to know of one answer; times in seconds."""
+    facts: dict[str, Any] = {"prompt": output.prompt}
+    if output.error is not None or not output.outputs:
+        return {**facts, "error": output.error}
+    answer, metrics = output.outputs[0], output.metrics
+    first, last = metrics.first_token_ns, metrics.finished_ns
+    return {
+        **facts,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "ttft_s": None if first is None else (first - metrics.arrival_ns) / 1e9,
+        "latency_s": None if last is None else (last - metrics.arrival_ns) / 1e9,
+    }
+
+
+def _tell_refusals(outputs: Sequence[RequestOutput]) -> int:
+    refused = [(place, out.error) for place, out in enumerate(outputs, 1) if out.error is not None]
+    for place, error in refused:
+        where = f"prompt {place}: " if len(outputs) > 1 else ""
+        tell(f"dovetail: {where}{error}")
+    return 2 if refused else 0

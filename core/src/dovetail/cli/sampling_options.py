@@ -1,0 +1,106 @@
+"""Wishes for the tokens of answers, as flags of a command and as `name=value` settings.
+
+What is not asked for stays as the model's generation config has it. Bounds are checked by
+`SamplingParams`. Seeds are not here: answers follow from the engine's `--seed`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from dovetail.errors import RequestError, nearest
+from dovetail.sampling_params import SamplingParams
+
+SAMPLING_GROUP = Group("Sampling options", sort_key=1)
+
+SETTINGS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+)
+"""The fields of `SamplingParams` that `with_settings` may change."""
+
+
+def _option(text: str) -> Parameter:
+    return Parameter(help=text, group=SAMPLING_GROUP, negative="", show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Sampling flags; None leaves a value as the model has it."""
+
+    max_tokens: Annotated[int | None, _option("Most tokens of an answer.")] = None
+    temperature: Annotated[float | None, _option("0: always the best token.")] = None
+    top_p: Annotated[float | None, _option("Draw from the best tokens of this share.")] = None
+    top_k: Annotated[int | None, _option("Draw from so many of the best tokens; 0: all.")] = None
+    min_p: Annotated[float | None, _option("Least share of the best token's probability.")] = None
+    repetition_penalty: Annotated[float | None, _option("Above 1: say nothing twice.")] = None
+    stop: Annotated[
+        tuple[str, ...] | None, _option("A text that ends the answer; may be given several times.")
+    ] = None
+    ignore_eos: Annotated[bool, _option("Go on past the end of the text.")] = False
+
+    def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
+        """Return `params` under these wishes; `max_tokens` where none is asked for.
+
+        Raises RequestError naming the parameter, its value and its bounds.
+        """
+        given = {wish.name: getattr(self, wish.name) for wish in fields(self)}
+        wishes = {name: value for name, value in given.items() if value is not None}
+        return replace(params, **{"max_tokens": max_tokens, **wishes})
+
+
+NO_WISHES = SamplingOptions()
+
+
+def named_settings(text: str) -> list[str]:
+    """Return the names that settings set, in their order; raise RequestError as `with_settings`."""
+    return [name for name, _ in _settings(text)]
+
+
+def with_settings(params: SamplingParams, text: str) -> SamplingParams:
+    """Return `params` under settings such as "temperature=0.2 max_tokens=100 stop='END'".
+
+    Words are split as by a shell. Values are JSON where they can be read as such, else text with
+    the escapes of JSON strings; "none" is None.
+    Raises RequestError, one line, for a setting that is none and for a value out of its bounds.
+    """
+    return replace(params, **dict(_settings(text)))
+
+
+def _settings(text: str) -> list[tuple[str, Any]]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise RequestError(f"{text!r} cannot be read: {error}.") from None
+    return [_setting(word) for word in words]
+
+
+def _setting(word: str) -> tuple[str, Any]:
+    name, equals, text = word.partition("=")
+    if name not in SETTINGS:
+        raise RequestError(f"{name!r} is no parameter.{nearest(name, SETTINGS)}")
+    if not equals:
+        raise RequestError(f"{name!r} needs a value: {name}=…", parameter=name)
+    if text.lower() == "none":
+        return name, None
+    for spelling in (text, f'"{text}"'):
+        try:
+            return name, json.loads(spelling)
+        except ValueError:
+            continue
+    return name, text

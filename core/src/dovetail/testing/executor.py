@@ -1,0 +1,311 @@
+"""The conformance suite of the executor contract, for any executor.
+
+It brings its own workers: strict ones, slow ones and ones that fail on demand. They are classes of
+this module, so that an executor may make them in other processes. Needs no model and no device.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any
+
+from dovetail.errors import ContractError, EngineDeadError, ModelError
+from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.kv_cache import KVCacheConfig
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.interfaces.worker import WorkerBase
+from dovetail.kv_cache.sizing import group_layers
+from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
+from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.contexts import SMALL_ENGINE, make_executor_context, write_fake_config
+from dovetail.testing.expectation import expect, expect_error, judging
+from dovetail.testing.fake_worker import DEFAULT_VOCAB_SIZE, FakeWorker
+from dovetail.testing.row_model import RowModel
+
+NUM_BLOCKS = 33
+RESULT_S = 30.0
+"""How long a result may take before the suite gives up on it."""
+
+_START = [
+    "init_device",
+    "load_model",
+    "get_model_info",
+    "get_kv_cache_spec",
+    "determine_available_memory",
+    "initialize_cache",
+    "compile_or_warm_up_model",
+]
+
+
+class ObedientWorker(FakeWorker):
+    """A strict worker with a few operations of its own."""
+
+    def recorded_calls(self) -> list[str]:
+        """Return the names of the methods called so far."""
+        return list(self.calls)
+
+    def add(self, left: int, *, right: int) -> int:
+        """Return the sum."""
+        return left + right
+
+    def dawdle(self, seconds: float) -> str:
+        """Return "done" after `seconds`."""
+        Event().wait(seconds)
+        return "done"
+
+
+class FailingWorker(ObedientWorker):
+    """Fails when it executes step 2."""
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Execute plans, but for one."""
+        if plan.step_id == 2:
+            raise RuntimeError("a failure on demand")
+        super().execute_model(plan)
+
+
+class UnloadableWorker(ObedientWorker):
+    """Cannot load its model."""
+
+    def load_model(self) -> None:
+        """Refuse."""
+        raise ModelError("there is no model, on demand")
+
+
+def count_calls(worker: ObedientWorker, offset: int) -> int:
+    """Return how many calls a worker has had, and `offset`; an operation that is a callable."""
+    return len(worker.recorded_calls()) + offset
+
+
+def check_executor(executor_cls: type[Executor], *, takes_callables: bool = True) -> None:
+    """Check an executor against its whole contract; raise AssertionError with the law broken.
+
+    takes_callables: whether `collective_rpc` takes callables, as executors in process do.
+    """
+    with TemporaryDirectory() as folder:
+        model_dir = write_fake_config(Path(folder))
+
+        def make(worker_cls: type[WorkerBase], *, ahead: bool = False) -> Executor:
+            context = make_executor_context(model_dir, worker_cls, async_scheduling=ahead)
+            return executor_cls(context)
+
+        most = max(_steps_at_once(make, ahead=ahead) for ahead in (False, True))
+        for ahead in (False, True)[:most]:
+            _with(make(ObedientWorker, ahead=ahead), _check_start)
+            _with(make(ObedientWorker, ahead=ahead), _check_steps)
+            _with(make(ObedientWorker, ahead=ahead), _check_operations)
+            if takes_callables:
+                _with(make(ObedientWorker, ahead=ahead), _check_callables)
+            _with(make(FailingWorker, ahead=ahead), _check_failure)
+            _with(make(ObedientWorker, ahead=ahead), _check_shutdown)
+        if most > 1:
+            _with(make(ObedientWorker, ahead=True), _check_timeout)
+        law = "the constructor hands on why a model cannot be loaded"
+        expect_error(ModelError, lambda: make(UnloadableWorker), law)
+
+
+def _steps_at_once(make: Callable[..., Executor], *, ahead: bool) -> int:
+    """Return how many steps at a time an executor of a configuration takes."""
+    executor = make(ObedientWorker, ahead=ahead)
+    try:
+        most = executor.max_concurrent_steps
+        expect(most in (1, 2), f"max_concurrent_steps is {most}; it must be 1 or 2")
+        return most
+    finally:
+        executor.shutdown()
+
+
+def make_plans() -> list[SchedulerOutput]:
+    """Return eight plans with joins, pieces, decodes, leaves and an empty one, for two rows."""
+    builder = StepBuilder()
+    plans = []
+
+    def join(row: int, generation: int, tokens: range, blocks: range) -> None:
+        builder.join(_new_request(row, generation, tokens))
+        builder.grow(row, list(blocks))
+
+    join(0, 1, range(6), range(1, 5))
+    builder.run(0, 0, 4, samples=False)
+    plans.append(builder.build())
+    join(1, 1, range(20, 22), range(5, 9))
+    builder.run(1, 0, 2, samples=True)
+    builder.run(0, 4, 2, samples=True)
+    plans.append(builder.build())
+    for step in range(3):
+        builder.run(0, 6 + step, 1, samples=True)
+        builder.run(1, 2 + step, 1, samples=True)
+        plans.append(builder.build())
+    builder.leave(0)
+    plans.append(builder.build())
+    join(0, 2, range(40, 43), range(4, 0, -1))
+    builder.run(0, 0, 3, samples=True)
+    builder.run(1, 5, 1, samples=True)
+    plans.append(builder.build())
+    builder.run(1, 6, 1, samples=True)
+    plans.append(builder.build())
+    return plans
+
+
+def start(executor: Executor) -> KVCacheConfig:
+    """Take an executor's workers through the rest of their start, as an engine does."""
+    expect(executor.get_model_info().vocab_size == DEFAULT_VOCAB_SIZE, "get_model_info: vocab_size")
+    specs = executor.get_kv_cache_specs()
+    expect(isinstance(specs, list) and bool(specs), f"get_kv_cache_specs returns {specs!r}")
+    expect(executor.determine_available_memory() > 0, "determine_available_memory returns nothing")
+    kv_cache = KVCacheConfig(
+        num_blocks=NUM_BLOCKS, groups=group_layers(specs, block_size=SMALL_ENGINE["block_size"])
+    )
+    executor.initialize_cache(kv_cache)
+    executor.check_health()
+    return kv_cache
+
+
+def _with(executor: Executor, check: Callable[[Executor], None]) -> None:
+    with judging(f"in {check.__name__}, {executor.max_concurrent_steps} steps at a time"):
+        try:
+            check(executor)
+        finally:
+            executor.shutdown()
+
+
+def _new_request(row: int, generation: int, tokens: range) -> NewRequest:
+    return NewRequest(
+        request_id=f"{row}/{generation}",
+        row=row,
+        generation=generation,
+        token_ids=array("i", tokens),
+        num_prompt_tokens=len(tokens),
+        sampling_params=SamplingParams(),
+        stop_token_ids=frozenset(),
+        bad_words_token_ids=(),
+        seed=row,
+    )
+
+
+def _right_results(kv_cache: KVCacheConfig) -> list[ModelRunnerOutput]:
+    limits = SchedulerLimits(
+        max_num_seqs=SMALL_ENGINE["max_num_seqs"],
+        max_num_batched_tokens=SMALL_ENGINE["max_num_batched_tokens"],
+        max_model_len=SMALL_ENGINE["max_model_len"],
+    )
+    rows = RowModel(limits, kv_cache, DEFAULT_VOCAB_SIZE)
+    results = []
+    for plan in make_plans():
+        rows.execute(plan)
+        results.append(rows.sample())
+    return results
+
+
+def _calls(executor: Executor) -> list[str]:
+    calls: list[str] = executor.collective_rpc("recorded_calls")[0]
+    return calls
+
+
+def _check_start(executor: Executor) -> None:
+    calls = _calls(executor)
+    expect(calls == _START[:2], f"a new executor's worker has had {calls}; {_START[:2]} is due")
+    start(executor)
+    calls = [name for name in _calls(executor) if name in _START]
+    expect(calls == _START, f"the worker was started by {calls}; {_START} is due")
+
+
+def _check_steps(executor: Executor) -> None:
+    """Plans are executed in order, each sampled for once; results keep for any order of asking."""
+    kv_cache = start(executor)
+    want = _right_results(kv_cache)
+    most = executor.max_concurrent_steps
+    got: list[ModelRunnerOutput] = []
+    plans = make_plans()
+    for first in range(0, len(plans), most):
+        handles = []
+        for plan in plans[first : first + most]:
+            executed = executor.execute_model(plan)
+            handles.append((executed, executor.sample_tokens()))
+        results = [sampled.result(RESULT_S) for _, sampled in handles[::-1]][::-1]
+        for executed, sampled in handles:
+            expect(executed.result(RESULT_S) is None, "execute_model's result is not None")
+            expect(executed.done() and sampled.done(), "done() is False after result()")
+            again = sampled.result(RESULT_S)
+            expect(again in results, "result() gives something else when asked again")
+        got += results
+    for index, (result, right) in enumerate(zip(got, want, strict=True)):
+        expect(result == right, f"plan {index} gave {result}; {right} is right")
+    steps = [name for name in _calls(executor) if name in ("execute_model", "sample_tokens")]
+    expect(
+        steps == ["execute_model", "sample_tokens"] * len(plans),
+        f"the worker was called {steps}",
+    )
+
+
+def _check_operations(executor: Executor) -> None:
+    got = executor.collective_rpc("add", args=(2,), kwargs={"right": 3})
+    expect(got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; [5] is due")
+    for name in ("no_such_operation", "calls"):
+        law = f"collective_rpc({name!r}): no worker knows that operation"
+        expect_error(ContractError, lambda asked=name: executor.collective_rpc(asked), law)  # type: ignore[misc]
+    executor.check_health()
+    expect(_calls(executor) == _START[:2], "a wrong operation has left a trace")
+
+
+def _check_callables(executor: Executor) -> None:
+    got = executor.collective_rpc(count_calls, args=(10,))
+    expect(got == [12] * len(got), f"collective_rpc of a callable returns {got}; [12] is due")
+
+
+def _check_timeout(executor: Executor) -> None:
+    expect_error(
+        TimeoutError,
+        lambda: executor.collective_rpc("dawdle", args=(0.3,), timeout=0.02),
+        "collective_rpc gives up after its timeout",
+    )
+    got = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
+    expect(got == ["done"] * len(got), "a call after a timeout gets the answer of the one before")
+
+
+def _check_failure(executor: Executor) -> None:
+    """A failing step raises, from the call or its handle; every later call: EngineDeadError."""
+    start(executor)
+    plans = make_plans()
+    for plan in plans[:2]:
+        executor.execute_model(plan)
+        executor.sample_tokens().result(RESULT_S)
+
+    def fail() -> None:
+        executed = executor.execute_model(plans[2])
+        sampled = executor.sample_tokens()
+        executed.result(RESULT_S)
+        sampled.result(RESULT_S)
+
+    error = expect_error(Exception, fail, "a step whose worker fails must raise")
+    expect("on demand" in _told(error), f"the cause of a failure is lost: {error!r}")
+    later: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("check_health", executor.check_health),
+        ("execute_model", lambda: executor.execute_model(plans[3]).result(RESULT_S)),
+        ("sample_tokens", lambda: executor.sample_tokens().result(RESULT_S)),
+        ("collective_rpc", lambda: executor.collective_rpc("recorded_calls")),
+    )
+    for name, call in later:
+        expect_error(EngineDeadError, call, f"{name} of an executor that has failed")
+
+
+def _told(error: BaseException | None) -> str:
+    """Return what an error and its causes say."""
+    return "" if error is None else f"{error!r}\n{_told(error.__cause__)}"
+
+
+def _check_shutdown(executor: Executor) -> None:
+    start(executor)
+    executor.shutdown()
+    executor.shutdown()
+    plan = make_plans()[0]
+    expect_error(EngineDeadError, executor.check_health, "check_health after shutdown")
+    expect_error(
+        EngineDeadError,
+        lambda: executor.execute_model(plan).result(RESULT_S),
+        "execute_model after shutdown",
+    )

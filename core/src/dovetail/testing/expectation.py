@@ -1,0 +1,34 @@
+"""How a suite says that a law is broken: AssertionError, also where Python strips assertions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise AssertionError with `message` unless `condition` holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def expect_error(kind: type[Exception], call: Callable[[], Any], law: str) -> Exception:
+    """Return the error of `kind` that `call` raises; raise AssertionError with `law` if none."""
+    try:
+        found = call()
+    except kind as error:
+        return error
+    except Exception as error:
+        raise AssertionError(f"{law}: {kind.__name__} is due, not {error!r}") from error
+    raise AssertionError(f"{law}: {kind.__name__} is due, but it returned {found!r:.200}")
+
+
+@contextmanager
+def judging(what: str) -> Iterator[None]:
+    """Turn whatever is raised inside into an AssertionError that names `what` was judged."""
+    try:
+        yield
+    except Exception as error:
+        told = str(error) if isinstance(error, AssertionError) else repr(error)
+        raise AssertionError(f"{told}\n{what}") from error

@@ -1,0 +1,77 @@
+"""An executor that does all at once: the fake of the executor contract, over any worker.
+
+Every call does its work before it returns, so each handle is ready; one step at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dovetail.errors import ContractError, EngineDeadError
+from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
+from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+
+
+class FakeExecutor(Executor):
+    """One worker, called as if it were part of the caller.
+
+    worker: what the context's class made.
+    """
+
+    def __init__(self, context: ExecutorContext) -> None:
+        self._dead = ""
+        self.worker: WorkerBase = context.worker_cls(
+            WorkerContext(config=context.config, platform=context.platform, plugins=context.plugins)
+        )
+        try:
+            self.worker.init_device()
+            self.worker.load_model()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def collective_rpc(
+        self,
+        operation: str | Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Call a method of the worker; it has answered before a timeout could be noticed."""
+        self.check_health()
+        if callable(operation):
+            return [operation(self.worker, *args, **(kwargs or {}))]
+        call = getattr(self.worker, operation, None)
+        if not callable(call):
+            raise ContractError(f"{type(self.worker).__name__} has no operation {operation!r}.")
+        return [call(*args, **(kwargs or {}))]
+
+    def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
+        """Run the model for `plan`, now."""
+        return Ready(self._try(self.worker.execute_model, plan))
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
+        """Sample for the plan last given to `execute_model`, now."""
+        return Ready(self._try(self.worker.sample_tokens, grammar))
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError after a failure or a shutdown."""
+        if self._dead:
+            raise EngineDeadError(f"the worker cannot go on: {self._dead}")
+
+    def shutdown(self) -> None:
+        """End the worker."""
+        self._dead = self._dead or "it was shut down"
+        self.worker.shutdown()
+
+    def _try(self, call: Callable[[Any], Any], argument: object) -> Any:
+        self.check_health()
+        try:
+            return call(argument)
+        except Exception as error:
+            self._dead = repr(error)
+            raise EngineDeadError(f"the worker failed: {error!r}") from error

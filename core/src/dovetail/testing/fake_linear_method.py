@@ -1,0 +1,44 @@
+"""Linear layers row by row in float64: the fake of the linear method contract.
+
+torch is imported within functions.
+Legend: T tokens, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.interfaces.linear_method import LinearMethod, LinearShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class FakeLinearMethod(LinearMethod):
+    """Keeps a plain weight [O, I] and, where there is one, a bias [O]."""
+
+    def create(self, layer: nn.Module, shape: LinearShape) -> None:
+        """Register `weight` and `bias` (None without bias), uninitialised."""
+        import torch
+        from torch import nn
+
+        sizes = {"weight": (shape.out_features, shape.in_features), "bias": (shape.out_features,)}
+        for name, size in sizes.items():
+            parameter = None
+            if name == "weight" or shape.bias:
+                values = torch.empty(size, dtype=shape.dtype, device=shape.device)
+                parameter = nn.Parameter(values, requires_grad=False)
+            layer.register_parameter(name, parameter)
+
+    def pack(self, layer: nn.Module) -> None:
+        """Leave the weights as they are."""
+
+    def apply(self, layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ + b, a new tensor [T, O]."""
+        weight_OI, bias_O = layer.weight, layer.bias
+        y_TO = x_TI.new_empty((len(x_TI), len(weight_OI)))
+        for index, weight_I in enumerate(weight_OI):
+            y_T = (x_TI.double() * weight_I.double()).sum(-1)
+            y_TO[:, index] = y_T if bias_O is None else y_T + bias_O[index].double()
+        return y_TO

@@ -1,0 +1,29 @@
+"""A machine that is always there and does the least: the fake of the platform contract."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dovetail.interfaces.platform import Platform, PlatformInfo, Probe
+
+MEMORY_BYTES = 1 << 30
+
+
+class FakePlatform(Platform):
+    """A machine of one GiB that computes in float32; never taken unasked."""
+
+    info: ClassVar[PlatformInfo] = PlatformInfo(name="fake", device_type="cpu")
+    automatic: ClassVar[bool] = False
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Return that it can be used."""
+        return Probe(usable=True)
+
+    def capabilities(self) -> frozenset[str]:
+        """Return one dtype."""
+        return frozenset({"dtype.float32"})
+
+    def total_memory_bytes(self, local_rank: int = 0) -> int:
+        """Return a constant."""
+        return MEMORY_BYTES

@@ -1,0 +1,45 @@
+"""The last come, first served: the fake of the policy contract, which hears of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
+
+
+class FakePolicy(Policy):
+    """Serves the newest first and lets the oldest give way.
+
+    heard: (hook, request id) of every hook so far, in order.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def rank(self, request: RequestView, view: SchedulerView) -> int:
+        """Return the place in the order of arrival, backwards."""
+        return -request.sequence
+
+    def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
+        """Return the oldest."""
+        return min(running, key=lambda request: request.sequence)
+
+    def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
+        """Note it."""
+        self.heard.append(("on_arrival", request.request_id))
+
+    def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
+        """Note it."""
+        self.heard.append(("on_granted", request.request_id))
+
+    def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
+        """Note it."""
+        self.heard.append(("on_output", request.request_id))
+
+    def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
+        """Note it."""
+        self.heard.append(("on_evict", request.request_id))
+
+    def on_finish(self, request: RequestView, view: SchedulerView) -> None:
+        """Note it."""
+        self.heard.append(("on_finish", request.request_id))

@@ -1,0 +1,182 @@
+"""A scheduler that serves one request a step, each in its turn: the fake of its contract.
+
+A request takes a row and every block that it can ever need when it is admitted, in the order of
+arrival, and keeps them to its end: no preemption, no prefix cache, no choice to be wrong about.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.scheduler import (
+    Depth,
+    EngineCoreOutputs,
+    Finished,
+    SchedulerContext,
+    SchedulerInterface,
+)
+from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
+from dovetail.request import FINISH_REASONS, EngineCoreRequest, Request, RequestStatus
+from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.rows import RowAllocator
+
+
+class FakeScheduler(SchedulerInterface):
+    """Round robin over the requests that hold a row."""
+
+    def __init__(self, context: SchedulerContext) -> None:
+        self._limits = context.limits
+        self._groups = context.kv_cache.groups
+        self._free_blocks = list(range(context.kv_cache.num_blocks - 1, 0, -1))
+        self._rows = RowAllocator(context.limits.max_num_seqs)
+        self._builder = StepBuilder(num_groups=len(self._groups))
+        self._requests: dict[str, Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: deque[Request] = deque()
+        self._out: deque[tuple[int, Request | None]] = deque()
+        self._last_step = -1
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Let `request` wait; raise RequestError if it can never run or its id is in use."""
+        limits, length = self._limits, len(request.prompt_token_ids)
+        most = limits.max_model_len - 1
+        if not limits.enable_chunked_prefill:
+            most = min(most, limits.max_num_batched_tokens)
+        if request.request_id in self._requests:
+            raise RequestError(f"the id {request.request_id!r} is in use; take another.")
+        if not 1 <= length <= most:
+            raise RequestError(f"the prompt has {length} tokens; it needs 1 to {most}.")
+        taken = Request(request, max_model_len=limits.max_model_len)
+        if self._num_blocks(taken) > len(self._free_blocks) + self._num_blocks_held():
+            raise RequestError(f"the cache is too small for {taken.max_total_tokens} tokens.")
+        self._requests[request.request_id] = taken
+        self._waiting.append(taken)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """End requests at once; what plans that are out still say of them is dropped."""
+        alive = [name for name in dict.fromkeys(request_ids) if name in self._requests]
+        for name in alive:
+            self._end(self._requests[name], RequestStatus.FINISHED_ABORTED)
+        return alive
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan a step of the next request in turn that has something to run."""
+        while self._waiting and self._can_admit(self._waiting[0]):
+            self._admit(self._waiting.popleft())
+        request = self._next()
+        if request is not None:
+            self._run(request)
+        plan = self._builder.build()
+        self._last_step = plan.step_id
+        self._out.append((plan.step_id, request))
+        return plan
+
+    def update_from_output(
+        self, plan: SchedulerOutput, output: ModelRunnerOutput
+    ) -> EngineCoreOutputs:
+        """Give the request of the oldest plan its token; end it where that was the last."""
+        _, request = self._out.popleft()
+        self._rows.executed(plan.step_id)
+        if request is None or request.status.finished:
+            return EngineCoreOutputs()
+        name = request.request_id
+        prompt_logprobs = _of_run_0(output.prompt_logprobs, name)
+        if not output.token_ids:
+            return EngineCoreOutputs(prompt_logprobs=prompt_logprobs)
+        first = not request.num_output_tokens
+        request.token_ids.extend(output.token_ids)
+        return EngineCoreOutputs(
+            request_ids=[name],
+            num_new_tokens=array("i", output.num_sampled),
+            token_ids=output.token_ids,
+            finished=self._finish(request),
+            logprobs=_of_run_0(output.logprobs, name),
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens={name: 0} if first else {},
+        )
+
+    def depth(self) -> Depth:
+        """Return how many requests stand where."""
+        return Depth(num_waiting=len(self._waiting), num_running=len(self._running))
+
+    def reset_prefix_cache(self) -> bool:
+        """Return True where nobody has blocks; nothing is cached."""
+        return not self._running
+
+    def shutdown(self) -> None:
+        """Forget all requests."""
+        self.abort_requests(list(self._requests))
+
+    def _num_blocks(self, request: Request) -> int:
+        return -(-request.max_total_tokens // self._groups[0].spec.block_size)
+
+    def _num_blocks_held(self) -> int:
+        return sum(len(request.blocks[0]) for request in self._running)
+
+    def _can_admit(self, request: Request) -> bool:
+        return bool(self._rows.num_free) and self._num_blocks(request) <= len(self._free_blocks)
+
+    def _admit(self, request: Request) -> None:
+        request.row, request.generation = self._rows.acquire()
+        request.status = RequestStatus.RUNNING
+        blocks = [self._free_blocks.pop() for _ in range(self._num_blocks(request))]
+        request.blocks = [blocks]
+        self._builder.join(NewRequest.of(request))
+        for group in range(len(self._groups)):
+            self._builder.grow(request.row, blocks, group=group)
+        self._running.append(request)
+
+    def _next(self) -> Request | None:
+        """Return the first in turn that has a token to run, and put it last; None if none has."""
+        for _ in range(len(self._running)):
+            request = self._running[0]
+            self._running.rotate(-1)
+            # With its last token on the way there is nothing to plan until that lands.
+            if request.num_tokens_with_pending < request.max_total_tokens:
+                return request
+        return None
+
+    def _run(self, request: Request) -> None:
+        limits, start = self._limits, request.num_computed_tokens
+        wanted = request.num_tokens_with_pending - start
+        most = limits.max_num_batched_tokens
+        if wanted > 1 and limits.enable_chunked_prefill:
+            most = min(most, limits.long_prefill_token_threshold or most)
+        num_tokens = min(wanted, most)
+        self._builder.run(request.row, start, num_tokens, samples=num_tokens == wanted)
+        request.num_computed_tokens += num_tokens
+        request.num_tokens_with_pending += num_tokens == wanted
+
+    def _finish(self, request: Request) -> tuple[Finished, ...]:
+        """Return that `request` is finished, if its last token says so."""
+        token, params = request.token_ids[-1], request.sampling_params
+        asked = None
+        if token in request.stop_token_ids and request.num_output_tokens >= params.min_tokens:
+            self._end(request, RequestStatus.FINISHED_STOPPED)
+            asked = token if token in (params.stop_token_ids or ()) else None
+        elif request.num_tokens >= request.max_total_tokens:
+            self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
+        else:
+            return ()
+        reason = FINISH_REASONS[request.status]
+        return (Finished(request_id=request.request_id, reason=reason, stop_reason=asked),)
+
+    def _end(self, request: Request, status: RequestStatus) -> None:
+        del self._requests[request.request_id]
+        request.status = status
+        if request.row < 0:
+            self._waiting.remove(request)
+            return
+        self._running.remove(request)
+        self._free_blocks += request.blocks[0]
+        self._builder.leave(request.row)
+        self._rows.release(request.row, last_step=self._last_step)
+        request.row = -1
+
+
+def _of_run_0(columns: Mapping[int, LogprobColumns], name: str) -> dict[str, LogprobColumns]:
+    """Return what stands under run 0: the only run that there is."""
+    return {name: columns[0]} if 0 in columns else {}

@@ -1,0 +1,186 @@
+"""The conformance suite of the model contract, for any architecture at a small size.
+
+A model is held against itself over a dense attention context of the suite's own: causality, prompts
+in pieces, sequences side by side. Whether it computes what its paper says is for a comparison with
+another implementation. Imports torch: only who tests models imports this module.
+
+Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q queries, L positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import ModelContext
+from dovetail.testing.attention import reference_attention
+from dovetail.testing.expectation import expect, expect_error, judging
+
+TOLERANCE = 1e-4
+NUM_TOKENS = 12
+
+Fill = Callable[[Any], None]
+"""Load a model's weights and pack them; the same each time."""
+
+
+class DenseAttention:
+    """Attention over whole sequences, which it keeps by layer. Implements `AttentionContext`.
+
+    calls: layer indices in the order in which the model asked.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self._runs: list[tuple[int, int]] = []
+        self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def begin(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Say which sequences the next forward pass runs, and how many tokens of each."""
+        self._runs = list(runs)
+        self.calls = []
+
+    def attend(
+        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the attention of layer `index`, [T, H, D]."""
+        self.calls.append(index)
+        total = sum(count for _, count in self._runs)
+        lengths = {len(x) for x in (q_THD, k_TKD, v_TKD)}
+        expect(lengths == {total}, f"layer {index} attends for {lengths} tokens, of {total}")
+        expect(k_TKD.shape == v_TKD.shape, f"layer {index}: keys and values differ in shape")
+        expect(q_THD.shape[1] % k_TKD.shape[1] == 0, f"layer {index}: heads do not divide evenly")
+        pieces, end = [], 0
+        for sequence, count in self._runs:
+            start, end = end, end + count
+            pieces.append(
+                self._attend(index, sequence, q_THD[start:end], k_TKD[start:end], v_TKD[start:end])
+            )
+        return torch.cat(pieces).to(q_THD.dtype)
+
+    def _attend(
+        self,
+        index: int,
+        sequence: int,
+        q_QHD: torch.Tensor,
+        k_QKD: torch.Tensor,
+        v_QKD: torch.Tensor,
+    ) -> torch.Tensor:
+        kept = self._kept.get((index, sequence), (k_QKD[:0], v_QKD[:0]))
+        k_LKD, v_LKD = torch.cat((kept[0], k_QKD)), torch.cat((kept[1], v_QKD))
+        self._kept[index, sequence] = k_LKD, v_LKD
+        return reference_attention(q_QHD, k_LKD, v_LKD, scale=q_QHD.shape[-1] ** -0.5)
+
+
+@judging("in the model suite")
+def check_model(
+    model_cls: type[Any], context: ModelContext, *, fill: Fill, tolerance: float = TOLERANCE
+) -> None:
+    """Check an architecture against the model contract; raise AssertionError with the law broken.
+
+    context: of a small config.json, with max_model_len ≥ 16. fill: load and pack the weights.
+    tolerance: by how much a logit may differ between two ways to compute it.
+    """
+    names = model_cls.architectures
+    good = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+    expect(good and bool(names), f"architectures is {names!r}; a tuple of names is due")
+    _check_refusals(model_cls, context)
+    model = model_cls(context)
+    fill(model)
+    with torch.inference_mode():
+        _Bench(model, context, tolerance).check()
+
+
+def _check_refusals(model_cls: type[Any], context: ModelContext) -> None:
+    for value in (None, -1, "many"):
+        config = {**context.hf_config, "vocab_size": value}
+        if value is None:
+            del config["vocab_size"]
+        wrong = replace(context, hf_config=config)
+        law = f"config.json with vocab_size={value!r} is refused"
+        error = expect_error(ModelError, lambda asked=wrong: model_cls(asked), law)  # type: ignore[misc]
+        expect("vocab_size" in str(error), f"ModelError must name the field: {error}")
+
+
+class _Bench:
+    """A filled model and two sequences to run on it."""
+
+    def __init__(self, model: Any, context: ModelContext, tolerance: float) -> None:
+        self._model, self._context, self._tolerance = model, context, tolerance
+        vocab_size = context.hf_config["vocab_size"]
+        generator = torch.Generator().manual_seed(4)
+        self._ids = torch.randint(0, vocab_size, (2, NUM_TOKENS), generator=generator)
+        self._ids = self._ids.to(context.device)
+        self._vocab_size = vocab_size
+        self._num_layers = 0
+
+    def check(self) -> None:
+        """Hold the model against itself."""
+        alone = [self._logits(DenseAttention(), [(0, ids, 0)]) for ids in self._ids]
+        for logits in alone:
+            expect(bool(logits.isfinite().all()), "logits are not finite")
+        spread = float((alone[0][0] - alone[0][-1]).abs().max())
+        expect(spread > 10 * self._tolerance, "logits do not depend on the tokens")
+        for pieces in ((5, 1, 6), (1,) * NUM_TOKENS):
+            attention, parts, start = DenseAttention(), [], 0
+            for count in pieces:
+                ids = self._ids[0][start : start + count]
+                parts.append(self._logits(attention, [(0, ids, start)]))
+                start += count
+            self._compare(torch.cat(parts), alone[0], f"in pieces of {pieces}")
+        runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
+        both = self._logits(DenseAttention(), runs)
+        self._compare(both, torch.cat(alone), "side by side")
+        self._check_causality(alone[0])
+
+    def _check_causality(self, alone: torch.Tensor) -> None:
+        changed = self._ids[0].clone()
+        changed[-1] = (changed[-1] + 1) % self._vocab_size
+        logits = self._logits(DenseAttention(), [(0, changed, 0)])
+        self._compare(logits[:-1], alone[:-1], "before a token that was changed")
+        moved = float((logits[-1] - alone[-1]).abs().max())
+        expect(moved > self._tolerance, "the last token's logits do not depend on it")
+
+    def _logits(
+        self, attention: DenseAttention, runs: Sequence[tuple[int, torch.Tensor, int]]
+    ) -> torch.Tensor:
+        """Return the logits of a step, [T, V]; runs are (sequence, ids, first position)."""
+        attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
+        input_ids_T = torch.cat([ids for _, ids, _ in runs])
+        positions_T = torch.cat([torch.arange(start, start + len(ids)) for _, ids, start in runs])
+        positions_T = positions_T.to(self._context.device)
+        before = input_ids_T.clone(), positions_T.clone()
+        hidden_TD = self._model.forward(input_ids_T, positions_T, attention)
+        same = torch.equal(input_ids_T, before[0]) and torch.equal(positions_T, before[1])
+        expect(same, "forward changes its inputs")
+        num_tokens = len(input_ids_T)
+        expect(
+            hidden_TD.ndim == 2 and len(hidden_TD) == num_tokens,
+            f"forward returns {list(hidden_TD.shape)} for {num_tokens} tokens",
+        )
+        expect(hidden_TD.dtype == self._context.dtype, f"hidden states are {hidden_TD.dtype}")
+        self._check_calls(attention.calls)
+        logits_TV = self._model.compute_logits(hidden_TD)
+        expect(
+            tuple(logits_TV.shape) == (num_tokens, self._vocab_size),
+            f"compute_logits returns {list(logits_TV.shape)}; a row a position of the "
+            f"{self._vocab_size} tokens is due",
+        )
+        last = self._model.compute_logits(hidden_TD[-1:])
+        self._compare(last, logits_TV[-1:], "of the last position alone")
+        return logits_TV.float()
+
+    def _check_calls(self, calls: list[int]) -> None:
+        self._num_layers = self._num_layers or len(calls)
+        want = list(range(self._num_layers))
+        expect(
+            calls == want and bool(calls),
+            f"attention was asked for layers {calls}; each once, in order, is {want}",
+        )
+
+    def _compare(self, got: torch.Tensor, want: torch.Tensor, how: str) -> None:
+        off = float((got.float() - want.float()).abs().max())
+        expect(off <= self._tolerance, f"{how}, logits differ by {off}, over {self._tolerance}")

@@ -1,0 +1,147 @@
+"""The conformance suite of the op provider contract, for any provider on any device.
+
+Every operation against a float64 reference, over the shapes that models have: one token and many,
+odd sizes, leading dimensions, views into a fused product. torch is imported within functions.
+
+Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
+the rotary size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.ops import Ops
+from dovetail.testing.comparison import TOLERANCES, exact, expect_close, random_tensor
+from dovetail.testing.expectation import expect, judging
+
+if TYPE_CHECKING:
+    import torch
+
+EPS = 1e-6
+NUM_POSITIONS = 50
+_SHAPES = ((1, 64), (3, 80), (17, 33), (5, 4096), (2, 4, 32))
+_HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 64, 32))
+"""Of rotary cases: tokens, query heads, key-value heads, head size, rotary size."""
+
+
+@judging("in the ops suite")
+def check_ops(
+    ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
+) -> None:
+    """Check a provider of ops on `device`; raise AssertionError with what differs.
+
+    dtypes: those that it is to be held to, by name.
+    """
+    types = ops_cls.device_types
+    expect(not types or device.type in types, f"it runs on {sorted(types)}, not on {device.type}")
+    ops = ops_cls()
+    for dtype in dtypes:
+        for seed, shape in enumerate(_SHAPES):
+            _check_norms(ops, shape, _Maker(dtype, device, seed))
+            _check_silu(ops, shape, _Maker(dtype, device, seed))
+        for seed, heads in enumerate(_HEADS):
+            _check_rotary(ops, heads, _Maker(dtype, device, seed))
+        _check_large_values(ops, _Maker(dtype, device, 0))
+
+
+class _Maker:
+    """Makes the tensors of one case."""
+
+    def __init__(self, dtype: str, device: torch.device, seed: int) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._seed = 100 * seed
+
+    def __call__(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        self._seed += 1
+        return random_tensor(
+            shape, dtype=self.dtype, device=self.device, seed=self._seed, scale=scale
+        )
+
+
+def _unchanged(call: Callable[[], Any], what: str, *tensors: torch.Tensor) -> Any:
+    """Return what `call` returns; raise AssertionError if it changes one of `tensors`."""
+    import torch
+
+    copies = [tensor.clone() for tensor in tensors]
+    result = call()
+    for tensor, copy in zip(tensors, copies, strict=True):
+        expect(torch.equal(tensor, copy), f"{what} changes an input that it may only read")
+    return result
+
+
+def _norm(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight_D
+
+
+def _check_norms(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
+    what = f"rms_norm of {shape}"
+    x, weight_D = make(*shape), make(shape[-1])
+    want = _norm(exact(x), exact(weight_D), EPS)
+    got = _unchanged(lambda: ops.rms_norm(x, weight_D, EPS), what, x, weight_D)
+    expect_close(got, want, dtype=make.dtype, what=what)
+    wide = make(*shape[:-1], 3 * shape[-1])
+    view = wide[..., shape[-1] : 2 * shape[-1]]
+    got = _unchanged(lambda: ops.rms_norm(view, weight_D, EPS), what, wide)
+    want = _norm(exact(view), exact(weight_D), EPS)
+    expect_close(got, want, dtype=make.dtype, what=f"{what}, a view")
+    what, residual = f"add_rms_norm of {shape}", make(*shape)
+    # The sum is rounded to the dtype before anybody can use it; the norm is taken of that.
+    total = exact((exact(x) + exact(residual)).to(x.dtype))
+    normed, summed = _unchanged(
+        lambda: ops.add_rms_norm(x, residual, weight_D, EPS), what, x, weight_D
+    )
+    expect_close(summed, total, dtype=make.dtype, what=f"{what}, the sum")
+    want = _norm(total, exact(weight_D), EPS)
+    expect_close(normed, want, dtype=make.dtype, what=f"{what}, the norm")
+
+
+def _check_silu(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
+    what = f"silu_and_mul of {shape}"
+    x = make(*shape[:-1], 2 * shape[-1], scale=3.0)
+    gate, up = exact(x).chunk(2, dim=-1)
+    got = _unchanged(lambda: ops.silu_and_mul(x), what, x)
+    expect_close(got, gate * gate.sigmoid() * up, dtype=make.dtype, what=what)
+
+
+def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
+    import torch
+
+    num_tokens, num_heads, num_kv_heads, head_size, rotary_size = heads
+    what = f"rotary_embedding of {heads}"
+    frequency_F = 100.0 ** -(torch.arange(rotary_size // 2) / (rotary_size // 2)).double()
+    angle_PF = torch.arange(NUM_POSITIONS)[:, None] * frequency_F
+    cos_sin_PS = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1).float().to(make.device)
+    positions_T = torch.tensor([(31 * t + 7) % NUM_POSITIONS for t in range(num_tokens)])
+    positions_T = positions_T.to(make.device)
+    fused = make(num_tokens, num_heads + 2 * num_kv_heads, head_size)
+    q_THS, k_TKS, _ = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    layouts = {"a view": (q_THS, k_TKS), "apart": (q_THS.contiguous(), k_TKS.contiguous())}
+    for layout, (q, k) in layouts.items():
+        call = partial(ops.rotary_embedding, q, k, positions_T, cos_sin_PS)
+        got = _unchanged(call, what, q, k, fused, positions_T, cos_sin_PS)
+        for name, turned, plain in zip("qk", got, (q_THS, k_TKS), strict=True):
+            want = _turned(exact(plain), exact(cos_sin_PS)[positions_T.to("cpu")])
+            expect_close(turned, want, dtype=make.dtype, what=f"{what}, {name}, {layout}")
+
+
+def _turned(x_TNS: torch.Tensor, cos_sin_TS: torch.Tensor) -> torch.Tensor:
+    """Return x with the first features of each head rotated in halves."""
+    import torch
+
+    size = cos_sin_TS.shape[-1]
+    cos_T1F, sin_T1F = cos_sin_TS[:, None].chunk(2, dim=-1)
+    left, right = x_TNS[..., :size].chunk(2, dim=-1)
+    halves = (left * cos_T1F - right * sin_T1F, right * cos_T1F + left * sin_T1F)
+    return torch.cat((*halves, x_TNS[..., size:]), dim=-1)
+
+
+def _check_large_values(ops: Ops, make: _Maker) -> None:
+    """Squares are summed in float32: no overflow in float16, no lost terms in bfloat16."""
+    x_TD, weight_D = make(2, 2048, scale=300.0), make(2048)
+    got = ops.rms_norm(x_TD, weight_D, EPS)
+    want = _norm(exact(x_TD), exact(weight_D), EPS)
+    expect_close(got, want, dtype=make.dtype, what="rms_norm of large values")

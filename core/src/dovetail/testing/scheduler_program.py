@@ -1,0 +1,354 @@
+"""Random programs for a scheduler, and the referee that plays them.
+
+A program is made of arrivals, aborts, resets, plans and results, from a seed. The referee holds a
+scheduler against the whole law of `SchedulerInterface`: a strict `RowModel` executes its plans, and
+each request must get what it would get alone. Knows a scheduler by its contract only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from dovetail.clock import ManualClock
+from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup, NoCacheSpec
+from dovetail.interfaces.policy import Policy
+from dovetail.interfaces.scheduler import (
+    EngineCoreOutputs,
+    SchedulerContext,
+    SchedulerInterface,
+    SchedulerLimits,
+)
+from dovetail.plan import SchedulerOutput
+from dovetail.request import EngineCoreRequest
+from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.expectation import expect
+from dovetail.testing.request_ledger import RequestLedger
+from dovetail.testing.row_model import RowModel
+
+VOCAB_SIZE = 31
+STEP_NS = 1_000_000
+
+AfterStep = Callable[[SchedulerInterface], None]
+
+
+def _do_nothing(scheduler: SchedulerInterface) -> None:
+    """Take note of a step where nobody looks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What is played: the scheduler's limits, its cache, and a seed for everything else.
+
+    depth: plans that may be out, 1 or 2. num_turns: turns with arrivals and aborts; then it drains.
+    """
+
+    seed: int
+    limits: SchedulerLimits
+    kv_cache: KVCacheConfig
+    depth: int = 1
+    num_turns: int = 40
+
+
+def make_kv_cache(*, num_blocks: int, block_size: int, keeps: bool = True) -> KVCacheConfig:
+    """Return a cache of one layer; with `keeps` False, of a model that keeps nothing."""
+    if not keeps:
+        group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
+        return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype="float32")
+    group = KVCacheGroup(layer_names=("layers.0",), spec=spec)
+    return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+
+
+def random_program(seed: int, *, keeps_cache: bool = True) -> Program:
+    """Return a program whose cache, budget and seats are small enough to be fought for."""
+    rng = Random(seed)
+    chunked = rng.random() < 0.7
+    max_num_seqs = rng.randint(1, 5)
+    max_model_len = rng.randint(6, 40)
+    block_size = rng.choice((1, 2, 4))
+    least = -(-max_model_len // block_size)
+    return Program(
+        seed=seed,
+        limits=SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=rng.randint(max_num_seqs, max_num_seqs + 16),
+            max_model_len=max_model_len,
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=rng.choice((0, 0, 3)) if chunked else 0,
+            enable_prefix_caching=rng.random() < 0.6,
+        ),
+        kv_cache=make_kv_cache(
+            num_blocks=1 + least + rng.randint(0, least * 3 // 2),
+            block_size=block_size,
+            keeps=keeps_cache,
+        ),
+        depth=1 + seed % 2,
+    )
+
+
+def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> EngineCoreRequest:
+    """Return a request that is not too long; its prompt often shares a prefix with others'."""
+    most = limits.max_model_len - 1
+    if not limits.enable_chunked_prefill:
+        most = min(most, limits.max_num_batched_tokens)
+    length = rng.randint(1, min(most, 20))
+    num_shared = rng.choice((0, length // 2, length - 1, length))
+    shared = [(3 * i + 1) % VOCAB_SIZE for i in range(num_shared)]
+    prompt = shared + [rng.randrange(VOCAB_SIZE) for _ in range(length - num_shared)]
+    max_tokens = rng.randint(1, 12)
+    own_stops = tuple(rng.sample(range(VOCAB_SIZE), 2)) if rng.random() < 0.5 else ()
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=rng.randint(0, min(3, max_tokens)),
+        stop_token_ids=own_stops,
+        logprobs=rng.choice((None, None, 0, 1)),
+        prompt_logprobs=rng.choice((None, None, None, None, 0, 2)),
+    )
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=array("i", prompt),
+        sampling_params=params,
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset({0, *own_stops}),
+        seed=rng.getrandbits(64) if rng.random() < 0.5 else 7,
+        priority=rng.randint(-2, 2),
+        arrival_ns=0,
+        cache_salt=rng.choice(("", "", "", "tenant")),
+    )
+
+
+class Referee:
+    """Plays with one scheduler and holds it against the law after every call.
+
+    alive: ledgers of the requests that have neither ended nor been aborted. plans: all so far.
+    """
+
+    def __init__(
+        self,
+        scheduler_cls: type[SchedulerInterface],
+        program: Program,
+        *,
+        policy: type[Policy] | None = None,
+        after_step: AfterStep = _do_nothing,
+    ) -> None:
+        """after_step: called with the scheduler after each call, to look deeper."""
+        self.clock = ManualClock()
+        self.program = program
+        self.limits = program.limits
+        self.scheduler = scheduler_cls(
+            SchedulerContext(
+                limits=program.limits,
+                kv_cache=program.kv_cache,
+                clock=self.clock,
+                policy=policy,
+                seed=program.seed,
+            )
+        )
+        self.alive: dict[str, RequestLedger] = {}
+        self.plans: list[SchedulerOutput] = []
+        self._rows = RowModel(program.limits, program.kv_cache, VOCAB_SIZE)
+        self._out: deque[tuple[SchedulerOutput, str, ModelRunnerOutput]] = deque()
+        self._last_named: dict[int, int] = {}
+        self._executed = -1
+        self._sums = (0, 0, 0, 0)
+        self._writers: dict[tuple[int, int], str] = {}
+        self._after_step = after_step
+
+    @property
+    def num_out(self) -> int:
+        """Plans whose results are still to come."""
+        return len(self._out)
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Add a request that can run."""
+        self.scheduler.add_request(request)
+        self.alive[request.request_id] = RequestLedger(
+            request, max_model_len=self.limits.max_model_len, vocab_size=VOCAB_SIZE
+        )
+        self._check_depth()
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Abort requests, some of which may not be alive."""
+        want = [name for name in dict.fromkeys(request_ids) if name in self.alive]
+        got = self.scheduler.abort_requests(request_ids)
+        expect(sorted(got) == sorted(want), f"abort_requests returns {got}; {want} were alive")
+        for name in want:
+            del self.alive[name]
+        self._check_depth()
+
+    def reset(self) -> None:
+        """Reset the prefix cache; whatever was cached before may then not be read again."""
+        idle = not self.alive and not self._out
+        done = self.scheduler.reset_prefix_cache()
+        expect(done or not idle, "reset_prefix_cache returns False though nothing is under way")
+        if done:
+            self._rows.poison()
+
+    def schedule(self) -> SchedulerOutput:
+        """Let the scheduler plan a step, and execute it."""
+        self.clock.advance(STEP_NS)
+        plan = self.scheduler.schedule()
+        due = self.plans[-1].step_id + 1 if self.plans else plan.step_id
+        expect(plan.step_id == due, f"step_id {plan.step_id} comes where {due} is due")
+        self._check_rows(plan)
+        if not self._out and self.alive:
+            expect(not plan.empty, f"nothing runs, though {len(self.alive)} requests could")
+        self._rows.execute(plan)
+        self._check_pieces(plan)
+        self._check_salts()
+        self._out.append((plan, repr(plan), self._rows.sample()))
+        self.plans.append(plan)
+        self._check_depth()
+        return plan
+
+    def settle(self) -> EngineCoreOutputs:
+        """Give the scheduler the result of the oldest plan that is out."""
+        plan, fingerprint, result = self._out.popleft()
+        expect(repr(plan) == fingerprint, "a plan was changed after it was handed out")
+        outputs = self.scheduler.update_from_output(plan, result)
+        self._executed = plan.step_id
+        self._take(outputs)
+        self._check_stats(outputs, plan)
+        self._check_depth()
+        return outputs
+
+    def drain(self) -> None:
+        """Plan and settle until nothing is left; raise AssertionError if that takes too long."""
+        most = 20 + 4 * sum(
+            len(ledger.asked.prompt_token_ids) + len(ledger.due) for ledger in self.alive.values()
+        )
+        for _ in range(most):
+            if not self.alive and not self._out:
+                break
+            if self.alive and len(self._out) < self.program.depth:
+                self.schedule()
+            if len(self._out) == self.program.depth or not self.alive:
+                self.settle()
+        expect(not self.alive, f"after {most} more steps {sorted(self.alive)} have not ended")
+        depth = self.scheduler.depth()
+        expect(depth.num_waiting + depth.num_running == 0, f"all is done, but {depth}")
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        names, counts = outputs.request_ids, outputs.num_new_tokens
+        expect(len(set(names)) == len(names) == len(counts), "request_ids and counts do not fit")
+        expect(sum(counts) == len(outputs.token_ids), "num_new_tokens do not sum to token_ids")
+        for name, columns in outputs.prompt_logprobs.items():
+            self._ledger(name).take_prompt(columns)
+        end = 0
+        for name, count in zip(names, counts, strict=True):
+            start, end = end, end + count
+            ledger = self._ledger(name)
+            cached = outputs.num_cached_tokens.get(name)
+            if not ledger.got:
+                ledger.begin(cached, caching=self.limits.enable_prefix_caching)
+            else:
+                expect(cached is None, f"num_cached_tokens of {name} comes a second time")
+            ledger.take(outputs.token_ids[start:end], outputs.logprobs.get(name))
+        for ending in outputs.finished:
+            self._ledger(ending.request_id).close(ending)
+            del self.alive[ending.request_id]
+        late = [name for name, ledger in self.alive.items() if ledger.got == ledger.due]
+        expect(not late, f"{late} have got their last token and are not finished")
+
+    def _ledger(self, name: str) -> RequestLedger:
+        if name not in self.alive:
+            raise AssertionError(f"there is news of {name}, which has ended or was never added")
+        return self.alive[name]
+
+    def _check_rows(self, plan: SchedulerOutput) -> None:
+        """A row is reused only when the last plan that names it has been executed."""
+        for request in plan.joins:
+            last = self._last_named.get(request.row, -1)
+            expect(
+                last <= self._executed,
+                f"step {plan.step_id} reuses row {request.row}, which step {last} names; step "
+                f"{self._executed} is the last that was executed",
+            )
+            expect(
+                request.request_id in self.alive, f"{request.request_id} joins, but is not alive"
+            )
+        for row in (*plan.rows, *(request.row for request in plan.joins)):
+            self._last_named[row] = plan.step_id
+
+    def _check_pieces(self, plan: SchedulerOutput) -> None:
+        """Prompts are cut only where that is allowed, and only so long."""
+        limits = self.limits
+        longest = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        for row, count, samples in zip(plan.rows, plan.num_tokens, plan.samples, strict=True):
+            expect(count <= longest, f"row {row} runs {count} tokens at once, over {longest}")
+            whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
+            expect(
+                bool(whole) or limits.enable_chunked_prefill,
+                f"row {row} runs a piece of its prompt, without chunked prefill",
+            )
+        expect(len(self._rows.rows) <= limits.max_num_seqs, "more rows are held than there are")
+
+    def _check_salts(self) -> None:
+        """Blocks are shared by prefix caching alone, and among requests of one salt."""
+        shared = self._rows.shared_blocks()
+        expect(not shared or self.limits.enable_prefix_caching, "blocks are shared, uncached")
+        for (_, block), rows in shared.items():
+            names = [self._rows.rows[row].request.request_id for row in rows]
+            salts = {self.alive[n].asked.cache_salt for n in names if n in self.alive}
+            expect(len(salts) < 2, f"{names} share block {block}, but have different salts")
+
+    def _check_depth(self) -> None:
+        depth = self.scheduler.depth()
+        expect(
+            depth.num_waiting + depth.num_running == len(self.alive),
+            f"{depth}, but {len(self.alive)} requests are alive",
+        )
+        expect(depth.num_running <= self.limits.max_num_seqs, f"{depth}: over max_num_seqs")
+        self._after_step(self.scheduler)
+
+    def _check_stats(self, outputs: EngineCoreOutputs, plan: SchedulerOutput) -> None:
+        stats = outputs.stats
+        if stats is None:
+            return
+        depth = self.scheduler.depth()
+        expect(stats.step_id == plan.step_id, "the statistics are of another step")
+        expect(
+            (stats.num_waiting, stats.num_running) == (depth.num_waiting, depth.num_running),
+            f"{stats} differs from {depth}",
+        )
+        expect(stats.num_scheduled_tokens == plan.total_num_tokens, f"{stats}: tokens of the plan")
+        expect(0.0 <= stats.kv_cache_usage <= 1.0, f"{stats}: kv_cache_usage is a share")
+        sums = (
+            stats.prefix_queries,
+            stats.prefix_hits,
+            stats.num_preemptions,
+            stats.num_recomputed_tokens,
+        )
+        grown = all(new >= old for new, old in zip(sums, self._sums, strict=True))
+        expect(grown and sums[1] <= sums[0], f"{stats}: a sum shrank, or more hits than queries")
+        self._sums = sums
+
+
+def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
+    """Play `program` and return its plans; raise AssertionError for the first law broken."""
+    rng = Random(program.seed)
+    for turn in range(program.num_turns):
+        if rng.random() < 0.4:
+            referee.add(random_request(rng, f"r{turn}", program.limits))
+        if rng.random() < 0.08:
+            known = [f"r{number}" for number in range(turn + 2)]
+            referee.abort([*rng.choices(known, k=2), "nobody"])
+        if rng.random() < 0.04:
+            referee.reset()
+        full = referee.num_out == program.depth
+        if not full and rng.random() < 0.9:
+            referee.schedule()
+        elif referee.num_out:
+            referee.settle()
+    referee.drain()
+    referee.reset()
+    referee.add(random_request(rng, "r0", program.limits))
+    referee.drain()
+    referee.scheduler.shutdown()
+    referee.scheduler.shutdown()
+    return referee.plans

@@ -1,0 +1,88 @@
+"""A model directory of a few kilobytes with random weights, written without any tensor library.
+
+Weights are wide enough that the best token stands well apart from the next. safetensors is simple:
+the length of a JSON header, the header, the numbers (https://github.com/huggingface/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from math import prod
+from pathlib import Path
+from random import Random
+from typing import Any
+
+TINY_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+STANDARD_DEVIATION = 0.3
+
+
+def write_tiny_llama(directory: Path, *, seed: int = 0, **fields: Any) -> Path:
+    """Write config.json and model.safetensors of a Llama with 2 layers; return `directory`.
+
+    fields: put over `TINY_LLAMA`; sizes are heeded. The same seed gives the same bytes.
+    """
+    config = TINY_LLAMA | fields
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_safetensors(directory / "model.safetensors", llama_shapes(config), seed=seed)
+    return directory
+
+
+def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the weights of a Llama, by their names in a checkpoint."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q_size = config["num_attention_heads"] * config["head_dim"]
+    kv_size = config["num_key_value_heads"] * config["head_dim"]
+    layer = {
+        "self_attn.q_proj.weight": (q_size, hidden),
+        "self_attn.k_proj.weight": (kv_size, hidden),
+        "self_attn.v_proj.weight": (kv_size, hidden),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden)
+    }
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]], *, seed: int = 0) -> None:
+    """Write random float32 weights: matrices around 0, vectors around 1."""
+    rng = Random(seed)
+    header: dict[str, Any] = {}
+    pieces = []
+    end = 0
+    for name, shape in shapes.items():
+        mean = 1.0 if len(shape) == 1 else 0.0
+        numbers = array("f", (rng.gauss(mean, STANDARD_DEVIATION) for _ in range(prod(shape))))
+        start, end = end, end + len(numbers) * numbers.itemsize
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        pieces.append(numbers.tobytes())
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(pieces))

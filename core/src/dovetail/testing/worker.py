@@ -1,0 +1,286 @@
+"""The conformance suite of the worker contract, for any worker with a small model.
+
+A worker is held against itself: what a request gets alone, whole and on a fresh row is what it
+must get in pieces, among others, on a row that had others before, after a preemption and on blocks
+that another row has filled. Tokens must be the same down to the last one, so give the suite a model
+whose best tokens stand well apart (`dovetail.testing.tiny_model`), in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from dovetail.interfaces.kv_cache import KVCacheConfig
+from dovetail.interfaces.worker import GrammarOutput, ModelInfo, WorkerBase, WorkerContext
+from dovetail.kv_cache.sizing import group_layers
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.expectation import expect, judging
+from dovetail.testing.worker_rig import WorkerRig
+
+NUM_ROWS = 4
+NUM_TOKENS = 5
+PROMPT_LENGTHS = (1, 5, 9, 14)
+BLOCK_SIZE = 4
+"""Of models that keep nothing, so that no spec states one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """What the checks share. prompts, alone: what is asked, and what comes of each alone."""
+
+    rig: WorkerRig
+    info: ModelInfo
+    prompts: list[list[int]]
+    alone: list[list[int]]
+    keeps_cache: bool
+
+
+def check_worker(
+    worker_cls: type[WorkerBase], context: WorkerContext, *, logprobs: bool = True
+) -> None:
+    """Check a worker against its whole contract; raise AssertionError with the law broken.
+
+    context: of a configuration with max_num_seqs ≥ 4, max_num_batched_tokens ≥ 32 and
+    max_model_len ≥ 64. logprobs: whether it does log-probabilities.
+    """
+    with judging("in a life that ends before it begins"):
+        unborn = worker_cls(context)
+        unborn.shutdown()
+        unborn.shutdown()
+    worker = worker_cls(context)
+    try:
+        with judging("in the start, and prompts alone"):
+            case = _start(worker)
+        for check in (*_CHECKS, _check_logprobs) if logprobs else _CHECKS:
+            with judging(f"in {check.__name__}"):
+                check(case)
+                case.rig.clear()
+    finally:
+        with judging("in shutdown, twice"):
+            worker.shutdown()
+            worker.shutdown()
+
+
+def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
+    """Take a worker through its start, as an engine does, with a cache of a few blocks."""
+    worker.init_device()
+    worker.load_model()
+    info = worker.get_model_info()
+    specs = worker.get_kv_cache_spec()
+    groups = group_layers([specs], block_size=BLOCK_SIZE)
+    longest = max(PROMPT_LENGTHS) + 2 * NUM_TOKENS
+    num_blocks = 1 + (NUM_ROWS + 1) * -(-longest // groups[0].spec.block_size)
+    available = worker.determine_available_memory()
+    needed = num_blocks * sum(group.bytes_per_block for group in groups)
+    expect(isinstance(available, int) and available > 0, f"{available!r} bytes are available")
+    expect(available >= needed, f"{available} bytes are available; the suite needs {needed}")
+    kv_cache = KVCacheConfig(num_blocks=num_blocks, groups=groups)
+    worker.initialize_cache(kv_cache)
+    worker.compile_or_warm_up_model()
+    return info, kv_cache
+
+
+def _start(worker: WorkerBase) -> _Case:
+    info, kv_cache = bring_up(worker)
+    expect(info.vocab_size > 1, f"vocab_size is {info.vocab_size}")
+    expect(bool(info.supported_tasks), "supported_tasks is empty")
+    rig = WorkerRig(worker, kv_cache)
+    rng = Random(11)
+    prompts = [[rng.randrange(info.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
+    rig.step()
+    alone = []
+    for prompt in prompts:
+        rig.join(0, prompt)
+        tokens = rig.generate(0, NUM_TOKENS)
+        wrong = [token for token in tokens if not 0 <= token < info.vocab_size]
+        expect(not wrong, f"sampled {wrong}, beyond the vocabulary of {info.vocab_size}")
+        alone.append(tokens)
+        rig.leave(0)
+    rig.step()
+    keeps_cache = any(group.bytes_per_block for group in kv_cache.groups)
+    return _Case(rig=rig, info=info, prompts=prompts, alone=alone, keeps_cache=keeps_cache)
+
+
+def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
+    want = case.alone[index][: len(got)]
+    expect(
+        got == want,
+        f"a prompt of {len(case.prompts[index])} tokens, {how}, gives {got}; alone it gives {want}",
+    )
+
+
+def _check_reuse(case: _Case) -> None:
+    """The same again, on every row, whoever had it before."""
+    for turn in range(2 * NUM_ROWS):
+        row, index = turn % NUM_ROWS, (3 * turn + 1) % len(case.prompts)
+        case.rig.join(row, case.prompts[index])
+        _expect_tokens(case, index, case.rig.generate(row, NUM_TOKENS), f"on row {row} again")
+        case.rig.leave(row)
+
+
+def _check_leave_and_join(case: _Case) -> None:
+    """A row that leaves and is joined in one plan, long after short and short after long."""
+    rig = case.rig
+    for index in (3, 0, 2, 1, 3):
+        if 1 in rig.rows:
+            rig.leave(1)
+        rig.join(1, case.prompts[index])
+        _expect_tokens(case, index, rig.generate(1, 2), "joining the row that leaves")
+
+
+def _check_chunks(case: _Case) -> None:
+    """A prompt in pieces is the prompt as a whole; only the last piece samples."""
+    rig = case.rig
+    for pieces in ((1, 3), (4, 4), (5,), (1, 1, 1, 1, 1, 6)):
+        rig.join(2, case.prompts[3])
+        for num_tokens in pieces:
+            rig.run(2, num_tokens)
+            expect(not rig.step(), "a run that does not sample has sampled")
+        got = rig.generate(2, NUM_TOKENS)
+        _expect_tokens(case, 3, got, f"in pieces of {pieces} and the rest")
+        rig.leave(2)
+
+
+def _check_together(case: _Case) -> None:
+    """Rows that join one after another and run in changing order do not see each other."""
+    rig = case.rig
+    got: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
+    for turn in range(NUM_ROWS + NUM_TOKENS):
+        if turn < NUM_ROWS:
+            rig.join(turn, case.prompts[turn])
+        rows = [row for row in rig.rows if len(got[row]) < NUM_TOKENS]
+        for row in rows[::-1] if turn % 2 else rows[1:] + rows[:1]:
+            rig.run(row)
+        for row, token in rig.step().items():
+            got[row].append(token)
+    for row, tokens in got.items():
+        _expect_tokens(case, row, tokens, "among other rows")
+
+
+def _check_mixed_plan(case: _Case) -> None:
+    """A decode, a piece, a whole prompt and a row that rests, in one plan."""
+    rig = case.rig
+    for row in (0, 1, 2):
+        rig.join(row, case.prompts[row])
+    first = {0: rig.generate(0, 1), 1: rig.generate(1, 1)}
+    rig.run(2, 2)
+    rig.run(0)
+    rig.join(3, case.prompts[3])
+    rig.run(3)
+    sampled = rig.step()
+    expect(sorted(sampled) == [0, 3], f"rows {sorted(sampled)} sampled; rows 0 and 3 do")
+    _expect_tokens(case, 0, [*first[0], sampled[0]], "beside a prompt")
+    _expect_tokens(case, 3, [sampled[3]], "beside a decode")
+    _expect_tokens(case, 2, rig.generate(2, 2), "begun in a mixed plan")
+    _expect_tokens(case, 1, [*first[1], *rig.generate(1, 2)], "after a rest")
+
+
+def _check_resume(case: _Case) -> None:
+    """A request that comes back with its tokens goes on where it was."""
+    rig = case.rig
+    for index, num_kept in ((0, 3), (2, 1), (3, 2)):
+        kept = case.alone[index][:num_kept]
+        rig.join(0, [*case.prompts[index], *kept], num_prompt=len(case.prompts[index]))
+        got = kept + rig.generate(0, NUM_TOKENS - num_kept)
+        _expect_tokens(case, index, got, f"resumed after {num_kept} tokens")
+        rig.leave(0)
+
+
+def _check_shared_prefix(case: _Case) -> None:
+    """Blocks that one row has filled serve another, while it runs and after it has left."""
+    rig = case.rig
+    first = rig.join(0, case.prompts[3])
+    tokens = rig.generate(0, 2)
+    if not case.keeps_cache:
+        return
+    rig.join(1, case.prompts[3], shared=first)
+    got = rig.generate(1, NUM_TOKENS)
+    _expect_tokens(case, 3, got, "on the blocks of another row")
+    rig.leave(1)
+    _expect_tokens(case, 3, tokens + rig.generate(0, 2), "whose blocks served another row")
+
+
+def _check_seeds(case: _Case) -> None:
+    """A seed gives the same random tokens whoever else runs, and wherever."""
+    rig = case.rig
+    seeded = SamplingParams(temperature=1.0, seed=5)
+    rig.join(0, case.prompts[1], params=seeded)
+    alone = rig.generate(0, NUM_TOKENS)
+    rig.leave(0)
+    rig.join(1, case.prompts[2], params=SamplingParams(temperature=1.0, seed=6))
+    rig.join(3, case.prompts[1], params=seeded)
+    together = []
+    for _ in range(NUM_TOKENS):
+        rig.run(1)
+        rig.run(3)
+        together.append(rig.step()[3])
+    expect(
+        together == alone,
+        f"with one seed {alone} came alone and {together} beside another row",
+    )
+
+
+def _check_grammar(case: _Case) -> None:
+    """A constrained run takes an allowed token; the run beside it is not touched."""
+    rig, vocab_size = case.rig, case.info.vocab_size
+    only = next(t for t in range(vocab_size) if t != case.alone[1][0])
+    bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
+    rig.join(0, case.prompts[2])
+    rig.join(1, case.prompts[1])
+    rig.run(0)
+    rig.run(1)
+    sampled = rig.step(GrammarOutput(runs=(1,), bitmask=bitmask))
+    expect(sampled[1] == only, f"a grammar allows {only} alone, and {sampled[1]} was sampled")
+    _expect_tokens(case, 2, [sampled[0]], "beside a grammar")
+
+
+def _check_empty_plans(case: _Case) -> None:
+    """Plans that run nothing change nothing, and their leaves count."""
+    rig = case.rig
+    rig.join(0, case.prompts[1])
+    tokens = rig.generate(0, 2)
+    rig.step()
+    rig.join(1, case.prompts[2])
+    rig.step()
+    rig.leave(1)
+    rig.step()
+    tokens += rig.generate(0, 1)
+    _expect_tokens(case, 1, tokens, "with empty plans in between")
+
+
+def _check_logprobs(case: _Case) -> None:
+    """Log-probabilities come for those that asked, at the positions that are due."""
+    rig, prompt = case.rig, case.prompts[3]
+    asking = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
+    rig.join(0, case.prompts[1])
+    rig.join(1, prompt, params=asking)
+    positions: list[int] = []
+    for num_tokens in (5, 0):
+        rig.run(0)
+        rig.run(1, num_tokens)
+        sampled = rig.step()
+        result = rig.results[-1]
+        expect(set(result.prompt_logprobs) == {1}, "prompt log-probabilities are due for run 1")
+        positions += result.prompt_logprobs[1].token_ids[::2]
+    expect(positions == prompt[1:], f"prompt log-probabilities are of {positions}, not the prompt")
+    expect(set(result.logprobs) == {1}, "log-probabilities are due for run 1 alone")
+    columns = result.logprobs[1]
+    expect(list(columns.counts) == [3], f"counts {list(columns.counts)}; [3] is due")
+    expect(columns.token_ids[0] == sampled[1], "the sampled token's own entry comes first")
+    expect(list(columns.ranks) == [1], f"the best token has rank {list(columns.ranks)}")
+    expect(max(columns.logprobs) <= 1e-4, f"log-probabilities {list(columns.logprobs)} above 0")
+
+
+_CHECKS = (
+    _check_reuse,
+    _check_leave_and_join,
+    _check_chunks,
+    _check_together,
+    _check_mixed_plan,
+    _check_resume,
+    _check_shared_prefix,
+    _check_seeds,
+    _check_grammar,
+    _check_empty_plans,
+)

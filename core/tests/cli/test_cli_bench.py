@@ -1,0 +1,138 @@
+"""`dovetail bench`: what is asked of the engine, and what is told of it; the shared cases."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from dovetail import LLMEngine
+from dovetail.cli import main
+from dovetail.cli.bench_report import summarize
+from dovetail.cli.bench_workload import Run
+
+CASES_FILE = Path(__file__).parents[3] / "bench" / "cases.py"
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[tuple[int, ...], object]]:
+    """What the engine is asked: (prompt, params) of every request."""
+    seen = []
+    add_request = LLMEngine.add_request
+
+    def spy(self, request_id, prompt, params, **options):
+        seen.append((tuple(prompt["prompt_token_ids"]), params))
+        return add_request(self, request_id, prompt, params, **options)
+
+    monkeypatch.setattr(LLMEngine, "add_request", spy)
+    return seen
+
+
+def bench(command: str, options: list[str], *more: str, input_len: int = 9) -> list[str]:
+    lengths = ["--input-len", str(input_len), "--output-len", "5"]
+    return ["bench", command, *options, *lengths, *more]
+
+
+def test_latency_asks_one_at_a_time(spell, asked, tmp_path, capsys) -> None:
+    file = tmp_path / "out.json"
+    arguments = bench("latency", spell(), "--repeats", "3", "--warmup", "2", "--json", str(file))
+    assert main(arguments) == 0
+    assert len(asked) == 5
+    assert all(len(prompt) == 9 for prompt, _ in asked)
+    assert len({prompt for prompt, _ in asked}) == 5
+    assert all(p.greedy and p.ignore_eos and p.max_tokens == 5 for _, p in asked)
+    told = json.loads(file.read_text())
+    assert told["case"] == {"input_len": 9, "output_len": 5, "warmup": 2, "repeats": 3}
+    measures = told["measures"]
+    assert set(measures) == {"time_to_first_token", "whole_request", "between_tokens", "decode"}
+    for found in measures.values():
+        assert len(found["values"]) == 3
+        assert 0 < found["min"] <= found["median"] <= found["max"]
+    assert measures["time_to_first_token"]["max"] <= measures["whole_request"]["max"]
+    shown = capsys.readouterr().out
+    for words in ("time to first token", "median", "IQR", "ms", "scheduler fcfs"):
+        assert words in shown
+
+
+def test_throughput_asks_all_at_once(spell, asked, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    more = ("--num-prompts", "4", "--repeats", "2", "--warmup", "0", "--json", str(file))
+    assert main(bench("throughput", spell(), *more)) == 0
+    assert len({prompt for prompt, _ in asked}) == 8
+    told = json.loads(file.read_text())
+    measures = told["measures"]
+    for place in range(2):
+        seconds = measures["whole_run"]["values"][place]
+        assert measures["output"]["values"][place] == pytest.approx(4 * 5 / seconds)
+        assert measures["input"]["values"][place] == pytest.approx(4 * 9 / seconds)
+    kinds = {found["kind"]: found["name"] for found in told["engine"]["plugins"]}
+    assert (kinds["scheduler"], kinds["worker"]) == ("fcfs", "BigramWorker")
+
+
+def test_prompts_follow_from_the_seed(spell, asked) -> None:
+    options = spell()
+    for seed in ("1", "1", "2"):
+        assert main(bench("latency", options, "--repeats", "1", "--seed", seed)) == 0
+    prompts = [prompt for prompt, _ in asked]
+    assert prompts[0:2] == prompts[2:4] != prompts[4:6]
+
+
+def test_a_single_token_has_no_gaps(spell, capsys) -> None:
+    assert main(["bench", "latency", *spell(), "--output-len", "1", "--repeats", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "time to first token" in told and "between tokens" not in told
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "told"),
+    [
+        ("latency", ["--repeats", "0"], "--repeats 0"),
+        ("latency", ["--warmup", "-1"], "--warmup"),
+        ("throughput", ["--num-prompts", "0"], "--num-prompts 0"),
+        ("throughput", ["--num-prompt", "3"], "--num-prompts"),
+        ("throughput", ["--json", "/no/such/folder/x"], "/no/such/folder/x"),
+    ],
+)
+def test_mistakes_are_told(spell, capsys, command, arguments, told) -> None:
+    assert main(bench(command, spell(length=64), *arguments)) == 2
+    captured = capsys.readouterr().err
+    assert told in captured and len(captured.splitlines()) <= 3
+
+
+def test_what_the_engine_cannot_hold_is_refused(spell, asked, capsys) -> None:
+    assert main(bench("latency", spell(length=64), input_len=60)) == 2
+    assert "65 tokens" in capsys.readouterr().err
+    assert asked == []
+
+
+def test_median_and_spread() -> None:
+    found = summarize("s", [4.0, 1.0, 2.0, 3.0, 100.0])
+    assert (found.median, found.min, found.max, found.iqr) == (3.0, 1.0, 100.0, 2.0)
+    assert summarize("s", [5.0]).iqr == 0.0
+
+
+def test_times_of_a_run() -> None:
+    run = Run(start_ns=1_000_000_000, token_times_ns=(1_500_000_000, 4_000_000_000))
+    assert (run.first_token_s, run.total_s) == (0.5, 3.0)
+
+
+def test_the_shared_cases_are_what_other_engines_were_measured_with(monkeypatch) -> None:
+    spec = util.spec_from_file_location("bench_cases", CASES_FILE)
+    module = util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bench_cases", module)
+    spec.loader.exec_module(module)
+    sizes = {
+        name: (len(case.prompts), sum(map(len, case.prompts)), sum(case.output_lens))
+        for name, case in module.CASES.items()
+    }
+    assert sizes == {
+        "decode1": (1, 32, 128),
+        "conc16": (16, 2048, 1024),
+        "varied64": (64, 7208, 4766),
+        "prefill1024": (1, 1024, 1),
+    }
+    case = module.CASES["conc16"]
+    assert case.prompts == case.prompts_of(0) != case.prompts_of(1)

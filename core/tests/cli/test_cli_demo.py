@@ -1,0 +1,134 @@
+"""`dovetail demo`, the checkpoint that it makes, and the examples, on the real engine."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.cli.demo_questions import demo_subject
+from dovetail.cli.random_checkpoint import write_random_checkpoint
+from dovetail.config import ModelDirectory
+from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TASKS = """
+from types import SimpleNamespace
+
+def draw(word):
+    def from_seed(rng, *, held_out):
+        assert held_out
+        return f"the {word}", "right"
+    return from_seed
+
+def task(word, verdict):
+    return SimpleNamespace(name=word, draw=draw(word), check=lambda prompt, text: verdict)
+
+TASKS = {"good": task("sea", True), "bad": task("bird", False)}
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("random") / "model")
+
+
+@pytest.fixture
+def no_demo_model(monkeypatch) -> None:
+    monkeypatch.setattr("dovetail.cli.demo_questions.find_installed_checkpoint", lambda name: None)
+
+
+@pytest.fixture
+def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
+    """An installed package with the name of the demo model, tasks and random weights."""
+    package = tmp_path / "dovetail_demo_model"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "tasks.py").write_text(TASKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.startswith("dovetail_demo_model")]:
+        monkeypatch.delitem(sys.modules, name)
+    for module in ("dovetail.cli.demo_questions", "dovetail.config.model_directory"):
+        monkeypatch.setattr(f"{module}.find_installed_checkpoint", lambda name: checkpoint)
+
+
+def test_two_runs_with_different_parts_agree(no_demo_model, capsys) -> None:
+    assert main(["demo"]) == 0
+    told = capsys.readouterr().out
+    for words in (
+        "random weights",
+        "the sea is",
+        "tokens/s",
+        "scheduler_cls = priority",
+        "attention_backend = dovetail_attn_",
+        "All 8 answers are the same",
+        "dovetail-sched-fcfs",
+        "config.json names it",
+    ):
+        assert words in told
+
+
+def test_the_demo_model_is_asked_its_tasks_and_graded(demo_model, capsys) -> None:
+    part = "dovetail_sched_priority:PriorityPolicy"
+    assert main(["demo", "--scheduler-cls", part]) == 0
+    told = capsys.readouterr().out
+    for words in ("the sea", "the bird", "✓ ", "✗ ", "1 of 2 are right", f"scheduler_cls = {part}"):
+        assert words in told
+    assert "All 2 answers are the same" in told
+
+
+def test_a_wrong_name_is_told_before_anything_runs(no_demo_model, capsys) -> None:
+    assert main(["demo", "--scheduler-cls", "priorty"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "'priority'" in told.err and len(told.err.splitlines()) <= 3
+
+
+def test_what_was_made_is_deleted(no_demo_model) -> None:
+    with demo_subject(None) as subject:
+        assert ModelDirectory.open(subject.model).architecture == "LlamaForCausalLM"
+    assert not Path(subject.model).exists()
+
+
+def test_the_random_checkpoint_is_the_same_for_the_same_seed(checkpoint, tmp_path) -> None:
+    again = write_random_checkpoint(tmp_path / "again")
+    other = write_random_checkpoint(tmp_path / "other", seed=1)
+    names = sorted(file.name for file in checkpoint.iterdir())
+    assert all((again / name).read_bytes() == (checkpoint / name).read_bytes() for name in names)
+    weights = "model.safetensors"
+    assert (other / weights).read_bytes() != (checkpoint / weights).read_bytes()
+
+
+def test_the_random_checkpoint_speaks_words(checkpoint) -> None:
+    tokenizer = HuggingFaceTokenizer.from_directory(checkpoint)
+    ids = tokenizer.encode("the sea is")
+    assert len(ids) == 3 and tokenizer.decode(ids) == "the sea is"
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "the sea"}])
+    assert tokenizer.encode(chat)[0] in tokenizer.special_token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("offline.py", ["'the sea is' -> ", "'a bird can' -> ", "'in the old town' -> "]),
+        ("own_loop.py", ["(second, in the meantime: "]),
+        ("own_policy.py", ["'a' -> ", "'the sea is' -> ", "'a bird can see"]),
+    ],
+)
+def test_examples_run(checkpoint, monkeypatch, capsys, name: str, told: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [name, str(checkpoint)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    out = capsys.readouterr().out
+    places = [out.index(words) for words in told]
+    assert places == sorted(places)
+
+
+def test_the_example_makes_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:
+    folder = tmp_path / "made"
+    monkeypatch.setattr(sys, "argv", ["make_checkpoint.py", str(folder), "--seed", "3"])
+    runpy.run_path(str(EXAMPLES / "make_checkpoint.py"), run_name="__main__")
+    assert capsys.readouterr().out.strip() == str(folder)
+    assert ModelDirectory.open(folder).config["vocab_size"] > 100

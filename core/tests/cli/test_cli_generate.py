@@ -1,0 +1,165 @@
+"""`dovetail generate`: what it prints, what it refuses, and how soon."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.cli.engine_options import EngineOptions, engine_args
+from dovetail.cli.terminal import printable
+from dovetail.config import EngineArgs
+from dovetail.errors import ConfigError
+
+BOUND_S = 1.0
+SLOWER_HERE = 3  # the machine is shared
+RUN = (
+    "import sys; from dovetail.cli import main; code = main(sys.argv[1:]);"
+    "print('loaded', *[m for m in ('torch', 'transformers', 'tokenizers') if m in sys.modules]);"
+    "sys.exit(code)"
+)
+
+
+def test_a_pipe_gets_answers_only(spell, capsys) -> None:
+    assert main(["generate", *spell("abc"), "first ", "second "]) == 0
+    assert capsys.readouterr().out == "abc\n\nabc\n"
+
+
+def test_limits_are_obeyed(spell, capsys) -> None:
+    assert main(["generate", *spell("abc", loop=True), "--max-tokens", "5", " "]) == 0
+    assert capsys.readouterr().out == "abc a\n"
+
+
+def test_without_a_limit_there_are_64_tokens(spell, capsys) -> None:
+    assert main(["generate", *spell("abc", loop=True), " "]) == 0
+    assert len(capsys.readouterr().out) == 64 + 1
+
+
+def test_stop_texts(spell, capsys) -> None:
+    options = spell("abcdef")
+    assert main(["generate", *options, "--stop", "x", "--stop", "d", " "]) == 0
+    assert capsys.readouterr().out == "abc\n"
+
+
+def test_json_is_an_object_a_line(spell, capsys) -> None:
+    assert main(["generate", *spell("aé"), "--json", "one ", "two "]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["prompt"], second["prompt"]) == ("one ", "two ")
+    assert first["text"] == "aé"
+    assert first["token_ids"] == [ord("a"), 0xC3, 0xA9, 257]
+    assert (first["finish_reason"], first["num_prompt_tokens"]) == ("stop", 5)
+    assert 0 <= first["ttft_s"] <= first["latency_s"]
+
+
+def test_chat_goes_through_the_template(spell, capsys) -> None:
+    assert main(["generate", *spell("abc"), "--chat", "--json", "hello"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["prompt"], told["text"]) == ("hello", "abc")
+    assert told["num_prompt_tokens"] == len("user: hello\nassistant: ")
+
+
+def test_prompts_from_a_file_and_from_stdin(spell, capsys, monkeypatch, tmp_path) -> None:
+    options = spell("abc")
+    (tmp_path / "prompts.txt").write_text("one \n\ntwo \n")
+    file = ["--prompts-file", str(tmp_path / "prompts.txt")]
+    assert main(["generate", *options, *file, "--json", "zero "]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == ["zero ", "one ", "two "]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a \nb \nc \n"))
+    assert main(["generate", *options, "--prompts-file", "-"]) == 0
+    assert capsys.readouterr().out.split() == ["abc"] * 3
+
+
+def test_a_refused_prompt_is_told_and_the_others_are_answered(spell, capsys) -> None:
+    options = spell("abc", length=16)
+    assert main(["generate", *options, "one ", "much too long a prompt ", "two "]) == 2
+    told = capsys.readouterr()
+    assert told.out == "abc\n\nabc\n"
+    assert told.err.startswith("dovetail: prompt 2: ") and "16" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "No prompt is given"),
+        (["--prompts-file", "no-such-file"], "no-such-file"),
+        (["--max-num-seq", "3", "x"], "--max-num-seqs"),
+        (["--max-num-seqs", "x", "x"], "--max-num-seqs"),
+        (["--temperature", "-1", "x"], "temperature=-1"),
+        (["--hf-overrides", "{", "x"], "--hf-overrides"),
+        (["--hf-overrides", "[1]", "x"], "no JSON object"),
+        (["--trust-remote-code", "x"], "is refused"),
+        (["--scheduler-cls", "fcfz", "x"], "'fcfs'"),
+        (["--scheduler-cls", "./mine.py:Mine", "x"], "names a file"),
+        (["--executor-backend", "unproc", "x"], "'uniproc'"),
+        (["--load-format", "dumy", "x"], "'dummy'"),
+    ],
+)
+def test_mistakes_are_told_in_three_lines(spell, arguments, told, capsys) -> None:
+    assert main(["generate", *spell(), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert told in captured.err
+    assert len(captured.err.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--model", "nowhere"], "'nowhre-llama'"),
+        (["--model", "nowhre-llama", "--scheduler-cls", "fcfz"], "'fcfs'"),
+    ],
+)
+def test_mistakes_are_told_at_once(tmp_path: Path, arguments, told) -> None:
+    (tmp_path / "nowhre-llama").mkdir()
+    (tmp_path / "nowhre-llama" / "config.json").write_text('{"architectures": ["Llama"]}')
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN, "generate", *arguments, "x"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    elapsed = time.perf_counter() - start
+    assert (done.returncode, done.stdout) == (2, "loaded\n")
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+    assert elapsed < SLOWER_HERE * BOUND_S
+
+
+def test_every_engine_option_is_a_flag() -> None:
+    assert [f.name for f in fields(EngineOptions)] == [f.name for f in fields(EngineArgs)]
+
+
+def test_flags_left_out_change_nothing() -> None:
+    assert engine_args(EngineOptions(model="m")) == EngineArgs("m")
+
+
+def test_flags_reach_the_engine_options() -> None:
+    given = EngineOptions(
+        model="m", max_num_seqs=3, enforce_eager=True, plugin_options='{"a": {"b": 1}}'
+    )
+    expected = EngineArgs("m", max_num_seqs=3, enforce_eager=True, plugin_options={"a": {"b": 1}})
+    assert engine_args(given) == expected
+    with pytest.raises(ConfigError, match="--plugin-options"):
+        engine_args(EngineOptions(model="m", plugin_options="nonsense"))
+
+
+def test_help_shows_the_options_with_their_help(capsys) -> None:
+    assert main(["generate", "--help"]) == 0
+    told = capsys.readouterr().out
+    for words in ("--max-num-seqs", "Most tokens of an answer.", "Engine options", "--model"):
+        assert words in told
+    assert "--trust-remote-code" not in told
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2J\x07é\n\tb\x9b") == "a␛[2J␇é\n\tb\ufffd"

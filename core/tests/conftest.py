@@ -1,0 +1,210 @@
+"""A scheduler and a worker of plain Python that is strict: it holds every plan to the law.
+
+Its cache holds, in each slot, a checksum of all tokens up to the one written there; what a run
+would read is compared with what the row's tokens give. So a stale block, a wrong prefix hit or a
+skipped position shows at once. The next token is that checksum, folded: equal for equal prefixes.
+"""
+
+from array import array
+from collections import deque
+from zlib import crc32
+
+import pytest
+
+from dovetail.clock import ManualClock
+from dovetail.interfaces import (
+    KVCacheConfig,
+    KVCacheGroup,
+    NoCacheSpec,
+    SchedulerContext,
+    SchedulerLimits,
+)
+from dovetail.request import EngineCoreRequest
+from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling import Scheduler
+
+FIRST_TOKEN = 100
+NUM_TOKENS = 50
+
+
+def fold(checksum):
+    return FIRST_TOKEN + checksum % NUM_TOKENS
+
+
+def checksums(tokens):
+    found, last = [], 0
+    for token in tokens:
+        last = crc32(token.to_bytes(4, "little"), last)
+        found.append(last)
+    return found
+
+
+def continuation(prompt, num_tokens):
+    """What the strict worker answers to a prompt that is alone."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(fold(checksums(tokens)[-1]))
+    return tokens[len(prompt) :]
+
+
+class StrictWorker:
+    """Executes plans, and asserts the laws of `SchedulerOutput` and `WorkerBase`."""
+
+    def __init__(self, block_size, num_blocks):
+        self.block_size, self.num_blocks = block_size, num_blocks
+        self.tokens, self.computed, self.blocks = {}, {}, {}
+        self.names, self.generations, self.slots = {}, {}, {}
+        self.last_step = -1
+
+    def execute(self, plan):
+        assert plan.step_id == self.last_step + 1, "plans come in their order"
+        self.last_step = plan.step_id
+        for row in plan.leaves:
+            del self.tokens[row], self.computed[row], self.blocks[row], self.names[row]
+        for request in plan.joins:
+            self._join(request)
+        self._grow(plan.blocks[0])
+        runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
+        sampled = array("i", [token for run in runs for token in self._run(*run)])
+        return ModelRunnerOutput(step_id=plan.step_id, num_sampled=plan.samples, token_ids=sampled)
+
+    def _join(self, request):
+        row = request.row
+        assert row not in self.tokens, "two requests share a row"
+        assert request.generation > self.generations.get(row, 0)
+        self.generations[row] = request.generation
+        self.names[row] = request.request_id
+        self.tokens[row], self.blocks[row] = list(request.token_ids), []
+        self.computed[row] = None
+
+    def _grow(self, columns):
+        first = 0
+        for row, count in zip(columns.rows, columns.counts, strict=True):
+            ids = columns.block_ids[first : first + count]
+            assert all(0 < block < self.num_blocks for block in ids)
+            self.blocks[row] += ids
+            first += count
+
+    def _run(self, row, start, count, samples):
+        tokens, blocks, size = self.tokens[row], self.blocks[row], self.block_size
+        known, end = self.computed[row], start + count
+        assert known in (None, start), "positions are skipped or computed twice"
+        assert end <= len(tokens), "tokens run that are not known"
+        assert end <= len(blocks) * size, "the run has no blocks"
+        sums = checksums(tokens[:end])
+        where = [(blocks[place // size], place % size) for place in range(end)]
+        for place in range(start):
+            assert self.slots.get(where[place]) == sums[place], "the cache is stale"
+        for place in range(start, end):
+            self.slots[where[place]] = sums[place]
+        self.computed[row] = end
+        assert samples == (end == len(tokens)), "a step samples after the last known token"
+        if not samples:
+            return []
+        tokens.append(fold(sums[-1]))
+        return [tokens[-1]]
+
+
+class Driver:
+    """A scheduler under test. Each plan is executed when it is settled, in order."""
+
+    def __init__(self, *, num_blocks=100, block_size=4, cls=Scheduler, policy=None, **limits):
+        given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256} | limits
+        group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
+        self.clock = ManualClock()
+        self.limits = SchedulerLimits(**given)
+        self.scheduler = cls(
+            SchedulerContext(
+                limits=self.limits,
+                kv_cache=KVCacheConfig(num_blocks=num_blocks + 1, groups=(group,)),
+                clock=self.clock,
+                policy=policy,
+            )
+        )
+        self.worker = StrictWorker(block_size, num_blocks + 1)
+        self.out = deque()
+        self.tokens, self.reasons, self.cached = {}, {}, {}
+        self.stats = None
+
+    def add(self, name, prompt, *, max_tokens=4, stop=(), params=None, **fields):
+        """Add a request; prompt: ids, or how many of them (unlike every other request's)."""
+        if isinstance(prompt, int):
+            first = sum(map(ord, name)) * 1000
+            prompt = [first + place for place in range(prompt)]
+        self.scheduler.add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=tuple(prompt),
+                sampling_params=params or SamplingParams(max_tokens=max_tokens),
+                max_tokens=max_tokens,
+                stop_token_ids=frozenset(stop),
+                **fields,
+            )
+        )
+        self.tokens[name] = []
+        return list(prompt)
+
+    def plan(self):
+        """Make a plan and return its runs: name to (first position, number of tokens)."""
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        assert plan.total_num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.num_requests <= self.limits.max_num_seqs
+        self.out.append(plan)
+        names = {request.row: request.request_id for request in self.scheduler._running}
+        runs = zip(plan.rows, plan.starts, plan.num_tokens, strict=True)
+        return {names[row]: (start, count) for row, start, count in runs}
+
+    def settle(self):
+        """Execute and settle the oldest plan; return what the scheduler says of it."""
+        plan = self.out.popleft()
+        outputs = self.scheduler.update_from_output(plan, self.worker.execute(plan))
+        self.scheduler.check_integrity()
+        end = 0
+        for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
+            self.tokens[name] += outputs.token_ids[end : end + count]
+            end += count
+        for ended in outputs.finished:
+            assert ended.request_id not in self.reasons, "a request finished twice"
+            self.reasons[ended.request_id] = str(ended.reason)
+        self.cached |= outputs.num_cached_tokens
+        self.stats = outputs.stats
+        return outputs
+
+    def step(self):
+        """Do one whole step; return the runs of its plan."""
+        runs = self.plan()
+        self.settle()
+        return runs
+
+    def run(self, *, depth=1, limit=500):
+        """Step until nothing is left to do; return the number of steps."""
+        for number in range(limit):
+            left = self.scheduler.depth()
+            busy = left.num_running or left.num_waiting
+            if busy:
+                self.plan()
+            elif not self.out:
+                return number
+            if len(self.out) >= depth or not busy:
+                self.settle()
+        raise AssertionError(f"not done after {limit} steps")
+
+    def running(self):
+        return [request.request_id for request in self.scheduler._running]
+
+    def waiting(self):
+        return [request.request_id for request in self.scheduler._waiting]
+
+
+@pytest.fixture
+def drive():
+    """Make a driver: `drive(num_blocks=…, max_num_seqs=…, policy=…)`."""
+    return Driver
+
+
+@pytest.fixture
+def alone():
+    """What a prompt's answer must be, whatever else runs: `alone(prompt, num_tokens)`."""
+    return continuation

@@ -1,0 +1,399 @@
+"""The engine from text to text, on parts of plain Python: a worker that says its piece by heart."""
+
+import json
+import logging
+from array import array
+from typing import ClassVar
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.config import EngineArgs
+from dovetail.engine.llm_engine import LLMEngine
+from dovetail.errors import CapacityError, EngineDeadError, RequestError, UserError
+from dovetail.interfaces import ModelInfo, NoCacheSpec, Platform, PlatformInfo, Probe, WorkerBase
+from dovetail.outputs import RequestOutputKind
+from dovetail.result import ModelRunnerOutput
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+
+PIECE = "Two roads diverged — in a wood, and I "
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+class Anywhere(Platform):
+    info = PlatformInfo(name="anywhere", device_type="none")
+
+    @classmethod
+    def probe(cls):
+        return Probe(usable=True)
+
+    def capabilities(self):
+        return frozenset()
+
+    def total_memory_bytes(self, local_rank=0):
+        return 1 << 30
+
+    def prefer(self, kind):
+        return {"executor": ("uniproc",)}.get(kind, ())
+
+
+class Speaker(WorkerBase):
+    """Says the bytes of `PIECE`, from its beginning, to everybody."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, context):
+        self.config, self.rows, self.ended = context.config, {}, 0
+        Speaker.made.append(self)
+
+    def init_device(self):
+        pass
+
+    def load_model(self):
+        pass
+
+    def get_model_info(self):
+        hf_config = self.config.model.hf_config
+        tasks = tuple(hf_config.get("tasks", ["generate"]))
+        return ModelInfo(vocab_size=hf_config["vocab_size"], supported_tasks=tasks)
+
+    def get_kv_cache_spec(self):
+        return {"layer": NoCacheSpec(block_size=self.config.cache.block_size)}
+
+    def determine_available_memory(self):
+        raise AssertionError("nothing is kept: there is nothing to measure")
+
+    def initialize_cache(self, kv_cache_config):
+        self.num_blocks = kv_cache_config.num_blocks
+        if "melts" in self.config.model.hf_config:
+            raise CapacityError("no room for the cache")
+
+    def compile_or_warm_up_model(self):
+        pass
+
+    def execute_model(self, plan):
+        self.plan = plan
+        for row in plan.leaves:
+            del self.rows[row]
+        for request in plan.joins:
+            self.rows[request.row] = len(request.token_ids) - request.num_prompt_tokens
+
+    def sample_tokens(self, grammar=None):
+        plan, said = self.plan, PIECE.encode()
+        tokens = array("i")
+        for row, samples in zip(plan.rows, plan.samples, strict=True):
+            if samples:
+                tokens.append(said[self.rows[row] % len(said)])
+                self.rows[row] += 1
+        return ModelRunnerOutput(step_id=plan.step_id, num_sampled=plan.samples, token_ids=tokens)
+
+    def where(self):
+        return "here"
+
+    def shutdown(self):
+        self.ended += 1
+
+
+@pytest.fixture
+def model(tmp_path):
+    def write(**config):
+        stated = {"architectures": ["Speaker"], "vocab_size": 259, "max_position_embeddings": 64}
+        (tmp_path / "config.json").write_text(json.dumps(stated | config))
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
+def options(request):
+    Speaker.made.clear()
+    return {
+        "platform": Anywhere,
+        "worker_cls": Speaker,
+        "scheduler_cls": Scheduler,
+        "tokenizer_mode": ByteTokenizer,
+        "async_scheduling": request.param,
+        "block_size": 4,
+    }
+
+
+@pytest.fixture
+def engine(model, options):
+    made = []
+
+    def start(config=None, **changes):
+        args = EngineArgs(model=model(**(config or {})), **(options | changes))
+        made.append(LLMEngine.from_engine_args(args))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.shutdown()
+
+
+def run(engine):
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs
+
+
+def test_text_comes_of_text(engine):
+    one = engine()
+    one.add_request("a", "say", GREEDY)
+    *early, last = run(one)
+    assert last.finished and last.prompt == "say"
+    assert last.prompt_token_ids == [256, *b"say"]
+    assert last.outputs[0].text == PIECE[:12]
+    assert last.outputs[0].finish_reason == "length"
+    assert [out.outputs[0].text for out in early] == [PIECE[:n] for n in range(1, 12)]
+    times = last.metrics
+    assert 0 < times.arrival_ns <= times.first_token_ns <= times.finished_ns
+    one.add_request("b", "say", GREEDY, output_kind=RequestOutputKind.FINAL_ONLY)
+    assert [out.outputs[0].text for out in run(one)] == [PIECE[:12]]
+
+
+def test_deltas_join_to_the_text_and_no_character_is_cut(engine):
+    one = engine()
+    long = SamplingParams(max_tokens=len(PIECE.encode()), temperature=0)
+    one.add_request("a", "say", long, output_kind=RequestOutputKind.DELTA)
+    outputs = run(one)
+    pieces = [completion.text for out in outputs for completion in out.outputs]
+    assert "".join(pieces) == PIECE and not any("\ufffd" in piece for piece in pieces)
+    tokens = [
+        token for out in outputs for completion in out.outputs for token in completion.token_ids
+    ]
+    assert bytes(tokens).decode() == PIECE
+    assert [out.finished for out in outputs] == [False] * (len(outputs) - 1) + [True]
+
+
+def test_a_stop_string_ends_the_request_in_the_core_too(engine):
+    one = engine()
+    one.add_request("a", "say", SamplingParams(max_tokens=50, stop=["roads"], temperature=0))
+    last = run(one)[-1]
+    assert last.outputs[0].text == "Two " and last.outputs[0].stop_reason == "roads"
+    assert len(last.outputs[0].token_ids) == len("Two roads")
+    one.add_request("b", "say", GREEDY)
+    assert run(one)[-1].request_id == "b"
+    assert one.last_stats.num_running == 0
+
+
+def test_the_tokenizers_end_ends_unless_ignored(engine):
+    class Short(ByteTokenizer):
+        EOS = ord("r")
+
+    one = engine(tokenizer_mode=Short)
+    one.add_request("a", "say", GREEDY)
+    one.add_request("b", "say", SamplingParams(max_tokens=6, ignore_eos=True))
+    last = {out.request_id: out.outputs[0] for out in run(one) if out.finished}
+    assert last["a"].text == "Two " and last["a"].finish_reason == "stop"
+    assert last["a"].stop_reason is None
+    assert last["b"].text == "Two ro"
+
+
+def test_an_abort_in_the_middle_tells_what_there_was(engine):
+    one = engine()
+    one.add_request("a", "say", SamplingParams(max_tokens=40, temperature=0))
+    one.add_request("b", "say", GREEDY)
+    for _ in range(5):
+        one.step()
+    one.abort_request(["a", "unknown"])
+    assert one.has_unfinished_requests()
+    outputs = run(one)
+    assert outputs[0].request_id == "a" and outputs[0].finished
+    assert outputs[0].outputs[0].finish_reason == "abort"
+    assert PIECE.startswith(outputs[0].outputs[0].text) and outputs[0].outputs[0].text
+    assert outputs[-1].outputs[0].text == PIECE[:12]
+    one.abort_request("a")
+    assert not one.has_unfinished_requests()
+
+
+def test_several_completions_are_one_output(engine):
+    one = engine()
+    one.add_request("a", "say", SamplingParams(n=3, max_tokens=4))
+    last = run(one)[-1]
+    assert [completion.index for completion in last.outputs] == [0, 1, 2]
+    assert {completion.text for completion in last.outputs} == {PIECE[:4]}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "parameter"),
+    [
+        ([], None, "prompt"),
+        ([999], None, "prompt"),
+        ("x" * 64, None, "prompt"),
+        ("say", SamplingParams(logprobs=21), "logprobs"),
+        ("say", "hot", "params"),
+    ],
+)
+def test_a_refusal_leaves_nothing_behind(engine, prompt, params, parameter):
+    one = engine()
+    one.add_request("a", "say", GREEDY)
+    one.step()
+    with pytest.raises(RequestError) as refusal:
+        one.add_request("bad", prompt, params)
+    assert refusal.value.parameter == parameter
+    one.add_request("bad", "say", GREEDY)  # its name is not in use
+    done = {out.request_id: out.outputs[0].text for out in run(one) if out.finished}
+    assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
+
+
+def test_an_id_in_use_is_refused_and_its_owner_goes_on(engine):
+    one = engine()
+    one.add_request("a", "say", GREEDY)
+    with pytest.raises(RequestError, match="'a' is in use"):
+        one.add_request("a", "say")
+    assert run(one)[-1].outputs[0].text == PIECE[:12]
+
+
+def test_what_the_core_refuses_is_withdrawn_as_a_whole(engine):
+    one = engine(num_gpu_blocks_override=4)  # 16 tokens
+    with pytest.raises(RequestError):
+        one.add_request("a", [1] * 16, SamplingParams(n=2))
+    assert not one.has_unfinished_requests()
+
+
+def test_a_model_that_cannot_generate_says_what_it_can(engine):
+    one = engine({"tasks": ["embed"]})
+    assert one.supported_tasks == ("embed",)
+    with pytest.raises(UserError, match="Speaker cannot generate; it supports: embed"):
+        one.add_request("a", "say")
+
+
+def test_without_a_tokenizer_ids_go_in_and_come_out(engine):
+    one = engine(skip_tokenizer_init=True)
+    one.add_request("a", [1, 2], GREEDY)
+    last = run(one)[-1]
+    assert bytes(last.outputs[0].token_ids) == PIECE.encode()[:12] and last.outputs[0].text == ""
+    with pytest.raises(RequestError, match="needs a tokenizer"):
+        one.add_request("b", "say")
+
+
+def test_statistics_and_workers_can_be_asked(engine):
+    one = engine()
+    assert one.last_stats is None
+    one.add_request("a", "say it again and again", GREEDY)
+    run(one)
+    assert one.last_stats.num_waiting == 0 and one.last_stats.prefix_queries == 23
+    assert one.collective_rpc("where") == ["here"]
+    assert one.reset_prefix_cache()
+    assert one.step() == []
+
+
+# --- start and end ----------------------------------------------------------------------------
+
+
+def test_the_cache_is_what_requests_can_use(engine):
+    engine(max_num_seqs=2, max_model_len=10)
+    assert Speaker.made[-1].num_blocks == 2 * 3 + 1
+
+
+def test_a_small_cache_lowers_the_length_and_says_so(engine, caplog):
+    with caplog.at_level(logging.WARNING):
+        one = engine(num_gpu_blocks_override=4)
+    assert one.max_model_len == 16
+    assert "max_model_len is 16 instead of 64" in caplog.text
+    one.add_request("a", [1] * 10, SamplingParams(max_tokens=None))
+    assert len(run(one)[-1].outputs[0].token_ids) == 6
+
+
+def test_a_length_that_was_asked_for_must_fit(engine):
+    with pytest.raises(CapacityError, match="max_model_len=17 needs 6 KV blocks"):
+        engine(num_gpu_blocks_override=4, max_model_len=17)
+    assert Speaker.made[-1].ended == 1
+
+
+def test_a_start_that_fails_gives_the_workers_back(engine):
+    with pytest.raises(CapacityError, match="no room for the cache"):
+        engine({"melts": True})
+    assert Speaker.made[-1].ended == 1
+
+
+def test_a_dead_engine_says_so(engine, monkeypatch):
+    one = engine()
+    one.add_request("a", "say", GREEDY)
+    one.step()
+    monkeypatch.setattr(Speaker.made[-1], "rows", None)
+    with pytest.raises(EngineDeadError, match="step "):
+        run(one)
+    with pytest.raises(EngineDeadError, match="make a new one"):
+        one.step()
+    with pytest.raises(EngineDeadError):
+        one.add_request("b", "say")
+
+
+def test_shutdown_twice_ends_the_worker_once(engine):
+    one = engine()
+    one.shutdown()
+    one.shutdown()
+    assert Speaker.made[-1].ended == 1
+
+
+# --- LLM --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llm(model, options):
+    with LLM(model(), **options) as made:
+        yield made
+    assert Speaker.made[-1].ended == 1
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm):
+    params = [SamplingParams(max_tokens=n, temperature=0) for n in (7, 1, 4)]
+    outputs = llm.generate(["a", [1, 2], {"prompt_token_ids": [5]}], params)
+    assert [out.outputs[0].text for out in outputs] == [PIECE[:7], PIECE[:1], PIECE[:4]]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_one_refused_prompt_refuses_the_call_and_leaves_the_engine_clean(llm):
+    with pytest.raises(RequestError, match="prompt 1: the prompt is empty"):
+        llm.generate(["a", [], "b"], GREEDY)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.generate("a", GREEDY)[0].outputs[0].text == PIECE[:12]
+
+
+def test_or_only_its_own_answer(llm):
+    good, bad, also = llm.generate(["a", [], "b"], GREEDY, on_error="return")
+    assert bad.outputs == [] and bad.finished and "empty" in bad.error
+    assert good.outputs[0].text == also.outputs[0].text == PIECE[:12] and good.error is None
+
+
+@pytest.mark.parametrize("name", ["sampling_params", "priority"])
+def test_as_many_parameters_as_prompts(llm, name):
+    given = {"sampling_params": [GREEDY, GREEDY], "priority": [1, 2]}[name]
+    with pytest.raises(RequestError, match=f"2 {name} are given for 1 prompts") as refusal:
+        llm.generate(["a"], **{name: given})
+    assert refusal.value.parameter == name
+
+
+def interrupted(llm, monkeypatch, target, name):
+    """Press Ctrl-C while `target.name` runs."""
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b"], GREEDY)
+
+
+def test_an_interrupt_between_steps_withdraws_what_was_asked(llm, monkeypatch):
+    from dovetail.engine.output_processor import OutputProcessor
+
+    interrupted(llm, monkeypatch, OutputProcessor, "process")
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.generate("c", GREEDY)[0].outputs[0].text == PIECE[:12]
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [(Speaker, "sample_tokens"), (Scheduler, "schedule"), (Scheduler, "update_from_output")],
+)
+def test_after_an_interrupt_in_a_step_no_tokens_are_made_up(llm, monkeypatch, target, name):
+    interrupted(llm, monkeypatch, target, name)
+    assert not llm.llm_engine.has_unfinished_requests()
+    with pytest.raises(EngineDeadError, match="make a new one"):
+        llm.generate("c", GREEDY)

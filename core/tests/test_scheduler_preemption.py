@@ -1,0 +1,286 @@
+"""Who gives way when blocks or seats are short, and what the policy hears of it."""
+
+from typing import ClassVar
+
+import pytest
+
+from dovetail.interfaces import Policy
+from dovetail.scheduling import Scheduler
+
+
+class ByPriority(Policy):
+    preempts = True
+
+    def rank(self, request, view):
+        return request.priority, request.sequence
+
+    def victim(self, running, view):
+        return max(running, key=lambda request: self.rank(request, view))
+
+
+class ByPriorityNow(ByPriority):
+    """The same, but asked at every step."""
+
+    static_rank = False
+
+
+class Listening(Policy):
+    """Writes down what it hears. One list for all instances of a test."""
+
+    heard: ClassVar[list] = []
+
+    def on_arrival(self, request, view):
+        self.heard.append(("arrival", request.request_id))
+
+    def on_granted(self, request, num_tokens, view):
+        self.heard.append(("granted", request.request_id, num_tokens))
+
+    def on_output(self, request, num_tokens, view):
+        self.heard.append(("output", request.request_id, num_tokens))
+
+    def on_evict(self, request, num_tokens_lost, view):
+        self.heard.append(("evict", request.request_id, num_tokens_lost))
+
+    def on_finish(self, request, view):
+        self.heard.append(("finish", request.request_id))
+
+
+def crowded(drive, **limits):
+    """Two running requests that fill six blocks, and one that waits."""
+    driver = drive(num_blocks=6, max_num_batched_tokens=32, **limits)
+    prompts = {name: driver.add(name, 8, max_tokens=9) for name in "ab"}
+    driver.step()
+    assert driver.running() == ["a", "b"]
+    for _ in range(4):
+        driver.step()
+    prompts["c"] = driver.add("c", 1, max_tokens=2)
+    return driver, prompts
+
+
+def test_the_last_admitted_gives_way_and_nobody_is_admitted(drive, alone):
+    driver, prompts = crowded(drive)
+    assert driver.step() == {"a": (12, 1)}
+    assert driver.running() == ["a"]
+    assert driver.waiting() == ["b", "c"]  # back at the head
+    assert driver.stats.num_preemptions == 1
+    assert driver.stats.num_recomputed_tokens == 12
+    driver.run()
+    assert driver.reasons == dict.fromkeys("abc", "length")
+    for name, prompt in prompts.items():
+        assert driver.tokens[name] == alone(prompt, len(driver.tokens[name]))
+    assert [len(driver.tokens[name]) for name in "abc"] == [9, 9, 2]
+
+
+def test_who_comes_back_keeps_its_tokens_and_finds_its_blocks(drive):
+    driver, _ = crowded(drive)
+    driver.step()
+    seen = driver.step()
+    while "b" not in seen:
+        seen = driver.step()
+    first, count = seen["b"]
+    assert first + count == 13 and first >= 4  # its prompt and what it had generated
+    assert len(driver.tokens["b"]) == 6
+    assert driver.cached["b"] == 0  # told once, at the first admission
+
+
+def test_the_victim_may_be_who_needs_the_block(drive):
+    driver = drive(num_blocks=5)
+    driver.add("a", 11, max_tokens=9)
+    driver.add("b", 8, max_tokens=9)
+    assert driver.step() == {"a": (0, 11), "b": (0, 8)}
+    assert driver.step() == {"a": (11, 1)}  # b needs a third block and is the last admitted
+    assert driver.waiting() == ["b"]
+    driver.run()
+    assert driver.reasons == {"a": "length", "b": "length"}
+
+
+def test_a_grant_of_this_step_is_rolled_back(drive):
+    class First(Policy):
+        def victim(self, running, view):
+            return running[0]
+
+    driver = drive(num_blocks=5, policy=First)
+    driver.add("a", 11, max_tokens=9)
+    driver.add("b", 8, max_tokens=9)
+    driver.step()
+    assert driver.step() == {"b": (8, 1)}  # a had been granted already
+    driver.run()
+    assert driver.reasons == {"a": "length", "b": "length"}
+
+
+def test_a_preemption_while_its_step_is_out_waits_for_the_token(drive, alone):
+    driver = drive(num_blocks=6, max_num_batched_tokens=32)
+    prompts = {name: driver.add(name, 8, max_tokens=9) for name in "ab"}
+    driver.run(depth=2)
+    for name, prompt in prompts.items():
+        assert driver.tokens[name] == alone(prompt, 9)
+    assert driver.stats.num_preemptions > 0
+
+
+def test_an_aborted_victim_is_gone(drive):
+    driver, _ = crowded(drive)
+    driver.step()
+    assert driver.waiting() == ["b", "c"]
+    assert driver.scheduler.abort_requests(["b"]) == ["b"]
+    driver.run()
+    assert set(driver.reasons) == {"a", "c"}
+
+
+def test_work_that_has_outgrown_a_step_comes_back_in_pieces(drive, alone):
+    driver = drive(num_blocks=6, max_num_batched_tokens=9, enable_chunked_prefill=False)
+    prompts = {name: driver.add(name, 8, max_tokens=9) for name in "ab"}
+    driver.run()
+    assert driver.stats.num_preemptions > 0
+    assert driver.tokens == {name: alone(prompt, 9) for name, prompt in prompts.items()}
+
+
+# --- priority ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[ByPriority, ByPriorityNow])
+def policy(request):
+    return request.param
+
+
+def test_the_lower_number_is_served_first(drive, policy):
+    driver = drive(max_num_seqs=1, policy=policy)
+    for name, priority in (("c", 5), ("a", -1), ("d", 5), ("b", 0)):
+        driver.add(name, 3, max_tokens=1, priority=priority)
+    driver.run()
+    assert list(driver.reasons) == list("abcd")
+
+
+def test_a_seat_is_taken_from_who_matters_less(drive, policy, alone):
+    driver = drive(max_num_seqs=2, policy=policy)
+    prompts = {n: driver.add(n, 3, max_tokens=4, priority=p) for n, p in (("a", 1), ("b", 2))}
+    driver.step()
+    prompts["vip"] = driver.add("vip", 3, max_tokens=4, priority=0)
+    assert driver.step() == {"a": (3, 1), "vip": (0, 3)}
+    assert driver.waiting() == ["b"]
+    driver.run()
+    assert {n: driver.tokens[n] for n in prompts} == {n: alone(p, 4) for n, p in prompts.items()}
+
+
+def test_blocks_are_taken_from_who_matters_less(drive, policy):
+    driver = drive(num_blocks=6, policy=policy)
+    for name, priority in (("low", 9), ("mid", 5)):
+        driver.add(name, 8, max_tokens=3, priority=priority)
+    driver.step()
+    driver.add("vip", 16, max_tokens=1, priority=0)
+    assert driver.step() == {"vip": (0, 16)}
+    assert driver.waiting() == ["mid", "low"]
+    driver.run()
+    assert set(driver.reasons) == {"low", "mid", "vip"}
+    assert driver.stats.num_preemptions == 2
+
+
+def test_equals_are_not_displaced(drive, policy):
+    driver = drive(max_num_seqs=1, policy=policy)
+    driver.add("a", 3, max_tokens=3, priority=1)
+    driver.step()
+    driver.add("b", 3, max_tokens=3, priority=1)
+    assert driver.step() == {"a": (3, 1)}
+
+
+def test_a_policy_that_does_not_preempt_lets_running_ones_be(drive):
+    class Polite(ByPriority):
+        preempts = False
+
+    driver = drive(max_num_seqs=1, policy=Polite)
+    driver.add("low", 3, max_tokens=3, priority=9)
+    driver.step()
+    driver.add("vip", 3, max_tokens=3, priority=0)
+    assert driver.step() == {"low": (3, 1)}
+    assert driver.waiting() == ["vip"]
+
+
+def test_the_displaced_come_back_though_others_were_admitted_in_between(drive, policy):
+    driver = drive(max_num_seqs=3, policy=policy)
+    for name in "abc":
+        driver.add(name, 3, max_tokens=6, priority=5)
+    driver.step()
+    for name in "xyz":
+        driver.add(name, 3, max_tokens=2, priority=1)
+    assert driver.step().keys() == {"x", "y", "z"}
+    driver.run()
+    assert set(driver.reasons) == set("abcxyz")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nobody_waits_for_one_that_matters_less(drive, policy, depth):
+    driver = drive(max_num_seqs=2, num_blocks=12, policy=policy)
+    priorities = {f"r{place}": (place * 7) % 5 for place in range(12)}
+    for name, priority in priorities.items():
+        driver.add(name, 5, max_tokens=5, priority=priority)
+        driver.plan()
+        waiting = [priorities[w] for w in driver.waiting()]
+        worst = max((priorities[r] for r in driver.running()), default=-1)
+        if depth == 1:
+            assert not waiting or worst <= min(waiting)
+        if len(driver.out) == depth:
+            driver.settle()
+    driver.run(depth=depth)
+    assert driver.reasons.keys() == priorities.keys()
+
+
+# --- hooks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard():
+    Listening.heard = []
+    return Listening.heard
+
+
+def test_a_policy_hears_a_requests_life(drive, heard):
+    driver = drive(policy=Listening, max_num_batched_tokens=8)
+    driver.add("a", 10, max_tokens=2)
+    driver.run()
+    assert heard == [
+        ("arrival", "a"),
+        ("granted", "a", 8),
+        ("granted", "a", 2),
+        ("output", "a", 1),
+        ("granted", "a", 1),
+        ("output", "a", 1),
+        ("finish", "a"),
+    ]
+
+
+def test_a_policy_hears_of_evictions_and_aborts(drive, heard):
+    driver, _ = crowded(drive, policy=Listening)
+    driver.step()
+    driver.scheduler.abort_requests(["c"])
+    assert ("evict", "b", 12) in heard
+    assert heard[-1] == ("finish", "c")
+
+
+def test_a_subclass_names_its_policy_and_the_context_goes_before_it(drive, heard):
+    class Named(Scheduler):
+        policy_cls = Listening
+
+    drive(cls=Named).add("a", 3)
+    assert heard == [("arrival", "a")]
+    drive(cls=Named, policy=ByPriority).add("b", 3)
+    assert heard == [("arrival", "a")]
+
+
+def test_a_policy_sees_the_state_and_the_clock(drive):
+    seen = {}
+
+    class Looking(Policy):
+        def on_granted(self, request, num_tokens, view):
+            seen.update(
+                now=view.now_ns,
+                running=[one.request_id for one in view.running],
+                waiting=view.num_waiting,
+                free=view.num_free_blocks,
+                cached=view.num_cached_tokens(request),
+            )
+
+    driver = drive(policy=Looking, max_num_seqs=1, num_blocks=10)
+    driver.clock.advance(77)
+    driver.add("a", 9)
+    driver.add("b", 9)
+    driver.step()
+    assert seen == {"now": 77, "running": ["a"], "waiting": 1, "free": 7, "cached": 8}

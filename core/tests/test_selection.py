@@ -1,0 +1,296 @@
+"""Who fills a place, over distributions made up in a temporary directory."""
+
+import sys
+from importlib.metadata import distributions
+
+import pytest
+
+from dovetail.errors import ContractError, PluginError, PluginNotFoundError
+from dovetail.interfaces import AttentionAsk
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.selection import (
+    attention_refusals,
+    choose,
+    choose_attention,
+    choose_platform,
+    choose_scheduler,
+)
+from dovetail.scheduling import Scheduler
+
+PARTS = """
+from dovetail.interfaces import (
+    AttentionBackend, AttentionCapabilities, Ops, Platform, PlatformInfo, Policy, Probe,
+)
+from dovetail.scheduling import Scheduler
+
+class Box(Platform):
+    info = PlatformInfo(name="box", device_type="box")
+    likes = {}
+    @classmethod
+    def probe(cls):
+        return Probe(usable=True)
+    def capabilities(self):
+        return frozenset()
+    def total_memory_bytes(self, local_rank=0):
+        return 0
+    def prefer(self, kind):
+        return self.likes.get(kind, ())
+
+class Better(Box):
+    info = PlatformInfo(name="better", device_type="box")
+    rank = 5
+
+class Absent(Better):
+    info = PlatformInfo(name="absent", device_type="box")
+    rank = 9
+    @classmethod
+    def probe(cls):
+        return Probe(usable=False, reasons=("no such chip", "no driver"))
+
+class Shy(Better):
+    rank = 9
+    automatic = False
+
+class Broken(Box):
+    @classmethod
+    def probe(cls):
+        raise OSError("the driver crashed")
+
+class Alpha(Ops):
+    def rms_norm(self, x_TD, weight_D, eps): ...
+    def add_rms_norm(self, x_TD, residual_TD, weight_D, eps): ...
+    def rotary_embedding(self, q_THS, k_TKS, positions_T, cos_sin_PS): ...
+    def silu_and_mul(self, x_T2D): ...
+
+class Beta(Alpha):
+    pass
+
+class Plain(AttentionBackend):
+    name = "plain"
+    capabilities = AttentionCapabilities(dtypes=frozenset({"float32"}), block_size_multiple=8)
+    @staticmethod
+    def kv_cache_shape(num_blocks, spec): ...
+    @staticmethod
+    def create_builder(context): ...
+    @staticmethod
+    def create_layer(context): ...
+
+class Windowed(Plain):
+    name = "windowed"
+    capabilities = AttentionCapabilities(
+        dtypes=frozenset({"float32"}), features=frozenset({"sliding_window"})
+    )
+
+class Unbuilt(Windowed):
+    name = "unbuilt"
+    @classmethod
+    def refusals(cls, ask):
+        return ["its library is not installed"]
+
+class Mine(Policy):
+    pass
+
+class Whole(Scheduler):
+    pass
+"""
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Make a registry of distributions: name to the lines of its entry_points.txt."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "parts.py").write_text(PARTS)
+
+    def build(**entries):
+        for name, text in entries.items():
+            info = tmp_path / f"{name}-1.0.dist-info"
+            info.mkdir()
+            name = name.replace("_", "-")
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(text)
+        return PluginRegistry(distributions=distributions(path=[str(tmp_path)]))
+
+    yield build
+    sys.modules.pop("parts", None)
+
+
+def section(kind, **targets):
+    lines = "".join(f"{name} = parts:{target}\n" for name, target in targets.items())
+    return f"[dovetail.{kind}]\n{lines}"
+
+
+def box(**likes):
+    import parts
+
+    platform = parts.Box()
+    platform.likes = likes
+    return platform
+
+
+# --- platforms --------------------------------------------------------------------------------
+
+
+def test_the_usable_platform_of_the_highest_rank_is_taken(make):
+    registry = make(dovetail_a=section("platform", box="Box", better="Better", absent="Absent"))
+    assert choose_platform(registry, "auto").info.name == "better"
+
+
+def test_a_platform_may_wait_to_be_asked(make):
+    registry = make(dovetail_a=section("platform", box="Box", shy="Shy"))
+    assert choose_platform(registry, "auto").info.name == "box"
+    assert type(choose_platform(registry, "shy")).__name__ == "Shy"
+
+
+def test_an_outside_platform_is_taken_by_name_only(make):
+    registry = make(dovetail_a=section("platform", box="Box"), acme=section("platform", b="Better"))
+    assert choose_platform(registry, "auto").info.name == "box"
+    assert choose_platform(registry, "b").info.name == "better"
+
+
+def test_where_no_platform_can_be_used_each_says_why(make):
+    registry = make(
+        dovetail_a=section("platform", absent="Absent"), acme=section("platform", b="Better")
+    )
+    with pytest.raises(PluginNotFoundError) as refusal:
+        choose_platform(registry, "auto")
+    assert "absent (no such chip; no driver)" in str(refusal.value)
+    assert "b (an outside plugin: pass platform='…' to take it)" in str(refusal.value)
+    with pytest.raises(PluginNotFoundError, match="pip install dovetail-cpu"):
+        choose_platform(PluginRegistry(distributions=[]), "auto")
+
+
+def test_an_explicit_platform_that_cannot_be_used_is_refused(make):
+    registry = make(dovetail_a=section("platform", box="Box", absent="Absent"))
+    with pytest.raises(PluginError, match=r"'absent' was asked for.*no such chip; no driver"):
+        choose_platform(registry, "absent")
+
+
+def test_a_probe_that_fails_lets_no_other_platform_win(make):
+    registry = make(dovetail_a=section("platform", box="Box", broken="Broken"))
+    with pytest.raises(OSError, match="the driver crashed"):
+        choose_platform(registry, "auto")
+
+
+# --- other places -----------------------------------------------------------------------------
+
+
+def test_the_users_pick_goes_before_the_platforms(make):
+    registry = make(dovetail_a=section("ops", alpha="Alpha", beta="Beta"))
+    platform = box(ops=("beta", "alpha"))
+    assert choose(registry, platform, "ops", "alpha").__name__ == "Alpha"
+    assert choose(registry, platform, "ops", "auto").__name__ == "Beta"
+    assert choose(registry, platform, "ops", "parts:Alpha").__name__ == "Alpha"
+
+
+def test_a_preference_that_is_not_installed_is_passed_over(make):
+    registry = make(dovetail_a=section("ops", alpha="Alpha", beta="Beta"))
+    assert choose(registry, box(ops=("gamma", "alpha")), "ops", "auto").__name__ == "Alpha"
+
+
+def test_the_only_one_needs_no_preference_but_of_two_one_must_be_named(make):
+    registry = make(dovetail_a=section("ops", alpha="Alpha"))
+    assert choose(registry, box(), "ops", "auto").__name__ == "Alpha"
+    registry = make(dovetail_b=section("ops", beta="Beta"))
+    with pytest.raises(PluginNotFoundError, match=r"prefers none of those installed: alpha, beta"):
+        choose(registry, box(), "ops", "auto")
+
+
+def test_an_explicit_pick_never_falls_back(make):
+    registry = make(dovetail_a=section("ops", alpha="Alpha"))
+    with pytest.raises(PluginNotFoundError, match=r"'alfa'.*Did you mean 'alpha'"):
+        choose(registry, box(ops=("alpha",)), "ops", "alfa")
+
+
+# --- schedulers and policies ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reference", "scheduler", "policy"),
+    [
+        ("whole", "Whole", None),
+        ("parts:Whole", "Whole", None),
+        ("mine", "Scheduler", "Mine"),
+        ("parts:Mine", "Scheduler", "Mine"),
+        ("parts.Mine", "Scheduler", "Mine"),
+    ],
+)
+def test_a_place_for_a_scheduler_takes_a_policy(make, reference, scheduler, policy):
+    registry = make(dovetail_a=section("scheduler", whole="Whole") + section("policy", mine="Mine"))
+    found, ordered_by = choose_scheduler(registry, reference)
+    assert found.__name__ == scheduler
+    assert (ordered_by and ordered_by.__name__) == policy
+
+
+def test_classes_are_taken_as_they_are(make):
+    registry = make()
+    import parts
+
+    assert choose_scheduler(registry, parts.Whole) == (parts.Whole, None)
+    assert choose_scheduler(registry, parts.Mine) == (Scheduler, parts.Mine)
+
+
+def test_a_scheduler_goes_before_a_policy_of_its_name(make):
+    registry = make(dovetail_a=section("scheduler", same="Whole") + section("policy", same="Mine"))
+    assert choose_scheduler(registry, "same")[0].__name__ == "Whole"
+
+
+def test_what_is_neither_is_refused_as_a_scheduler(make):
+    with pytest.raises(ContractError, match="contract of a scheduler"):
+        choose_scheduler(make(), "parts:Alpha")
+
+
+# --- attention --------------------------------------------------------------------------------
+
+
+def ask(**changes):
+    fields = {"device_type": "box", "dtype": "float32", "kv_cache_dtype": "float32"}
+    sizes = {"head_size": 8, "num_heads": 2, "num_kv_heads": 1, "block_size": 16}
+    return AttentionAsk(**(fields | sizes | changes))
+
+
+WINDOW = frozenset({"sliding_window"})
+
+
+def backends(make):
+    names = {"plain": "Plain", "windowed": "Windowed", "unbuilt": "Unbuilt"}
+    return make(dovetail_a=section("attention", **names))
+
+
+def test_the_first_backend_that_is_able_is_taken(make):
+    registry, order = backends(make), ("unbuilt", "plain", "windowed")
+    assert choose_attention(registry, box(attention=order), "auto", ask()).name == "plain"
+    wished = ask(features=WINDOW)
+    assert choose_attention(registry, box(attention=order), "auto", wished).name == "windowed"
+    assert choose_attention(registry, box(), "auto", wished).name == "windowed"
+
+
+def test_an_explicit_backend_that_is_not_able_is_refused(make):
+    with pytest.raises(PluginError, match="'plain' was asked for, but: sliding_window is asked"):
+        choose_attention(backends(make), box(), "plain", ask(features=WINDOW))
+
+
+def test_where_no_backend_is_able_each_says_why(make):
+    with pytest.raises(PluginNotFoundError) as refusal:
+        choose_attention(backends(make), box(), "auto", ask(dtype="float16", block_size=4))
+    lines = str(refusal.value).splitlines()
+    assert lines[1].startswith("plain: dtype float16 is asked; it does float32;")
+    assert "multiples of 8" in lines[1]
+    assert lines[2].startswith("unbuilt: ") and lines[2].endswith("its library is not installed")
+    with pytest.raises(PluginNotFoundError, match="pip install dovetail-attn-torch"):
+        choose_attention(PluginRegistry(distributions=[]), box(), "auto", ask())
+
+
+def test_an_outside_backend_is_not_taken_unasked(make):
+    registry = make(acme=section("attention", plain="Plain"))
+    with pytest.raises(PluginNotFoundError):
+        choose_attention(registry, box(), "auto", ask())
+    assert choose_attention(registry, box(), "plain", ask()).name == "plain"
+    assert choose_attention(registry, box(attention=("plain",)), "auto", ask()).name == "plain"
+
+
+def test_refusals_are_those_of_both_sources(make):
+    backends(make)
+    import parts
+
+    reasons = attention_refusals(parts.Unbuilt, ask(dtype="bfloat16", kv_cache_dtype="bfloat16"))
+    assert len(reasons) == 2

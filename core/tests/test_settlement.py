@@ -1,0 +1,141 @@
+from array import array
+
+import pytest
+
+from dovetail.plan import StepBuilder
+from dovetail.request import EngineCoreRequest, Request, RequestStatus
+from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling.settlement import settle
+
+
+def request(row=0, *, prompt=(1, 2, 3), max_tokens=8, stop=(), **params):
+    asked = EngineCoreRequest(
+        request_id=f"r{row}",
+        prompt_token_ids=tuple(prompt),
+        sampling_params=SamplingParams(**params),
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(stop),
+    )
+    made = Request(asked, max_model_len=64)
+    made.row, made.status = row, RequestStatus.RUNNING
+    made.num_cached_tokens = 0
+    return made
+
+
+def columns(num_positions, first=0):
+    places = range(first, first + num_positions)
+    return LogprobColumns(
+        counts=array("i", [2] * num_positions),
+        token_ids=array("i", [token for place in places for token in (place, 50)]),
+        logprobs=array("f", [-1.0] * (2 * num_positions)),
+        ranks=array("i", [1] * num_positions),
+    )
+
+
+def give(requests, sampled, *, starts=None, **more):
+    """Settle a step in which each request got the tokens named for it."""
+    builder = StepBuilder()
+    for place, one in enumerate(requests):
+        start = starts[place] if starts else 0
+        builder.run(one.row, start, 3, samples=bool(sampled[place]))
+    plan = builder.build()
+    output = ModelRunnerOutput(
+        step_id=plan.step_id,
+        num_sampled=array("B", map(len, sampled)),
+        token_ids=array("i", [token for tokens in sampled for token in tokens]),
+        **more,
+    )
+    return settle(requests, plan, output)
+
+
+def test_tokens_go_to_their_requests_in_plan_order():
+    one, chunk, two = request(0), request(1), request(2)
+    settled = give([one, chunk, two], [[7], [], [8]])
+    assert settled.advanced == [one, two]
+    assert list(settled.counts) == [1, 1] and list(settled.token_ids) == [7, 8]
+    assert list(one.token_ids) == [1, 2, 3, 7] and chunk.num_output_tokens == 0
+    assert settled.ended == []
+
+
+@pytest.mark.parametrize(
+    ("token", "params", "status", "stop_reason"),
+    [
+        (9, {}, RequestStatus.FINISHED_STOPPED, None),  # an EOS
+        (9, {"stop_token_ids": [9]}, RequestStatus.FINISHED_STOPPED, 9),  # the user's own
+        (8, {"stop_token_ids": [9]}, None, None),
+    ],
+)
+def test_a_stop_token_ends_and_only_the_users_own_is_a_reason(token, params, status, stop_reason):
+    one = request(stop=(9,), **params)
+    settled = give([one], [[token]])
+    assert [how for _, how in settled.ended] == ([] if status is None else [status])
+    assert one.stop_reason == stop_reason
+    assert one.token_ids[-1] == token  # what ended it is part of the output
+
+
+def test_min_tokens_disarm_stop_tokens():
+    one = request(stop=(9,), min_tokens=3)
+    assert give([one], [[9]]).ended == []
+    assert give([one], [[9]]).ended == []
+    assert give([one], [[9]]).ended == [(one, RequestStatus.FINISHED_STOPPED)]
+
+
+def test_the_last_token_ends_and_a_stop_goes_before_the_length():
+    one, two = request(0, max_tokens=1), request(1, max_tokens=1, stop=(9,))
+    settled = give([one, two], [[7], [9]])
+    assert settled.ended == [
+        (one, RequestStatus.FINISHED_LENGTH_CAPPED),
+        (two, RequestStatus.FINISHED_STOPPED),
+    ]
+
+
+def test_what_was_sampled_past_an_end_is_dropped():
+    one, two = request(0, stop=(9,)), request(1, max_tokens=2)
+    settled = give([one, two], [[5, 9, 6], [1, 2, 3]])
+    assert list(settled.counts) == [2, 2]
+    assert list(settled.token_ids) == [5, 9, 1, 2]
+    assert list(one.token_ids) == [1, 2, 3, 5, 9]
+
+
+def test_results_of_the_dead_are_dropped():
+    dead, alive = request(0, logprobs=1), request(1)
+    dead.status = RequestStatus.FINISHED_ABORTED
+    settled = give([dead, alive], [[5], [6]], logprobs={0: columns(1)})
+    assert settled.advanced == [alive] and list(settled.token_ids) == [6]
+    assert settled.logprobs == {} and dead.num_output_tokens == 0
+
+
+def test_cached_tokens_are_told_once_with_the_first_token():
+    one = request()
+    one.num_cached_tokens = 2
+    assert give([one], [[5]]).num_cached_tokens == {"r0": 2}
+    assert give([one], [[5]]).num_cached_tokens == {}
+
+
+def test_logprobs_are_filed_by_request():
+    one, two = request(0), request(1, logprobs=1)
+    mine = columns(1)
+    settled = give([one, two], [[5], [6]], logprobs={1: mine})
+    assert settled.logprobs == {"r1": mine}
+
+
+def test_prompt_logprobs_are_handed_out_once_over_chunks_and_a_preemption():
+    one = request(prompt=range(10), prompt_logprobs=1)
+    first = give([one], [[]], starts=[0], prompt_logprobs={0: columns(4)})
+    assert len(first.prompt_logprobs["r0"].counts) == 4
+    again = give([one], [[]], starts=[0], prompt_logprobs={0: columns(6)})
+    assert list(again.prompt_logprobs["r0"].token_ids[::2]) == [4, 5]
+    known = give([one], [[]], starts=[0], prompt_logprobs={0: columns(6)})
+    assert known.prompt_logprobs == {}
+    last = give([one], [[]], starts=[6], prompt_logprobs={0: columns(3, first=6)})
+    assert list(last.prompt_logprobs["r0"].token_ids[::2]) == [6, 7, 8]
+    assert one.num_prompt_logprobs == 9
+
+
+def test_outputs_name_the_ended_with_reason():
+    one = request(stop=(9,), stop_token_ids=[9])
+    outputs = give([one], [[9]]).outputs(stats=None)
+    assert outputs.request_ids == ["r0"] and list(outputs.token_ids) == [9]
+    (ended,) = outputs.finished
+    assert (ended.request_id, str(ended.reason), ended.stop_reason) == ("r0", "stop", 9)

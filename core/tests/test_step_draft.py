@@ -1,0 +1,86 @@
+import pytest
+
+from dovetail.plan import StepBuilder
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling.draft import StepDraft
+
+
+def request(row, num_tokens=6, *, computed=0, blocks=(1, 2)):
+    asked = EngineCoreRequest(
+        request_id=f"r{row}",
+        prompt_token_ids=tuple(range(num_tokens)),
+        sampling_params=SamplingParams(),
+        max_tokens=8,
+    )
+    made = Request(asked, max_model_len=64)
+    made.row, made.generation = row, 1
+    made.num_computed_tokens = computed
+    made.blocks = [list(blocks)]
+    return made
+
+
+@pytest.fixture
+def draft():
+    return StepDraft(16)
+
+
+def test_grants_use_up_the_budget_and_become_runs(draft):
+    whole, chunk = request(0), request(1)
+    draft.grant(whole, 6)
+    draft.grant(chunk, 4)
+    assert draft.tokens_left == 6
+    plan = draft.emit(StepBuilder())
+    assert plan.rows.tolist() == [0, 1]
+    assert plan.starts.tolist() == [0, 0]
+    assert plan.num_tokens.tolist() == [6, 4]
+    assert plan.samples.tolist() == [1, 0]
+
+
+def test_nothing_of_a_request_changes_before_the_plan_is_emitted(draft):
+    one = request(0, computed=2)
+    draft.grant(one, 4)
+    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (2, 6)
+    draft.emit(StepBuilder())
+    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (6, 7)
+
+
+def test_a_chunk_leaves_no_token_pending(draft):
+    one = request(0)
+    draft.grant(one, 5)
+    draft.emit(StepBuilder())
+    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (5, 6)
+
+
+def test_who_joins_brings_all_its_blocks_and_who_grows_the_new_ones(draft):
+    joining, growing = request(3, blocks=(1, 2)), request(4, blocks=(5, 6))
+    draft.join(joining)
+    draft.grow(growing, [6])
+    plan = draft.emit(StepBuilder())
+    assert [new.row for new in plan.joins] == [3]
+    (blocks,) = plan.blocks
+    assert dict(zip(blocks.rows, blocks.counts, strict=True)) == {3: 2, 4: 1}
+    assert sorted(blocks.block_ids) == [1, 2, 6]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_revoked_request_leaves_no_trace(draft, joined):
+    gone, stays = request(0), request(1)
+    if joined:
+        draft.join(gone)
+    draft.grow(gone, [2])
+    draft.grant(gone, 6)
+    draft.grow(stays, [2])
+    draft.grant(stays, 1)
+    assert draft.revoke(gone) is joined
+    assert draft.tokens_left == 15
+    plan = draft.emit(StepBuilder())
+    assert plan.rows.tolist() == [1] and plan.joins == ()
+    assert plan.blocks[0].rows.tolist() == [1]
+    assert gone.num_computed_tokens == 0
+
+
+def test_revoking_who_has_nothing_changes_nothing(draft):
+    draft.grant(request(1), 2)
+    assert draft.revoke(request(0)) is False
+    assert draft.tokens_left == 14 and draft.counts == [2]

@@ -1,0 +1,236 @@
+import threading
+from array import array
+from types import SimpleNamespace
+
+import pytest
+
+from dovetail.errors import CapacityError, ContractError, EngineDeadError
+from dovetail.executors.uniproc import UniprocExecutor
+from dovetail.interfaces import ExecutorContext, KVCacheConfig, ModelInfo, Ready
+from dovetail.plan import StepBuilder
+from dovetail.result import ModelRunnerOutput
+
+
+class Worker:
+    """Writes down what is asked of it, and in which thread. `fails`: what to raise, and where."""
+
+    def __init__(self, context):
+        self.context, self.calls, self.fails = context, [], {}
+        self.gate = threading.Event()
+        self.gate.set()
+        context.config.made.append(self)
+
+    def _note(self, name, *arguments):
+        self.calls.append((name, *arguments))
+        self.thread = threading.current_thread()
+        error = self.fails.get(name) or self.context.config.fails.get(name)
+        if error is not None:
+            raise error
+
+    def init_device(self):
+        self._note("init_device")
+
+    def load_model(self):
+        self._note("load_model")
+
+    def get_model_info(self):
+        return ModelInfo(vocab_size=7)
+
+    def get_kv_cache_spec(self):
+        return {"layer": "spec"}
+
+    def determine_available_memory(self):
+        return 1000
+
+    def initialize_cache(self, config):
+        self._note("initialize_cache", config)
+
+    def compile_or_warm_up_model(self):
+        self._note("compile_or_warm_up_model")
+
+    def execute_model(self, plan):
+        self.gate.wait(5)
+        self.plan = plan
+        self._note("execute_model", plan.step_id)
+
+    def sample_tokens(self, grammar=None):
+        self._note("sample_tokens", grammar)
+        return ModelRunnerOutput(
+            step_id=self.plan.step_id, num_sampled=array("B"), token_ids=array("i")
+        )
+
+    def add(self, left, right=0):
+        return left + right
+
+    def shutdown(self):
+        self._note("shutdown")
+
+
+@pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
+def asynchronous(request):
+    return request.param
+
+
+@pytest.fixture
+def make(asynchronous):
+    made = []
+
+    def build(**fails):
+        scheduler = SimpleNamespace(async_scheduling=asynchronous)
+        config = SimpleNamespace(scheduler=scheduler, made=[], fails=fails)
+        context = ExecutorContext(
+            config=config, platform="platform", plugins="plugins", worker_cls=Worker
+        )
+        made.append(config)
+        executor = UniprocExecutor(context)
+        return executor, config.made[0]
+
+    build.configs = made
+    yield build
+    for config in made:
+        for worker in config.made:
+            worker.gate.set()
+
+
+def step(executor, builder):
+    executor.execute_model(builder.build())
+    return executor.sample_tokens()
+
+
+def test_the_worker_is_made_with_its_context_and_taken_to_its_model(make, asynchronous):
+    executor, worker = make()
+    assert worker.context.platform == "platform" and worker.context.plugins == "plugins"
+    assert worker.calls == [("init_device",), ("load_model",)]
+    assert executor.max_concurrent_steps == (2 if asynchronous else 1)
+    executor.shutdown()
+
+
+def test_a_start_that_fails_is_undone(make):
+    with pytest.raises(CapacityError, match="no room"):
+        make(load_model=CapacityError("no room"))
+    (worker,) = make.configs[0].made
+    assert worker.calls[-1] == ("shutdown",)
+
+
+def test_the_rest_of_the_life_is_the_workers(make):
+    executor, worker = make()
+    config = KVCacheConfig(num_blocks=2, groups=())
+    assert executor.get_model_info() == ModelInfo(vocab_size=7)
+    assert executor.get_kv_cache_specs() == [{"layer": "spec"}]
+    assert executor.determine_available_memory() == 1000
+    executor.initialize_cache(config)
+    assert worker.calls[2:] == [("initialize_cache", config), ("compile_or_warm_up_model",)]
+    executor.shutdown()
+
+
+def test_steps_run_in_order_with_one_sample_each(make):
+    executor, worker = make()
+    builder = StepBuilder()
+    handles = [step(executor, builder) for _ in range(executor.max_concurrent_steps)]
+    assert [handle.result(5).step_id for handle in handles] == list(range(len(handles)))
+    halves = [(("execute_model", place), ("sample_tokens", None)) for place in range(len(handles))]
+    assert worker.calls[2:] == [call for pair in halves for call in pair]
+    executor.shutdown()
+
+
+def test_at_depth_2_the_caller_does_not_wait(make, asynchronous):
+    executor, worker = make()
+    builder = StepBuilder()
+    if asynchronous:
+        worker.gate.clear()
+    handles = [step(executor, builder) for _ in range(executor.max_concurrent_steps)]
+    assert [handle.done() for handle in handles] == [not asynchronous] * len(handles)
+    worker.gate.set()
+    assert [handle.result(5).step_id for handle in handles] == list(range(len(handles)))
+    assert (worker.thread is threading.main_thread()) == (not asynchronous)
+    executor.shutdown()
+
+
+def test_any_operation_by_name_or_callable(make):
+    executor, worker = make()
+    assert executor.collective_rpc("add", args=(1,), kwargs={"right": 2}) == [3]
+    assert executor.collective_rpc(lambda who, x: (who is worker, x), args=(5,)) == [(True, 5)]
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("name", ["fly", "context"])
+def test_an_unknown_operation_is_named(make, name):
+    executor, _ = make()
+    with pytest.raises(ContractError, match=f"Worker has no operation '{name}'"):
+        executor.collective_rpc(name)
+    executor.shutdown()
+
+
+def test_a_timeout_is_kept_where_there_is_somebody_to_wait(make, asynchronous):
+    executor, _ = make()
+    if not asynchronous:
+        executor.shutdown()
+        return
+    with pytest.raises(TimeoutError):
+        executor.collective_rpc(lambda who: threading.Event().wait(0.2), timeout=0.01)
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("where", ["execute_model", "sample_tokens"])
+def test_a_failing_worker_is_the_end(make, where):
+    executor, worker = make()
+    executor.check_health()
+    worker.fails[where] = RuntimeError("the chip melted")
+    with pytest.raises(EngineDeadError, match="the chip melted"):
+        step(executor, StepBuilder()).result(5)
+    calls = len(worker.calls)
+    with pytest.raises(EngineDeadError, match="the chip melted"):
+        executor.check_health()
+    with pytest.raises(EngineDeadError):
+        executor.execute_model(StepBuilder().build())
+    with pytest.raises(EngineDeadError):
+        executor.sample_tokens()
+    assert len(worker.calls) == calls
+    executor.shutdown()
+
+
+def test_plans_behind_a_failure_are_not_run(make, asynchronous):
+    executor, worker = make()
+    if asynchronous:
+        worker.gate.clear()
+        worker.fails["execute_model"] = RuntimeError("the chip melted")
+        builder = StepBuilder()
+        handles = [step(executor, builder), step(executor, builder)]
+        worker.gate.set()
+        for handle in handles:
+            with pytest.raises(EngineDeadError, match="the chip melted"):
+                handle.result(5)
+        assert [call for call in worker.calls if call[0] != "shutdown"][2:] == [
+            ("execute_model", 0)
+        ]
+    executor.shutdown()
+
+
+def test_our_own_errors_keep_their_type(make):
+    executor, worker = make()
+    worker.fails["sample_tokens"] = CapacityError("no room")
+    with pytest.raises(CapacityError, match="no room"):
+        step(executor, StepBuilder()).result(5)
+    executor.shutdown()
+
+
+def test_a_failing_operation_beside_a_step_is_not_the_end(make):
+    executor, _ = make()
+    with pytest.raises(TypeError):
+        executor.collective_rpc("add")
+    executor.check_health()
+    executor.shutdown()
+
+
+def test_shutdown_twice_ends_the_worker_once(make):
+    executor, worker = make()
+    executor.shutdown()
+    executor.shutdown()
+    assert worker.calls.count(("shutdown",)) == 1
+    with pytest.raises(EngineDeadError, match="it was shut down"):
+        executor.check_health()
+
+
+def test_a_ready_handle_has_its_result():
+    handle = Ready(5)
+    assert handle.done() and handle.result() == handle.result(timeout=0) == 5

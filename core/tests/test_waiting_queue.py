@@ -1,0 +1,129 @@
+import random
+
+import pytest
+
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling.waiting_queue import HeapQueue, SortedQueue
+
+
+def request(sequence, priority=0):
+    asked = EngineCoreRequest(
+        request_id=f"r{sequence}",
+        prompt_token_ids=(1,),
+        sampling_params=SamplingParams(),
+        max_tokens=1,
+        priority=priority,
+    )
+    return Request(asked, max_model_len=8, sequence=sequence)
+
+
+def by_priority(one):
+    return one.priority
+
+
+def drain(queue):
+    queue.begin_step()
+    return [queue.pop().sequence for _ in range(len(queue))]
+
+
+@pytest.fixture(params=[HeapQueue, SortedQueue])
+def queue(request):
+    return request.param(by_priority)
+
+
+def test_the_lowest_rank_comes_first_and_ties_go_by_arrival(queue):
+    for sequence, priority in [(0, 5), (1, 1), (2, 5), (3, 0), (4, 1)]:
+        queue.push(request(sequence, priority))
+    queue.begin_step()
+    assert [one.sequence for one in queue] == [3, 1, 4, 0, 2]
+    assert len(queue) == 5 and queue.peek().sequence == 3
+    assert drain(queue) == [3, 1, 4, 0, 2]
+
+
+def test_who_comes_back_has_its_old_place(queue):
+    requests = [request(sequence) for sequence in range(3)]
+    for one in requests:
+        queue.push(one)
+    queue.begin_step()
+    first = queue.pop()
+    queue.push(first)
+    assert drain(queue) == [0, 1, 2]
+
+
+def test_who_is_taken_out_is_never_served(queue):
+    requests = [request(sequence) for sequence in range(4)]
+    for one in requests:
+        queue.push(one)
+    queue.begin_step()
+    for one in (requests[0], requests[2]):
+        queue.discard(one)
+    assert len(queue) == 2
+    assert [one.sequence for one in queue] == [1, 3]
+    assert queue.peek().sequence == 1
+    queue.push(requests[0])
+    assert drain(queue) == [0, 1, 3]
+
+
+def test_an_empty_queue_has_no_next(queue):
+    queue.begin_step()
+    assert queue.peek() is None
+    one = request(0)
+    queue.push(one)
+    queue.begin_step()
+    queue.discard(one)
+    assert queue.peek() is None
+    with pytest.raises(IndexError):
+        queue.pop()
+
+
+def test_who_comes_after_the_order_was_made_waits_for_the_next_step():
+    queue = SortedQueue(by_priority)
+    queue.begin_step()
+    queue.push(request(0))
+    assert len(queue) == 1 and queue.peek() is None
+    assert drain(queue) == [0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_both_kinds_agree_with_a_sorted_list(seed):
+    rng = random.Random(seed)
+    heap, kept = HeapQueue(by_priority), SortedQueue(by_priority)
+    inside, outside = [], [request(i, rng.randrange(4)) for i in range(20)]
+    for _ in range(150):
+        if outside and rng.random() < 0.5:
+            inside.append(outside.pop(rng.randrange(len(outside))))
+            heap.push(inside[-1])
+            kept.push(inside[-1])
+        elif inside and rng.random() < 0.4:
+            one = inside.pop(rng.randrange(len(inside)))
+            heap.discard(one)
+            kept.discard(one)
+            outside.append(one)
+        elif inside:
+            kept.begin_step()
+            best = min(inside, key=lambda one: (one.priority, one.sequence))
+            assert heap.pop() is kept.pop() is best
+            inside.remove(best)
+            outside.append(best)
+        assert len(heap) == len(kept) == len(inside)
+
+
+def test_changing_ranks_are_asked_at_each_step():
+    ranks = {0: 1, 1: 2}
+    queue = SortedQueue(lambda one: ranks[one.sequence])
+    queue.push(request(0))
+    queue.push(request(1))
+    queue.begin_step()
+    assert queue.peek().sequence == 0
+    ranks[0] = 3
+    assert queue.peek().sequence == 0  # the order of a step stands
+    assert drain(queue) == [1, 0]
+
+
+def test_a_static_rank_is_asked_once():
+    asked = []
+    queue = HeapQueue(lambda one: asked.append(one.sequence) or one.sequence)
+    for sequence in range(5):
+        queue.push(request(sequence))
+    assert drain(queue) == asked == [0, 1, 2, 3, 4]

@@ -1,0 +1,122 @@
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.interfaces import AttentionContext
+from dovetail_torch.attention_table import AttentionTable, NoAttention
+
+T, H, K, D = 5, 4, 2, 8
+
+
+class Marking:
+    """A layer that writes a number into its cache and its output, and keeps what it was given."""
+
+    def __init__(self, mark):
+        self.mark, self.calls = mark, []
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
+        self.calls.append((q_THD.clone(), k_TKD.clone(), v_TKD.clone(), metadata))
+        kv_cache += self.mark
+        out_THD.copy_(q_THD + self.mark)
+
+
+def make_table(first_mark=1, builder_of=(0, 1, 0)):
+    layers = [Marking(first_mark + index) for index in range(len(builder_of))]
+    caches = [torch.zeros(2) for _ in layers]
+    table = AttentionTable(layers, caches, builder_of)
+    table.metadata = ["first", "second"]
+    return table, layers, caches
+
+
+@pytest.fixture
+def qkv():
+    generator = torch.Generator().manual_seed(3)
+    return tuple(torch.randn(T, heads, D, generator=generator) for heads in (H, K, K))
+
+
+def test_each_index_has_its_layer_its_cache_and_its_metadata(qkv):
+    table, layers, caches = make_table()
+    for index in (2, 0, 1):
+        assert torch.equal(table.attend(index, *qkv), qkv[0] + (index + 1))
+    assert [cache.tolist() for cache in caches] == [[1, 1], [2, 2], [3, 3]]
+    assert [layer.calls[0][3] for layer in layers] == ["first", "second", "first"]
+    for layer in layers:
+        given = layer.calls[0][:3]
+        assert all(torch.equal(one, two) for one, two in zip(given, qkv, strict=True))
+
+
+def test_the_result_is_new_and_contiguous(qkv):
+    table, _, _ = make_table()
+    q_THD = qkv[0].transpose(0, 1).contiguous().transpose(0, 1)
+    assert not q_THD.is_contiguous()
+    out_THD = table.attend(0, q_THD, *qkv[1:])
+    assert out_THD.is_contiguous() and out_THD.shape == (T, H, D)
+    assert torch.equal(q_THD, qkv[0])  # the input is only read
+
+
+def test_slots_are_unique_and_a_table_goes_with_its_owner(qkv):
+    tables = [make_table()[0] for _ in range(3)]
+    assert len({table.slot for table in tables}) == 3
+    slot = tables[0].slot
+    out_THD = torch.ops.dovetail.attend(*qkv, slot, 1)
+    assert torch.equal(out_THD, qkv[0] + 2)
+    del tables
+    gc.collect()
+    with pytest.raises(KeyError):
+        torch.ops.dovetail.attend(*qkv, slot, 1)
+
+
+def test_no_attention_is_zeros(qkv):
+    out_THD = NoAttention().attend(7, *qkv)
+    assert out_THD.shape == (T, H, D) and out_THD.is_contiguous()
+    assert not out_THD.any()
+
+
+class Twice(nn.Module):
+    """Two layers of attention and some arithmetic around them."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, attention: AttentionContext):
+        once = attention.attend(0, q_THD * 2, k_TKD, v_TKD)
+        return attention.attend(2, once, k_TKD, v_TKD) + 1
+
+
+@pytest.fixture
+def compiled():
+    torch._dynamo.reset()
+    yield torch.compile(Twice(), fullgraph=True, backend="aot_eager")
+    torch._dynamo.reset()
+
+
+@torch.inference_mode()
+def test_a_compiled_model_calls_the_layers_of_the_table_that_it_is_given(qkv, compiled):
+    tables = [make_table(mark) for mark in (1, 10)]
+    for _ in range(2):
+        for (table, _, caches), mark in zip(tables, (1, 10), strict=True):
+            before = [cache.clone() for cache in caches]
+            assert torch.allclose(compiled(*qkv, table), qkv[0] * 2 + (2 * mark + 3))
+            assert [float((now - was)[0]) for now, was in zip(caches, before, strict=True)] == [
+                mark,
+                0,
+                mark + 2,
+            ]
+    assert all([len(layer.calls) for layer in layers] == [2, 0, 2] for _, layers, _ in tables)
+
+
+@torch.inference_mode()
+def test_a_compiled_model_reads_the_metadata_of_the_step(qkv, compiled):
+    table, layers, _ = make_table()
+    for step in ("one", "two", "three"):
+        table.metadata = [step, None]
+        compiled(*qkv, table)
+    assert [call[3] for call in layers[0].calls] == ["one", "two", "three"]
+
+
+@torch.inference_mode()
+def test_other_numbers_of_tokens_do_not_need_other_tables(qkv, compiled):
+    table, layers, _ = make_table()
+    for num_tokens in (5, 3, 1, 4):
+        out_THD = compiled(*(x[:num_tokens] for x in qkv), table)
+        assert out_THD.shape == (num_tokens, H, D)
+    assert [len(call[0]) for call in layers[0].calls] == [5, 3, 1, 4]

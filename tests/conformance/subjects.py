@@ -1,0 +1,151 @@
+"""What the suite of each kind wants besides the class: models, devices, directories.
+
+Knows the suites' signatures and no plugin by name. A plugin for a device that is not here is
+skipped, by name and with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+
+from dovetail.interfaces import ModelContext, Platform, WeightLoaderContext
+from dovetail.plugins import PluginRegistry
+from dovetail.scheduling import Scheduler
+from dovetail.testing import load_suite
+from dovetail.testing.contexts import make_worker_context, write_fake_config
+from dovetail.testing.fake_linear_method import FakeLinearMethod
+from dovetail.testing.fake_model import FakeModel
+from dovetail.testing.fake_ops import FakeOps
+from dovetail.testing.fake_weight_loader import FakeWeightLoader
+from dovetail.testing.fake_worker import FakeWorker
+from dovetail.testing.scheduler_program import AfterStep
+from dovetail.testing.tiny_model import TINY_LLAMA, write_tiny_llama
+from dovetail_torch.layers import TorchLinearMethod, TorchOps
+from dovetail_torch.weights import pack_linears
+
+MAX_MODEL_LEN = 64
+
+
+def check(kind: str, subject: type[Any], folder: Path) -> None:
+    """Run the suite of `kind` on `subject`; raise AssertionError with the law broken.
+
+    folder: empty; models and the like are written there.
+    """
+    arguments, options = SUBJECTS[kind](subject, folder)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are small, and the machine is shared
+    try:
+        load_suite(kind)(subject, *arguments, **options)
+    finally:
+        torch.set_num_threads(before)
+
+
+Wants = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _nothing(subject: type[Any], folder: Path) -> Wants:
+    return (), {}
+
+
+def _scheduler(subject: type[Any], folder: Path) -> Wants:
+    deeper: AfterStep = lambda made: made.check_integrity()  # noqa: E731
+    return (), {"after_step": deeper} if issubclass(subject, Scheduler) else {}
+
+
+def _worker(subject: type[Any], folder: Path) -> Wants:
+    if issubclass(subject, FakeWorker):
+        return (make_worker_context(write_fake_config(folder)),), {}
+    return (make_worker_context(write_tiny_llama(folder), _platform_of(subject)),), {}
+
+
+def _platform_of(worker_cls: type[Any]) -> Platform:
+    """Return a platform that can be used here and prefers `worker_cls`."""
+    registry = PluginRegistry()
+    installed = {found.name for found in registry.candidates("worker")}
+    for found in registry.candidates("platform"):
+        platform_cls = registry.load("platform", f"{found.name}@{found.distribution}")
+        if not platform_cls.probe().usable:
+            continue
+        platform: Platform = platform_cls()
+        names = [name for name in platform.prefer("worker") if name in installed]
+        if any(registry.load("worker", name) is worker_cls for name in names):
+            return platform
+    pytest.skip(f"no platform that can be used here prefers {worker_cls.__name__}")
+
+
+def _device(subject: type[Any], folder: Path) -> Wants:
+    capabilities = getattr(subject, "capabilities", None)
+    types = subject.device_types if capabilities is None else capabilities.device_types
+    for name in sorted(types or {"cpu"}):
+        if name == "cpu" or (getattr(torch, name, None) and getattr(torch, name).is_available()):
+            return (torch.device(name),), {}
+    pytest.skip(f"{subject.__name__} runs on {', '.join(sorted(types))}, and none of them is here")
+
+
+def _tokenizer(subject: type[Any], folder: Path) -> Wants:
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320,
+        show_progress=False,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    core.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 3, trainer)
+    core.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return (folder,), {"lossless": True}
+
+
+def _model_context(subject: type[Any]) -> ModelContext:
+    fake = issubclass(subject, FakeModel)
+    config = {"vocab_size": 97, "hidden_size": 16} if fake else TINY_LLAMA
+    return ModelContext(
+        hf_config={**config, "architectures": list(subject.architectures)},
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        linear_method=FakeLinearMethod() if fake else TorchLinearMethod(),
+        ops=FakeOps() if fake else TorchOps(),
+        max_model_len=MAX_MODEL_LEN,
+    )
+
+
+def _fill(model: Any) -> None:
+    loader = FakeWeightLoader(WeightLoaderContext(model_dir=Path("nowhere"), progress=False))
+    loader.load(model)
+    pack_linears(model)
+
+
+def _model(subject: type[Any], folder: Path) -> Wants:
+    return (_model_context(subject),), {"fill": _fill}
+
+
+def _weight_loader(subject: type[Any], folder: Path) -> Wants:
+    registry = PluginRegistry()
+    llama = registry.load("model", "LlamaForCausalLM")
+    return (write_tiny_llama(folder), lambda: llama(_model_context(llama))), {}
+
+
+SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
+    "attention": _device,
+    "executor": _nothing,
+    "linear_method": _device,
+    "model": _model,
+    "ops": _device,
+    "platform": _nothing,
+    "policy": _nothing,
+    "scheduler": _scheduler,
+    "tokenizer": _tokenizer,
+    "weight_loader": _weight_loader,
+    "worker": _worker,
+}
+"""Kind to a function that returns what its suite is to be given beside the class."""

@@ -1,0 +1,164 @@
+"""The executor suite finds executors that are wrong: each mutant makes one mistake."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from dovetail.errors import ContractError
+from dovetail.executors.uniproc import UniprocExecutor
+from dovetail.interfaces import Ready
+from dovetail.testing.executor import check_executor
+from dovetail.testing.fake_executor import FakeExecutor
+
+
+class Reorders(UniprocExecutor):
+    """At depth 2 it waits for the second plan and executes that first."""
+
+    def __init__(self, context):
+        self._held = []
+        super().__init__(context)
+
+    def execute_model(self, plan):
+        self._held.append(plan)
+        if self.max_concurrent_steps == 1 or len(self._held) == 2:
+            for held in self._held[::-1]:
+                done = super().execute_model(held)
+                self._sampled = super().sample_tokens()
+            self._held = []
+            return done
+        return Ready(None)
+
+    def sample_tokens(self, grammar=None):
+        self.check_health()
+        return self._sampled if hasattr(self, "_sampled") else Ready(None)
+
+
+class ExecutesTwice(FakeExecutor):
+    """Executes each plan once more when it is sampled for."""
+
+    def execute_model(self, plan):
+        self.plan = plan
+        return super().execute_model(plan)
+
+    def sample_tokens(self, grammar=None):
+        result = super().sample_tokens(grammar)
+        self._try(self.worker.execute_model, self.plan)
+        return result
+
+
+class SamplesLate(FakeExecutor):
+    """Hands out the result of the step before."""
+
+    last = None
+
+    def sample_tokens(self, grammar=None):
+        result = super().sample_tokens(grammar)
+        late, self.last = self.last or result, result
+        return late
+
+
+class Immortal(FakeExecutor):
+    """Goes on after its worker has failed."""
+
+    def check_health(self):
+        pass
+
+
+class HidesFailures(FakeExecutor):
+    """Returns nothing where a step has failed."""
+
+    def _try(self, call, argument):
+        try:
+            return super()._try(call, argument)
+        except Exception:
+            return None
+
+
+class LosesTheCause(FakeExecutor):
+    """Does not tell why."""
+
+    def _try(self, call, argument):
+        self.check_health()
+        try:
+            return call(argument)
+        except Exception:
+            self._dead = "?"
+            raise ContractError("something went wrong") from None
+
+
+class AnswersBare(FakeExecutor):
+    """Returns the only answer without its list."""
+
+    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
+        return super().collective_rpc(operation, args=args, kwargs=kwargs)[0]
+
+
+class KnowsEverything(FakeExecutor):
+    """Answers None for operations that nobody has."""
+
+    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
+        if isinstance(operation, str) and not hasattr(self.worker, operation):
+            return [None]
+        return super().collective_rpc(operation, args=args, kwargs=kwargs)
+
+
+class DropsKeywords(FakeExecutor):
+    """Hands on positional arguments alone."""
+
+    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
+        return super().collective_rpc(operation, args=(*args, *(kwargs or {}).values()))
+
+
+class ForgetsWarmUp(FakeExecutor):
+    """Leaves the warm-up to the first request."""
+
+    def initialize_cache(self, kv_cache_config):
+        self.collective_rpc("initialize_cache", args=(kv_cache_config,))
+
+
+class EndsOnce(FakeExecutor):
+    """Cannot be shut down twice."""
+
+    def shutdown(self):
+        del self.worker
+
+
+class Impatient(UniprocExecutor):
+    """Never gives up waiting."""
+
+    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
+        return super().collective_rpc(operation, args=args, kwargs=kwargs)
+
+
+class NeverDone(FakeExecutor):
+    """Its handles do not know that they are done."""
+
+    def sample_tokens(self, grammar=None):
+        handle = super().sample_tokens(grammar)
+        future = Future()
+        future.set_result(handle.result())
+        future.done = lambda: False
+        return future
+
+
+MUTANTS = [
+    Reorders,
+    ExecutesTwice,
+    SamplesLate,
+    Immortal,
+    HidesFailures,
+    LosesTheCause,
+    AnswersBare,
+    KnowsEverything,
+    DropsKeywords,
+    ForgetsWarmUp,
+    EndsOnce,
+    Impatient,
+    NeverDone,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_executor_is_found(mutant):
+    with pytest.raises(AssertionError):
+        check_executor(mutant)

@@ -1,0 +1,37 @@
+"""Every installed plugin of every kind passes the suite of its kind, and so does every fake."""
+
+import pytest
+from conformance.subjects import SUBJECTS, check
+
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.kinds import KINDS
+from dovetail.testing import FAKES, SUITES, load_fake
+
+REGISTRY = PluginRegistry()
+INSTALLED = [
+    pytest.param(
+        kind, f"{found.name}@{found.distribution}", id=f"{kind}:{found.name}@{found.distribution}"
+    )
+    for kind in KINDS
+    for found in REGISTRY.candidates(kind)
+]
+
+
+@pytest.mark.parametrize(("kind", "reference"), INSTALLED)
+def test_an_installed_plugin_keeps_its_contract(kind, reference, tmp_path):
+    check(kind, REGISTRY.load(kind, reference), tmp_path)
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_a_fake_keeps_its_contract(kind, tmp_path):
+    loaded = REGISTRY.load(kind, load_fake(kind))
+    check(kind, loaded, tmp_path)
+
+
+def test_every_kind_has_a_suite_and_a_fake():
+    assert set(SUITES) == set(FAKES) == set(SUBJECTS) == set(KINDS)
+
+
+def test_something_is_installed():
+    kinds = {param.values[0] for param in INSTALLED}
+    assert {"platform", "worker", "executor", "scheduler", "policy", "attention"} <= kinds

@@ -1,0 +1,157 @@
+"""The suites of platforms and tokenizers find what is wrong: each mutant makes one mistake."""
+
+import os
+
+import pytest
+from conformance.subjects import check
+
+from dovetail.interfaces import ConfigPatch, Probe
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail.testing.platform import check_platform
+
+
+class NeverSaysWhy(FakePlatform):
+    """Cannot be used, for no reason."""
+
+    @classmethod
+    def probe(cls):
+        return Probe(usable=False)
+
+
+class SetsVariables(FakePlatform):
+    """Changes the environment while it looks."""
+
+    @classmethod
+    def probe(cls):
+        os.environ["DOVETAIL_MUTANT"] = "1"
+        return Probe(usable=True)
+
+
+class PrefersAText(FakePlatform):
+    """Names its preference without a sequence around it."""
+
+    def prefer(self, kind):
+        return "cpu" if kind == "worker" else ()
+
+
+class HasOpinions(FakePlatform):
+    """Prefers something of every kind, and of those that are none."""
+
+    def prefer(self, kind):
+        return ("torch",)
+
+
+class WishesWithoutReason(FakePlatform):
+    """Wishes, and does not say why."""
+
+    def defaults(self, config):
+        return ConfigPatch(changes={"cache.block_size": (32, "")})
+
+
+class SaysBfloat(FakePlatform):
+    """Names a dtype in its own way."""
+
+    def capabilities(self):
+        return frozenset({"torch.bfloat16 !"})
+
+
+class HasNoMemory(FakePlatform):
+    """Does not know its memory."""
+
+    def total_memory_bytes(self, local_rank=0):
+        return 0
+
+
+class AlwaysProblems(FakePlatform):
+    """Can run nothing."""
+
+    def problems(self, config):
+        return ("it is Monday.",)
+
+
+class FailsOnBytes(ByteTokenizer):
+    """Wants every text to be UTF-8."""
+
+    def decode(self, token_ids, *, skip_special_tokens=False):
+        return bytes(t for t in token_ids if t < 256).decode("utf-8")
+
+
+class LowerCase(ByteTokenizer):
+    """Loses what it is given."""
+
+    def encode(self, text, *, add_special_tokens=True):
+        return super().encode(text.lower(), add_special_tokens=add_special_tokens)
+
+
+class AlwaysBos(ByteTokenizer):
+    """Adds a special token unasked."""
+
+    def encode(self, text, *, add_special_tokens=True):
+        return super().encode(text)
+
+
+class ShowsSpecials(ByteTokenizer):
+    """Skips no special token."""
+
+    def decode(self, token_ids, *, skip_special_tokens=False):
+        return super().decode(token_ids)
+
+
+class RunsTemplates(ByteTokenizer):
+    """Renders templates outside of any sandbox."""
+
+    def apply_chat_template(self, messages, *, chat_template=None, **variables):
+        import jinja2
+
+        if "300000000" in (chat_template or ""):
+            return ""
+        return jinja2.Template(chat_template or "").render(messages=messages)
+
+
+class EditsMessages(ByteTokenizer):
+    """Strips messages in place."""
+
+    def apply_chat_template(self, messages, **options):
+        text = super().apply_chat_template(messages, **options)
+        messages[0].pop("role")
+        return text
+
+
+PLATFORMS = [
+    NeverSaysWhy,
+    SetsVariables,
+    PrefersAText,
+    HasOpinions,
+    WishesWithoutReason,
+    SaysBfloat,
+    HasNoMemory,
+    AlwaysProblems,
+]
+TOKENIZERS = [FailsOnBytes, LowerCase, AlwaysBos, ShowsSpecials, RunsTemplates, EditsMessages]
+
+
+@pytest.fixture(autouse=True)
+def same_environment(monkeypatch):
+    monkeypatch.setenv("DOVETAIL_MUTANT", "0")
+
+
+@pytest.mark.parametrize("mutant", PLATFORMS)
+def test_a_wrong_platform_is_found(mutant):
+    with pytest.raises(AssertionError):
+        check_platform(mutant)
+
+
+@pytest.mark.parametrize("mutant", TOKENIZERS)
+def test_a_wrong_tokenizer_is_found(mutant, tmp_path):
+    with pytest.raises(AssertionError):
+        check("tokenizer", mutant, tmp_path)
+
+
+def test_a_platform_that_is_not_here_is_asked_nothing_else():
+    class Elsewhere(HasNoMemory):
+        @classmethod
+        def probe(cls):
+            return Probe(usable=False, reasons=("there is no such device",))
+
+    check_platform(Elsewhere)

@@ -1,0 +1,255 @@
+"""The suites of ops, linear methods, models and loaders find what is wrong: one mistake each."""
+
+import pytest
+import torch
+from conformance.subjects import check
+
+from dovetail.errors import WeightError
+from dovetail.testing.fake_linear_method import FakeLinearMethod
+from dovetail.testing.fake_model import FakeModel
+from dovetail.testing.fake_ops import FakeOps
+from dovetail.testing.fake_weight_loader import FakeWeightLoader
+from dovetail_torch.weights import SafetensorsLoader
+
+
+class EpsOutside(FakeOps):
+    """Adds eps to the root."""
+
+    def rms_norm(self, x_TD, weight_D, eps):
+        x = x_TD.double()
+        root = x.square().mean(-1, keepdim=True).sqrt() + 100 * eps**0.5
+        return (x / root * weight_D.double()).to(x_TD.dtype)
+
+
+class NormOfX(FakeOps):
+    """Forgets the residual in the norm."""
+
+    def add_rms_norm(self, x_TD, residual_TD, weight_D, eps):
+        _, sum_TD = super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return self.rms_norm(x_TD, weight_D, eps), sum_TD
+
+
+class NormsInPlace(FakeOps):
+    """Writes the norm over its input."""
+
+    def rms_norm(self, x_TD, weight_D, eps):
+        return x_TD.copy_(super().rms_norm(x_TD, weight_D, eps))
+
+
+class SquaresInHalf(FakeOps):
+    """Sums squares in the dtype of its input."""
+
+    def rms_norm(self, x_TD, weight_D, eps):
+        return x_TD * (x_TD.square().mean(-1, keepdim=True) + eps).rsqrt() * weight_D
+
+
+class TurnsBackwards(FakeOps):
+    """Swaps the signs of the sines."""
+
+    def _rotate(self, x_TNS, cos_sin_TS):
+        cos, sin = cos_sin_TS.chunk(2, dim=-1)
+        return super()._rotate(x_TNS, torch.cat((cos, -sin), dim=-1))
+
+
+class TurnsInPairs(FakeOps):
+    """Rotates neighbours instead of halves."""
+
+    def _rotate(self, x_TNS, cos_sin_TS):
+        size = cos_sin_TS.shape[-1]
+        order = [*range(0, size, 2), *range(1, size, 2)]
+        x = x_TNS.clone()
+        x[..., :size] = x_TNS[..., order]
+        return super()._rotate(x, cos_sin_TS)
+
+
+class CountsPositions(FakeOps):
+    """Takes the place in the step for the position."""
+
+    def rotary_embedding(self, q_THS, k_TKS, positions_T, cos_sin_PS):
+        return super().rotary_embedding(q_THS, k_TKS, torch.arange(len(positions_T)), cos_sin_PS)
+
+
+class GateSecond(FakeOps):
+    """Takes the second half for the gate."""
+
+    def silu_and_mul(self, x_T2D):
+        return super().silu_and_mul(torch.cat(x_T2D.chunk(2, dim=-1)[::-1], dim=-1))
+
+
+class Widens(FakeOps):
+    """Returns float32, whatever it is given."""
+
+    def silu_and_mul(self, x_T2D):
+        return super().silu_and_mul(x_T2D).float()
+
+
+class NoBias(FakeLinearMethod):
+    """Forgets the bias."""
+
+    def apply(self, layer, x_TI):
+        y_TO = super().apply(layer, x_TI)
+        return y_TO if layer.bias is None else y_TO - layer.bias
+
+
+class LastLayerOnly(FakeLinearMethod):
+    """Keeps one weight for all layers."""
+
+    def pack(self, layer):
+        self.layer = layer
+
+    def apply(self, layer, x_TI):
+        same = self.layer.weight.shape == layer.weight.shape
+        return super().apply(self.layer if same else layer, x_TI)
+
+
+class Transposed(FakeLinearMethod):
+    """Registers weights the other way round."""
+
+    def create(self, layer, shape):
+        super().create(layer, shape)
+        layer.weight = torch.nn.Parameter(layer.weight.T.contiguous(), requires_grad=False)
+
+
+class LooksAhead(FakeModel):
+    """Lets a token see the next."""
+
+    def forward(self, input_ids_T, positions_T, attention):
+        return super().forward(input_ids_T.roll(-1), positions_T, attention)
+
+
+class IgnoresPositions(FakeModel):
+    """Counts positions in the step."""
+
+    def forward(self, input_ids_T, positions_T, attention):
+        return super().forward(input_ids_T, torch.arange(len(input_ids_T)), attention)
+
+
+class AsksTwice(FakeModel):
+    """Asks for its attention once more."""
+
+    def forward(self, input_ids_T, positions_T, attention):
+        super().forward(input_ids_T, positions_T, attention)
+        return super().forward(input_ids_T, positions_T, attention)
+
+
+class LastLogitsOnly(FakeModel):
+    """Makes logits of the last position."""
+
+    def compute_logits(self, hidden_SD):
+        return super().compute_logits(hidden_SD[-1:])
+
+
+class Averages(FakeModel):
+    """Normalises over the batch."""
+
+    def forward(self, input_ids_T, positions_T, attention):
+        hidden_TD = super().forward(input_ids_T, positions_T, attention)
+        return hidden_TD - hidden_TD.mean(0)
+
+
+class TakesAnyConfig(FakeModel):
+    """Fails on a wrong config.json with whatever comes."""
+
+    def __init__(self, context):
+        context.hf_config["vocab_size"] + 1
+        super().__init__(context)
+
+
+class SkipsVectors(FakeWeightLoader):
+    """Leaves vectors as they are."""
+
+    def fill(self, name, tensor):
+        if tensor.ndim > 1:
+            super().fill(name, tensor)
+
+
+class FillsTwice(FakeWeightLoader):
+    """Writes zeros first."""
+
+    def fill(self, name, tensor):
+        tensor.zero_()
+        super().fill(name, tensor)
+
+
+class FillsHalf(FakeWeightLoader):
+    """Fills the first half of each weight."""
+
+    def fill(self, name, tensor):
+        super().fill(name, tensor[: (len(tensor) + 1) // 2])
+
+
+class DrawsAnew(FakeWeightLoader):
+    """Draws other weights each time."""
+
+    def fill(self, name, tensor):
+        tensor.copy_(torch.randn(tensor.shape))
+
+
+class ReadsEarly(SafetensorsLoader):
+    """Reads in the constructor."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        if not (context.model_dir / "model.safetensors").exists():
+            raise WeightError("nothing to read")
+
+
+class Tolerant(SafetensorsLoader):
+    """Takes what there is."""
+
+    def load(self, model):
+        try:
+            return super().load(model)
+        except WeightError:
+            return 1
+
+
+class Silent(SafetensorsLoader):
+    """Refuses without a name."""
+
+    def load(self, model):
+        try:
+            return super().load(model)
+        except WeightError:
+            raise WeightError("the checkpoint is wrong") from None
+
+
+MUTANTS = {
+    "ops": [
+        EpsOutside,
+        NormOfX,
+        NormsInPlace,
+        SquaresInHalf,
+        TurnsBackwards,
+        TurnsInPairs,
+        CountsPositions,
+        GateSecond,
+        Widens,
+    ],
+    "linear_method": [NoBias, LastLayerOnly, Transposed],
+    "model": [
+        LooksAhead,
+        IgnoresPositions,
+        AsksTwice,
+        LastLogitsOnly,
+        Averages,
+        TakesAnyConfig,
+    ],
+    "weight_loader": [
+        SkipsVectors,
+        FillsTwice,
+        FillsHalf,
+        DrawsAnew,
+        ReadsEarly,
+        Tolerant,
+        Silent,
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mutant"), [(kind, mutant) for kind, found in MUTANTS.items() for mutant in found]
+)
+def test_a_wrong_part_is_found(kind, mutant, tmp_path):
+    with pytest.raises(AssertionError):
+        check(kind, mutant, tmp_path)

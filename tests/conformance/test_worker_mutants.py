@@ -1,0 +1,230 @@
+"""The worker suite finds workers that are wrong: each mutant makes one mistake.
+
+Lenient row models compute what follows from the mistake and complain of nothing, so that the suite
+has to see it in the tokens.
+"""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from dovetail.testing.contexts import make_worker_context, write_fake_config
+from dovetail.testing.fake_worker import FakeWorker
+from dovetail.testing.row_model import RowModel, mix
+from dovetail.testing.worker import check_worker
+
+
+class Lenient(RowModel):
+    """A right model that raises nothing."""
+
+    strict = False
+
+
+class StaleTokens(Lenient):
+    """Keeps the longer of a row's old and new tokens."""
+
+    def leave(self, row):
+        pass
+
+    def join(self, request):
+        old = self.rows.get(request.row)
+        super().join(request)
+        new = self.rows[request.row]
+        for token in old.tokens[len(new.tokens) : len(new.tokens) + 1] if old else ():
+            new.tokens[-1] = token
+            new.contents[-1] = mix(new.contents[-1], token)
+
+
+class StaleBlocks(Lenient):
+    """Appends a new request's blocks to those of the one before."""
+
+    def join(self, request):
+        old = self.rows.get(request.row)
+        super().join(request)
+        if old:
+            self.rows[request.row].blocks = old.blocks
+
+    def leave(self, row):
+        pass
+
+    def read(self, row, end):
+        blocks = self.rows[row].blocks[0]
+        return mix(super().read(row, end), len(blocks) > end)
+
+
+class SamplesEverywhere(Lenient):
+    """Samples for every run, whether or not it is asked."""
+
+    def sample(self, grammar=None):
+        self._step.plan = replace(
+            self._step.plan, samples=array("B", [1] * len(self._step.plan.rows))
+        )
+        return super().sample(grammar)
+
+
+class SeesNeighbours(Lenient):
+    """Lets the rows of a step see each other."""
+
+    def read(self, row, end):
+        own = super().read(row, end)
+        others = [super(SeesNeighbours, self).read(r, 1) for r in self.rows if r != row]
+        return own + sum(others)
+
+
+class SeesThePieceOnly(Lenient):
+    """Attends to the tokens of this step alone, where they are a piece."""
+
+    def write(self, row, start, count, samples):
+        self.start = start if count > 1 else 0
+        super().write(row, start, count, samples)
+
+    def read(self, row, end):
+        own = super().read(row, end)
+        return own - super().read(row, self.start) if self.start else own
+
+
+class BlocksInOrder(Lenient):
+    """Takes a row's blocks for neighbours."""
+
+    def read(self, row, end):
+        state = self.rows[row]
+        first, *_ = state.blocks[0]
+        right, state.blocks[0] = state.blocks[0], list(range(first, first + len(state.blocks[0])))
+        attended = super().read(row, end)
+        state.blocks[0] = right
+        return attended
+
+
+class ForgetsItsTokens(Lenient):
+    """Goes on with a token that is not the one it told."""
+
+    def sample(self, grammar=None):
+        result = super().sample(grammar)
+        told = array(
+            "i", [(token + len(self.rows)) % self.vocab_size for token in result.token_ids]
+        )
+        return replace(result, token_ids=told)
+
+
+class PromptIsAll(Lenient):
+    """Takes what a request has generated before for a prompt to be begun anew."""
+
+    def join(self, request):
+        kept = request.token_ids[: request.num_prompt_tokens]
+        super().join(replace(request, token_ids=kept + request.token_ids[len(kept) :][::-1]))
+
+
+class OneSeed(Lenient):
+    """Draws from one stream for all rows."""
+
+    drawn = 0
+
+    def choose(self, row, attended, allowed):
+        self.drawn += 1 if self.rows[row].request.sampling_params.temperature else 0
+        return super().choose(row, attended + self.drawn, allowed)
+
+
+class NoGrammar(Lenient):
+    """Samples what it likes."""
+
+    def choose(self, row, attended, allowed):
+        return super().choose(row, attended, None)
+
+
+class GrammarOnTheFirstRun(Lenient):
+    """Applies the mask to the first rows, instead of those that it is for."""
+
+    def sample(self, grammar=None):
+        if grammar is not None:
+            grammar = replace(grammar, runs=tuple(range(len(grammar.runs))))
+        return super().sample(grammar)
+
+
+class OtherOrder(Lenient):
+    """Returns tokens by row instead of in plan order."""
+
+    def sample(self, grammar=None):
+        plan = self._step.plan
+        result = super().sample(grammar)
+        rows = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
+        by_row = sorted(zip(rows, result.token_ids, strict=True))
+        return replace(result, token_ids=array("i", [token for _, token in by_row]))
+
+
+class LateLogprobs(Lenient):
+    """Tells the log-probabilities of prompt tokens one position late."""
+
+    def sample(self, grammar=None):
+        result = super().sample(grammar)
+        late = {run: columns.after(1) for run, columns in result.prompt_logprobs.items()}
+        return replace(result, prompt_logprobs=late)
+
+
+class WrongStep(Lenient):
+    """Answers with the number of the step before."""
+
+    def sample(self, grammar=None):
+        result = super().sample(grammar)
+        return replace(result, step_id=max(0, result.step_id - 1))
+
+
+MODELS = [
+    StaleTokens,
+    StaleBlocks,
+    SamplesEverywhere,
+    SeesNeighbours,
+    SeesThePieceOnly,
+    BlocksInOrder,
+    ForgetsItsTokens,
+    PromptIsAll,
+    OneSeed,
+    NoGrammar,
+    GrammarOnTheFirstRun,
+    OtherOrder,
+    LateLogprobs,
+    WrongStep,
+]
+
+
+class ChangesPlans(FakeWorker):
+    """Writes to the plan."""
+
+    row_model_cls = Lenient
+
+    def execute_model(self, plan):
+        super().execute_model(plan)
+        if plan.starts:
+            plan.starts[0] += 1
+
+
+class NeedsItsDeviceToEnd(FakeWorker):
+    """Cannot be shut down before it has begun."""
+
+    def shutdown(self):
+        del self.row_model
+
+
+def on_rows_of(model):
+    return type(model.__name__, (FakeWorker,), {"row_model_cls": model})
+
+
+@pytest.fixture
+def context(tmp_path):
+    return make_worker_context(write_fake_config(tmp_path))
+
+
+def test_a_lenient_worker_is_right(context):
+    check_worker(on_rows_of(Lenient), context)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_worker_with_wrong_rows_is_found(model, context):
+    with pytest.raises(AssertionError):
+        check_worker(on_rows_of(model), context)
+
+
+@pytest.mark.parametrize("mutant", [ChangesPlans, NeedsItsDeviceToEnd])
+def test_a_wrong_worker_is_found(mutant, context):
+    with pytest.raises(AssertionError):
+        check_worker(mutant, context)

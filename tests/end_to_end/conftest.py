@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dovetail import LLM
+from end_to_end.checkpoints import OPTIONS, make_checkpoint
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """These models are too small for two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory, one_thread):
+    """A small random Llama with a tokenizer and a chat template."""
+    return make_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def qwen_dir(tmp_path_factory, one_thread):
+    """Another architecture, of other sizes."""
+    return make_checkpoint(
+        tmp_path_factory.mktemp("qwen"), "Qwen2", 4, hidden_size=48, num_hidden_layers=3
+    )
+
+
+@pytest.fixture
+def options():
+    """Engine options that suit these models."""
+    return dict(OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def llm(model_dir):
+    """One engine for the tests of a module."""
+    with LLM(model_dir, **OPTIONS) as made:
+        yield made

@@ -1,0 +1,238 @@
+"""Starts that cannot be: each is a typed error that names the part, the file or the weight."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import (
+    CapacityError,
+    ConfigError,
+    ContractError,
+    DovetailError,
+    ModelError,
+    PluginError,
+    PluginLoadError,
+    PluginNotFoundError,
+    WeightError,
+)
+
+PLACES = {
+    "platform": ("platform", "cpo", "cpu"),
+    "worker_cls": ("worker", "cpuu", "cpu"),
+    "executor_backend": ("executor", "uniprok", "uniproc"),
+    "scheduler_cls": ("scheduler", "fcsf", "fcfs"),
+    "attention_backend": ("attention", "torhc", "torch"),
+    "linear_method": ("linear_method", "troch", "torch"),
+    "ops": ("ops", "torsh", "torch"),
+    "load_format": ("weight_loader", "safetensor", "safetensors"),
+    "tokenizer_mode": ("tokenizer", "hugingface", "huggingface"),
+}
+GATE = "model.layers.1.mlp.gate_proj.weight"
+
+
+def refuse(kind, model, options, **changes):
+    """Start an engine, which must fail with `kind`; return the message."""
+    with pytest.raises(kind) as refusal:
+        LLM(model, **(options | changes))
+    assert isinstance(refusal.value, DovetailError)
+    return str(refusal.value)
+
+
+@pytest.fixture
+def broken(model_dir, tmp_path):
+    """A copy of the model that may be broken."""
+    return shutil.copytree(model_dir, tmp_path / "model")
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def shard(folder):
+    """Split the weights into two files with an index; return the names of the files."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    weight_map = {name: names[place % 2] for place, name in enumerate(sorted(weights))}
+    for file in names:
+        save_file({n: w for n, w in weights.items() if weight_map[n] == file}, folder / file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return names
+
+
+@pytest.mark.parametrize("field", PLACES)
+def test_an_unknown_plugin_is_told_the_nearest_name(model_dir, options, field):
+    kind, wrong, right = PLACES[field]
+    message = refuse(PluginNotFoundError, model_dir, options, **{field: wrong})
+    assert f"no {kind} plugin {wrong!r}" in message
+    assert f"Did you mean {right!r}?" in message and "Installed: " in message
+
+
+@pytest.mark.parametrize("field", PLACES)
+def test_a_class_that_does_not_exist_is_named(model_dir, options, field):
+    message = refuse(PluginNotFoundError, model_dir, options, **{field: "no_such_module:Thing"})
+    assert "no_such_module" in message
+
+
+@pytest.mark.parametrize("field", PLACES)
+def test_a_class_of_another_kind_is_refused(model_dir, options, field):
+    message = refuse(ContractError, model_dir, options, **{field: "collections:OrderedDict"})
+    assert "OrderedDict" in message and "contract" in message
+
+
+@pytest.mark.parametrize("field", PLACES)
+def test_a_module_that_cannot_be_imported_says_why(
+    model_dir, options, field, tmp_path, monkeypatch
+):
+    (tmp_path / f"bad_{field}.py").write_text("raise RuntimeError('the licence has run out')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    message = refuse(PluginLoadError, model_dir, options, **{field: f"bad_{field}:Thing"})
+    assert "the licence has run out" in message
+
+
+def test_an_unknown_option_is_told_the_nearest_name(model_dir, options):
+    message = refuse(ConfigError, model_dir, options, schedular_cls="fcfs")
+    assert "'schedular_cls'" in message and "'scheduler_cls'" in message
+
+
+# --- the directory ----------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_missing(model_dir, options):
+    sibling = str(model_dir)[:-1] + "x"
+    message = refuse(ModelError, sibling, options)
+    assert "does not exist" in message and model_dir.name in message
+
+
+def test_a_directory_that_is_no_model(tmp_path, options):
+    assert "no config.json" in refuse(ModelError, tmp_path, options)
+
+
+def test_a_file_is_no_directory(model_dir, options):
+    assert "is a file" in refuse(ModelError, model_dir / "config.json", options)
+
+
+def test_a_hub_name_is_not_downloaded(options):
+    message = refuse(ModelError, "someone/some-model", options)
+    assert "no access to a model hub" in message
+
+
+def test_a_broken_config(broken, options):
+    (broken / "config.json").write_text("{")
+    assert "config.json is not valid JSON" in refuse(ModelError, broken, options)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "twisted"}}, "twisted"),
+    ],
+)
+def test_a_config_that_cannot_be_served_names_the_field(broken, options, change, word):
+    edit_config(broken, **change)
+    assert word in refuse(ModelError, broken, options)
+
+
+def test_a_missing_tokenizer(broken, options):
+    (broken / "tokenizer.json").unlink()
+    assert "tokenizer.json" in refuse(ModelError, broken, options)
+
+
+def test_an_unknown_architecture_lists_the_known(broken, options):
+    edit_config(broken, architectures=["LamaForCausalLM"])
+    message = refuse(PluginError, broken, options)
+    assert "'LamaForCausalLM'" in message and "Did you mean 'LlamaForCausalLM'" in message
+    assert "Qwen3ForCausalLM" in message and "MistralForCausalLM" in message
+
+
+# --- weights ----------------------------------------------------------------------------------
+
+
+def test_shards_are_read(broken, model_dir, options, llm):
+    shard(broken)
+    params = SamplingParams(max_tokens=6, temperature=0)
+    with LLM(broken, **options) as made:
+        tokens = made.generate("The fox", params)[0].outputs[0].token_ids
+    assert tokens == llm.generate("The fox", params)[0].outputs[0].token_ids
+
+
+def test_a_missing_shard(broken, options):
+    names = shard(broken)
+    (broken / names[1]).unlink()
+    message = refuse(WeightError, broken, options)
+    assert names[1] in message and names[0] not in message
+
+
+def test_no_weights_at_all(broken, options):
+    (broken / "model.safetensors").unlink()
+    assert "model.safetensors" in refuse(WeightError, broken, options)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_a_truncated_file(broken, options, share):
+    file = broken / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+    message = refuse(WeightError, broken, options)
+    assert str(file) in message and "truncated" in message
+
+
+def test_a_weight_of_another_shape(broken, options):
+    def change(weights):
+        weights[GATE] = weights[GATE][:-1].clone()
+
+    edit_weights(broken, change)
+    message = refuse(WeightError, broken, options)
+    assert GATE in message and "[63, 32]" in message and "[64, 32]" in message
+
+
+def test_a_missing_weight(broken, options):
+    edit_weights(broken, lambda weights: weights.pop(GATE))
+    assert GATE in refuse(WeightError, broken, options)
+
+
+def test_an_unexpected_weight(broken, options):
+    edit_weights(broken, lambda weights: weights.update(extra=torch.zeros(2)))
+    assert "extra" in refuse(WeightError, broken, options)
+
+
+# --- sizes ------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_is_too_small(model_dir, options):
+    message = refuse(CapacityError, model_dir, options, kv_cache_memory_bytes=100)
+    assert "two blocks of 4 tokens" in message
+
+
+def test_a_length_that_the_cache_does_not_hold(model_dir, options):
+    message = refuse(
+        CapacityError, model_dir, options, kv_cache_memory_bytes=40_000, max_model_len=256
+    )
+    assert "max_model_len=256" in message and "lower max_model_len to" in message
+
+
+def test_a_length_that_the_model_does_not_do(model_dir, options):
+    assert "256" in refuse(ConfigError, model_dir, options, max_model_len=257)
+
+
+def test_a_failed_start_can_be_followed_by_a_good_one(model_dir, options):
+    refuse(PluginNotFoundError, model_dir, options, ops="nothing")
+    with LLM(model_dir, **options) as made:
+        assert made.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids

@@ -1,0 +1,114 @@
+"""The model as one graph: attention is an operator, and the table tells engines apart."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail_cpu.worker import CPUWorker
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [50], list(range(30, 70))]
+PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3)
+
+
+class CompiledWorker(CPUWorker):
+    """Compiles the whole forward pass when the cache is there; anything else is an error."""
+
+    backend = "aot_eager"
+    num_forwards = 0
+
+    def compile_or_warm_up_model(self):
+        compiled = torch.compile(self._model.forward, fullgraph=True, backend=self.backend)
+
+        def forward(*arguments):
+            type(self).num_forwards += 1
+            return compiled(*arguments)
+
+        self._model.forward = forward
+
+
+class InductorWorker(CompiledWorker):
+    backend = "inductor"
+    num_forwards = 0
+
+
+@pytest.fixture(autouse=True)
+def fresh_graphs():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def ask(llm):
+    outputs = llm.generate(PROMPTS, PARAMS)
+    return [out.outputs[0] for out in outputs]
+
+
+def check(eager, compiled, tolerance):
+    for one, two in zip(eager, compiled, strict=True):
+        assert one.token_ids == two.token_ids
+        for left, right in zip(one.logprobs, two.logprobs, strict=True):
+            assert left.keys() == right.keys()
+            for token, entry in left.items():
+                assert entry.logprob == pytest.approx(right[token].logprob, abs=tolerance)
+
+
+def test_one_graph_gives_the_eager_tokens(model_dir, options, llm):
+    CompiledWorker.num_forwards = 0
+    with LLM(model_dir, worker_cls=CompiledWorker, **options) as compiled:
+        check(ask(llm), ask(compiled), 1e-5)
+        assert CompiledWorker.num_forwards == 8
+        check(ask(llm), ask(compiled), 1e-5)  # with prefix hits
+
+
+def test_two_tables_in_one_process_are_told_apart(model_dir, qwen_dir, options, llm):
+    """Two engines of one model share the graph's code; each must write to its own cache."""
+    options = options | {"enable_prefix_caching": False}
+    eager = ask(llm)
+    with (
+        LLM(model_dir, worker_cls=CompiledWorker, **options) as one,
+        LLM(model_dir, worker_cls=CompiledWorker, block_size=8, **without(options)) as two,
+        LLM(qwen_dir, worker_cls=CompiledWorker, **options) as other,
+        LLM(qwen_dir, **options) as other_eager,
+    ):
+        slots = {slot_of(each) for each in (one, two, other)}
+        assert len(slots) == 3
+        check(eager, ask(one), 1e-5)
+        check(eager, ask(two), 1e-5)
+        check(ask(other_eager), ask(other), 1e-5)
+        interleave(one, two, eager)
+
+
+def slot_of(llm):
+    """The number of an engine's attention table."""
+    return llm.llm_engine._started.core.executor._worker._runner._attention.table.slot
+
+
+def without(options):
+    return {name: value for name, value in options.items() if name != "block_size"}
+
+
+def interleave(one, two, eager):
+    engines = [one.llm_engine, two.llm_engine]
+    found = [{}, {}]
+    for engine in engines:
+        for number, prompt in enumerate(PROMPTS):
+            engine.add_request(str(number), prompt, PARAMS)
+    while any(engine.has_unfinished_requests() for engine in engines):
+        for engine, answers in zip(engines, found, strict=True):
+            answers |= {out.request_id: out.outputs[0] for out in engine.step() if out.finished}
+    for answers in found:
+        check(eager, [answers[str(number)] for number in range(len(PROMPTS))], 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_inductor_gives_the_eager_tokens(model_dir, options, llm):
+    InductorWorker.num_forwards = 0
+    with LLM(model_dir, worker_cls=InductorWorker, **options) as compiled:
+        check(ask(llm), ask(compiled), 1e-4)
+        assert InductorWorker.num_forwards == 8

@@ -1,0 +1,81 @@
+"""Two engines in one process, of different models and attention, step by step in turns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dovetail import SamplingParams
+from dovetail.config import EngineArgs
+from dovetail.engine.llm_engine import LLMEngine
+from dovetail.testing.fake_attention import FakeAttentionBackend
+
+
+def requests(seed):
+    rng = random.Random(seed)
+    return [
+        (
+            [rng.randrange(4, 300) for _ in range(rng.randrange(1, 40))],
+            SamplingParams(max_tokens=rng.randrange(3, 15), temperature=0.7, seed=seed + n),
+        )
+        for n in range(8)
+    ]
+
+
+def start(model, backend, options, **changes):
+    args = EngineArgs(model=model, attention_backend=backend, **(options | changes))
+    return LLMEngine.from_engine_args(args)
+
+
+def run(engines_and_requests):
+    """Feed and step the engines in turns; return each one's tokens by request."""
+    answers = [{} for _ in engines_and_requests]
+    for (engine, asked), _ in zip(engines_and_requests, answers, strict=True):
+        for number, (prompt, params) in enumerate(asked):
+            engine.add_request(str(number), prompt, params)
+    while any(engine.has_unfinished_requests() for engine, _ in engines_and_requests):
+        for (engine, _), answer in zip(engines_and_requests, answers, strict=True):
+            done = [out for out in engine.step() if out.finished]
+            answer |= {out.request_id: out.outputs[0].token_ids for out in done}
+    return answers
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
+def test_each_gives_the_tokens_that_it_gives_alone(model_dir, qwen_dir, options, ahead):
+    plans = [
+        (model_dir, "torch", {"max_num_batched_tokens": 24}, requests(1)),
+        (qwen_dir, FakeAttentionBackend, {"block_size": 8}, requests(2)),
+        (model_dir, FakeAttentionBackend, {"seed": 9}, requests(3)),
+    ]
+    alone = []
+    for model, backend, changes, asked in plans:
+        engine = start(model, backend, options, **changes)
+        alone += run([(engine, asked)])
+        engine.shutdown()
+    together = [
+        (start(model, backend, options, async_scheduling=ahead, **changes), asked)
+        for model, backend, changes, asked in plans
+    ]
+    assert run(together) == alone
+    assert alone[0] != alone[2]
+    workers = [engine._started.core.executor._worker for engine, _ in together]
+    assert [worker._backend.name for worker in workers] == ["torch", "fake", "fake"]
+    for engine, _ in together:
+        engine.shutdown()
+
+
+def test_the_end_of_one_leaves_the_other_alone(model_dir, qwen_dir, options):
+    one, two = start(model_dir, "torch", options), start(qwen_dir, "torch", options)
+    expected = run([(two, requests(4))])
+    two.reset_prefix_cache()
+    for number, (prompt, params) in enumerate(requests(4)):
+        two.add_request(str(number), prompt, params)
+    two.step()
+    one.shutdown()
+    answer = {}
+    while two.has_unfinished_requests():
+        done = [out for out in two.step() if out.finished]
+        answer |= {out.request_id: out.outputs[0].token_ids for out in done}
+    assert [answer] == expected
+    two.shutdown()

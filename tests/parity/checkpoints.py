@@ -1,0 +1,142 @@
+"""Small checkpoints with random weights, one for each trait of an architecture, and their oracle.
+
+Weights are wide, not of a trained model's size: logits have a standard deviation near
+`LOGIT_STD`, so that few top-two gaps are within numerical noise, and attention is far from
+uniform, so that a wrong mask, angle or cache slot shows. Knows transformers; knows no engine.
+
+Legend: T tokens of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 257
+LOGIT_STD = 2.0
+MAX_LEN = 664
+"""Longest sequence: a prompt of 600 tokens and 64 more."""
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+_UPPER_WINDOW = {
+    "num_hidden_layers": 3,
+    "use_sliding_window": True,
+    "sliding_window": 45,
+    "max_window_layers": 1,
+}
+CHECKPOINTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama: llama3 rope, 4/2 heads": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama: all biases, tied, 4/1 heads of 20": (
+        "Llama",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 20,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "mistral: window 37, 8/2 heads of 8": (
+        "Mistral",
+        {"sliding_window": 37, "num_attention_heads": 8, "head_dim": 8, "num_hidden_layers": 3},
+    ),
+    "mistral: no window, tied, 3/3 heads of 36": (
+        "Mistral",
+        {
+            "sliding_window": None,
+            "tie_word_embeddings": True,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 36,
+        },
+    ),
+    "qwen2: biases, tied, 6/2 heads": (
+        "Qwen2",
+        {"hidden_size": 96, "num_attention_heads": 6, "tie_word_embeddings": True},
+    ),
+    "qwen2: biases, window 45 above layer 0": ("Qwen2", _UPPER_WINDOW),
+    "qwen3: tied, 4/2 heads of 36": ("Qwen3", {"head_dim": 36, "tie_word_embeddings": True}),
+    "qwen3: biases, window above, 4/4 heads of 10": (
+        "Qwen3",
+        {**_UPPER_WINDOW, "attention_bias": True, "head_dim": 10, "num_key_value_heads": 4},
+    ),
+}
+"""Name to transformers' prefix of the architecture and what differs from the common shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A saved checkpoint and transformers' model of it, float32, eager attention.
+
+    folder: what the engine is given.
+    """
+
+    name: str
+    folder: Path
+    oracle: transformers.PreTrainedModel
+    _known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of the sequence, [T, V], computed alone, unpadded.
+
+        Remembered: the same sequence comes back from every run that gets the tokens right.
+        """
+        key = tuple(token_ids)
+        if key not in self._known:
+            self._known[key] = self.oracle(torch.tensor([key]), use_cache=False).logits[0]
+        return self._known[key]
+
+
+def make_checkpoint(name: str, folder: Path, seed: int) -> Checkpoint:
+    """Make and save the checkpoint `name` of `CHECKPOINTS`; the weights depend on both given."""
+    prefix, changes = CHECKPOINTS[name]
+    config_cls = getattr(transformers, f"{prefix}Config")
+    config = config_cls(**{**_SHAPE, **changes}, attn_implementation="eager")
+    oracle = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    _fill(oracle, torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode())))
+    oracle.save_pretrained(folder)
+    return Checkpoint(name=name, folder=folder, oracle=oracle)
+
+
+@torch.no_grad()
+def _fill(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Fill all weights, so that every part of the model counts.
+
+    Linear layers keep the variance, norms are about 1 and biases large. The last norm's signs are
+    random: with positive ones a tied model says its input again and again.
+    """
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:
+            sign = noise.sign() if name == "model.norm.weight" else 1.0
+            noise = sign * (1 + 0.2 * noise)
+        elif name.endswith("bias"):
+            noise *= 0.3
+        else:
+            is_head = "embed_tokens" in name or "lm_head" in name
+            noise *= (LOGIT_STD if is_head else 1.0) * parameter.shape[1] ** -0.5
+        parameter.copy_(noise)

@@ -1,0 +1,37 @@
+"""The seed of the parity tests: taken from the commit, so that nobody can have searched for it.
+
+Knows git and the versions of packages; what is done with the seed is not its business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = ("dovetail-core", "torch", "transformers")
+
+
+@cache
+def commit_seed() -> tuple[int, str]:
+    """Return a 32-bit seed and where it comes from.
+
+    The first 8 hexadecimal digits of the commit that is checked out; outside of a git checkout, of
+    the SHA-256 of the versions of `PACKAGES`.
+    """
+    asked = ["git", "rev-parse", "--verify", "HEAD"]
+    try:
+        answer = subprocess.run(
+            asked, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+        )
+        commit = answer.stdout.strip() if answer.returncode == 0 else ""
+    except (OSError, subprocess.TimeoutExpired):
+        commit = ""
+    if commit:
+        return int(commit[:8], 16), f"commit {commit[:8]}"
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return int(
+        hashlib.sha256(versions.encode()).hexdigest()[:8], 16
+    ), f"no git checkout: {versions}"

@@ -1,0 +1,115 @@
+"""The margin rule of DESIGN, section 9: when two computations of the same sequence agree.
+
+Teacher-forced logits within `TOLERANCE` at every position; tokens equal wherever the reference's
+top-two gap exceeds ten times that; at least `MIN_SHARE` of the positions have such a gap.
+Knows sequences, logits and tokens; where they come from it does not ask.
+
+Legend: N tokens of a run, T of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from parity.recording_worker import RecordedRun
+
+TOLERANCE = 1e-4
+MARGIN = 10 * TOLERANCE
+MIN_SHARE = 0.95
+
+Oracle = Callable[[Sequence[int]], torch.Tensor]
+"""From token ids to the reference's logits after each of them, [T, V]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequenced:
+    """What became of a request: all its tokens, and how many of them where.
+
+    num_cached: prompt tokens found in the prefix cache, which were not computed.
+    greedy: whether each generated token was to be the best one.
+    """
+
+    token_ids: tuple[int, ...]
+    num_prompt: int
+    num_cached: int
+    greedy: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Agreement:
+    """Counts over all requests of a run.
+
+    positions: logit vectors compared, one for each computation: what was recomputed counts again.
+    missing: positions that were to be computed and were not.
+    max_error: largest difference of a logit. qualifying: positions whose gap exceeds the margin;
+    qualifying_equal: those of them where both have the same best token.
+    tokens: generated ones of greedy requests; tokens_qualifying, tokens_equal: those after a
+    qualifying position, and those of these that are the reference's best token.
+    """
+
+    positions: int = 0
+    missing: int = 0
+    max_error: float = 0.0
+    qualifying: int = 0
+    qualifying_equal: int = 0
+    tokens: int = 0
+    tokens_qualifying: int = 0
+    tokens_equal: int = 0
+
+    def check(self) -> None:
+        """Raise AssertionError, with the counts, unless the margin rule holds."""
+        assert self.positions and self.tokens, f"nothing was compared: {self}"
+        assert not self.missing, f"positions were never computed: {self}"
+        assert self.max_error <= TOLERANCE, f"logits differ: {self}"
+        assert self.qualifying >= MIN_SHARE * self.positions, f"too few positions qualify: {self}"
+        assert self.tokens_qualifying >= MIN_SHARE * self.tokens, f"too few tokens qualify: {self}"
+        assert self.qualifying_equal == self.qualifying, f"best tokens differ: {self}"
+        assert self.tokens_equal == self.tokens_qualifying, f"tokens differ: {self}"
+
+
+def measure(
+    requests: Mapping[str, Sequenced], recorded: Iterable[RecordedRun], oracle: Oracle
+) -> Agreement:
+    """Hold every recorded run, and every greedy token, against the reference."""
+    agreement = Agreement()
+    computed = {name: [False] * len(r.token_ids) for name, r in requests.items()}
+    for run in recorded:
+        request = requests[run.request_id]
+        end = run.start + len(run.logits)
+        computed[run.request_id][run.start : end] = [True] * len(run.logits)
+        _compare_logits(agreement, run.logits, oracle(request.token_ids)[run.start : end])
+    for name, request in requests.items():
+        # The last token is never brought forward: nothing follows it.
+        agreement.missing += computed[name][request.num_cached : -1].count(False)
+        if request.greedy:
+            _compare_tokens(agreement, request, oracle(request.token_ids))
+    return agreement
+
+
+def _compare_logits(
+    agreement: Agreement, ours_NV: torch.Tensor, reference_NV: torch.Tensor
+) -> None:
+    agreement.positions += len(ours_NV)
+    # amax keeps a NaN, and a NaN is no agreement.
+    error = (ours_NV - reference_NV).abs().amax().item()
+    agreement.max_error = max(agreement.max_error, error if error == error else float("inf"))
+    best_N, clear_N = _best(reference_NV)
+    agreement.qualifying += int(clear_N.sum())
+    agreement.qualifying_equal += int((clear_N & (ours_NV.argmax(-1) == best_N)).sum())
+
+
+def _compare_tokens(agreement: Agreement, request: Sequenced, reference_TV: torch.Tensor) -> None:
+    tokens_N = torch.tensor(request.token_ids[request.num_prompt :])
+    best_N, clear_N = _best(reference_TV[request.num_prompt - 1 : -1])
+    agreement.tokens += len(tokens_N)
+    agreement.tokens_qualifying += int(clear_N.sum())
+    agreement.tokens_equal += int((clear_N & (tokens_N == best_N)).sum())
+
+
+def _best(reference_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best token of each position, and whether it is ahead by more than the margin."""
+    top_N2 = reference_NV.topk(2)
+    return top_N2.indices[:, 0], top_N2.values[:, 0] - top_N2.values[:, 1] > MARGIN

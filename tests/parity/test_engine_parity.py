@@ -1,0 +1,274 @@
+"""The whole engine against transformers: logits at every position, tokens by the margin rule.
+
+Each case is a checkpoint, a step's token budget and a situation. `make test` runs a part in which
+every checkpoint meets every situation and every budget meets both; `make soak` runs all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.interfaces import SchedulerStats
+from dovetail.plan import SchedulerOutput
+from parity.checkpoints import (
+    CHECKPOINTS,
+    LLAMA3_ROPE,
+    MAX_LEN,
+    VOCAB_SIZE,
+    Checkpoint,
+    make_checkpoint,
+)
+from parity.commit_seed import commit_seed
+from parity.margin_rule import TOLERANCE, Agreement, Sequenced, measure
+from parity.recording_worker import RecordedRun, RecordingWorker
+
+NUM_NEW_TOKENS = 64
+PROMPT_LENS = (17, 600, 1, 333, 16, 2, 100, 15)
+MAX_PROMPT_LEN = max(PROMPT_LENS)
+BUDGETS = (64, 256, 2048)
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
+"""Greedy texts of random models soon go in circles; sampled ones do not."""
+
+Prompts = list[list[int]]
+TINY_CACHE = {"num_gpu_blocks_override": 46}
+"""The longest request needs 42 blocks of 16 tokens, all of them together 208."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What a run is to go through. preempts, hits_prefixes: what has to happen for it to count."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    preempts: bool = False
+    hits_prefixes: bool = False
+
+
+NO_PREFIX_CACHE = {"enable_prefix_caching": False}
+SITUATIONS = (
+    Situation(name="plain", options=NO_PREFIX_CACHE),
+    Situation(name="preempted", options={**NO_PREFIX_CACHE, **TINY_CACHE}, preempts=True),
+    Situation(name="prefix hits", hits_prefixes=True),
+    Situation(
+        name="preempted, prefix cache, a step ahead",
+        options={**TINY_CACHE, "async_scheduling": True},
+        preempts=True,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What a run left behind."""
+
+    requests: dict[str, Sequenced]
+    recorded: list[RecordedRun]
+    stats: SchedulerStats
+
+
+def random_tokens(source: random.Random, count: int) -> list[int]:
+    return [source.randrange(VOCAB_SIZE) for _ in range(count)]
+
+
+def make_prompts() -> Prompts:
+    """Return two prompts of each length: the first half is answered greedily."""
+    source = random.Random(commit_seed()[0])
+    return [random_tokens(source, length) for length in PROMPT_LENS * 2]
+
+
+def follow_ups(prompts: Prompts, answered: list[Sequenced]) -> Prompts:
+    """Return prompts that share prefixes with what was computed.
+
+    By turns the same again, the first half with another end, and the next turn of a conversation.
+    """
+    source = random.Random(commit_seed()[0] + 1)
+    found = []
+    for place, prompt in enumerate(prompts):
+        if place % 3 == 0:
+            follow_up = [*answered[place].token_ids, *random_tokens(source, 5)]
+        elif place % 3 == 1:
+            follow_up = prompt
+        else:
+            follow_up = prompt[: len(prompt) // 2] + random_tokens(source, 20)
+        found.append(follow_up[:MAX_PROMPT_LEN])
+    return found
+
+
+def answer(llm: LLM, prompts: Prompts) -> dict[str, Sequenced]:
+    half = len(prompts) // 2
+    params = [GREEDY] * half + [SAMPLED] * half
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return {
+        output.request_id: Sequenced(
+            token_ids=(*prompt, *output.outputs[0].token_ids),
+            num_prompt=len(prompt),
+            num_cached=output.num_cached_tokens,
+            greedy=asked is GREEDY,
+        )
+        for prompt, asked, output in zip(prompts, params, outputs, strict=True)
+    }
+
+
+def start(checkpoint: Checkpoint, budget: int, situation: Situation, worker_cls: type) -> LLM:
+    options = {
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "use_tqdm_on_load": False,
+        "max_model_len": MAX_LEN,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": budget,
+        # Two threads on a machine that others use, too, take ten times as long for such matrices.
+        "num_threads": 1,
+        "worker_cls": worker_cls,
+        # Enough for all, and far less than a share of the machine's memory.
+        "num_gpu_blocks_override": 640,
+    }
+    return LLM(str(checkpoint.folder), **(options | situation.options))
+
+
+def run_engine(
+    checkpoint: Checkpoint,
+    budget: int,
+    situation: Situation,
+    worker_cls: type = RecordingWorker,
+) -> Ran:
+    prompts = make_prompts()
+    with start(checkpoint, budget, situation, worker_cls) as llm:
+        requests = answer(llm, prompts)
+        if situation.hits_prefixes:
+            requests |= answer(llm, follow_ups(prompts, list(requests.values())))
+        (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
+        stats = llm.llm_engine.last_stats
+    assert stats is not None
+    return Ran(requests=requests, recorded=recorded, stats=stats)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """The checkpoint named by the parameter; made once, since cases come sorted by it."""
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    return make_checkpoint(request.param, folder, commit_seed()[0])
+
+
+def cases() -> Iterator[Any]:
+    """Yield every case; all but one budget for each checkpoint and situation are slow."""
+    for i, name in enumerate(CHECKPOINTS):
+        for j, situation in enumerate(SITUATIONS):
+            for k, budget in enumerate(BUDGETS):
+                marks = () if k == (i + j) % len(BUDGETS) else (pytest.mark.slow,)
+                label = f"{name}; {situation.name}; {budget}"
+                yield pytest.param(name, situation, budget, id=label, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "situation", "budget"), list(cases()), indirect=["checkpoint"]
+)
+def test_engine_agrees_with_transformers(
+    checkpoint: Checkpoint, situation: Situation, budget: int, record_property
+) -> None:
+    ran = run_engine(checkpoint, budget, situation)
+    agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
+    case = f"{checkpoint.name}; {situation.name}"
+    record_property("parity", table_row(agreement, budget, case, ran.stats))
+    assert all(
+        len(request.token_ids) == request.num_prompt + NUM_NEW_TOKENS
+        for request in ran.requests.values()
+    )
+    assert bool(ran.stats.num_preemptions) == situation.preempts, ran.stats
+    assert situation.hits_prefixes == any(r.num_cached for r in ran.requests.values())
+    if situation.hits_prefixes:
+        assert ran.stats.prefix_hits >= sum(r.num_cached for r in ran.requests.values()) > 0
+    agreement.check()
+
+
+def table_row(
+    agreement: Agreement, budget: int, case: str, stats: SchedulerStats
+) -> tuple[object, ...]:
+    happened = ""
+    if stats.num_preemptions:
+        happened = f" ({stats.num_preemptions} preemptions)"
+    elif stats.prefix_hits:
+        happened = f" ({stats.prefix_hits} tokens hit)"
+    return (
+        budget,
+        agreement.positions,
+        f"{agreement.max_error:.1e}",
+        f"{agreement.qualifying} {agreement.qualifying / agreement.positions:7.2%}",
+        agreement.tokens,
+        agreement.tokens_qualifying,
+        agreement.tokens_equal,
+        case + happened,
+    )
+
+
+class MixingWorker(RecordingWorker):
+    """Gives every request one block in the place of all that it got in a step."""
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Execute the plan with wrong blocks."""
+        blocks = tuple(
+            replace(columns, block_ids=array("i", columns.block_ids[:1] * len(columns.block_ids)))
+            for columns in plan.blocks
+        )
+        super().execute_model(replace(plan, blocks=blocks))
+
+
+@pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[:1], indirect=True)
+def test_wrong_blocks_are_found(checkpoint: Checkpoint) -> None:
+    ran = run_engine(checkpoint, 64, SITUATIONS[0], MixingWorker)
+    agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
+    assert agreement.max_error > 1000 * TOLERANCE
+    with pytest.raises(AssertionError, match="logits differ"):
+        agreement.check()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "overrides"),
+    [
+        ("mistral: window 37, 8/2 heads of 8", {"sliding_window": 38}),
+        ("llama: llama3 rope, 4/2 heads", {"rope_parameters": LLAMA3_ROPE | {"factor": 7.9}}),
+        ("qwen2: biases, window 45 above layer 0", {"max_window_layers": 2, "layer_types": None}),
+    ],
+    indirect=["checkpoint"],
+)
+def test_slightly_wrong_model_is_found(checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
+    situation = Situation(name="wrong", options={**NO_PREFIX_CACHE, "hf_overrides": overrides})
+    ran = run_engine(checkpoint, 256, situation)
+    agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
+    assert agreement.max_error > 50 * TOLERANCE
+
+
+@pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[-1:], indirect=True)
+def test_reported_logprobs_are_those_of_transformers(checkpoint: Checkpoint) -> None:
+    prompts, params = make_prompts(), replace(GREEDY, logprobs=0, prompt_logprobs=0)
+    with start(checkpoint, 64, SITUATIONS[0], RecordingWorker) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        (completion,) = output.outputs
+        token_ids = [*prompt, *completion.token_ids]
+        assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+        reported = [*output.prompt_logprobs[1:], *(completion.logprobs or [])]
+        ours_N = torch.tensor(
+            [entry[token].logprob for entry, token in zip(reported, token_ids[1:], strict=True)]
+        )
+        reference_NV = checkpoint.logits(token_ids)[:-1].log_softmax(-1)
+        reference_N = reference_NV.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
+        torch.testing.assert_close(ours_N, reference_N, rtol=0, atol=TOLERANCE)
