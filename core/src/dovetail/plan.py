@@ -70,9 +70,9 @@ class SchedulerOutput:
 
     step_id: grows by one with each plan of a scheduler.
     rows, starts, num_tokens: int32; tokens [start, start + n) of the row are brought forward.
-    samples: uint8; 1 where the run reaches the last known token, so that the step samples the next.
+    samples: uint8; 1 where the run reaches the last known token: the step samples the next.
     joins: requests that take a row with this plan, each before its first run.
-    leaves: int32; rows given up since the plan before. A worker applies leaves, joins, blocks, runs.
+    leaves: int32; rows given up since the last plan. A worker applies leaves, joins, blocks, runs.
     blocks: one entry a KV-cache group.
     """
 

@@ -25,7 +25,7 @@ class Ops(ABC):
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Device types it runs on; empty for any."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: B027  # a default that may stay
         """Make it, without arguments."""
 
     @abstractmethod

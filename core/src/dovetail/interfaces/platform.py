@@ -52,7 +52,7 @@ class Platform(ABC):
     rank: ClassVar[int] = 0
     """Of several platforms that can be used here, the highest is taken."""
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: B027  # a default that may stay
         """Make it; touch no device."""
 
     @classmethod

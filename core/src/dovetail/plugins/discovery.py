@@ -44,7 +44,7 @@ class Discovery:
 
 
 def is_first_party(distribution: str) -> bool:
-    """Return whether a distribution of this name is one of ours, which are released in lock-step."""
+    """Return whether a distribution of this name is one of ours, released in lock-step."""
     return distribution.startswith(_FIRST_PARTY_PREFIX)
 
 

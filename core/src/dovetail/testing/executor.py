@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -247,7 +248,7 @@ def _check_operations(executor: Executor) -> None:
     expect(got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; [5] is due")
     for name in ("no_such_operation", "calls"):
         law = f"collective_rpc({name!r}): no worker knows that operation"
-        expect_error(ContractError, lambda asked=name: executor.collective_rpc(asked), law)  # type: ignore[misc]
+        expect_error(ContractError, partial(executor.collective_rpc, name), law)
     executor.check_health()
     expect(_calls(executor) == _START[:2], "a wrong operation has left a trace")
 

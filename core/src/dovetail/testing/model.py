@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ def _check_refusals(model_cls: type[Any], context: ModelContext) -> None:
             del config["vocab_size"]
         wrong = replace(context, hf_config=config)
         law = f"config.json with vocab_size={value!r} is refused"
-        error = expect_error(ModelError, lambda asked=wrong: model_cls(asked), law)  # type: ignore[misc]
+        error = expect_error(ModelError, partial(model_cls, wrong), law)
         expect("vocab_size" in str(error), f"ModelError must name the field: {error}")
 
 

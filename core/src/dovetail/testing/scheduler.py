@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from dovetail.errors import RequestError
 from dovetail.interfaces.policy import Policy
@@ -125,7 +126,7 @@ def _check_refusals(
         (make_request("c", range(16)), "a prompt that leaves no room for a token is refused"),
         (make_request("d", range(9)), "without chunks a prompt over the budget is refused"),
     ):
-        expect_error(RequestError, lambda asked=request: add(asked), law)  # type: ignore[misc]
+        expect_error(RequestError, partial(add, request), law)
     referee.add(make_request("e", range(8), max_tokens=100))
     referee.drain()
     referee.add(make_request("a", range(8)))

@@ -8,6 +8,7 @@ loaders imports this module.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -107,7 +108,7 @@ def _check_broken_files(
         for place, law in ((broken, "truncated files are refused"), (empty, "no files: refused")):
             error = expect_error(
                 WeightError,
-                lambda asked=place: _load(loader_cls, asked, make_model()),  # type: ignore[misc]
+                partial(_load, loader_cls, place, make_model()),
                 law,
             )
             expect(str(place) in str(error), f"{law}: the message must name the file: {error}")
@@ -126,7 +127,7 @@ def _check_other_models(
         name = change(model)
         error = expect_error(
             WeightError,
-            lambda asked=model: _load(loader_cls, model_dir, asked),  # type: ignore[misc]
+            partial(_load, loader_cls, model_dir, model),
             law,
         )
         expect(name in str(error), f"{law}, and {name} is named: {error}")

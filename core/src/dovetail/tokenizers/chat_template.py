@@ -117,8 +117,8 @@ class _Metering(NodeTransformer):
         return node
 
     # jinja2 finds these by their names.
-    visit_For = _with_step  # noqa: N815
-    visit_Macro = _with_step  # noqa: N815
+    visit_For = _with_step
+    visit_Macro = _with_step
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)

@@ -1,0 +1,56 @@
+"""The CPU platform and its worker keep their contracts; memory and threads are as they say."""
+
+import os
+
+import pytest
+import torch
+
+from dovetail.testing.contexts import make_worker_context
+from dovetail.testing.platform import check_platform
+from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail.testing.worker import check_worker
+from dovetail_cpu.platform import CPUPlatform
+from dovetail_cpu.runtime import CPURuntime
+from dovetail_cpu.worker import CPUWorker
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_platform_keeps_its_contract():
+    check_platform(CPUPlatform)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True, "num_key_value_heads": 4}])
+def test_the_worker_keeps_its_contract(fields, tmp_path):
+    context = make_worker_context(write_tiny_llama(tmp_path, **fields), CPUPlatform())
+    check_worker(CPUWorker, context)
+
+
+def test_threads_are_those_asked_for_or_those_at_hand():
+    runtime = CPURuntime()
+    assert runtime.activate(0, num_threads=1) == torch.device("cpu")
+    assert torch.get_num_threads() == 1
+    runtime.activate(0, num_threads=None)
+    assert torch.get_num_threads() == len(os.sched_getaffinity(0))
+
+
+def test_the_peak_is_what_was_taken_since_the_reset():
+    runtime = CPURuntime()
+    runtime.reset_peak()
+    # More than the allocator could find among what it has freed before.
+    block = torch.ones(64 * MIB, dtype=torch.uint8)
+    del block
+    assert 48 * MIB < runtime.peak_bytes() < 512 * MIB
+
+
+def test_memory_in_use_is_less_than_all():
+    runtime = CPURuntime()
+    total = runtime.total_memory_bytes()
+    assert 0 < runtime.memory_in_use_bytes() < total <= CPUPlatform().total_memory_bytes()

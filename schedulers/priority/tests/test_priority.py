@@ -1,0 +1,60 @@
+"""Priority: the lower number first, displacing who matters less, and the suites of its kinds."""
+
+from dataclasses import replace
+
+from dovetail.interfaces import SchedulerLimits
+from dovetail.testing.policy import check_policy
+from dovetail.testing.scheduler import check_scheduler, make_request
+from dovetail.testing.scheduler_program import Program, Referee, make_kv_cache
+from dovetail_sched_priority import PriorityPolicy, PriorityScheduler
+
+
+def referee(max_num_seqs=1):
+    limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=8, max_model_len=16)
+    kv_cache = make_kv_cache(num_blocks=9, block_size=4)
+    return Referee(PriorityScheduler, Program(seed=0, limits=limits, kv_cache=kv_cache))
+
+
+def asked(name, priority):
+    return replace(make_request(name), priority=priority)
+
+
+def play(game):
+    order = []
+    while game.alive:
+        order += [request.request_id for request in game.schedule().joins]
+        game.settle()
+    return order
+
+
+def test_the_scheduler_keeps_its_contract():
+    check_scheduler(PriorityScheduler, num_programs=20)
+
+
+def test_the_policy_keeps_its_contract():
+    check_policy(PriorityPolicy, num_programs=10)
+
+
+def test_the_lower_number_is_served_first_and_ties_go_by_arrival():
+    game = referee()
+    for name, priority in (("a", 1), ("b", -1), ("c", 1), ("d", 0)):
+        game.add(asked(name, priority))
+    assert play(game) == ["b", "d", "a", "c"]
+
+
+def test_a_request_displaces_one_that_matters_less():
+    game = referee()
+    game.add(asked("low", 5))
+    game.schedule()
+    game.settle()
+    game.add(asked("high", 0))
+    assert play(game) == ["high", "low"]
+
+
+def test_equals_are_not_displaced():
+    game = referee()
+    game.add(asked("first", 1))
+    game.schedule()
+    game.settle()
+    game.add(asked("second", 1))
+    assert play(game) == ["second"]

@@ -1,0 +1,65 @@
+"""Programs beyond the suite's own seeds: hypothesis looks for limits that break the scheduler."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dovetail.interfaces import SchedulerLimits
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_policy import FakePolicy
+from dovetail.testing.scheduler import check_program
+from dovetail.testing.scheduler_program import Program, make_kv_cache, random_program
+from dovetail_sched_priority import PriorityPolicy
+
+POLICIES = [None, PriorityPolicy, FakePolicy]
+NUM_SOAKED = 2000
+
+
+def look_deeper(scheduler):
+    scheduler.check_integrity()
+
+
+@st.composite
+def programs(draw):
+    seqs = draw(st.integers(1, 6))
+    length = draw(st.integers(3, 30))
+    block_size = draw(st.integers(1, 5))
+    chunked = draw(st.booleans())
+    least = -(-length // block_size)
+    return Program(
+        seed=draw(st.integers(0, 2**32)),
+        limits=SchedulerLimits(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=draw(st.integers(seqs, seqs + 20)),
+            max_model_len=length,
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=draw(st.integers(0, 4)) if chunked else 0,
+            enable_prefix_caching=draw(st.booleans()),
+        ),
+        kv_cache=make_kv_cache(
+            num_blocks=1 + least + draw(st.integers(0, 2 * least)), block_size=block_size
+        ),
+        depth=draw(st.integers(1, 2)),
+        num_turns=draw(st.integers(1, 40)),
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(program=programs())
+def test_a_program_keeps_the_law(policy, program):
+    check_program(Scheduler, program, policy=policy, after_step=look_deeper)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("policy", POLICIES)
+def test_many_programs_keep_the_law(policy):
+    for seed in random.Random(1).sample(range(100, 2**32), NUM_SOAKED):
+        check_program(Scheduler, random_program(seed), policy=policy, after_step=look_deeper)
