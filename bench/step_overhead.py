@@ -17,25 +17,19 @@ import json
 import platform
 import statistics
 import time
-from array import array
-from collections.abc import Callable
-from typing import Any
 
 from dovetail.clock import MonotonicClock
 from dovetail.engine.core import EngineCore
 from dovetail.interfaces import (
-    Executor,
     FullAttentionSpec,
-    Handle,
     KVCacheConfig,
     KVCacheGroup,
-    Ready,
     SchedulerContext,
     SchedulerLimits,
 )
 from dovetail.request import EngineCoreRequest
-from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
+from dovetail.testing.null_executor import NullExecutor
 from dovetail_sched_fcfs import FCFSScheduler
 
 SIZES = (1, 16, 256, 1024)
@@ -45,38 +39,6 @@ PROMPT_LEN = 24
 BLOCK_SIZE = 16
 TARGET_MS = 1.5
 """Of the first walking engine, at 1,024 running requests."""
-
-
-class NullExecutor(Executor):
-    """Answers at once."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._tokens = array("i", [7] * num_rows)
-
-    def collective_rpc(self, operation: str | Callable[..., Any], **how: Any) -> list[Any]:
-        """Do nothing."""
-        return []
-
-    def execute_model(self, plan: Any) -> Handle[None]:
-        """Remember the plan."""
-        self._plan = plan
-        return Ready(None)
-
-    def sample_tokens(self, grammar: Any = None) -> Handle[ModelRunnerOutput]:
-        """Answer every sampling run with token 7."""
-        plan = self._plan
-        count = plan.samples.count(1)
-        return Ready(
-            ModelRunnerOutput(
-                step_id=plan.step_id, num_sampled=plan.samples, token_ids=self._tokens[:count]
-            )
-        )
-
-    def check_health(self) -> None:
-        """Be well."""
-
-    def shutdown(self) -> None:
-        """Do nothing."""
 
 
 def make_core(num_requests: int) -> EngineCore:
@@ -96,8 +58,7 @@ def make_core(num_requests: int) -> EngineCore:
             clock=MonotonicClock(),
         )
     )
-    executor = NullExecutor(num_requests)
-    return EngineCore(executor, scheduler, vocab_size=32_000, max_model_len=2 * length)
+    return EngineCore(NullExecutor(), scheduler, vocab_size=32_000, max_model_len=2 * length)
 
 
 def add_requests(core: EngineCore, num_requests: int) -> None:

@@ -248,10 +248,15 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on(engine):
 
 
 def test_what_the_core_refuses_is_withdrawn_as_a_whole(engine):
-    one = engine(num_gpu_blocks_override=4)  # 16 tokens
-    with pytest.raises(RequestError):
-        one.add_request("a", [1] * 16, SamplingParams(n=2))
-    assert not one.has_unfinished_requests()
+    def picky(self, request):
+        if request.request_id == "a#1":
+            raise RequestError("not this one")
+        Scheduler.add_request(self, request)
+
+    one = engine(scheduler_cls=type("Picky", (Scheduler,), {"add_request": picky}))
+    with pytest.raises(RequestError, match="not this one"):
+        one.add_request("a", "say", SamplingParams(n=2))
+    assert not one.has_unfinished_requests() and not one._core.has_work()
 
 
 def test_a_model_that_cannot_generate_says_what_it_can(engine):
@@ -323,13 +328,6 @@ def test_a_dead_engine_says_so(engine, monkeypatch):
         one.add_request("b", "say")
 
 
-def test_shutdown_twice_ends_the_worker_once(engine):
-    one = engine()
-    one.shutdown()
-    one.shutdown()
-    assert Speaker.made[-1].ended == 1
-
-
 # --- LLM --------------------------------------------------------------------------------------
 
 
@@ -337,6 +335,7 @@ def test_shutdown_twice_ends_the_worker_once(engine):
 def llm(model, options):
     with LLM(model(), **options) as made:
         yield made
+    made.shutdown()  # once more
     assert Speaker.made[-1].ended == 1
 
 

@@ -174,6 +174,16 @@ def test_blocks_are_taken_from_who_matters_less(drive, policy):
     assert driver.stats.num_preemptions == 2
 
 
+class Classes(Policy):
+    """Equal ranks, whatever the order of arrival."""
+
+    preempts = True
+
+    def rank(self, request, view):
+        return request.priority
+
+
+@pytest.mark.parametrize("policy", [ByPriority, ByPriorityNow, Classes])
 def test_equals_are_not_displaced(drive, policy):
     driver = drive(max_num_seqs=1, policy=policy)
     driver.add("a", 3, max_tokens=3, priority=1)
@@ -204,6 +214,50 @@ def test_the_displaced_come_back_though_others_were_admitted_in_between(drive, p
     assert driver.step().keys() == {"x", "y", "z"}
     driver.run()
     assert set(driver.reasons) == set("abcxyz")
+
+
+def test_a_step_that_preempts_admits_nobody_even_where_there_is_room(drive):
+    class Polite(ByPriority):
+        preempts = False
+
+    driver = drive(num_blocks=6, max_num_seqs=2, policy=Polite)
+    for name in "ab":
+        driver.add(name, 8, max_tokens=9, priority=5)
+    driver.step()
+    driver.add("c", 1, max_tokens=2, priority=0)
+    for _ in range(4):
+        assert driver.step().keys() == {"a", "b"}
+    assert driver.step().keys() == {"a"}  # b gives way; its seat and blocks stay free
+    assert driver.step().keys() == {"a", "c"}
+
+
+def test_who_is_admitted_and_displaced_in_one_step_was_never_there(drive):
+    class Restless(Policy):
+        """Whoever waits goes before whoever runs."""
+
+        static_rank, preempts = False, True
+
+        def rank(self, request, view):
+            return any(one is request for one in view.running)
+
+    driver = drive(max_num_seqs=1, policy=Restless)
+    driver.add("a", 5)
+    driver.step()
+    driver.add("b", 5)
+    driver.add("c", 5)
+    assert driver.step() == {"c": (0, 5)}
+    assert driver.worker.names == {0: "c"}
+    assert driver.stats.num_scheduled_tokens == 5
+
+
+def test_who_is_displaced_waits_for_the_token_that_is_on_its_way(drive, alone):
+    driver = drive(num_blocks=8, policy=ByPriority)
+    prompt = driver.add("low", 12, max_tokens=4, priority=9)
+    driver.plan()
+    driver.add("vip", 20, max_tokens=1, priority=0)
+    assert driver.plan() == {"vip": (0, 20)}  # there are blocks for low's known tokens, too
+    driver.run(depth=2)
+    assert driver.tokens["low"] == alone(prompt, 4)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

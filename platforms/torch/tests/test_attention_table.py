@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from dovetail.errors import ContractError
 from dovetail.interfaces import AttentionContext
 from dovetail_torch.attention_table import AttentionTable, NoAttention
 
@@ -69,7 +70,7 @@ def test_slots_are_unique_and_a_table_goes_with_its_owner(qkv):
 
 
 def test_no_attention_is_zeros(qkv):
-    out_THD = NoAttention().attend(7, *qkv)
+    out_THD = NoAttention(8).attend(7, *qkv)
     assert out_THD.shape == (T, H, D) and out_THD.is_contiguous()
     assert not out_THD.any()
 
@@ -120,3 +121,8 @@ def test_other_numbers_of_tokens_do_not_need_other_tables(qkv, compiled):
         out_THD = compiled(*(x[:num_tokens] for x in qkv), table)
         assert out_THD.shape == (num_tokens, H, D)
     assert [len(call[0]) for call in layers[0].calls] == [5, 3, 1, 4]
+
+
+def test_an_undeclared_layer_is_refused_before_there_is_a_cache(qkv):
+    with pytest.raises(ContractError, match=r"attends in layer 1, but has 1 Attention modules"):
+        NoAttention(1).attend(1, *qkv)

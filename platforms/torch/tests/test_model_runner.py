@@ -116,7 +116,7 @@ def runner(model):
         kv_cache_dtype="float32",
         device=torch.device("cpu"),
     )
-    made = ModelRunner(model, vocab_size=V, limits=limits)
+    made = ModelRunner(model, num_layers=1, vocab_size=V, limits=limits)
     layers = {"layer": model.attention}
     specs = kv_cache_specs(layers, block_size=SIZE, dtype="float32")
     group = KVCacheGroup(layer_names=("layer",), spec=specs["layer"])

@@ -14,7 +14,25 @@ from dovetail.interfaces.attention import (
     AttentionLayerContext,
     AttentionMetadataBuilder,
 )
+from dovetail.interfaces.compile_backend import CompileBackend, CompileContext
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
+from dovetail.interfaces.grammar import GrammarAsk, GrammarBackend, GrammarContext, GrammarMatcher
+from dovetail.interfaces.hooks import Hooks, HooksContext, HookSpecs
+from dovetail.interfaces.http_routes import (
+    HTTPRequest,
+    HTTPResponse,
+    HTTPRoute,
+    HTTPRoutes,
+    HTTPRoutesContext,
+)
+from dovetail.interfaces.io_processor import (
+    IOBatch,
+    IOProcessor,
+    IOProcessorContext,
+    IOPrompt,
+    IORequest,
+    IOResult,
+)
 from dovetail.interfaces.kv_cache import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -22,11 +40,25 @@ from dovetail.interfaces.kv_cache import (
     KVCacheSpec,
     NoCacheSpec,
 )
+from dovetail.interfaces.kv_connector import (
+    KVConnector,
+    KVConnectorContext,
+    KVSchedulerSide,
+    KVTransfer,
+    KVWorkerSide,
+)
 from dovetail.interfaces.linear_method import LinearMethod, LinearShape
+from dovetail.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from dovetail.interfaces.model import AttentionContext, Model, ModelContext
 from dovetail.interfaces.ops import Ops
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
+from dovetail.interfaces.proposer import Drafts, ProposalAsk, Proposer, ProposerContext
+from dovetail.interfaces.reasoning_parser import (
+    ReasoningDelta,
+    ReasoningParser,
+    ReasoningParserContext,
+)
 from dovetail.interfaces.scheduler import (
     Depth,
     EngineCoreOutputs,
@@ -36,7 +68,9 @@ from dovetail.interfaces.scheduler import (
     SchedulerLimits,
     SchedulerStats,
 )
+from dovetail.interfaces.stat_logger import StatLogger, StatLoggerContext, StepStats
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.interfaces.tool_parser import ToolCallDelta, ToolDelta, ToolParser, ToolParserContext
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail.interfaces.worker import (
     GrammarOutput,
@@ -46,6 +80,7 @@ from dovetail.interfaces.worker import (
     WorkerBase,
     WorkerContext,
 )
+from dovetail.interfaces.worker_extension import WorkerExtension
 
 __all__ = [
     "AttentionAsk",
@@ -57,20 +92,48 @@ __all__ = [
     "AttentionLayer",
     "AttentionLayerContext",
     "AttentionMetadataBuilder",
+    "CompileBackend",
+    "CompileContext",
     "ConfigPatch",
     "Depth",
+    "Drafts",
     "EngineCoreOutputs",
     "Executor",
     "ExecutorContext",
     "Finished",
     "FullAttentionSpec",
+    "GrammarAsk",
+    "GrammarBackend",
+    "GrammarContext",
+    "GrammarMatcher",
     "GrammarOutput",
+    "HTTPRequest",
+    "HTTPResponse",
+    "HTTPRoute",
+    "HTTPRoutes",
+    "HTTPRoutesContext",
     "Handle",
+    "HookSpecs",
+    "Hooks",
+    "HooksContext",
+    "IOBatch",
+    "IOProcessor",
+    "IOProcessorContext",
+    "IOPrompt",
+    "IORequest",
+    "IOResult",
     "KVCacheConfig",
     "KVCacheGroup",
     "KVCacheSpec",
+    "KVConnector",
+    "KVConnectorContext",
+    "KVSchedulerSide",
+    "KVTransfer",
+    "KVWorkerSide",
     "LinearMethod",
     "LinearShape",
+    "LogitsProcessor",
+    "LogitsProcessorContext",
     "Model",
     "ModelContext",
     "ModelInfo",
@@ -81,7 +144,13 @@ __all__ = [
     "Policy",
     "Probe",
     "Profiles",
+    "ProposalAsk",
+    "Proposer",
+    "ProposerContext",
     "Ready",
+    "ReasoningDelta",
+    "ReasoningParser",
+    "ReasoningParserContext",
     "RequestView",
     "SchedulerContext",
     "SchedulerInterface",
@@ -89,9 +158,17 @@ __all__ = [
     "SchedulerStats",
     "SchedulerView",
     "Sleeps",
+    "StatLogger",
+    "StatLoggerContext",
+    "StepStats",
     "Tokenizer",
+    "ToolCallDelta",
+    "ToolDelta",
+    "ToolParser",
+    "ToolParserContext",
     "WeightLoader",
     "WeightLoaderContext",
     "WorkerBase",
     "WorkerContext",
+    "WorkerExtension",
 ]

@@ -95,7 +95,8 @@ class Executor(ABC):
         """Call a method of every worker and return the answers by rank.
 
         operation: the name of a worker's method; in process also a callable, given the worker.
-        Raises TimeoutError after `timeout` seconds, ContractError if no worker knows `operation`.
+        timeout: seconds; an executor that works in the caller's thread cannot keep it.
+        Raises TimeoutError after that, ContractError if no worker knows `operation`.
         """
 
     @abstractmethod

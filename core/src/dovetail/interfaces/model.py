@@ -50,6 +50,8 @@ class AttentionContext(Protocol):
 class Model(Protocol):
     """A causal language model; in practice a `torch.nn.Module`.
 
+    How a worker learns of its attention layers is between the two: workers of the torch layer find
+    the `dovetail_torch.layers.Attention` modules; a model without any keeps no cache.
     Its parameters have the checkpoint's names. Fused layers say which names they fuse
     (`LinearShape.part_names`); the weight loader's table does the rest.
     architectures: the names in config.json's "architectures" that it serves.

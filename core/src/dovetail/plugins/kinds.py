@@ -21,16 +21,20 @@ class Kind:
     """One kind of plugin.
 
     group: its entry-point group. contract: "module:Class" of the interface that its classes meet.
+    is_sketch: the contract has no implementation, suite and fake yet; its first implementer may
+        still change it.
     """
 
     name: str
     group: str
     contract: str
+    is_sketch: bool = False
 
 
-def _kind(name: str, interface: str) -> tuple[str, Kind]:
+def _kind(name: str, interface: str, *, is_sketch: bool = False) -> tuple[str, Kind]:
     contract = f"dovetail.interfaces.{name}:{interface}"
-    return name, Kind(name=name, group=f"{GROUP_PREFIX}{name}", contract=contract)
+    group = f"{GROUP_PREFIX}{name}"
+    return name, Kind(name=name, group=group, contract=contract, is_sketch=is_sketch)
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -47,6 +51,18 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             _kind("linear_method", "LinearMethod"),
             _kind("ops", "Ops"),
             _kind("tokenizer", "Tokenizer"),
+            _kind("logits_processor", "LogitsProcessor"),
+            _kind("io_processor", "IOProcessor"),
+            _kind("stat_logger", "StatLogger"),
+            _kind("hooks", "Hooks"),
+            _kind("worker_extension", "WorkerExtension"),
+            _kind("grammar", "GrammarBackend", is_sketch=True),
+            _kind("proposer", "Proposer", is_sketch=True),
+            _kind("kv_connector", "KVConnector", is_sketch=True),
+            _kind("tool_parser", "ToolParser", is_sketch=True),
+            _kind("reasoning_parser", "ReasoningParser", is_sketch=True),
+            _kind("http_routes", "HTTPRoutes", is_sketch=True),
+            _kind("compile_backend", "CompileBackend", is_sketch=True),
         ]
     )
 )

@@ -95,14 +95,14 @@ def check_model(
         _Bench(model, context, tolerance).check()
 
 
-def _check_refusals(model_cls: type[Any], context: ModelContext) -> None:
+def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
     for value in (None, -1, "many"):
         config = {**context.hf_config, "vocab_size": value}
         if value is None:
             del config["vocab_size"]
         wrong = replace(context, hf_config=config)
         law = f"config.json with vocab_size={value!r} is refused"
-        error = expect_error(ModelError, partial(model_cls, wrong), law)
+        error = expect_error(ModelError, partial(make, wrong), law)
         expect("vocab_size" in str(error), f"ModelError must name the field: {error}")
 
 

@@ -156,7 +156,6 @@ class Referee:
         self._last_named: dict[int, int] = {}
         self._executed = -1
         self._sums = (0, 0, 0, 0)
-        self._writers: dict[tuple[int, int], str] = {}
         self._after_step = after_step
 
     @property

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from dovetail.errors import ContractError
 from dovetail.interfaces import AttentionLayer
 
 _SLOTS = itertools.count()
@@ -69,12 +70,23 @@ class AttentionTable:
 
 
 class NoAttention:
-    """An attention context without a cache, for runs before there is one: returns zeros."""
+    """An attention context without a cache, for runs before there is one: returns zeros.
+
+    Holds the model to what it declared, so that a mistake shows at the start.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
 
     def attend(
         self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
     ) -> torch.Tensor:
-        """Return zeros, contiguous [T, H, D]."""
+        """Return zeros, contiguous [T, H, D]; raise ContractError for an undeclared layer."""
+        if not 0 <= index < self._num_layers:
+            raise ContractError(
+                f"the model attends in layer {index}, but has {self._num_layers} Attention "
+                "modules (dovetail_torch.layers.Attention), one for each layer from 0 on."
+            )
         return q_THD.new_zeros(q_THD.shape)
 
 

@@ -82,9 +82,15 @@ class TorchWorker(WorkerBase):
         pack_linears(self._model)
         self._model.eval()
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
-        self._backend = self._choose_attention()
-        logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, self._backend.name)
-        self._runner = ModelRunner(self._model, vocab_size=self._vocab_size(), limits=self._limits)
+        self._backend = self._choose_attention() if self._layers else None
+        attention = self._backend.name if self._backend else "nobody: the model has none"
+        logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, attention)
+        self._runner = ModelRunner(
+            self._model,
+            num_layers=len(self._layers),
+            vocab_size=self._vocab_size(),
+            limits=self._limits,
+        )
 
     def get_model_info(self) -> ModelInfo:
         """Return the facts of the loaded model."""

@@ -54,14 +54,14 @@ def kv_cache_specs(
 
 
 def make_attention(
-    backend: type[AttentionBackend],
+    backend: type[AttentionBackend] | None,
     layers: Mapping[str, Attention],
     config: KVCacheConfig,
     limits: StepLimits,
 ) -> AttentionState:
     """Take the cache's memory and make the backend's layers and builders.
 
-    layers: by name, in the order of their indices.
+    layers: by name, in the order of their indices. backend: None only where there are none.
     """
     device, dtype = limits.device, limits.dtype
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
@@ -69,6 +69,7 @@ def make_attention(
     made, caches, builder_of = [], [], []
     specs = kv_cache_specs(layers, block_size=config.block_size, dtype=limits.kv_cache_dtype)
     for name, layer in layers.items():
+        assert backend is not None, "a model with attention layers has a backend"
         spec = specs[name]
         shape = backend.kv_cache_shape(config.num_blocks, spec)
         caches.append(torch.zeros(shape, dtype=DTYPES[spec.dtype], device=device))
@@ -79,6 +80,7 @@ def make_attention(
         builders=tuple(
             (backend.create_builder(_group_context(spec, limits)), group)
             for spec, group in builders
+            if backend is not None
         ),
     )
 

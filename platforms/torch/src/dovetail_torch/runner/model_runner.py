@@ -31,18 +31,22 @@ _Step = tuple[InputBatch, torch.Tensor, dict[int, LogprobColumns]]
 class ModelRunner:
     """Runs one model on one device."""
 
-    def __init__(self, model: Model, *, vocab_size: int, limits: StepLimits) -> None:
+    def __init__(
+        self, model: Model, *, num_layers: int, vocab_size: int, limits: StepLimits
+    ) -> None:
+        """num_layers: attention layers of the model. vocab_size: width of its logits."""
         self.model = model
+        self._num_layers = num_layers
         self._vocab_size = vocab_size
         self._limits = limits
 
     def initialize_cache(
         self,
         config: KVCacheConfig,
-        backend: type[AttentionBackend],
+        backend: type[AttentionBackend] | None,
         layers: dict[str, Attention],
     ) -> None:
-        """Take the memory of the KV cache and of the rows."""
+        """Take the memory of the KV cache and of the rows. backend: None if there are no layers."""
         limits = self._limits
         self._block_sizes = tuple(group.spec.block_size for group in config.groups)
         self._attention = make_attention(backend, layers, config, limits)
@@ -117,7 +121,7 @@ class ModelRunner:
         device = self._limits.device
         input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         positions_T = torch.arange(num_tokens, device=device) % self._limits.max_model_len
-        hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention())
+        hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self._num_layers))
         logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
         logits_SV.argmax(dim=-1)
 
