@@ -14,7 +14,7 @@ CODE   := $(wildcard conftest.py core platforms attention_backends schedulers mo
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check features bench soak clean
 
 help:  ## say what the targets do
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -37,6 +37,9 @@ test: $(STAMP)  ## run the tests, but for the slow ones and those for accelerato
 
 soak: $(STAMP)  ## run all tests, the slow ones too
 	$(BIN)/python -m pytest -q -m ""
+
+features: $(STAMP)  ## hold docs/features.md to its word
+	$(BIN)/python tests/features/prove.py
 
 check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/ruff format --quiet --check $(CODE)
