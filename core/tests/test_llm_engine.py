@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 from array import array
 from typing import ClassVar
 
@@ -396,3 +397,18 @@ def test_after_an_interrupt_in_a_step_no_tokens_are_made_up(llm, monkeypatch, ta
     assert not llm.llm_engine.has_unfinished_requests()
     with pytest.raises(EngineDeadError, match="make a new one"):
         llm.generate("c", GREEDY)
+
+
+def test_ctrl_c_in_a_step_waits_for_its_end_and_the_engine_lives_on(llm, monkeypatch):
+    sample = Speaker.sample_tokens
+
+    def press(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return sample(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Speaker, "sample_tokens", press)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b"], GREEDY)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.generate("c", GREEDY)[0].outputs[0].text == PIECE[:12]

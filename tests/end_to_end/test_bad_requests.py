@@ -195,6 +195,7 @@ def test_forged_parameters_are_refused_by_the_engine(engine, llm, expected, bad)
     [
         *(("prompt_token_ids", (5, token), "prompt") for token in OUT_OF_RANGE),
         ("prompt_token_ids", (), "prompt"),
+        ("prompt_token_ids", 7, "prompt"),
         ("prompt_token_ids", (5,) * LENGTH, "prompt"),
         ("max_tokens", 0, "max_tokens"),
         ("seed", -1, "seed"),

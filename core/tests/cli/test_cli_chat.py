@@ -15,10 +15,11 @@ import pytest
 
 from dovetail import LLMEngine, SamplingParams
 from dovetail.cli import main
-from dovetail.cli.chat_input import read_message, watch_for_interrupt
+from dovetail.cli.chat_input import read_message
 from dovetail.cli.chat_session import ChatSession
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import with_settings
+from dovetail.entrypoints.interrupts import watch_for_interrupt
 
 PATIENCE_S = 20
 ON_TERMINAL = (  # in the new process, so that nothing runs between fork and exec

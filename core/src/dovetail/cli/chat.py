@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dovetail.cli.chat_input import Ask, keyboard, read_message, watch_for_interrupt
+from dovetail.cli.chat_input import Ask, keyboard, read_message
 from dovetail.cli.chat_session import ChatSession
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import (
@@ -25,6 +25,7 @@ from dovetail.cli.sampling_options import (
 )
 from dovetail.cli.terminal import forgive_encodings, printable, tell
 from dovetail.engine.llm_engine import LLMEngine
+from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import ConfigError, RequestError, nearest
 
 if TYPE_CHECKING:

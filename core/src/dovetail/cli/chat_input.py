@@ -1,4 +1,4 @@
-"""What a person types in a chat: messages over one or several lines, and Ctrl-C.
+"""What a person types in a chat: messages over one or several lines.
 
 A line that ends with a backslash goes on in the next; a line that begins with three quotation marks
 opens a block that three others close. Knows no conversation and no command.
@@ -6,11 +6,8 @@ opens a block that three others close. Knows no conversation and no command.
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 
 PROMPT = "> "
 MORE = ". "
@@ -45,28 +42,6 @@ def read_message(ask: Ask) -> str:
     except EOFError:
         return text.rstrip("\n")
     return text
-
-
-@contextmanager
-def watch_for_interrupt() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C be asked for instead of raised, so that it cannot break a step in two.
-
-    A second one, before the first was heeded, raises KeyboardInterrupt as always. To be used in the
-    main thread.
-    """
-    seen = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        if seen:
-            raise KeyboardInterrupt
-        seen = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: seen
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _read_block(text: str, ask: Ask) -> str:

@@ -39,6 +39,11 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
 
 def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
     """Raise RequestError if the prompt is empty, too long for one new token, or out of range."""
+    if not isinstance(token_ids, Sequence) and not isinstance(token_ids, array):
+        raise RequestError(
+            f"the prompt's tokens are a {type(token_ids).__name__}; give a sequence of token ids.",
+            parameter="prompt",
+        )
     if not token_ids:
         raise RequestError(
             "the prompt is empty: give at least one token or character.", parameter="prompt"

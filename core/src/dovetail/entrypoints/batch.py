@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import RequestError
 from dovetail.outputs import RequestMetrics, RequestOutput, RequestOutputKind
 
@@ -57,18 +58,18 @@ def _run(
 ) -> None:
     bar, task = _progress(num_requests) if shown else (None, None)
     num_in = num_out = 0
-    with bar or nullcontext():
+    with bar or nullcontext(), watch_for_interrupt() as interrupted:
         while engine.has_unfinished_requests():
-            for output in engine.step():
-                if not output.finished:
-                    continue
-                results[output.request_id] = output
-                num_in += len(output.prompt_token_ids)
-                num_out += sum(len(completion.token_ids) for completion in output.outputs)
-                if bar is not None and task is not None:
-                    seconds = bar.tasks[task].elapsed or 1e-9
-                    rates = f"in {num_in / seconds:.0f}, out {num_out / seconds:.0f} tok/s"
-                    bar.update(task, completed=len(results), rates=rates)
+            finished = [output for output in engine.step() if output.finished]
+            results |= {output.request_id: output for output in finished}
+            num_in += sum(len(output.prompt_token_ids) for output in finished)
+            num_out += sum(len(done.token_ids) for output in finished for done in output.outputs)
+            if bar is not None and task is not None and finished:
+                seconds = bar.tasks[task].elapsed or 1e-9
+                rates = f"in {num_in / seconds:.0f}, out {num_out / seconds:.0f} tok/s"
+                bar.update(task, completed=len(results), rates=rates)
+            if interrupted():
+                raise KeyboardInterrupt
 
 
 def _progress(num_requests: int) -> tuple[Progress, TaskID]:
