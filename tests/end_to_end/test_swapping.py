@@ -57,7 +57,7 @@ SWAPS = {
         "MyLinear",
         "linear",
         NUM_RUNS * (4 * NUM_LAYERS + 1),
-        "dovetail_torch.layers.torch_linear:TorchLinearMethod.apply",
+        "dovetail_cpu.onednn_linear:OneDNNLinearMethod.apply",
     ),
     "load_format": (
         "MyLoader",

@@ -16,7 +16,7 @@ _PREFERENCES = {
     "worker": ("cpu",),
     "executor": ("uniproc",),
     "attention": ("cpu", "torch"),
-    "linear_method": ("torch",),
+    "linear_method": ("onednn", "torch"),
     "ops": ("torch",),
 }
 _MEMORY_SHARE = 0.4

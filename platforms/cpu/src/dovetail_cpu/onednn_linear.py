@@ -1,0 +1,62 @@
+"""Linear layers on weights in oneDNN's own order, brought there once after loading.
+
+A product with a plain weight makes oneDNN reorder it on the way, each time; that is most of the cost
+of a step of few tokens. Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300
+µs packed, 16 tokens 1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
+Legend: T tokens, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from dovetail_torch.layers.torch_linear import TorchLinearMethod
+
+_TOKENS_HINT = 16
+"""The number of tokens that oneDNN is told to choose the order for; it serves others as well."""
+
+
+class OneDNNLinearMethod(TorchLinearMethod):
+    """Parameters as the checkpoint has them; after `pack` only the packed weight is left.
+
+    Where this processor has no oneDNN product in the model's dtype, the plain weight stays and
+    serves.
+    """
+
+    device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
+
+    def pack(self, layer: nn.Module) -> None:
+        """Reorder the weight and drop the plain one.
+
+        A head tied to an embedding only lets go of the weight, which is the embedding's.
+        """
+        weight_OI = layer.weight
+        if not packs(weight_OI.dtype):
+            return
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _TOKENS_HINT)
+        layer.packed_weight = packed
+        del layer.weight
+
+    def apply(self, layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ + b, contiguous."""
+        packed = layer.__dict__.get("packed_weight")
+        if packed is None:
+            return super().apply(layer, x_TI)
+        product_TO: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_TI, packed, layer.bias, "none", [], ""
+        )
+        return product_TO
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies in this dtype on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
