@@ -180,7 +180,12 @@ class MyPlatform(Platform):
 
     def prefer(self, kind):
         CALLS["prefer"] += 1
-        names = {"worker": "cpu", "executor": "uniproc", "attention": "torch"}
+        names = {
+            "worker": "cpu",
+            "executor": "uniproc",
+            "attention": "torch",
+            "linear_method": "onednn",
+        }
         return (names.get(kind, "torch"),)
 
     def runtime(self):

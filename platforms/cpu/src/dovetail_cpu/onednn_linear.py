@@ -1,8 +1,8 @@
 """Linear layers on weights in oneDNN's own order, brought there once after loading.
 
-A product with a plain weight makes oneDNN reorder it on the way, each time; that is most of the cost
-of a step of few tokens. Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300
-µs packed, 16 tokens 1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
+A product with a plain weight makes oneDNN reorder it on the way, each time: most of the cost of a
+step of few tokens. Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300 µs
+packed, 16 tokens 1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
 Legend: T tokens, I input features, O output features.
 """
 
