@@ -1,0 +1,116 @@
+"""The demo model answers through the engine as it does through transformers.
+
+Held-out questions of all ten tasks, greedily, with every installed scheduler and attention backend;
+an answer counts when the task's own checker accepts it and the model ended it by itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.plugins import PluginRegistry
+
+TASKS = pytest.importorskip("dovetail_demo_model.tasks").TASKS
+
+SEED = 71
+MAX_TOKENS = 112
+BATCH = 100
+MAX_DIFFERENCE = 0.005
+QUICK, FULL = 20, 200
+"""Questions a task; with ten tasks, 200 and 2,000 in all."""
+
+
+@cache
+def questions(per_task: int) -> tuple[tuple[str, str], ...]:
+    """Return (task, prompt)."""
+    from dovetail_demo_model.tasks import held_out_set
+
+    return tuple(
+        (name, prompt)
+        for name, task in TASKS.items()
+        for prompt, _ in held_out_set(task, per_task, SEED)
+    )
+
+
+@cache
+def accuracy_through_transformers(per_task: int) -> float:
+    """Return the share of right answers of transformers' own `generate`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from dovetail_demo_model import model_dir
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir())
+    tokenizer.padding_side = "left"
+    model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.bfloat16).eval()
+    asked = sorted(questions(per_task), key=lambda question: len(question[1]))
+    num_right = 0
+    for first in range(0, len(asked), BATCH):
+        part = asked[first : first + BATCH]
+        texts = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            for _, prompt in part
+        ]
+        batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.inference_mode():
+            ids = model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+                temperature=None,
+            )
+        new = ids[:, batch["input_ids"].shape[1] :]
+        ended = (new == tokenizer.eos_token_id).any(dim=1).tolist()
+        answers = tokenizer.batch_decode(new, skip_special_tokens=True)
+        num_right += sum(
+            end and TASKS[name].check(prompt, answer)
+            for (name, prompt), answer, end in zip(part, answers, ended, strict=True)
+        )
+    return num_right / len(asked)
+
+
+def accuracy_through_engine(per_task: int, **parts: str) -> float:
+    """Return the share of right answers of an engine with these parts."""
+    asked = questions(per_task)
+    chats = [[{"role": "user", "content": prompt}] for _, prompt in asked]
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    with LLM("demo", num_threads=1, **parts) as llm:
+        outputs = llm.chat(chats, params, use_tqdm=False)
+    num_right = sum(
+        output.outputs[0].finish_reason == "stop"
+        and TASKS[name].check(prompt, output.outputs[0].text)
+        for (name, prompt), output in zip(asked, outputs, strict=True)
+    )
+    return num_right / len(asked)
+
+
+def installed(kind: str) -> list[str]:
+    """Return the names of the installed plugins of a kind."""
+    return sorted({candidate.name for candidate in PluginRegistry().candidates(kind)})
+
+
+@pytest.mark.parametrize(
+    "per_task", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)], ids=["quick", "full"]
+)
+@pytest.mark.parametrize(
+    ("scheduler", "attention"), list(product(installed("scheduler"), installed("attention")))
+)
+def test_the_engine_answers_as_transformers_does(scheduler, attention, per_task, capsys):
+    theirs = accuracy_through_transformers(per_task)
+    ours = accuracy_through_engine(
+        per_task, scheduler_cls=scheduler, attention_backend=attention
+    )
+    count = len(questions(per_task))
+    with capsys.disabled():
+        print(f"\n{scheduler}, {attention}: {ours:.2%} of {count}; transformers {theirs:.2%}")
+    # One answer of a small sample is more than the tolerance of the full one.
+    assert abs(ours - theirs) <= max(MAX_DIFFERENCE, 1 / count)
+    assert ours > 0.9
