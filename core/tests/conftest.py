@@ -5,8 +5,10 @@ would read is compared with what the row's tokens give. So a stale block, a wron
 skipped position shows at once. The next token is that checksum, folded: equal for equal prefixes.
 """
 
+import sys
 from array import array
 from collections import deque
+from importlib.metadata import distributions
 from zlib import crc32
 
 import pytest
@@ -19,6 +21,7 @@ from dovetail.interfaces import (
     SchedulerContext,
     SchedulerLimits,
 )
+from dovetail.plugins import PluginRegistry
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
@@ -208,3 +211,51 @@ def drive():
 def alone():
     """What a prompt's answer must be, whatever else runs: `alone(prompt, num_tokens)`."""
     return continuation
+
+
+class PluginSite:
+    """A folder on sys.path where made-up distributions are installed."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def add(self, name, entries, *, manifest=None, version="1.0", **modules):
+        """Install a distribution whose package has its name, with a dash for an underscore.
+
+        entries: kind to {plugin name: target}; a target that begins with ":" or "." is in the
+        package. modules: sources, `init` for the package itself.
+        """
+        package = self.path / name.replace("-", "_")
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(modules.pop("init", ""))
+        for module, source in modules.items():
+            (package / f"{module}.py").write_text(source)
+        if manifest is not None:
+            (package / "dovetail.toml").write_text(manifest)
+        info = self.path / f"{package.name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = []
+        for kind, targets in entries.items():
+            lines.append(f"[dovetail.{kind}]")
+            for entry, target in targets.items():
+                lines.append(f"{entry} = {package.name if target[0] in ':.' else ''}{target}")
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+    def registry(self, **given):
+        """A registry that sees this folder and nothing else."""
+        return PluginRegistry(distributions=distributions(path=[str(self.path)]), **given)
+
+
+@pytest.fixture
+def plugin_site(tmp_path, monkeypatch):
+    """Install made-up plugins: `plugin_site.add(…)`; their modules are forgotten afterwards."""
+    site = PluginSite(tmp_path / "site")
+    site.path.mkdir()
+    monkeypatch.syspath_prepend(str(site.path))
+    before = set(sys.modules)
+    yield site
+    for name in set(sys.modules) - before:
+        top = name.partition(".")[0]
+        if (site.path / top).exists():
+            del sys.modules[name]

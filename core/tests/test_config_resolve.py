@@ -320,8 +320,10 @@ def test_impossible_wishes_are_the_platforms_fault() -> None:
     for wishes, words in (
         ({"cache.blocksize": (16, "")}, r"'fake' wishes for 'cache\.blocksize'.*block_size"),
         ({"model.architecture": ("X", "")}, "no field that it may set"),
-        ({"cache.block_size": (0, "")}, "'fake' wishes for what cannot be: block_size=0"),
-        ({"model.dtype": ("int4", "")}, "'fake' wishes for what cannot be: dtype='int4'"),
+        ({"cache.block_size": (0, "why not")}, "'fake' wishes for what cannot be: block_size=0"),
+        ({"model.dtype": ("int4", "small")}, "'fake' wishes for what cannot be: dtype='int4'"),
+        ({"cache.block_size": (16, " ")}, r"block_size = \(16, ' '\); write \(value, reason\)"),
+        ({"cache.block_size": 16}, r"block_size = 16; write \(value, reason\)"),
     ):
         with pytest.raises(ContractError, match=words):
             resolve(config_of(), FakePlatform(wishes=wishes))

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from dovetail.config import CacheConfig, Change, EngineConfig, ModelConfig, SchedulerConfig
+from dovetail.config import (
+    CacheConfig,
+    Change,
+    EngineConfig,
+    ExtensionsConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from dovetail.errors import ConfigError
 
 
@@ -27,6 +34,61 @@ def make(**groups: object) -> EngineConfig:
     return EngineConfig(**{"model": model, **groups})
 
 
+FIELDS = {
+    "model": [
+        "architecture",
+        "dtype",
+        "enforce_eager",
+        "generation_config",
+        "hf_config",
+        "max_logprobs",
+        "max_model_len",
+        "model",
+        "model_dir",
+        "seed",
+        "served_model_name",
+        "skip_tokenizer_init",
+        "tokenizer_dir",
+        "tokenizer_mode",
+    ],
+    "cache": [
+        "block_size",
+        "enable_prefix_caching",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+    ],
+    "scheduler": [
+        "async_scheduling",
+        "enable_chunked_prefill",
+        "long_prefill_token_threshold",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "scheduler_cls",
+    ],
+    "parallel": [
+        "data_parallel_size",
+        "executor_backend",
+        "pipeline_parallel_size",
+        "platform",
+        "tensor_parallel_size",
+        "worker_cls",
+    ],
+    "load": ["load_format", "use_tqdm_on_load"],
+    "compute": ["attention_backend", "linear_method", "num_threads", "ops"],
+    "observability": ["disable_log_stats"],
+    "extensions": sorted(ExtensionsConfig.model_fields),
+    "plugins": [
+        "no_plugins",
+        "plugins_allow",
+        "plugins_deny",
+        "plugins_strict",
+        "trust_local_code",
+    ],
+}
+
+
 def test_field_names_are_pinned() -> None:
     config = make()
     names = {
@@ -34,51 +96,7 @@ def test_field_names_are_pinned() -> None:
         for group, node in dict(config).items()
         if hasattr(node, "model_fields_set")
     }
-    assert names == {
-        "model": [
-            "architecture",
-            "dtype",
-            "enforce_eager",
-            "generation_config",
-            "hf_config",
-            "max_logprobs",
-            "max_model_len",
-            "model",
-            "model_dir",
-            "seed",
-            "served_model_name",
-            "skip_tokenizer_init",
-            "tokenizer_dir",
-            "tokenizer_mode",
-        ],
-        "cache": [
-            "block_size",
-            "enable_prefix_caching",
-            "gpu_memory_utilization",
-            "kv_cache_dtype",
-            "kv_cache_memory_bytes",
-            "num_gpu_blocks_override",
-        ],
-        "scheduler": [
-            "async_scheduling",
-            "enable_chunked_prefill",
-            "long_prefill_token_threshold",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "scheduler_cls",
-        ],
-        "parallel": [
-            "data_parallel_size",
-            "executor_backend",
-            "pipeline_parallel_size",
-            "platform",
-            "tensor_parallel_size",
-            "worker_cls",
-        ],
-        "load": ["load_format", "use_tqdm_on_load"],
-        "compute": ["attention_backend", "linear_method", "num_threads", "ops"],
-        "observability": ["disable_log_stats"],
-    }
+    assert names == FIELDS
     assert set(dict(config)) - set(names) == {"plugin_options", "changes"}
     assert sum(map(len, names.values())) + 2 <= 60
 
@@ -106,6 +124,29 @@ def test_mappings_are_copied_in() -> None:
     config = make(plugin_options=options)
     options["a"]["b"].append(2)
     assert config.plugin_options == {"a": {"b": (1,)}}
+
+
+def test_extensions_are_pinned_too() -> None:
+    names = ["worker_extension_cls", "logits_processors", "io_processor", "stat_loggers", "hooks"]
+    assert list(ExtensionsConfig.model_fields) == names
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"hooks": "mine"}, "hooks='mine' must be a list of plugins"),
+        ({"stat_loggers": ["a", 3]}, r"stat_loggers\[1\]=3 must name a plugin"),
+        ({"logits_processors": [""]}, r"logits_processors\[0\]='' must name a plugin"),
+        ({"io_processor": 0}, "io_processor=0 must name a plugin"),
+    ],
+)
+def test_extensions_are_lists_of_plugins(fields: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        ExtensionsConfig(**fields)
+
+
+def test_no_extension_is_the_same_as_an_empty_name() -> None:
+    assert ExtensionsConfig(worker_extension_cls="").worker_extension_cls is None
 
 
 def test_json_round_trip() -> None:

@@ -88,7 +88,16 @@ def test_public_names_are_pinned() -> None:
         "data_parallel_size",
         "num_threads",
         "disable_log_stats",
+        "stat_loggers",
+        "logits_processors",
+        "io_processor",
+        "hooks",
         "plugin_options",
+        "plugins_allow",
+        "plugins_deny",
+        "no_plugins",
+        "plugins_strict",
+        "trust_local_code",
     ]
 
 
@@ -175,7 +184,6 @@ def test_given_values_arrive(model: Path) -> None:
         ("trust_remote_code", True, "install a plugin"),
         ("trust_remote_code", 1, "install a plugin"),
         ("revision", "main", "put that revision there"),
-        ("worker_extension_cls", "pkg.mod:Extension", "plugin machine"),
         ("tensor_parallel_size", 2, "Leave it at 1"),
         ("pipeline_parallel_size", 2, "Leave it at 1"),
         ("data_parallel_size", 0, "Leave it at 1"),

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import signal
 from array import array
 from typing import ClassVar
 
@@ -366,49 +365,3 @@ def test_as_many_parameters_as_prompts(llm, name):
     with pytest.raises(RequestError, match=f"2 {name} are given for 1 prompts") as refusal:
         llm.generate(["a"], **{name: given})
     assert refusal.value.parameter == name
-
-
-def interrupted(llm, monkeypatch, target, name):
-    """Press Ctrl-C while `target.name` runs."""
-
-    def interrupt(*arguments):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(target, name, interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(["a", "b"], GREEDY)
-
-
-def test_an_interrupt_between_steps_withdraws_what_was_asked(llm, monkeypatch):
-    from dovetail.engine.output_processor import OutputProcessor
-
-    interrupted(llm, monkeypatch, OutputProcessor, "process")
-    assert not llm.llm_engine.has_unfinished_requests()
-    assert llm.generate("c", GREEDY)[0].outputs[0].text == PIECE[:12]
-
-
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [(Speaker, "sample_tokens"), (Scheduler, "schedule"), (Scheduler, "update_from_output")],
-)
-def test_after_an_interrupt_in_a_step_no_tokens_are_made_up(llm, monkeypatch, target, name):
-    interrupted(llm, monkeypatch, target, name)
-    assert not llm.llm_engine.has_unfinished_requests()
-    with pytest.raises(EngineDeadError, match="make a new one"):
-        llm.generate("c", GREEDY)
-
-
-def test_ctrl_c_in_a_step_waits_for_its_end_and_the_engine_lives_on(llm, monkeypatch):
-    sample = Speaker.sample_tokens
-
-    def press(*arguments):
-        signal.raise_signal(signal.SIGINT)
-        return sample(*arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Speaker, "sample_tokens", press)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(["a", "b"], GREEDY)
-    assert not llm.llm_engine.has_unfinished_requests()
-    assert llm.generate("c", GREEDY)[0].outputs[0].text == PIECE[:12]

@@ -22,6 +22,7 @@ from dovetail.plugins import (
     KINDS,
     FileReference,
     NamedReference,
+    PluginPolicy,
     PluginRegistry,
     QualifiedReference,
     parse_reference,
@@ -81,7 +82,8 @@ def registry(site: Path) -> PluginRegistry:
 
 def fresh(site: Path, *, trust_local_code: bool = False) -> PluginRegistry:
     found = distributions(path=[str(site)])
-    return PluginRegistry(trust_local_code=trust_local_code, distributions=found)
+    policy = PluginPolicy(trust_local_code=trust_local_code)
+    return PluginRegistry(policy=policy, distributions=found)
 
 
 def message(call: Callable[[], object], kind: type[DovetailError]) -> str:

@@ -5,7 +5,7 @@ from importlib.metadata import distributions
 
 import pytest
 
-from dovetail.errors import ContractError, PluginError, PluginNotFoundError
+from dovetail.errors import ContractError, PluginError, PluginLoadError, PluginNotFoundError
 from dovetail.interfaces import AttentionAsk
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.selection import (
@@ -154,7 +154,7 @@ def test_where_no_platform_can_be_used_each_says_why(make):
     with pytest.raises(PluginNotFoundError) as refusal:
         choose_platform(registry, "auto")
     assert "absent (no such chip; no driver)" in str(refusal.value)
-    assert "b (an outside plugin: pass platform='…' to take it)" in str(refusal.value)
+    assert "b (an outside plugin: pass platform='b' to take it, or allow it" in str(refusal.value)
     with pytest.raises(PluginNotFoundError, match="pip install dovetail-cpu"):
         choose_platform(PluginRegistry(distributions=[]), "auto")
 
@@ -167,8 +167,13 @@ def test_an_explicit_platform_that_cannot_be_used_is_refused(make):
 
 def test_a_probe_that_fails_lets_no_other_platform_win(make):
     registry = make(dovetail_a=section("platform", box="Box", broken="Broken"))
-    with pytest.raises(OSError, match="the driver crashed"):
+    with pytest.raises(PluginLoadError, match="probe of the platform 'broken'") as failure:
         choose_platform(registry, "auto")
+    assert "OSError: the driver crashed, in parts:Broken.probe" in str(failure.value)
+    assert type(failure.value.__cause__) is OSError
+    with pytest.raises(PluginLoadError, match="name the plugin to use instead"):
+        choose_platform(registry, "broken")
+    assert choose_platform(registry, "box").info.name == "box"
 
 
 # --- other places -----------------------------------------------------------------------------
@@ -187,12 +192,17 @@ def test_a_preference_that_is_not_installed_is_passed_over(make):
     assert choose(registry, box(ops=("gamma", "alpha")), "ops", "auto").__name__ == "Alpha"
 
 
-def test_the_only_one_needs_no_preference_but_of_two_one_must_be_named(make):
-    registry = make(dovetail_a=section("ops", alpha="Alpha"))
-    assert choose(registry, box(), "ops", "auto").__name__ == "Alpha"
-    registry = make(dovetail_b=section("ops", beta="Beta"))
-    with pytest.raises(PluginNotFoundError, match=r"prefers none of those installed: alpha, beta"):
+def test_without_a_preference_the_first_by_distribution_and_name_is_taken(make):
+    registry = make(dovetail_b=section("ops", alpha="Alpha"), dovetail_a=section("ops", z="Beta"))
+    assert choose(registry, box(), "ops", "auto").__name__ == "Beta"
+
+
+def test_an_outside_plugin_is_not_taken_unasked_but_may_be_preferred(make):
+    registry = make(acme=section("ops", alpha="Alpha"))
+    with pytest.raises(PluginNotFoundError, match=r"prefers none; installed: alpha\. Name one, or"):
         choose(registry, box(), "ops", "auto")
+    assert choose(registry, box(ops=("alpha",)), "ops", "auto").__name__ == "Alpha"
+    assert choose(registry, box(ops=("alpha@acme",)), "ops", "auto").__name__ == "Alpha"
 
 
 def test_an_explicit_pick_never_falls_back(make):

@@ -1,9 +1,11 @@
 import threading
 from array import array
-from types import SimpleNamespace
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from dovetail.config.engine_config import EngineConfig, ModelConfig, SchedulerConfig
 from dovetail.errors import CapacityError, ContractError, EngineDeadError
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import ExecutorContext, KVCacheConfig, ModelInfo, Ready
@@ -14,18 +16,20 @@ from dovetail.result import ModelRunnerOutput
 class Worker:
     """Writes down what is asked of it, and in which thread. `fails`: what to raise, and where."""
 
+    made: ClassVar[list] = []
+    fail_at_start: ClassVar[dict] = {}
+
     def __init__(self, context):
-        self.context, self.calls, self.fails = context, [], {}
+        self.context, self.calls, self.fails = context, [], dict(Worker.fail_at_start)
         self.gate = threading.Event()
         self.gate.set()
-        context.config.made.append(self)
+        Worker.made.append(self)
 
     def _note(self, name, *arguments):
         self.calls.append((name, *arguments))
         self.thread = threading.current_thread()
-        error = self.fails.get(name) or self.context.config.fails.get(name)
-        if error is not None:
-            raise error
+        if name in self.fails:
+            raise self.fails[name]
 
     def init_device(self):
         self._note("init_device")
@@ -73,23 +77,30 @@ def asynchronous(request):
 
 @pytest.fixture
 def make(asynchronous):
-    made = []
+    place = Path("/nowhere")
+    model = ModelConfig(
+        model="m",
+        model_dir=place,
+        tokenizer_dir=place,
+        architecture="None",
+        hf_config={},
+        served_model_name="m",
+    )
+    scheduler = SchedulerConfig(async_scheduling=asynchronous)
+    context = ExecutorContext(
+        config=EngineConfig(model=model, scheduler=scheduler),
+        platform="platform",
+        plugins="plugins",
+        worker_cls=Worker,
+    )
 
     def build(**fails):
-        scheduler = SimpleNamespace(async_scheduling=asynchronous)
-        config = SimpleNamespace(scheduler=scheduler, made=[], fails=fails)
-        context = ExecutorContext(
-            config=config, platform="platform", plugins="plugins", worker_cls=Worker
-        )
-        made.append(config)
-        executor = UniprocExecutor(context)
-        return executor, config.made[0]
+        Worker.made, Worker.fail_at_start = [], fails
+        return UniprocExecutor(context), Worker.made[0]
 
-    build.configs = made
     yield build
-    for config in made:
-        for worker in config.made:
-            worker.gate.set()
+    for worker in Worker.made:
+        worker.gate.set()
 
 
 def step(executor, builder):
@@ -108,7 +119,7 @@ def test_the_worker_is_made_with_its_context_and_taken_to_its_model(make, asynch
 def test_a_start_that_fails_is_undone(make):
     with pytest.raises(CapacityError, match="no room"):
         make(load_model=CapacityError("no room"))
-    (worker,) = make.configs[0].made
+    (worker,) = Worker.made
     assert worker.calls[-1] == ("shutdown",)
 
 

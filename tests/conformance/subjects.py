@@ -80,6 +80,10 @@ def _platform_of(worker_cls: type[Any]) -> Platform:
     pytest.skip(f"no platform that can be used here prefers {worker_cls.__name__}")
 
 
+def _host(subject: type[Any], folder: Path) -> Wants:
+    return (torch.device("cpu"),), {}
+
+
 def _device(subject: type[Any], folder: Path) -> Wants:
     capabilities = getattr(subject, "capabilities", None)
     types = subject.device_types if capabilities is None else capabilities.device_types
@@ -138,14 +142,19 @@ def _weight_loader(subject: type[Any], folder: Path) -> Wants:
 SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "attention": _device,
     "executor": _nothing,
+    "hooks": _nothing,
+    "io_processor": _nothing,
     "linear_method": _device,
+    "logits_processor": _host,
     "model": _model,
     "ops": _device,
     "platform": _nothing,
     "policy": _nothing,
     "scheduler": _scheduler,
+    "stat_logger": _nothing,
     "tokenizer": _tokenizer,
     "weight_loader": _weight_loader,
     "worker": _worker,
+    "worker_extension": _nothing,
 }
 """Kind to a function that returns what its suite is to be given beside the class."""

@@ -110,6 +110,37 @@ class Transposed(FakeLinearMethod):
         layer.weight = torch.nn.Parameter(layer.weight.T.contiguous(), requires_grad=False)
 
 
+class PartsReversed(FakeLinearMethod):
+    """Hands out fused parts in the other order."""
+
+    def apply(self, layer, x_TI):
+        return super().apply(layer, x_TI).flip(-1).contiguous()
+
+
+class SumsInBfloat(FakeLinearMethod):
+    """Rounds what it multiplies."""
+
+    def apply(self, layer, x_TI):
+        return super().apply(layer, x_TI.bfloat16().to(x_TI.dtype))
+
+
+class ScalesItsInput(FakeLinearMethod):
+    """Works in its input's place."""
+
+    def apply(self, layer, x_TI):
+        y_TO = super().apply(layer, x_TI)
+        x_TI.mul_(2)
+        return y_TO
+
+
+class ReturnsAView(FakeLinearMethod):
+    """Returns a piece of something larger."""
+
+    def apply(self, layer, x_TI):
+        y_TO = super().apply(layer, x_TI)
+        return torch.cat((y_TO, y_TO), dim=-1)[:, : y_TO.shape[1]]
+
+
 class LooksAhead(FakeModel):
     """Lets a token see the next."""
 
@@ -226,7 +257,15 @@ MUTANTS = {
         GateSecond,
         Widens,
     ],
-    "linear_method": [NoBias, LastLayerOnly, Transposed],
+    "linear_method": [
+        NoBias,
+        LastLayerOnly,
+        Transposed,
+        PartsReversed,
+        SumsInBfloat,
+        ScalesItsInput,
+        ReturnsAView,
+    ],
     "model": [
         LooksAhead,
         IgnoresPositions,

@@ -23,19 +23,22 @@ def outcomes(tests: list[str], *options: str) -> dict[str, set[str]]:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options]
         subprocess.run([*command, *tests], cwd=ROOT, check=False, capture_output=True)
-        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
-        found: dict[str, set[str]] = {test: set() for test in tests}
-        for case in cases:
-            function = case.attrib["name"].split("[", maxsplit=1)[0]
-            module = case.attrib["classname"].replace(".", "/")
-            tags = {child.tag for child in case}
-            outcome = "failed" if tags & {"failure", "error"} else "passed"
-            outcome = "skipped" if "skipped" in tags else outcome
-            for test in tests:
-                path, _, name = test.partition("::")
-                if name == function and module.endswith(path.removesuffix(".py")):
-                    found[test].add(outcome)
-    return found
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    return {test: {_outcome(case) for case in cases if _is_of(case, test)} for test in tests}
+
+
+def _is_of(case: ElementTree.Element, test: str) -> bool:
+    path, _, name = test.partition("::")
+    module = case.attrib["classname"].replace(".", "/")
+    function = case.attrib["name"].split("[", maxsplit=1)[0]
+    return function == name and module.endswith(path.removesuffix(".py"))
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    tags = {child.tag for child in case}
+    if "skipped" in tags:
+        return "skipped"
+    return "failed" if tags & {"failure", "error"} else "passed"
 
 
 def unproven(features: list[Feature]) -> list[str]:

@@ -236,6 +236,17 @@ def test_an_empty_plan_still_ends_rows(steps, model):
     steps.join(0, [5], [2]).run((0, 0, 1, True))
 
 
+def test_blocks_are_appended_as_a_row_grows(steps, model):
+    expected = model.answer(PROMPT[:4], 7)
+    got = [steps.join(1, PROMPT[:4], [7]).run((1, 0, 4, True))[1]]
+    for place in range(4, 10):
+        if place % SIZE == 0:
+            steps.builder.grow(1, [place // SIZE * 2])
+        got.append(steps.run((1, place, 1, True))[1])
+    assert got == expected
+    assert Builder.seen[-1].block_table_RM.tolist() == [[7, 2, 4]]
+
+
 def test_the_head_sees_sampled_positions_only(steps, model, monkeypatch):
     sizes = []
     original = model.compute_logits

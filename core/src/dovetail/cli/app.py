@@ -26,15 +26,22 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine, for an issue."),
     ("demo", "dovetail.cli.demo:demo", "Run a small model, twice, with different parts."),
     ("generate", "dovetail.cli.generate:generate", "Answer prompts."),
+    ("plugins doctor", "dovetail.cli.plugins_doctor:doctor", "Find what is wrong here."),
+    ("plugins explain", "dovetail.cli.plugins_explain:explain", "Tell who is chosen, and why."),
     ("plugins list", "dovetail.cli.plugins_list:list_plugins", "List the installed plugins."),
+    ("plugins new", "dovetail.cli.plugins_new:new", "Begin a plugin of your own."),
+    ("plugins show", "dovetail.cli.plugins_show:show", "Show what is known of one plugin."),
 )
 """Every command: its words, "module:function", and one line for `--help`."""
 
 GROUPS = {
     "bench": "Measure an engine on random prompts.",
-    "plugins": "Look at the installed plugins.",
+    "plugins": "Look at plugins, find what is wrong, begin one of your own.",
 }
 """Words that stand before other commands, and their line for `--help`."""
+
+HOOKS_VARIABLE = "DOVETAIL_HOOKS"
+"""Names, with commas between them, the hooks plugins that may add commands."""
 
 _FRAME_OPTIONS = ("--help", "--traceback", "--version")
 _MAX_LINES = 3
@@ -61,6 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on `arguments` (those of the process if None); return the exit code."""
     app = make_app()
     app.meta.help = _SUMMARY
+    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        _let_hooks_register(app)
+    except DovetailError as error:
+        if "--traceback" in tokens:
+            tracebacks.print_exception(error)
+        else:
+            _complain(str(error))
+        return 2
 
     @app.meta.default
     def launch(
@@ -70,9 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         """Run one command; what is no option of the frame is the command's."""
         return _run(app, tokens, traceback=traceback)
 
-    tokens = sys.argv[1:] if arguments is None else list(arguments)
     # The delimiter "--" is the command's, not the frame's, to interpret.
     return _guard(app.meta, tokens, delimiter="")
+
+
+def _let_hooks_register(app: App) -> None:
+    """Let the hooks plugins that the environment names add their commands to `app`."""
+    names = [name for name in os.environ.get(HOOKS_VARIABLE, "").split(",") if name.strip()]
+    if names:
+        from dovetail.hooks import load_hooks  # only for those who have some
+        from dovetail.plugins import PluginRegistry
+
+        load_hooks([name.strip() for name in names], PluginRegistry()).tell("register_cli", app=app)
 
 
 def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:

@@ -6,13 +6,17 @@ no paths, no user or host names and no environment variables.
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
-import subprocess
 import sys
 from importlib.metadata import distributions
-from pathlib import Path
+
+from dovetail.machine import (
+    find_compilers,
+    find_devices,
+    read_cores,
+    read_memory,
+    read_system_file,
+)
 
 Section = tuple[str, list[tuple[str, str]]]
 
@@ -24,15 +28,6 @@ _CPU_FLAGS = frozenset((
     "bf16", "i8mm", "sve", "sve2", "sme",
 ))
 # fmt: on
-_COMPILERS = ("c++", "g++", "clang++")
-_DEVICE_TOOLS = (
-    ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"),
-    ("rocm-smi", "--showproductname", "--csv"),
-    ("xpu-smi", "discovery", "--dump", "2,3,4"),
-)
-_TOOL_TIMEOUT_S = 10
-_MAX_DEVICES = 16
-_NO_LIMIT_BYTES = 1 << 60
 
 
 def collect_env() -> int:
@@ -77,78 +72,34 @@ def _os_name() -> str:
 
 def _processor() -> Section:
     facts: dict[str, str] = {}
-    for line in _read("/proc/cpuinfo").splitlines():
+    for line in read_system_file("/proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
         if colon:
             facts.setdefault(key.strip().lower(), value.strip())
     flags = (facts.get("flags") or facts.get("features") or "").split()
     present = sorted(_CPU_FLAGS.intersection(flags))
     model = facts.get("model name") or platform.processor() or platform.machine()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = read_cores()
     rows = [
         ("model", model),
         ("flags", " ".join(present) or "unknown"),
-        ("cores", f"{os.cpu_count()} logical, {usable} usable by this process"),
+        ("cores", f"{cores.logical} logical, {cores.usable} usable by this process"),
     ]
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").strip().partition(" ")
-    if quota.isdigit() and period.isdigit():
-        rows.append(("quota", f"{int(quota) / int(period):g} cores"))
+    if cores.quota is not None:
+        rows.append(("quota", f"{cores.quota:g} cores"))
     return "CPU", rows
 
 
 def _memory() -> Section:
-    facts: dict[str, int] = {}
-    for line in _read("/proc/meminfo").splitlines():
-        key, _, value = line.partition(":")
-        if value.strip().endswith("kB"):
-            facts[key] = int(value.split()[0]) * 1024
-    names = {"total": "MemTotal", "available": "MemAvailable", "swap": "SwapTotal"}
-    rows = [(name, _gib(facts[key])) for name, key in names.items() if key in facts]
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    if limit.isdigit() and int(limit) < _NO_LIMIT_BYTES:
-        rows.append(("limit", _gib(int(limit))))
+    rows = [(name, _gib(num_bytes)) for name, num_bytes in read_memory().items()]
     return "Memory", rows or [("total", "unknown")]
 
 
 def _tools() -> Section:
-    rows = []
-    for compiler in _COMPILERS:
-        if lines := _output(compiler, "--version"):
-            rows.append((compiler, lines[0]))
-    if not rows:
-        rows.append(("C++ compiler", "none found"))
-    devices = [(tool[0], line) for tool in _DEVICE_TOOLS for line in _output(*tool)[:_MAX_DEVICES]]
-    return "Tools and devices", rows + (devices or [("GPU", "none that a vendor's tool reports")])
+    rows = find_compilers() or [("C++ compiler", "none found")]
+    devices = find_devices() or [("GPU", "none that a vendor's tool reports")]
+    return "Tools and devices", rows + devices
 
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
-
-
-def _read(path: str) -> str:
-    """Return a system file's text, or "" where this system has none."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _output(command: str, *arguments: str) -> list[str]:
-    """Return the lines that a tool prints, or [] if it is not there, fails or hangs."""
-    path = shutil.which(command)
-    if path is None:
-        return []
-    try:
-        done = subprocess.run(
-            [path, *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TOOL_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    return lines if done.returncode == 0 else []

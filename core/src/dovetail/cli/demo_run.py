@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dovetail.config import EngineConfig
     from dovetail.config.engine_config import Change
     from dovetail.outputs import RequestOutput
-    from dovetail.plugins.registry import Resolution
+    from dovetail.plugins import Resolution
 
 PLUGIN_FIELDS = {
     "platform": "parallel.platform",

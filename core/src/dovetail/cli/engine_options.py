@@ -51,6 +51,8 @@ def _flag(option: Field[Any], hint: Any) -> tuple[str, Any, Any]:
     members = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     # Of what a field takes, the first that can be written on a command line; else text.
     plain: Any = next((member for member in _PLAIN if member in members), str)
+    if get_origin(hint) is tuple:
+        plain = tuple[str, ...]  # the flag may be given several times
     default = option.default
     if default is MISSING and option.default_factory is not MISSING:
         default = None
@@ -58,7 +60,7 @@ def _flag(option: Field[Any], hint: Any) -> tuple[str, Any, Any]:
     parameter = Parameter(
         help=option.metadata["help"],
         group=ENGINE_GROUP,
-        negative="" if default is False else None,
+        negative="" if default in (False, ()) else None,
         show_default=shown,
         show=not option.metadata["help"].startswith(_HIDDEN),
     )

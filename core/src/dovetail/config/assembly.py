@@ -17,10 +17,12 @@ from dovetail.config.engine_config import (
     ComputeConfig,
     ConfigNode,
     EngineConfig,
+    ExtensionsConfig,
     LoadConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
+    PluginsConfig,
     SchedulerConfig,
     shown,
 )
@@ -46,6 +48,8 @@ _GROUPS: dict[str, type[ConfigNode]] = {
     "load": LoadConfig,
     "compute": ComputeConfig,
     "observability": ObservabilityConfig,
+    "extensions": ExtensionsConfig,
+    "plugins": PluginsConfig,
 }
 
 _OTHER_NAMES = {
@@ -57,11 +61,6 @@ _OTHER_NAMES = {
 _REFUSED = (
     ("trust_remote_code", False, "no code of a model is ever run; install a plugin for its model"),
     ("revision", None, "models are local directories; put that revision there, leave this out"),
-    (
-        "worker_extension_cls",
-        "",
-        "it comes with the plugin machine; until then give a subclass as worker_cls",
-    ),
 )
 
 

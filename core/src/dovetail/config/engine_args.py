@@ -148,7 +148,7 @@ class EngineArgs:
     )
     worker_cls: str | type = field(default="auto", metadata=_help("Worker plugin."))
     worker_extension_cls: str | type = field(
-        default="", metadata=_help("Refused: workers cannot be extended yet.")
+        default="", metadata=_help("Class whose methods are added to the worker's.")
     )
     executor_backend: str | type = field(
         default="auto", metadata=_help('Executor plugin; "auto": uniproc.')
@@ -179,8 +179,33 @@ class EngineArgs:
         default=None, metadata=_help("CPU threads of platforms that compute on the CPU.")
     )
     disable_log_stats: bool = field(default=True, metadata=_help("Log no statistics."))
+    stat_loggers: tuple[str | type, ...] = field(
+        default=(), metadata=_help("Stat logger plugins, told of every step.")
+    )
+    logits_processors: tuple[str | type, ...] = field(
+        default=(), metadata=_help("Logits processor plugins, in their order.")
+    )
+    io_processor: str | type | None = field(
+        default=None, metadata=_help("IO processor plugin, for LLM.process.")
+    )
+    hooks: tuple[str | type, ...] = field(
+        default=(), metadata=_help("Hooks plugins, told of start, steps, errors and stop.")
+    )
     plugin_options: Mapping[str, Any] = field(
         default_factory=dict, metadata=_help("Options of plugins, by plugin name.")
+    )
+    plugins_allow: tuple[str, ...] = field(
+        default=(), metadata=_help("Outside plugins that may serve unasked: kind:name@dist.")
+    )
+    plugins_deny: tuple[str, ...] = field(
+        default=(), metadata=_help("Plugins never to use, as kind:name@dist; * for any.")
+    )
+    no_plugins: bool = field(default=False, metadata=_help("Use first-party plugins only."))
+    plugins_strict: bool = field(
+        default=False, metadata=_help("Stop where a plugin fails that nobody asked for.")
+    )
+    trust_local_code: bool = field(
+        default=False, metadata=_help("Let plugins be named as ./file.py:Class.")
     )
 
     @classmethod

@@ -20,14 +20,18 @@ from dovetail.config.field_types import (
     Flag,
     FrozenMapping,
     OptionalFlag,
+    OptionalReference,
     OptionalShare,
     PluginReference,
+    PluginReferences,
+    Rules,
     Text,
     dtype_name,
     exactly,
     integer,
 )
 from dovetail.errors import ConfigError, nearest
+from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.sampling_params import MAX_LOGPROBS
 
 MAX_INT = 2**31 - 1
@@ -190,6 +194,41 @@ class ObservabilityConfig(ConfigNode):
     disable_log_stats: Flag = True
 
 
+class ExtensionsConfig(ConfigNode):
+    """Plugins that no engine needs: what the user adds to it, in the order given."""
+
+    worker_extension_cls: OptionalReference = None
+    logits_processors: PluginReferences = ()
+    io_processor: OptionalReference = None
+    stat_loggers: PluginReferences = ()
+    hooks: PluginReferences = ()
+
+
+class PluginsConfig(ConfigNode):
+    """What the user lets plugins do; no platform has a wish here."""
+
+    plugins_allow: Rules = ()
+    plugins_deny: Rules = ()
+    no_plugins: Flag = False
+    plugins_strict: Flag = False
+    trust_local_code: Flag = False
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        self.policy()
+        return self
+
+    def policy(self) -> PluginPolicy:
+        """Return it as the plugin registry takes it; raise ConfigError for a wrong rule."""
+        return PluginPolicy(
+            allow=self.plugins_allow,
+            deny=self.plugins_deny,
+            no_plugins=self.no_plugins,
+            strict=self.plugins_strict,
+            trust_local_code=self.trust_local_code,
+        )
+
+
 class EngineConfig(ConfigNode):
     """The configuration of one engine. plugin_options: by plugin name.
 
@@ -204,6 +243,8 @@ class EngineConfig(ConfigNode):
     load: LoadConfig = LoadConfig()
     compute: ComputeConfig = ComputeConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+    extensions: ExtensionsConfig = ExtensionsConfig()
+    plugins: PluginsConfig = PluginsConfig()
     plugin_options: FrozenMapping = Field(default={}, validate_default=True)
     changes: tuple[Change, ...] = ()
 
@@ -225,7 +266,9 @@ def _sentence(detail: Mapping[str, Any], node: type[ConfigNode]) -> str:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return str(cause)
-    name = str(detail["loc"][-1]) if detail["loc"] else node.__name__
+    *_, name = detail["loc"] or (node.__name__,)
+    if isinstance(name, int):
+        name = f"{detail['loc'][-2]}[{name}]"
     if detail["type"] == "extra_forbidden":
         return f"Unknown field {name!r} in {node.__name__}.{nearest(name, node.model_fields)}"
     if detail["type"] == "missing":

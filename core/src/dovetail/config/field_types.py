@@ -116,6 +116,22 @@ def _reference(value: object) -> object:
     return value
 
 
+def _none_if_empty(value: object) -> object:
+    return None if value == "" else value
+
+
+def _references(value: object) -> object:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("must be a list of plugins, each a name or a class")
+    return tuple(value)
+
+
+def _rules(value: object) -> object:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise ValueError("must be a list of rules, each as 'kind:name@distribution'")
+    return tuple(value)
+
+
 def _mapping(value: object) -> object:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ValueError("must be a mapping with strings as keys")
@@ -125,8 +141,12 @@ def _mapping(value: object) -> object:
 Flag = Annotated[bool, BeforeValidator(_flag)]
 OptionalFlag = Annotated[bool | None, BeforeValidator(_optional_flag)]
 OptionalShare = Annotated[float | None, BeforeValidator(_share)]
+Rules = Annotated[tuple[str, ...], BeforeValidator(_rules)]
 Text = Annotated[str, BeforeValidator(_text)]
 FrozenMapping = Annotated[Mapping[str, Any], BeforeValidator(_mapping), AfterValidator(freeze)]
 PluginReference = Annotated[
     str | type, BeforeValidator(_reference), PlainSerializer(reference_name, when_used="json")
 ]
+OptionalReference = Annotated[PluginReference | None, BeforeValidator(_none_if_empty)]
+"""A plugin, or None; an empty string is None."""
+PluginReferences = Annotated[tuple[PluginReference, ...], BeforeValidator(_references)]

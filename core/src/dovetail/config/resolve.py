@@ -10,7 +10,8 @@ from dovetail.config.checkpoint_facts import stated_dtype, stated_max_model_len
 from dovetail.config.engine_config import Change, ConfigNode, EngineConfig, shown
 from dovetail.config.field_types import MODEL_DTYPES, reference_name
 from dovetail.errors import ConfigError, ContractError, nearest
-from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.platform import ConfigPatch, Platform
+from dovetail.plugins.construction import ask
 
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_SEQS = 256
@@ -59,7 +60,8 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     draft.fill("scheduler.scheduler_cls", "fcfs", "the default")
     draft.fill("parallel.executor_backend", "uniproc", "one device needs one process only")
     resolved = draft.finish()
-    problems = platform.problems(resolved)
+    whose = f"platform {platform.info.name!r}"
+    problems = ask(whose, "problems", lambda: platform.problems(resolved))
     if problems:
         raise ConfigError(
             f"The platform {platform.info.name!r} cannot run this: {' '.join(problems)}"
@@ -144,16 +146,32 @@ class _Draft:
 
 def _take_wishes(draft: _Draft, platform: Platform) -> None:
     name = platform.info.name
-    wishes = platform.defaults(draft.config).changes
-    for path, (value, reason) in wishes.items():
+    whose = f"platform {name!r}"
+    patch: object = ask(whose, "defaults", lambda: platform.defaults(draft.config))
+    if not isinstance(patch, ConfigPatch):
+        raise ContractError(
+            f"The {whose} returned {shown(patch)} for defaults; a ConfigPatch is due."
+        )
+    for path, wish in patch.changes.items():
         if path not in draft.paths:
             raise ContractError(
                 f"The platform {name!r} wishes for {path!r}, which is no field that it may set."
                 f"{nearest(path, draft.paths)}"
             )
+        value, reason = _read_wish(whose, path, wish)
         if path in draft.open:
             checked = _check_wish(draft, path, value, name)
             draft.put(path, checked, f"platform {name}: {reason}")
+
+
+def _read_wish(whose: str, path: str, wish: object) -> tuple[object, str]:
+    """Return value and reason; a value that nobody can explain to the user is refused."""
+    if isinstance(wish, tuple) and len(wish) == 2 and isinstance(wish[1], str) and wish[1].strip():
+        return wish
+    raise ContractError(
+        f"The {whose} wishes for {path} = {shown(wish)}; write (value, reason), the reason as the "
+        "user will read it."
+    )
 
 
 def _check_wish(draft: _Draft, path: str, value: object, platform_name: str) -> object:

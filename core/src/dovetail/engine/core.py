@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
-from dovetail.errors import EngineDeadError
+from dovetail.errors import DovetailError, EngineDeadError
 from dovetail.interfaces import EngineCoreOutputs, Executor, Handle, SchedulerInterface
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 
@@ -26,11 +28,14 @@ class EngineCore:
         *,
         vocab_size: int,
         max_model_len: int,
+        params_checks: tuple[ParamsCheck, ...] = (),
     ) -> None:
+        """params_checks: what else is asked of each request's parameters."""
         self.executor = executor
         self.scheduler = scheduler
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._params_checks = params_checks
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._dead = False
 
@@ -43,7 +48,14 @@ class EngineCore:
         validate_core_request(
             request, vocab_size=self._vocab_size, max_model_len=self._max_model_len
         )
-        self.scheduler.add_request(request)
+        for check in self._params_checks:
+            check(request.sampling_params)
+        try:
+            self.scheduler.add_request(request)
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise self._scheduler_failed("a request was added", error) from error
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests at once; return the ids that were alive."""
@@ -62,9 +74,9 @@ class EngineCore:
         """
         self._check_alive()
         self._dead = True  # until the step is done: what an interrupt leaves behind is unknown
-        plan = self.scheduler.schedule()
+        plan = self._schedule()
         result = self._result(plan, self._launch(plan))
-        outputs = self.scheduler.update_from_output(plan, result)
+        outputs = self._update(plan, result)
         self._dead = False
         return outputs
 
@@ -85,14 +97,14 @@ class EngineCore:
         if len(self._out) < self.executor.max_concurrent_steps and (
             depth.num_running or depth.num_waiting
         ):
-            plan = self.scheduler.schedule()
+            plan = self._schedule()
             self._out.append((plan, self._launch(plan)))
             if len(self._out) < self.executor.max_concurrent_steps:
                 return None
         if not self._out:
             return None
         plan, handle = self._out.popleft()
-        return self.scheduler.update_from_output(plan, self._result(plan, handle))
+        return self._update(plan, self._result(plan, handle))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False if requests are under way."""
@@ -105,6 +117,31 @@ class EngineCore:
             self.scheduler.shutdown()
         finally:
             self.executor.shutdown()
+
+    def _schedule(self) -> SchedulerOutput:
+        try:
+            return self.scheduler.schedule()
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise self._scheduler_failed("a step was planned", error) from error
+
+    def _update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
+        try:
+            return self.scheduler.update_from_output(plan, result)
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise self._scheduler_failed("a step was settled", error) from error
+
+    def _scheduler_failed(self, when: str, error: Exception) -> EngineDeadError:
+        """Return the error for a scheduler, or a policy in it, that broke: its state is unknown."""
+        self._dead = True
+        cls = type(self.scheduler)
+        return EngineDeadError(
+            f"the scheduler {cls.__module__}:{cls.__qualname__} failed when {when}: "
+            f"{describe_failure(error)}; make a new engine, with another scheduler_cls"
+        )
 
     def _launch(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
         try:

@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Any
 from dovetail.config import EngineArgs
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
 from dovetail.engine.input_processor import InputFacts, InputProcessor, prompt_text
+from dovetail.engine.listeners import Listeners
 from dovetail.engine.output_processor import OutputProcessor
-from dovetail.engine.plugin_picks import check_picks
+from dovetail.engine.plugin_picks import check_picks, make_registry
 from dovetail.engine.start import StartedEngine, start_engine
-from dovetail.errors import UserError
+from dovetail.errors import RequestError, UserError
+from dovetail.hooks import load_hooks
+from dovetail.interfaces import IOProcessor, IOProcessorContext
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
+from dovetail.plugins.instance import Options, make_instance
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
     from dovetail.inputs import Prompt
     from dovetail.interfaces import SchedulerStats, Tokenizer
     from dovetail.outputs import RequestOutput
+    from dovetail.request import EngineCoreRequest
     from dovetail.sampling_params import SamplingParams
 
 
@@ -31,9 +36,10 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Start everything; raise a DovetailError that names the part at fault."""
-        self.plugins = PluginRegistry()
+        self.plugins = make_registry(config)
         # Before the tokenizer: a wrong name is told at once, whatever the size of its files.
         check_picks(config, self.plugins)
+        hooks = load_hooks(config.extensions.hooks, self.plugins)
         self.tokenizer = _load_tokenizer(config, self.plugins)
         self._started: StartedEngine = start_engine(config, plugins=self.plugins)
         self.config = self._started.config
@@ -41,7 +47,6 @@ class LLMEngine:
         self.vocab_size = self._started.model_info.vocab_size
         self.last_stats: SchedulerStats | None = None
         self._core = self._started.core
-        self._steps_ahead = self.config.scheduler.async_scheduling
         model = self.config.model
         self._inputs = InputProcessor(
             InputFacts(
@@ -57,6 +62,16 @@ class LLMEngine:
         )
         self._outputs = OutputProcessor(self.tokenizer, clock=self._started.clock)
         self._ended_early: list[RequestOutput] = []
+        try:
+            self.io_processor = self._make_io_processor()
+            self._listeners = Listeners(self.config, self.plugins, hooks, self._started.clock)
+        except BaseException:
+            self._core.shutdown()
+            raise
+        ahead = self.config.scheduler.async_scheduling
+        self._step = self._listeners.watch(
+            self._core.step_with_batch_queue if ahead else self._core.step
+        )
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> LLMEngine:
@@ -88,17 +103,13 @@ class LLMEngine:
                 f"{self.config.model.architecture} cannot generate; it supports: "
                 f"{', '.join(self.supported_tasks)}."
             )
-        requests = self._inputs.process(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt
-        )
-        self._outputs.add_request(
-            request_id, requests, prompt=prompt_text(prompt), kind=output_kind
-        )
         try:
-            for request in requests:
-                self._core.add_request(request)
-        except BaseException:
-            self._core.abort_requests(self._outputs.abort([request_id]).to_abort)
+            requests = self._inputs.process(
+                request_id, prompt, params, priority=priority, cache_salt=cache_salt
+            )
+            self._take_in(request_id, requests, prompt_text(prompt), output_kind)
+        except RequestError as error:
+            self._listeners.request_failed(request_id, error)
             raise
 
     def step(self) -> list[RequestOutput]:
@@ -106,13 +117,12 @@ class LLMEngine:
         outputs, self._ended_early = self._ended_early, []
         if not self._core.has_work():
             return outputs
-        core = self._core
-        given = core.step_with_batch_queue() if self._steps_ahead else core.step()
+        given = self._step()
         if given is not None:
             self.last_stats = given.stats or self.last_stats
             processed = self._outputs.process(given)
             if processed.to_abort:
-                core.abort_requests(processed.to_abort)
+                self._core.abort_requests(processed.to_abort)
             outputs += processed.request_outputs
         return outputs
 
@@ -142,7 +152,41 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """End the engine. May be called twice."""
-        self._core.shutdown()
+        try:
+            self._listeners.stop()
+        finally:
+            self._core.shutdown()
+
+    def _take_in(
+        self,
+        request_id: str,
+        requests: list[EngineCoreRequest],
+        prompt: str | None,
+        kind: RequestOutputKind,
+    ) -> None:
+        self._outputs.add_request(request_id, requests, prompt=prompt, kind=kind)
+        try:
+            for request in requests:
+                self._core.add_request(request)
+        except BaseException:
+            self._core.abort_requests(self._outputs.abort([request_id]).to_abort)
+            raise
+
+    def _make_io_processor(self) -> IOProcessor | None:
+        reference = self.config.extensions.io_processor
+        if reference is None:
+            return None
+
+        def context(own: Options) -> IOProcessorContext:
+            return IOProcessorContext(
+                config=self.config,
+                tokenizer=self.tokenizer,
+                default_sampling=self.default_sampling_params(),
+                options=own,
+            )
+
+        made: IOProcessor = make_instance(self.plugins, "io_processor", reference, context)
+        return made
 
     def _eos_token_ids(self) -> frozenset[int]:
         model = self.config.model
@@ -156,5 +200,8 @@ def _load_tokenizer(config: EngineConfig, plugins: PluginRegistry) -> Tokenizer 
     if model.skip_tokenizer_init:
         return None
     reference = "huggingface" if model.tokenizer_mode == "auto" else model.tokenizer_mode
-    tokenizer: Tokenizer = plugins.load("tokenizer", reference).from_directory(model.tokenizer_dir)
+    tokenizer_cls = plugins.load("tokenizer", reference)
+    options = plugins.options_of("tokenizer", tokenizer_cls)
+    given = {"options": options} if options else {}
+    tokenizer: Tokenizer = tokenizer_cls.from_directory(model.tokenizer_dir, **given)
     return tokenizer

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from dovetail.plugins import PluginRegistry
 
 
+def make_registry(config: EngineConfig) -> PluginRegistry:
+    """Return a registry under the rules, and with the options, that `config` has for plugins."""
+    from dovetail.plugins import PluginRegistry
+
+    return PluginRegistry(policy=config.plugins.policy(), options=config.plugin_options)
+
+
 def check_picks(config: EngineConfig, plugins: PluginRegistry) -> None:
     """Raise a PluginError for the first plugin that `config` names and that is not to be found."""
     for kind, reference in _picks(config):
@@ -28,6 +35,7 @@ def check_picks(config: EngineConfig, plugins: PluginRegistry) -> None:
             # `scheduler_cls` takes a policy, too; the message stays that of a scheduler.
             if kind != "scheduler" or not _is_policy(reference, plugins):
                 raise refusal from None
+    plugins.check_option_names(_chosen(config, plugins))
 
 
 def _picks(config: EngineConfig) -> Iterator[tuple[str, str | type]]:
@@ -42,6 +50,22 @@ def _picks(config: EngineConfig) -> Iterator[tuple[str, str | type]]:
     yield "weight_loader", config.load.load_format
     if not config.model.skip_tokenizer_init:
         yield "tokenizer", config.model.tokenizer_mode
+    extensions = config.extensions
+    if extensions.worker_extension_cls is not None:
+        yield "worker_extension", extensions.worker_extension_cls
+    if extensions.io_processor is not None:
+        yield "io_processor", extensions.io_processor
+    yield from (("logits_processor", one) for one in extensions.logits_processors)
+    yield from (("stat_logger", one) for one in extensions.stat_loggers)
+    yield from (("hooks", one) for one in extensions.hooks)
+
+
+def _chosen(config: EngineConfig, plugins: PluginRegistry) -> Iterator[tuple[str, str | type]]:
+    for kind, reference in _picks(config):
+        if kind == "scheduler" and reference != AUTO and _is_policy(reference, plugins):
+            yield "policy", reference
+        elif reference != AUTO:
+            yield kind, reference
 
 
 def _is_policy(reference: str | type, plugins: PluginRegistry) -> bool:

@@ -13,7 +13,8 @@ from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineConfig
 from dovetail.config.resolve import resolve
 from dovetail.engine.core import EngineCore
-from dovetail.engine.plugin_picks import check_picks
+from dovetail.engine.params_checks import load_params_checks
+from dovetail.engine.plugin_picks import check_picks, make_registry
 from dovetail.interfaces import (
     Executor,
     ExecutorContext,
@@ -26,6 +27,7 @@ from dovetail.interfaces import (
 )
 from dovetail.kv_cache.sizing import fit_model_len, group_layers, size_cache
 from dovetail.plugins import PluginRegistry
+from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
 
 logger = logging.getLogger(__name__)
@@ -55,36 +57,49 @@ def start_engine(
     wishes: resolved or not; what is returned is resolved. plugins: None for one of its own.
     """
     clock = clock or MonotonicClock()
-    plugins = plugins or PluginRegistry()
+    plugins = plugins or make_registry(wishes)
     check_picks(wishes, plugins)
     platform = choose_platform(plugins, wishes.parallel.platform)
     config = resolve(wishes, platform)
-    parallel = config.parallel
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
-    executor_cls = choose(plugins, platform, "executor", parallel.executor_backend)
-    worker_cls = choose(plugins, platform, "worker", parallel.worker_cls)
-    executor: Executor = executor_cls(
-        ExecutorContext(config=config, platform=platform, plugins=plugins, worker_cls=worker_cls)
+    executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
+    worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls)
+    params_checks = load_params_checks(config, plugins, worker_cls)
+    context = ExecutorContext(
+        config=config,
+        platform=platform,
+        plugins=plugins,
+        worker_cls=worker_cls,
+        options=plugins.options_of("executor", executor_cls),
+        worker_options=plugins.options_of("worker", worker_cls),
     )
+    executor: Executor = construct("executor", executor_cls, context)
     try:
         info = executor.get_model_info()
         kv_cache = _size_cache(executor, config)
         max_model_len = _model_len(config, wishes, info, kv_cache)
         executor.initialize_cache(kv_cache)
-        scheduler: SchedulerInterface = scheduler_cls(
-            SchedulerContext(
-                limits=_limits(config, max_model_len),
-                kv_cache=kv_cache,
-                clock=clock,
-                policy=policy_cls,
-                seed=config.model.seed,
-            )
+        given = SchedulerContext(
+            limits=_limits(config, max_model_len),
+            kv_cache=kv_cache,
+            clock=clock,
+            policy=policy_cls,
+            seed=config.model.seed,
+            options=plugins.options_of("scheduler", scheduler_cls),
+            policy_options=plugins.options_of("policy", policy_cls),
         )
+        scheduler: SchedulerInterface = construct("scheduler", scheduler_cls, given)
     except BaseException:
         executor.shutdown()
         raise
     _tell(config, platform, kv_cache, max_model_len)
-    core = EngineCore(executor, scheduler, vocab_size=info.vocab_size, max_model_len=max_model_len)
+    core = EngineCore(
+        executor,
+        scheduler,
+        vocab_size=info.vocab_size,
+        max_model_len=max_model_len,
+        params_checks=params_checks,
+    )
     return StartedEngine(
         core=core,
         config=config,

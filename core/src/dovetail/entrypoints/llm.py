@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.config.engine_args import EngineArgs
-from dovetail.errors import RequestError
+from dovetail.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -102,6 +102,38 @@ class LLM:
             use_tqdm=use_tqdm,
             on_error=on_error,
         )
+
+    def process(
+        self,
+        data: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        on_error: OnError = "return",
+    ) -> Any:
+        """Return what the engine's IO processor makes of `data` (`EngineArgs.io_processor`).
+
+        sampling_params: for every prompt that brings none of its own; None for the model's
+            defaults. on_error: as for `generate`; here a prompt that is refused leaves the others
+            alone, and how it is reported is the processor's.
+        Raises ConfigError if the engine has no IO processor, RequestError for data that is wrong.
+        """
+        from dovetail.interfaces import IORequest, IOResult  # with the engine, not before
+
+        processor = self.llm_engine.io_processor
+        if processor is None:
+            raise ConfigError("This engine has no IO processor; make it with io_processor='…'.")
+        request = IORequest(data=data, sampling_params=sampling_params)
+        batch = processor.pre_process(request)
+        params = [one.sampling_params or sampling_params for one in batch.prompts]
+        outputs = self.generate(
+            [one.prompt for one in batch.prompts],
+            [one or self.get_default_sampling_params() for one in params],
+            use_tqdm=use_tqdm,
+            priority=[one.priority for one in batch.prompts],
+            on_error=on_error,
+        )
+        return processor.post_process(IOResult(request=request, batch=batch, outputs=outputs))
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer; raise RequestError if the engine was made without one."""

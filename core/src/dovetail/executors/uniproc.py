@@ -14,6 +14,8 @@ from dovetail.errors import ContractError, DovetailError, EngineDeadError
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
 from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.construction import construct
+from dovetail.plugins.extension import complete_worker_cls
 from dovetail.result import ModelRunnerOutput
 
 T = TypeVar("T")
@@ -31,9 +33,14 @@ class UniprocExecutor(Executor):
         )
         self._failure: BaseException | None = None
         self._closed = False
-        self._worker: WorkerBase = context.worker_cls(
-            WorkerContext(config=context.config, platform=context.platform, plugins=context.plugins)
+        worker_cls = complete_worker_cls(context)
+        given = WorkerContext(
+            config=context.config,
+            platform=context.platform,
+            plugins=context.plugins,
+            options=context.worker_options,
         )
+        self._worker: WorkerBase = construct("worker", worker_cls, given)
         try:
             self.collective_rpc("init_device")
             self.collective_rpc("load_model")

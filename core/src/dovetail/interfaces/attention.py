@@ -11,8 +11,8 @@ D head size, B block size, N blocks, M block-table width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.kv_cache import FullAttentionSpec
@@ -106,13 +106,17 @@ class AttentionBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionGroupContext:
-    """What a metadata builder is made from: one KV-cache group of one runner."""
+    """What a metadata builder is made from: one KV-cache group of one runner.
+
+    options: the backend plugin's own, validated.
+    """
 
     spec: FullAttentionSpec
     device: torch.device
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,7 @@ class AttentionLayerContext:
 
     scale: factor on the scores before the softmax. soft_cap: c in c·tanh(score / c); 0 for none.
     sliding_window: tokens that a token sees, itself included; 0 for all.
+    options: the backend plugin's own, validated.
     """
 
     layer_name: str
@@ -132,6 +137,7 @@ class AttentionLayerContext:
     device: torch.device
     sliding_window: int = 0
     soft_cap: float = 0.0
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class AttentionMetadataBuilder(ABC):

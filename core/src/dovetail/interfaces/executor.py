@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
@@ -57,13 +57,16 @@ class Ready(Generic[T]):
 class ExecutorContext:
     """All that an executor is made from.
 
-    worker_cls: the resolved class of the workers. The executor makes them, late, where they run.
+    worker_cls: the resolved class of the workers. The executor makes them, late, where they run,
+    with `worker_options` as their context's options. options: the executor plugin's own.
     """
 
     config: EngineConfig
     platform: Platform
     plugins: PluginRegistry
     worker_cls: type
+    options: Mapping[str, object] = field(default_factory=dict)
+    worker_options: Mapping[str, object] = field(default_factory=dict)
 
 
 class Executor(ABC):

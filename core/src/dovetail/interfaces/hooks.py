@@ -54,7 +54,10 @@ class HookSpecs:
 
     @_specified
     def on_engine_stop(self) -> None:
-        """Hear that an engine is about to be shut down; once. Raising gives a warning."""
+        """Hear that an engine is about to end, or that its start broke off; once.
+
+        Raising gives a warning.
+        """
 
     @_specified
     def on_step(self, step: StepStats) -> None:
@@ -62,8 +65,9 @@ class HookSpecs:
 
     @_specified
     def on_request_error(self, request_id: str, error: RequestError) -> None:
-        """Hear that a request was refused, or ended with an error; `error` never holds the prompt.
+        """Hear that a request was refused, or ended with an error, and why.
 
+        request_id: the caller's where it was refused, the engine core's where it had begun.
         Raising gives one warning and unsubscribes.
         """
 

@@ -81,10 +81,12 @@ class IOProcessor(ABC):
     Law. An instance keeps nothing of one call for the next: what belongs to a call is in
     `IOBatch.state`, so that calls may overlap. Data that is wrong raises RequestError, saying where
     in the data. Neither data nor outputs are changed.
+    example_data: data that `pre_process` takes, for documentation and suites.
     """
 
     CONTRACT: ClassVar[str] = "io_processor"
     CONTRACT_VERSION: ClassVar[str] = "0.1"
+    example_data: ClassVar[Any]
 
     @abstractmethod
     def __init__(self, context: IOProcessorContext) -> None:

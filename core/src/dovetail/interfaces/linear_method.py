@@ -47,7 +47,10 @@ class LinearMethod(ABC):
     """Device types it runs on; empty for any."""
 
     def __init__(self) -> None:  # noqa: B027  # a default that may stay
-        """Make it, without arguments."""
+        """Make it, without arguments.
+
+        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        """
 
     @abstractmethod
     def create(self, layer: nn.Module, shape: LinearShape) -> None:

@@ -43,16 +43,18 @@ class LogitsProcessor(ABC):
     -inf, and no row is left without a finite logit that had one: a wish that would do so is passed
     over. What a row gets depends on its own tokens and parameters, never on its batch mates.
     A request states its wishes in `SamplingParams.extra_args`. All calls come from one thread.
+    example_args: `extra_args` of a request that takes part, for documentation and suites.
     """
 
     CONTRACT: ClassVar[str] = "logits_processor"
     CONTRACT_VERSION: ClassVar[str] = "0.1"
+    example_args: ClassVar[Mapping[str, object]]
 
     @abstractmethod
     def __init__(self, context: LogitsProcessorContext) -> None:
         """Make it for one worker; no row takes part yet."""
 
-    @classmethod
+    @classmethod  # noqa: B027  # a default that may stay
     def check_params(cls, params: SamplingParams) -> None:
         """Raise RequestError, naming the key of `extra_args`, for wishes that cannot be met.
 
@@ -79,7 +81,9 @@ class LogitsProcessor(ABC):
         step, each once; at least one takes part. May be called more than once before `accept`.
         """
 
-    def accept(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
+    def accept(  # noqa: B027  # a default that may stay
+        self, rows: Sequence[int], token_ids_R: torch.Tensor
+    ) -> None:
         """Append to each of `rows` the token that was chosen for it. The default keeps nothing.
 
         rows: those of the step that take part. token_ids_R: int64, on the context's device, only

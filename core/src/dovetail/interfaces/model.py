@@ -8,7 +8,7 @@ Legend: T tokens of the step, S sampled positions, D hidden size, V width of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class ModelContext:
 
     hf_config: the checkpoint's config.json with the user's overrides, read-only.
     linear_method, ops: the providers that its layers use.
-    max_model_len: positions to be prepared for.
+    max_model_len: positions to be prepared for. options: the model plugin's own, validated.
     """
 
     hf_config: Mapping[str, Any]
@@ -33,6 +33,7 @@ class ModelContext:
     linear_method: LinearMethod
     ops: Ops
     max_model_len: int
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class AttentionContext(Protocol):

@@ -26,7 +26,10 @@ class Ops(ABC):
     """Device types it runs on; empty for any."""
 
     def __init__(self) -> None:  # noqa: B027  # a default that may stay
-        """Make it, without arguments."""
+        """Make it, without arguments.
+
+        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        """
 
     @abstractmethod
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:

@@ -53,7 +53,10 @@ class Platform(ABC):
     """Of several platforms that can be used here, the highest is taken."""
 
     def __init__(self) -> None:  # noqa: B027  # a default that may stay
-        """Make it; touch no device."""
+        """Make it; touch no device.
+
+        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        """
 
     @classmethod
     @abstractmethod

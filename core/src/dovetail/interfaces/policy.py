@@ -95,7 +95,10 @@ class Policy:
     preempts: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        """Make it, without arguments; once for each scheduler."""
+        """Make it, without arguments; once for each scheduler.
+
+        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        """
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
         """Return a sortable key: the lowest is admitted first. Ties go by arrival."""

@@ -34,7 +34,7 @@ class ProposalAsk:
     """The rows to draft for.
 
     rows: each once. hidden_RD: the model's last hidden state of each, where the proposer wants it
-    ("hidden_states" in `needs`), else None.
+    ("hidden_states" in `inputs`), else None.
     """
 
     rows: Sequence[int]
@@ -50,11 +50,14 @@ class Drafts:
 
 
 class Proposer(ABC):
-    """Drafts tokens. What it drafts changes speed only, never which tokens come out."""
+    """Drafts tokens. What it drafts changes speed only, never which tokens come out.
+
+    inputs: what it wants beside rows, such as "hidden_states".
+    """
 
     CONTRACT: ClassVar[str] = "proposer"
     CONTRACT_VERSION: ClassVar[str] = "0.1"
-    needs: ClassVar[frozenset[str]] = frozenset()
+    inputs: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def __init__(self, context: ProposerContext) -> None:

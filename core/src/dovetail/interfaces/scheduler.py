@@ -45,7 +45,11 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerContext:
-    """All that a scheduler is made from."""
+    """All that a scheduler is made from.
+
+    options: the scheduler plugin's own, validated; policy_options: those of `policy`, which takes
+    them as its constructor's keyword `options`, if there are any.
+    """
 
     limits: SchedulerLimits
     kv_cache: KVCacheConfig
@@ -53,6 +57,7 @@ class SchedulerContext:
     policy: type[Policy] | None = None
     seed: int = 0
     options: Mapping[str, object] = field(default_factory=dict)
+    policy_options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

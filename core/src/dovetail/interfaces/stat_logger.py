@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class StepStats:
     """What one step did.
 
-    scheduler: the scheduler's counts after it. now_ns: the engine's clock when its result was there.
+    scheduler: the scheduler's counts after it. now_ns: the engine's clock, once its result was in.
     num_new_tokens: tokens given to requests. num_finished, num_failed: requests that ended with
     it, and those of them that ended with an error.
     """

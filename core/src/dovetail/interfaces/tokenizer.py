@@ -21,7 +21,10 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Load from a model directory; raise ModelError naming the file if it cannot."""
+        """Load from a model directory; raise ModelError naming the file if it cannot.
+
+        A plugin with an options model takes the keyword `options=None`: a mapping, validated.
+        """
 
     @property
     @abstractmethod

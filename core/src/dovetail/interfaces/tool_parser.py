@@ -25,7 +25,7 @@ class ToolParserContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
-    """More of one call. index: which. name: set once, with its first piece. arguments: JSON text."""
+    """More of one call. index: which. name: once, with its first piece. arguments: JSON text."""
 
     index: int
     name: str | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,11 +17,13 @@ class WeightLoaderContext:
     """All that a loader is made from.
 
     progress: show a progress bar where the output is a terminal. seed: for loaders that draw.
+    options: the loader plugin's own, validated.
     """
 
     model_dir: Path
     seed: int = 0
     progress: bool = True
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class WeightLoader(ABC):

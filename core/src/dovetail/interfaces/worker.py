@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
@@ -27,6 +27,7 @@ class WorkerContext:
     """All that a worker is made from.
 
     plugins: resolves the names of the worker's own parts (attention, model, ops, …).
+    options: the worker plugin's own, validated.
     rank: place in the whole engine; local_rank: on this machine.
     """
 
@@ -36,6 +37,7 @@ class WorkerContext:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol
 
 from dovetail.errors import ContractError
+from dovetail.plugins.api_range import Version, parse_version
 from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.signatures import find_mismatches
 
@@ -27,13 +27,13 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
 
     Returns notes: assumptions that were made in its favour, each a sentence.
     """
-    law = _interface(kind)
+    law = load_interface(get_kind(kind).contract)
     if not isinstance(cls, type):
         raise ContractError(
             f"A {kind} must be a class with the contract {law.__name__}; "
             f"{_describe(cls)} is {_article(type(cls).__name__)}. Name a class."
         )
-    problems = [*_declaration_problems(kind, law, cls), *_member_problems(law, cls)]
+    problems = [*_declaration_problems(kind, law, cls), *member_problems(law, cls)]
     if problems:
         many = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listed = "".join(f"\n  - {problem}" for problem in problems)
@@ -47,9 +47,16 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
     return ()
 
 
-def _interface(kind: str) -> Any:
-    module, _, name = get_kind(kind).contract.partition(":")
+def load_interface(target: str) -> Any:
+    """Return the class "module:Class" of `dovetail.interfaces`."""
+    module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def contract_version(kind: str) -> str:
+    """Return the version of a kind's contract that this core has, such as "0.1"."""
+    version: str = load_interface(get_kind(kind).contract).CONTRACT_VERSION
+    return version
 
 
 def _declaration_problems(kind: str, law: Any, cls: type) -> Iterator[str]:
@@ -61,11 +68,11 @@ def _declaration_problems(kind: str, law: Any, cls: type) -> Iterator[str]:
     version = getattr(cls, "CONTRACT_VERSION", None)
     if version is None:
         return
-    asked = _parse_version(version)
-    current = _parse_version(law.CONTRACT_VERSION)
+    asked = parse_version(version)
+    current = parse_version(law.CONTRACT_VERSION)
     if asked is None:
         yield f"CONTRACT_VERSION is {version!r}; write a string such as {law.CONTRACT_VERSION!r}"
-    elif current is not None and not _is_compatible(asked, current):
+    elif current is not None and not is_compatible(asked, current):
         age = "newer" if asked > current else "older"
         yield (
             f"it is made for contract version {version}, which is {age} than this core's "
@@ -73,19 +80,17 @@ def _declaration_problems(kind: str, law: Any, cls: type) -> Iterator[str]:
         )
 
 
-def _parse_version(version: object) -> tuple[int, int] | None:
-    match = re.fullmatch(r"(\d+)\.(\d+)", version) if isinstance(version, str) else None
-    return (int(match[1]), int(match[2])) if match else None
+def is_compatible(asked: Version, current: Version) -> bool:
+    """Return whether a class made for `asked` serves: while 0.x, only its very own version.
 
-
-def _is_compatible(asked: tuple[int, int], current: tuple[int, int]) -> bool:
-    """While 0.x every minor version may break; from 1.0 on a newer minor only adds."""
+    From 1.0 on a newer minor only adds.
+    """
     if current[0] == 0:
         return asked == current
     return asked[0] == current[0] and asked[1] <= current[1]
 
 
-def _member_problems(law: Any, cls: type) -> Iterator[str]:
+def member_problems(law: Any, cls: type) -> Iterator[str]:
     """Yield what is missing from a class or cannot be used as the contract does."""
     members = dict(_members(law))
     abstract = set(getattr(cls, "__abstractmethods__", ()))

@@ -30,6 +30,26 @@ class Candidate:
     distribution: str
     version: str
 
+    @property
+    def reference(self) -> str:
+        """What means this plugin and no other: "name@distribution"."""
+        return f"{self.name}@{self.distribution}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """A distribution that has plugins.
+
+    declared: (kind, name) of each plugin, those of kinds unknown here among them. packages: the
+    top-level packages that hold them. metadata: where its files are found.
+    """
+
+    distribution: str
+    version: str
+    declared: frozenset[tuple[str, str]]
+    packages: tuple[str, ...]
+    metadata: Distribution
+
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
@@ -37,15 +57,28 @@ class Discovery:
 
     candidates: per kind (all kinds are there), first-party ones first, then by distribution and
         name. set_aside: what looked like a plugin and could not be read, each a sentence.
+    installations: by the distribution's normalized name.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
     set_aside: tuple[str, ...]
+    installations: dict[str, Installation]
+
+    def owner(self, target: str) -> str:
+        """Return the distribution in whose package "package.module:Class" is; "" for nobody's."""
+        package = top_package(target)
+        owners = (one for one in self.installations.values() if package in one.packages)
+        return next((one.distribution for one in owners), "")
 
 
 def is_first_party(distribution: str) -> bool:
     """Return whether a distribution of this name is one of ours, released in lock-step."""
     return distribution.startswith(_FIRST_PARTY_PREFIX)
+
+
+def top_package(target: str) -> str:
+    """Return the top-level package of "package.module:Class"."""
+    return target.partition(":")[0].partition(".")[0]
 
 
 def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
@@ -55,7 +88,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     """
     found: dict[tuple[str, str, str, str], Candidate] = {}
     set_aside: list[str] = []
-    seen: set[str] = set()
+    installations: dict[str, Installation] = {}
     for distribution in distributions() if installed is None else installed:
         text = distribution.read_text("entry_points.txt")
         if text is None or GROUP_PREFIX not in text:
@@ -64,12 +97,21 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
         if not name:
             set_aside.append(f"A distribution without a name declares plugins: {distribution!r}.")
             continue
-        if (normalized := normalize_distribution(name)) in seen:
+        if (normalized := normalize_distribution(name)) in installations:
             continue
-        seen.add(normalized)
-        for group, entry, target in _entries(text):
+        entries = [entry for entry in _entries(text) if entry[0].startswith(GROUP_PREFIX)]
+        installations[normalized] = Installation(
+            distribution=name,
+            version=version,
+            declared=frozenset(
+                (group.removeprefix(GROUP_PREFIX), one) for group, one, _ in entries
+            ),
+            packages=tuple(sorted({top_package(target) for *_, target in entries})),
+            metadata=distribution,
+        )
+        for group, entry, target in entries:
             kind = group.removeprefix(GROUP_PREFIX)
-            if not group.startswith(GROUP_PREFIX) or kind not in KINDS:
+            if kind not in KINDS:
                 continue
             if not entry or ":" not in target:
                 set_aside.append(
@@ -82,7 +124,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
             )
     ranked = sorted(found.values(), key=_rank)
     by_kind = {kind: tuple(c for c in ranked if c.kind == kind) for kind in KINDS}
-    return Discovery(candidates=by_kind, set_aside=tuple(set_aside))
+    return Discovery(candidates=by_kind, set_aside=tuple(set_aside), installations=installations)
 
 
 def normalize_distribution(name: str) -> str:

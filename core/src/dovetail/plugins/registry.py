@@ -1,59 +1,42 @@
 """The plugin registry: from a user's reference to a class that meets its contract.
 
 One object, handed to whoever has to choose; nothing is global, and two engines may have two.
-Resolving imports nothing; loading imports what was chosen and no more. It does not know which
-plugin suits a machine (the platform's `prefer`) nor what a plugin's options mean.
+Resolving and describing import nothing; loading imports what was chosen and no more. It does not
+know which plugin suits a machine (the platform's `prefer`) nor what a plugin's options mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import Distribution
-from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-from dovetail.errors import ContractError, PluginError, PluginNotFoundError, nearest
-from dovetail.plugins.contract import check_contract
-from dovetail.plugins.discovery import Candidate, Discovery, discover, normalize_distribution
-from dovetail.plugins.kinds import KINDS, get_kind
-from dovetail.plugins.loading import (
-    Origin,
-    find_attribute,
-    load_dotted,
-    load_file,
-    load_target,
-)
-from dovetail.plugins.reference import (
-    FORMS,
-    FileReference,
-    NamedReference,
-    QualifiedReference,
-    parse_reference,
-)
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.errors import PluginError
+from dovetail.plugins.adapters import ADAPTERS, Adapters
+from dovetail.plugins.admission import Admission, Plugin, check_needed
+from dovetail.plugins.capabilities import CORE_CAPABILITIES
+from dovetail.plugins.construction import ask
+from dovetail.plugins.description import Describer, Description
+from dovetail.plugins.discovery import Candidate, Discovery, discover
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.manifest import PluginEntry
+from dovetail.plugins.options import PluginOptions, names_of
+from dovetail.plugins.plugin_policy import PluginPolicy
+from dovetail.plugins.resolution import Resolution
+from dovetail.plugins.resolver import Resolver
+from dovetail.plugins.shipped import ShippedResolver, check_versions
 
+if TYPE_CHECKING:
+    from dovetail.interfaces.platform import Platform, Probe
 
-@dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """What a reference turned out to mean.
-
-    name: the plugin's name, or the class path where it was named directly. target: "module:Class"
-    or "/file.py:Class". distribution, version: whose entry point it is; empty for none's.
-    notes: what was assumed in its favour when its contract was checked.
-    """
-
-    kind: str
-    name: str
-    target: str
-    distribution: str = ""
-    version: str = ""
-    notes: tuple[str, ...] = ()
+logger = logging.getLogger(__name__)
 
 
 class PluginRegistry:
-    """Finds, resolves and loads plugins.
+    """Finds, resolves, describes and loads plugins, under the user's policy.
 
     The scan of installed distributions happens once, when first needed. Loaded classes are kept
     by reference. A failed load is not kept: it is tried again when asked again.
@@ -62,168 +45,213 @@ class PluginRegistry:
     def __init__(
         self,
         *,
-        trust_local_code: bool = False,
+        policy: PluginPolicy | None = None,
+        options: Mapping[str, Any] | None = None,
         distributions: Iterable[Distribution] | None = None,
+        adapters: Adapters = ADAPTERS,
+        clock: Clock | None = None,
     ) -> None:
         """Make a registry over `distributions` (iterated once), or over everything installed.
 
-        trust_local_code: allow references to files ("./file.py:Class").
+        policy: the user's rules. options: of plugins, by plugin name. adapters: for plugins made
+        for earlier contract versions. clock: times imports.
         """
-        self.trust_local_code = trust_local_code
+        self.policy = policy or PluginPolicy()
+        self._options = PluginOptions(options)
         self._distributions = distributions
-        self._loaded: dict[tuple[str, str | type], tuple[type[Any], Resolution]] = {}
-        self._files: dict[Path, ModuleType] = {}
+        self._admission = Admission(
+            clock=clock or MonotonicClock(), adapters=adapters, options=self._options
+        )
+        self._shipped: tuple[Resolution, ...] | None = None
+        self._loaded: dict[tuple[str, str | type], Plugin] = {}
+        self._failures: dict[str, str] = {}
+        self._platform = ""
+        self._provided: frozenset[str] | None = None
+
+    @classmethod
+    def from_resolutions(
+        cls,
+        resolutions: Iterable[Resolution],
+        *,
+        role: str = "",
+        policy: PluginPolicy | None = None,
+        distributions: Iterable[Distribution] | None = None,
+    ) -> PluginRegistry:
+        """Make a registry that knows exactly these, as another process resolved them.
+
+        role: keep only those for this role ("frontend", "engine", "worker"); "" for all.
+        Raises PluginError, with every difference, if a distribution is not installed here in the
+        version that was resolved.
+        """
+        kept = [one for one in resolutions if not role or not one.roles or role in one.roles]
+        options = {f"{one.kind}:{one.name}": one.options for one in kept if one.options}
+        registry = cls(policy=policy, options=options, distributions=distributions)
+        registry._shipped = tuple(kept)
+        check_versions(kept, registry._discovery)
+        return registry
 
     @cached_property
     def _discovery(self) -> Discovery:
         return discover(self._distributions)
 
+    @cached_property
+    def _describer(self) -> Describer:
+        return Describer(self._discovery)
+
+    @cached_property
+    def _resolver(self) -> Resolver:
+        if self._shipped is None:
+            return Resolver(self._discovery, self._describer, self.policy)
+        return ShippedResolver(self._shipped, self._discovery, self._describer, self.policy)
+
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
         """Everything loaded so far, in the order of loading, each once."""
-        return tuple(dict.fromkeys(resolution for _, resolution in self._loaded.values()))
+        return tuple(dict.fromkeys(plugin.resolution for plugin in self._loaded.values()))
 
     @property
     def set_aside(self) -> tuple[str, ...]:
-        """What looked like a plugin but could not be read, each a sentence."""
-        return self._discovery.set_aside
+        """What looked like a plugin and is not used, each a sentence with its reason.
+
+        What could not be read, manifests found broken so far, automatic candidates that failed.
+        """
+        read = (*self._discovery.set_aside, *self._describer.problems)
+        return (*read, *self._failures.values())
 
     def candidates(self, kind: str) -> tuple[Candidate, ...]:
         """Return the installed plugins of `kind`: first-party first, then by distribution, name.
 
         Imports none of them. Raises PluginNotFoundError for an unknown kind.
         """
-        return self._discovery.candidates[get_kind(kind).name]
+        return self._resolver.candidates(kind)
+
+    def check_manifests(self) -> None:
+        """Read every manifest, so that `set_aside` tells of each that is broken."""
+        self._describer.read_all()
 
     def resolve(self, kind: str, reference: str | type) -> Resolution:
         """Return what `reference` means as a `kind`, importing nothing.
 
         Raises PluginNotFoundError if no plugin has that name, and PluginError if several have it,
-        if the reference has no known form, or if it is a file and local code is not trusted.
-        A class that was named directly is not looked for until it is loaded.
+        if the user's policy denies it, if the reference has no known form, or if it is a file and
+        local code is not trusted. A class that was named directly is not looked for until loaded.
         """
-        get_kind(kind)
-        if isinstance(reference, type):
-            target = f"{reference.__module__}:{reference.__qualname__}"
-            return Resolution(kind=kind, name=reference.__qualname__, target=target)
-        if not isinstance(reference, str):
-            raise ContractError(
-                f"A {kind} is chosen by a string or a class, not by {type(reference).__name__!r} "
-                f"objects. Write {FORMS}, or give the class itself."
-            )
-        parsed = parse_reference(reference)
-        if isinstance(parsed, NamedReference):
-            return self._resolve_name(kind, parsed)
-        if isinstance(parsed, FileReference):
-            self._require_trust(reference)
-            return Resolution(kind=kind, name=parsed.attribute, target=parsed.target)
-        return self._resolve_qualified(kind, reference.strip(), parsed)
+        return self._resolver.resolve(kind, reference)
+
+    def describe(self, kind: str, reference: str | type) -> Description:
+        """Return what discovery and manifest say of a plugin, importing nothing.
+
+        Raises as `resolve`, and PluginLoadError if its distribution's manifest is broken.
+        """
+        return self._describe(self.resolve(kind, reference))
+
+    def probe(self, kind: str, reference: str | type) -> Probe:
+        """Run the probe that a plugin's manifest names; usable where it names none.
+
+        Raises as `describe`; PluginLoadError if the probe cannot be imported or raises.
+        """
+        return self._admission.probe(self.describe(kind, reference))
 
     def load(self, kind: str, reference: str | type) -> type[Any]:
         """Return the class that `reference` means, imported and held to the contract of `kind`.
 
-        Raises as `resolve`; besides PluginLoadError if importing fails, PluginNotFoundError if a
-        module or class named directly does not exist, ContractError with everything that is wrong.
+        Raises as `describe`; besides PluginLoadError if importing fails, PluginNotFoundError if a
+        module or class named directly does not exist, ContractError with everything that is wrong
+        or for another contract version, ConfigError for its options, PluginError if it needs what
+        the platform does not provide.
         """
         key = (kind, reference)
         if key not in self._loaded:
-            self._loaded[key] = self._load(self.resolve(kind, reference), reference)
-        return self._loaded[key][0]
+            resolution = self.resolve(kind, reference)
+            about = self._describe(resolution)
+            self._check_needed(about, about.entry.needs)  # before anything of it is imported
+            shared = len(self._kinds_with_options(about.name)) > 0
+            # What another process named by a class path is here known by its target alone.
+            text = reference if self._shipped is None else resolution.target
+            plugin = self._admission.admit(resolution, text, about, shared=shared)
+            self._check_needed(about, plugin.needs)
+            self._loaded[key] = plugin
+        return self._loaded[key].cls
 
-    def _load(self, resolution: Resolution, reference: str | type) -> tuple[type[Any], Resolution]:
-        loaded: object
-        if isinstance(reference, type):
-            loaded = reference
-        else:
-            whose = f"{resolution.distribution} {resolution.version}".strip()
-            origin = Origin(asked=reference, distribution=whose)
-            loaded, target = self._import(resolution, reference, origin)
-            resolution = replace(resolution, target=target)
-        notes = check_contract(resolution.kind, loaded)
-        return cast("type[Any]", loaded), replace(resolution, notes=notes)
+    def put_aside(self, candidate: Candidate, error: PluginError) -> None:
+        """Leave an automatic candidate that failed, with one warning; raise if strict."""
+        if self.policy.strict:
+            raise error
+        whose = f"{candidate.kind} {candidate.reference}"
+        if whose not in self._failures:
+            self._failures[whose] = f"The {whose} was set aside: {error}"
+            logger.warning("%s", self._failures[whose])
 
-    def _import(self, resolution: Resolution, text: str, origin: Origin) -> tuple[object, str]:
-        """Return the object that a resolution names, and its target as it turned out to be."""
-        parsed = parse_reference(text)
-        if isinstance(parsed, FileReference):
-            if parsed.path not in self._files:
-                self._files[parsed.path] = load_file(parsed.path, origin)
-            loaded = find_attribute(self._files[parsed.path], parsed.attribute, origin)
-            return loaded, resolution.target
-        if isinstance(parsed, QualifiedReference) and parsed.dotted and not origin.distribution:
-            return load_dotted(resolution.target, origin)
-        return load_target(resolution.target, origin), resolution.target
+    def automatic(self, kind: str, preferred: Sequence[str] = ()) -> list[Candidate]:
+        """Return the plugins that may be taken unasked, in the order in which to try them.
 
-    def _resolve_name(self, kind: str, asked: NamedReference) -> Resolution:
-        candidates = self.candidates(kind)
-        named = [c for c in candidates if c.name == asked.name]
-        wanted = normalize_distribution(asked.distribution)
-        found = [c for c in named if wanted in ("", normalize_distribution(c.distribution))]
-        if len(found) == 1:
-            return _resolution(found[0])
-        if found:
-            raise _ambiguity(kind, asked.name, found)
-        if named:
-            raise PluginNotFoundError(
-                f"Distribution {asked.distribution!r} has no {kind} {asked.name!r}."
-                f"{nearest(asked.distribution, [c.distribution for c in named])}\n"
-                f"It is in {_listed(named)}. Write {named[0].name}@{named[0].distribution}."
+        preferred: what the platform prefers, best first. Raises PluginError where one name has
+        several owners.
+        """
+        return self._resolver.automatic(kind, preferred)
+
+    def options_of(self, kind: str, cls: type[Any] | None) -> Mapping[str, object]:
+        """Return the validated options of a class that was loaded here; empty if it takes none."""
+        found = (p for (k, _), p in self._loaded.items() if k == kind and p.cls is cls)
+        plugin = next(found, None)
+        return {} if plugin is None else plugin.resolution.options
+
+    def check_option_names(self, chosen: Iterable[tuple[str, str | type]]) -> None:
+        """Raise ConfigError for options of a plugin that is neither installed nor in `chosen`.
+
+        chosen: (kind, reference) of what the configuration names.
+        """
+        if not self._options.keys:
+            return
+        plugins = [one for kind in KINDS for one in self.candidates(kind)]
+        known = [key for one in plugins for key in names_of(one.kind, one.name, one.target)]
+        for kind, reference in chosen:
+            found = self.resolve(kind, reference)
+            known += names_of(kind, found.name, found.target)
+        kinds_of = {key: self._kinds_with_options(key) for key in self._options.keys}
+        self._options.check_names(known, kinds_of)
+
+    def bind_platform(self, platform: Platform) -> None:
+        """From now on hold each plugin's needs against what the core and `platform` provide.
+
+        What was loaded before is checked at once; raises PluginError as `load`.
+        """
+        loaded = (p for p in self._loaded.values() if p.cls is type(platform))
+        claimed = next((plugin.provides for plugin in loaded), frozenset[str]())
+        self._platform = platform.info.name
+        own = ask(f"platform {platform.info.name!r}", "capabilities", platform.capabilities)
+        self._provided = CORE_CAPABILITIES | own | claimed
+        for plugin in self._loaded.values():
+            self._check_needed(plugin.description, plugin.needs)
+
+    def _describe(self, resolution: Resolution) -> Description:
+        if resolution.distribution:
+            return self._describer.describe(
+                Candidate(
+                    kind=resolution.kind,
+                    name=resolution.name,
+                    target=resolution.target,
+                    distribution=resolution.distribution,
+                    version=resolution.version,
+                )
             )
-        raise self._not_found(kind, asked.name)
-
-    def _resolve_qualified(self, kind: str, text: str, asked: QualifiedReference) -> Resolution:
-        """Resolve a class path; one that an installed plugin declares is that plugin."""
-        for candidate in self.candidates(kind):
-            if candidate.target == asked.target or (asked.dotted and candidate.name == text):
-                return _resolution(candidate)
-        return Resolution(kind=kind, name=asked.attribute, target=asked.target)
-
-    def _require_trust(self, reference: str) -> None:
-        if not self.trust_local_code:
-            raise PluginError(
-                f"{reference!r} names a file, and a file is run with all your rights.\n"
-                f"If you trust it, pass --trust-local-code (trust_local_code=True in Python)."
-            )
-
-    def _not_found(self, kind: str, name: str) -> PluginNotFoundError:
-        candidates = self.candidates(kind)
-        hint = nearest(name, [c.name for c in candidates])
-        elsewhere = [k for k in KINDS if any(c.name == name for c in self.candidates(k))]
-        if elsewhere and not hint:
-            hint = f" (There is a plugin of that name of kind {', '.join(elsewhere)}.)"
-        installed = f"Installed: {_listed(candidates)}." if candidates else "None is installed."
-        return PluginNotFoundError(
-            f"There is no {kind} plugin {name!r}.{hint}\n{installed}\nWrite {FORMS}."
+        return Description(
+            kind=resolution.kind,
+            name=resolution.name,
+            target=resolution.target,
+            entry=PluginEntry(kind=resolution.kind, name=resolution.name),
         )
 
+    def _check_needed(self, about: Description, needs: frozenset[str]) -> None:
+        """Refuse what the platform cannot serve, once it is known which one that is."""
+        if self._provided is not None:
+            check_needed(str(about), needs, self._provided, self._platform)
 
-def _resolution(candidate: Candidate) -> Resolution:
-    return Resolution(
-        kind=candidate.kind,
-        name=candidate.name,
-        target=candidate.target,
-        distribution=candidate.distribution,
-        version=candidate.version,
-    )
-
-
-def _ambiguity(kind: str, name: str, found: list[Candidate]) -> PluginError:
-    """Return the error for one name with several owners, saying what to write for each."""
-    if len({normalize_distribution(c.distribution) for c in found}) == len(found):
-        choices = [f"{c.name}@{c.distribution}" for c in found]
-    else:
-        choices = [c.target for c in found]
-    lines = [f"{c.distribution} {c.version} ({c.target})" for c in found]
-    return PluginError(
-        f"Several plugins are the {kind} {name!r}: {', '.join(lines)}.\n"
-        f"Write {' or '.join(choices)}, or uninstall all but one."
-    )
-
-
-def _listed(candidates: Iterable[Candidate]) -> str:
-    """Return the names by distribution: "a, b (dist 1.0); c (other 2.0)"."""
-    by_distribution: dict[str, list[str]] = {}
-    for candidate in candidates:
-        whose = f"{candidate.distribution} {candidate.version}"
-        by_distribution.setdefault(whose, []).append(candidate.name)
-    return "; ".join(f"{', '.join(names)} ({whose})" for whose, names in by_distribution.items())
+    def _kinds_with_options(self, name: str) -> list[str]:
+        """Return the kinds in which a plugin of that name declares an options model."""
+        return [
+            kind
+            for kind in KINDS
+            for one in self.candidates(kind)
+            if one.name == name and self._describer.entry(one).options
+        ]

@@ -1,7 +1,8 @@
-"""Who fills a place: the user's pick, else what the platform prefers, else the only one there is.
+"""Who fills a place: the user's pick, else the first that may be taken unasked and can be used.
 
 The policy of choosing, apart from the mechanism of loading (`registry`). An explicit pick that
-cannot be used raises; nothing falls back in silence.
+cannot be used raises; an automatic candidate that fails is set aside; nothing falls back in
+silence.
 """
 
 from __future__ import annotations
@@ -10,66 +11,153 @@ from typing import Any
 
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError
 from dovetail.interfaces.attention import AttentionAsk, AttentionBackend
-from dovetail.interfaces.platform import Platform
-from dovetail.plugins.discovery import is_first_party
+from dovetail.interfaces.platform import Platform, Probe
+from dovetail.plugins.admission import check_probe, probe_failure
+from dovetail.plugins.construction import construct
+from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.registry import PluginRegistry
 
 AUTO = "auto"
 
 
 def choose_platform(registry: PluginRegistry, reference: str | type) -> Platform:
-    """Return the platform that was asked for, or the best first-party one that can be used here.
+    """Return the platform that was asked for, or the best one that can be used here.
 
-    A probe that raises is an error, not a reason to take another platform.
+    Of those that may be taken unasked the highest rank wins, its manifest's or else its class's;
+    then first-party before outside, then by distribution and name. From here on `registry` holds
+    plugins' needs against what the platform provides. A probe that raises is a PluginLoadError,
+    not a reason to take another platform.
     """
+    platform_cls = _platform_class(registry, reference)
+    options = registry.options_of("platform", platform_cls)
+    platform: Platform = construct("platform", platform_cls, options=options)
+    registry.bind_platform(platform)
+    return platform
+
+
+def _platform_class(registry: PluginRegistry, reference: str | type) -> type[Platform]:
     if reference != AUTO:
-        return _explicit_platform(registry.load("platform", reference))
-    refused, usable = [], []
-    for candidate in registry.candidates("platform"):
-        if not is_first_party(candidate.distribution):
-            refused.append(f"{candidate.name} (an outside plugin: pass platform='…' to take it)")
-            continue
-        platform_cls = registry.load("platform", f"{candidate.name}@{candidate.distribution}")
-        probe = platform_cls.probe() if platform_cls.automatic else None
-        if probe is not None and probe.usable:
-            usable.append(platform_cls)
-        elif probe is not None:
-            refused.append(f"{candidate.name} ({'; '.join(probe.reasons)})")
+        return _explicit_platform(registry, reference)
+    refused = []
+    usable: list[tuple[int, type[Platform]]] = []
+    candidates = registry.automatic("platform")
+    for candidate in candidates:
+        platform_cls, reason = _usable_platform(registry, candidate)
+        if reason:
+            refused.append(f"{candidate.name} ({reason})")
+        elif platform_cls is not None:
+            entry = registry.describe("platform", candidate.reference)
+            usable.append((entry.entry.rank or platform_cls.rank, platform_cls))
+    refused += [
+        f"{one.name} (an outside plugin: pass platform={one.name!r} to take it, or allow it with "
+        f"plugins_allow)"
+        for one in registry.candidates("platform")
+        if one not in candidates
+    ]
     if not usable:
         found = ", ".join(refused) or "none is installed; try: pip install dovetail-cpu"
         raise PluginNotFoundError(f"No platform can be used here. Found: {found}.")
-    best: Platform = max(usable, key=lambda platform_cls: platform_cls.rank)()
-    return best
+    return max(usable, key=lambda one: one[0])[1]
 
 
-def _explicit_platform(platform_cls: type[Platform]) -> Platform:
-    probe = platform_cls.probe()
+def _usable_platform(
+    registry: PluginRegistry, candidate: Candidate
+) -> tuple[type[Platform] | None, str]:
+    """Return a platform that can be used, or (None, why not), or (None, "") if it stands back."""
+    try:
+        about = registry.describe("platform", candidate.reference)
+    except PluginError as error:
+        registry.put_aside(candidate, error)
+        return None, str(error)
+    # Not set aside: a probe that fails has not said that the machine is another.
+    probe = registry.probe("platform", candidate.reference)
+    if not probe.usable:
+        return None, "; ".join(probe.reasons)
+    try:
+        platform_cls: type[Platform] = registry.load("platform", candidate.reference)
+    except PluginError as error:
+        registry.put_aside(candidate, error)
+        return None, str(error)
+    if not platform_cls.automatic:
+        return None, ""
+    probe = _probed(platform_cls, str(about))
+    return (platform_cls, "") if probe.usable else (None, "; ".join(probe.reasons))
+
+
+def _explicit_platform(registry: PluginRegistry, reference: str | type) -> type[Platform]:
+    probe = registry.probe("platform", reference)
+    name = str(reference)
+    if probe.usable:
+        platform_cls: type[Platform] = registry.load("platform", reference)
+        name = platform_cls.info.name
+        probe = _probed(platform_cls, f"platform {name!r}")
     if not probe.usable:
         raise PluginError(
-            f"The platform {platform_cls.info.name!r} was asked for, but it cannot be used here: "
+            f"The platform {name!r} was asked for, but it cannot be used here: "
             f"{'; '.join(probe.reasons)}."
         )
-    return platform_cls()
+    return platform_cls
+
+
+def _probed(platform_cls: type[Platform], whose: str) -> Probe:
+    try:
+        answer: object = platform_cls.probe()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise probe_failure(whose, error) from error
+    return check_probe(whose, answer)
 
 
 def choose(
     registry: PluginRegistry, platform: Platform, kind: str, reference: str | type
 ) -> type[Any]:
-    """Return the class for `kind`: the user's pick, the platform's preference, or the only one."""
+    """Return the class for `kind`: the user's pick, or the first automatic candidate that loads.
+
+    Candidates that fail are set aside, visibly. Raises PluginNotFoundError, with every reason, if
+    none is left.
+    """
     if reference != AUTO:
+        require_usable(registry, kind, reference)
         return registry.load(kind, reference)
-    candidates = registry.candidates(kind)
-    installed = {candidate.name for candidate in candidates}
-    for name in platform.prefer(kind):
-        if name in installed:
-            return registry.load(kind, name)
-    if len(candidates) == 1:
-        return registry.load(kind, f"{candidates[0].name}@{candidates[0].distribution}")
+    refused = []
+    for candidate in registry.automatic(kind, platform.prefer(kind)):
+        found, reason = try_candidate(registry, candidate)
+        if found is not None:
+            return found
+        refused.append(f"{candidate.name}: {reason}")
+    names = sorted(candidate.name for candidate in registry.candidates(kind))
     raise PluginNotFoundError(
-        f"No {kind} was asked for, and the platform {platform.info.name!r} prefers "
-        f"{', '.join(platform.prefer(kind)) or 'none'} of those installed: "
-        f"{', '.join(sorted(installed)) or 'none'}. Name one."
+        f"No {kind} was asked for, and none can be taken unasked. The platform "
+        f"{platform.info.name!r} prefers {', '.join(platform.prefer(kind)) or 'none'}; installed: "
+        f"{', '.join(names) or 'none'}. Name one, or allow an outside one with plugins_allow."
+        + "".join(f"\n{line}" for line in refused)
     )
+
+
+def require_usable(registry: PluginRegistry, kind: str, reference: str | type) -> None:
+    """Raise PluginError if the probe of an explicit pick says that it cannot be used here."""
+    probe = registry.probe(kind, reference)
+    if not probe.usable:
+        raise PluginError(
+            f"The {kind} {reference!r} was asked for, but it cannot be used here: "
+            f"{'; '.join(probe.reasons)}."
+        )
+
+
+def try_candidate(registry: PluginRegistry, candidate: Candidate) -> tuple[type[Any] | None, str]:
+    """Return the class of an automatic candidate, or None and why it is not taken.
+
+    One whose probe says no is passed over; one that fails is set aside with a warning.
+    """
+    try:
+        probe = registry.probe(candidate.kind, candidate.reference)
+        if not probe.usable:
+            return None, "; ".join(probe.reasons)
+        return registry.load(candidate.kind, candidate.reference), ""
+    except PluginError as error:
+        registry.put_aside(candidate, error)
+        return None, str(error)
 
 
 def choose_scheduler(
@@ -81,9 +169,7 @@ def choose_scheduler(
     """
     from dovetail.scheduling import Scheduler  # the core's own plugin, imported when chosen
 
-    names = {candidate.name for candidate in registry.candidates("scheduler")}
-    policies = {candidate.name for candidate in registry.candidates("policy")}
-    if isinstance(reference, str) and reference in policies - names:
+    if not is_known(registry, "scheduler", reference) and is_known(registry, "policy", reference):
         return Scheduler, registry.load("policy", reference)
     try:
         return registry.load("scheduler", reference), None
@@ -94,6 +180,15 @@ def choose_scheduler(
             raise refusal from None
 
 
+def is_known(registry: PluginRegistry, kind: str, reference: str | type) -> bool:
+    """Return whether `reference` may mean a plugin of `kind`; raise as `resolve` for the rest."""
+    try:
+        registry.resolve(kind, reference)
+    except PluginNotFoundError:
+        return False
+    return True
+
+
 def choose_attention(
     registry: PluginRegistry, platform: Platform, reference: str | type, ask: AttentionAsk
 ) -> type[AttentionBackend]:
@@ -102,6 +197,7 @@ def choose_attention(
     Raises PluginError with every reason if the pick, or all candidates, refuse.
     """
     if reference != AUTO:
+        require_usable(registry, "attention", reference)
         backend: type[AttentionBackend] = registry.load("attention", reference)
         if reasons := attention_refusals(backend, ask):
             raise PluginError(
@@ -109,24 +205,16 @@ def choose_attention(
             )
         return backend
     refused = []
-    for name in _attention_order(registry, platform):
-        backend = registry.load("attention", name)
-        reasons = attention_refusals(backend, ask)
-        if not reasons:
-            return backend
-        refused.append(f"{name}: {'; '.join(reasons)}")
-    found = "\n".join(refused) or "none is installed; try: pip install dovetail-attn-torch"
-    raise PluginNotFoundError(f"No attention backend does what this model asks.\n{found}")
+    for candidate in registry.automatic("attention", platform.prefer("attention")):
+        found, reason = try_candidate(registry, candidate)
+        reasons = [reason] if found is None else attention_refusals(found, ask)
+        if found is not None and not reasons:
+            return found
+        refused.append(f"{candidate.name}: {'; '.join(reasons)}")
+    names = "\n".join(refused) or "none is installed; try: pip install dovetail-attn-torch"
+    raise PluginNotFoundError(f"No attention backend does what this model asks.\n{names}")
 
 
 def attention_refusals(backend: type[AttentionBackend], ask: AttentionAsk) -> list[str]:
     """Return every reason why `backend` cannot do what is asked."""
     return [*backend.capabilities.refusals(ask), *backend.refusals(ask)]
-
-
-def _attention_order(registry: PluginRegistry, platform: Platform) -> list[str]:
-    candidates = registry.candidates("attention")
-    installed = {candidate.name for candidate in candidates}
-    preferred = [name for name in platform.prefer("attention") if name in installed]
-    own = [c.name for c in candidates if is_first_party(c.distribution)]
-    return [*preferred, *(name for name in own if name not in preferred)]

@@ -10,7 +10,7 @@ nobody. The policy wishes; rows, blocks and the budget are granted here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from dovetail.errors import RequestError
@@ -44,7 +44,9 @@ class Scheduler(SchedulerInterface):
 
     def __init__(self, context: SchedulerContext) -> None:
         self.limits = context.limits
-        self.policy: Policy = (context.policy or self.policy_cls)()
+        make: Callable[..., Policy] = context.policy or self.policy_cls
+        options = context.policy_options
+        self.policy: Policy = make(options=options) if options else make()
         self._kv_cache = KVCacheManager(
             context.kv_cache, enable_prefix_caching=context.limits.enable_prefix_caching
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,12 @@ from dovetail.interfaces.attention import (
     AttentionLayerContext,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec
+from dovetail.testing.case import Case, run_all
+from dovetail.testing.comparison import TOLERANCES
+from dovetail.testing.expectation import expect
 
 if TYPE_CHECKING:
     import torch
-
-TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 _FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody_has")
 
@@ -57,6 +59,15 @@ class AttentionCase:
     soft_cap: float = 0.0
     scale_factor: float = 1.5
     seed: int = 0
+
+    def __str__(self) -> str:
+        """Return what is particular to it, on one line."""
+        shape = next((n for n, r in _shapes(self.block_size).items() if r == self.runs), "mixed")
+        heads = f"{self.num_heads} over {self.num_kv_heads} heads of {self.head_size}"
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
+        blocks = f"blocks of {self.block_size}"
+        return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}, seed {self.seed}"
 
     @property
     def scale(self) -> float:
@@ -160,17 +171,21 @@ def _shapes(block_size: int) -> dict[str, tuple[tuple[int, int], ...]]:
 
 def check_backend(backend: type[AttentionBackend], device: torch.device) -> None:
     """Check all that `backend` claims, on `device`; raise AssertionError with what differs."""
-    capabilities = backend.capabilities
-    unknown = capabilities.dtypes - TOLERANCES.keys()
-    _expect(not unknown, f"no tolerance is stated for the claimed dtypes {sorted(unknown)}")
-    check_refusals(backend, device)
-    for case in standard_cases(capabilities):
-        check_case(backend, case, device)
+    run_all(attention_cases(backend, device))
+
+
+def attention_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
+    """Yield the suite's cases: refusals, and one for each point of the claimed matrix."""
+    yield Case(name="refusals", run=partial(check_refusals, backend, device))
+    for case in standard_cases(backend.capabilities):
+        yield Case(name=str(case), run=partial(check_case, backend, case, device))
 
 
 def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
     """Check that what is claimed is not refused, and that what is not claimed is."""
     capabilities = backend.capabilities
+    unknown = capabilities.dtypes - TOLERANCES.keys()
+    expect(not unknown, f"no tolerance is stated for the claimed dtypes {sorted(unknown)}")
     for case in standard_cases(capabilities):
         ask = AttentionAsk(
             device_type=device.type,
@@ -183,10 +198,10 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
             features=capabilities.features,
         )
         reasons = [*capabilities.refusals(ask), *backend.refusals(ask)]
-        _expect(not reasons, f"{backend.name} refuses what it claims: {ask}: {reasons}")
+        expect(not reasons, f"{backend.name} refuses what it claims: {ask}: {reasons}")
         for wrong in _asks_beyond(capabilities, ask):
             reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]
-            _expect(bool(reasons), f"{backend.name} takes what it does not claim: {wrong}")
+            expect(bool(reasons), f"{backend.name} takes what it does not claim: {wrong}")
 
 
 def _asks_beyond(capabilities: AttentionCapabilities, ask: AttentionAsk) -> Iterator[AttentionAsk]:
@@ -264,9 +279,9 @@ class _Rows:
         shape = backend.kv_cache_shape(self.num_blocks, case.spec)
         got_bytes = prod(shape) * DTYPE_BYTES[case.dtype]
         want_bytes = self.num_blocks * case.spec.page_size_bytes
-        _expect(
+        expect(
             got_bytes == want_bytes,
-            f"{case}: kv_cache_shape {shape} takes {got_bytes} bytes; {want_bytes} are due",
+            f"{case!r}: kv_cache_shape {shape} takes {got_bytes} bytes; {want_bytes} are due",
         )
         self.cache = torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
         self.builder = backend.create_builder(
@@ -302,7 +317,7 @@ class _Rows:
         """Do and check one step of runs (row, first position, number of tokens)."""
         import torch
 
-        what = f"{self.case}, step {name!r}"
+        what = f"{self.case!r}, step {name!r}"
         batch = self._batch(runs)
         tensors = [
             batch.query_start_R1,
@@ -322,9 +337,9 @@ class _Rows:
             copies,
             strict=True,
         ):
-            _expect(torch.equal(tensor, copy), f"{what}: {label} was changed; it is only read")
+            expect(torch.equal(tensor, copy), f"{what}: {label} was changed; it is only read")
         written = ~cache_before.isnan()
-        _expect(
+        expect(
             torch.equal(self.cache[written], cache_before[written]),
             f"{what}: the cache of earlier tokens was changed",
         )
@@ -365,15 +380,9 @@ class _Rows:
         token, rest = divmod(worst, want[0].numel())
         head, element = divmod(rest, want.shape[2])
         off = float(error.flatten()[worst])
-        _expect(
+        expect(
             off <= tolerance,
             f"{place}: token {token}, head {head}, element {element} is "
             f"{float(got.flatten()[worst])}; {float(want.flatten()[worst])} is right, "
             f"and off by {tolerance} at most ({self.case.dtype})",
         )
-
-
-def _expect(condition: bool, message: str) -> None:
-    """Raise AssertionError with `message`, also where Python strips assert statements."""
-    if not condition:
-        raise AssertionError(message)

@@ -7,7 +7,8 @@ this module, so that an executor may make them in other processes. Needs no mode
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,8 +24,9 @@ from dovetail.kv_cache.sizing import group_layers
 from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
+from dovetail.testing.case import Case
 from dovetail.testing.contexts import SMALL_ENGINE, make_executor_context, write_fake_config
-from dovetail.testing.expectation import expect, expect_error, judging
+from dovetail.testing.expectation import NotHere, expect, expect_error, judging
 from dovetail.testing.fake_worker import DEFAULT_VOCAB_SIZE, FakeWorker
 from dovetail.testing.row_model import RowModel
 
@@ -88,37 +90,51 @@ def check_executor(executor_cls: type[Executor], *, takes_callables: bool = True
 
     takes_callables: whether `collective_rpc` takes callables, as executors in process do.
     """
+    for case in executor_cases(executor_cls, takes_callables=takes_callables):
+        with suppress(NotHere):
+            case.run()
+
+
+def executor_cases(executor_cls: type[Executor], *, takes_callables: bool = True) -> Iterator[Case]:
+    """Yield the suite's cases, at one and at two steps at a time."""
+    yield Case(name="a model that cannot be loaded", run=partial(_check_unloadable, executor_cls))
+    for ahead in (False, True):
+        steps = "two steps" if ahead else "one step"
+        for name, check in _CHECKS.items():
+            if takes_callables or check is not _check_callables:
+                run = partial(_check_with, executor_cls, check, ahead=ahead)
+                yield Case(name=f"{name}, {steps} at a time", run=run)
+    run = partial(_check_with, executor_cls, _check_timeout, ahead=True)
+    yield Case(name="a timeout, two steps at a time", run=run)
+
+
+def _check_with(
+    executor_cls: type[Executor], check: Callable[[Executor], None], *, ahead: bool
+) -> None:
+    """Check a new executor of a worker that is right, or fails on demand where that is checked."""
+    worker_cls = FailingWorker if check is _check_failure else ObedientWorker
+    with judging("in the constructor"):
+        executor = _make(executor_cls, worker_cls, ahead=ahead)
+    with judging(f"in {check.__name__}, asked to plan ahead: {ahead}"):
+        try:
+            most = executor.max_concurrent_steps
+            expect(most in (1, 2), f"max_concurrent_steps is {most}; it must be 1 or 2")
+            if ahead and most == 1:
+                raise NotHere("it does one step at a time only")
+            check(executor)
+        finally:
+            executor.shutdown()
+
+
+def _check_unloadable(executor_cls: type[Executor]) -> None:
+    law = "the constructor hands on why a model cannot be loaded"
+    expect_error(ModelError, lambda: _make(executor_cls, UnloadableWorker, ahead=False), law)
+
+
+def _make(executor_cls: type[Executor], worker_cls: type[WorkerBase], *, ahead: bool) -> Executor:
     with TemporaryDirectory() as folder:
         model_dir = write_fake_config(Path(folder))
-
-        def make(worker_cls: type[WorkerBase], *, ahead: bool = False) -> Executor:
-            context = make_executor_context(model_dir, worker_cls, async_scheduling=ahead)
-            return executor_cls(context)
-
-        most = max(_steps_at_once(make, ahead=ahead) for ahead in (False, True))
-        for ahead in (False, True)[:most]:
-            _with(make(ObedientWorker, ahead=ahead), _check_start)
-            _with(make(ObedientWorker, ahead=ahead), _check_steps)
-            _with(make(ObedientWorker, ahead=ahead), _check_operations)
-            if takes_callables:
-                _with(make(ObedientWorker, ahead=ahead), _check_callables)
-            _with(make(FailingWorker, ahead=ahead), _check_failure)
-            _with(make(ObedientWorker, ahead=ahead), _check_shutdown)
-        if most > 1:
-            _with(make(ObedientWorker, ahead=True), _check_timeout)
-        law = "the constructor hands on why a model cannot be loaded"
-        expect_error(ModelError, lambda: make(UnloadableWorker), law)
-
-
-def _steps_at_once(make: Callable[..., Executor], *, ahead: bool) -> int:
-    """Return how many steps at a time an executor of a configuration takes."""
-    executor = make(ObedientWorker, ahead=ahead)
-    try:
-        most = executor.max_concurrent_steps
-        expect(most in (1, 2), f"max_concurrent_steps is {most}; it must be 1 or 2")
-        return most
-    finally:
-        executor.shutdown()
+        return executor_cls(make_executor_context(model_dir, worker_cls, async_scheduling=ahead))
 
 
 def make_plans() -> list[SchedulerOutput]:
@@ -164,14 +180,6 @@ def start(executor: Executor) -> KVCacheConfig:
     executor.initialize_cache(kv_cache)
     executor.check_health()
     return kv_cache
-
-
-def _with(executor: Executor, check: Callable[[Executor], None]) -> None:
-    with judging(f"in {check.__name__}, {executor.max_concurrent_steps} steps at a time"):
-        try:
-            check(executor)
-        finally:
-            executor.shutdown()
 
 
 def _new_request(row: int, generation: int, tokens: range) -> NewRequest:
@@ -310,3 +318,13 @@ def _check_shutdown(executor: Executor) -> None:
         lambda: executor.execute_model(plan).result(RESULT_S),
         "execute_model after shutdown",
     )
+
+
+_CHECKS: Mapping[str, Callable[[Executor], None]] = {
+    "start": _check_start,
+    "steps": _check_steps,
+    "operations": _check_operations,
+    "callables": _check_callables,
+    "failure": _check_failure,
+    "shutdown": _check_shutdown,
+}

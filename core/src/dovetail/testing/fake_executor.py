@@ -12,6 +12,7 @@ from dovetail.errors import ContractError, EngineDeadError
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
 from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.extension import complete_worker_cls
 from dovetail.result import ModelRunnerOutput
 
 
@@ -23,8 +24,13 @@ class FakeExecutor(Executor):
 
     def __init__(self, context: ExecutorContext) -> None:
         self._dead = ""
-        self.worker: WorkerBase = context.worker_cls(
-            WorkerContext(config=context.config, platform=context.platform, plugins=context.plugins)
+        self.worker: WorkerBase = complete_worker_cls(context)(
+            WorkerContext(
+                config=context.config,
+                platform=context.platform,
+                plugins=context.plugins,
+                options=context.worker_options,
+            )
         )
         try:
             self.worker.init_device()

@@ -66,3 +66,21 @@ def _read_count(context: ModelContext, name: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise ModelError(f"config.json has {name}={value!r}; it needs a positive integer.")
     return value
+
+
+class PositionalModel(FakeModel):
+    """The same without attention: a token's logits depend on it and its position alone.
+
+    So it keeps no cache, and runs under any worker, whatever that one's attention layers are.
+    """
+
+    architectures: ClassVar[tuple[str, ...]] = ("PositionalModel",)
+
+    def forward(
+        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the hidden states after the last norm, [T, D]. ids and positions are int64."""
+        x_TD = self.embed[input_ids_T]
+        angle_T1 = (positions_T[:, None] * MAX_POSITION_SCALE).to(x_TD.dtype)
+        x_TD = (torch.sin(angle_T1) + x_TD).matmul(self.out.T)
+        return self._ops.rms_norm(x_TD, self.norm, 1e-6)

@@ -9,10 +9,12 @@ Legend: T tokens, I input features, O output features of all parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.linear_method import LinearMethod, LinearShape
+from dovetail.testing.case import Case, run_all
 from dovetail.testing.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail.testing.expectation import expect, judging
 
@@ -55,10 +57,24 @@ def check_linear_method(
 
     fill: how its parameters are filled. slack: factor on the tolerances of `comparison`.
     """
-    types = method_cls.device_types
-    expect(not types or device.type in types, f"it runs on {sorted(types)}, not on {device.type}")
-    method = method_cls()
-    for dtype in dtypes:
+    run_all(linear_method_cases(method_cls, device, dtypes=dtypes, fill=fill, slack=slack))
+
+
+def linear_method_cases(
+    method_cls: type[LinearMethod],
+    device: torch.device,
+    *,
+    dtypes: Iterable[str] = tuple(TOLERANCES),
+    fill: Fill = fill_plainly,
+    slack: float = SLACK,
+) -> Iterator[Case]:
+    """Yield the suite's cases, one a dtype; the arguments are those of `check_linear_method`."""
+
+    def check_layers(dtype: str) -> None:
+        types = method_cls.device_types
+        on_device = not types or device.type in types
+        expect(on_device, f"it runs on {sorted(types)}, not on {device.type}")
+        method = method_cls()
         layers = [
             _Layer(method, (seed, in_features, parts, bool(seed % 2)), dtype, device, fill)
             for seed, (in_features, parts) in enumerate(_SHAPES * 2)
@@ -68,6 +84,9 @@ def check_linear_method(
             layer.check(slack)
         for layer in layers[::-1]:
             layer.check(slack)
+
+    for dtype in dtypes:
+        yield Case(name=f"layers in {dtype}", run=partial(check_layers, dtype))
 
 
 class _Layer:

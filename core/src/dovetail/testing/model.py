@@ -9,9 +9,9 @@ Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q que
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
 from dovetail.testing.attention import reference_attention
+from dovetail.testing.case import Case, run_all
 from dovetail.testing.expectation import expect, expect_error, judging
 
 TOLERANCE = 1e-4
@@ -85,14 +86,34 @@ def check_model(
     context: of a small config.json, with max_model_len ≥ 16. fill: load and pack the weights.
     tolerance: by how much a logit may differ between two ways to compute it.
     """
+    run_all(model_cases(model_cls, context, fill=fill, tolerance=tolerance))
+
+
+def model_cases(
+    model_cls: type[Any], context: ModelContext, *, fill: Fill, tolerance: float = TOLERANCE
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_model`."""
+
+    @cache
+    def make_bench() -> _Bench:
+        model = model_cls(context)
+        fill(model)
+        return _Bench(model, context, tolerance)
+
+    def check_filled(check: Callable[[_Bench], None]) -> None:
+        with torch.inference_mode():
+            check(make_bench())
+
+    yield Case(name="declarations", run=partial(_check_declarations, model_cls))
+    yield Case(name="refusals", run=partial(_check_refusals, model_cls, context))
+    for name, check in _CHECKS.items():
+        yield Case(name=name, run=partial(check_filled, check))
+
+
+def _check_declarations(model_cls: type[Any]) -> None:
     names = model_cls.architectures
     good = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
     expect(good and bool(names), f"architectures is {names!r}; a tuple of names is due")
-    _check_refusals(model_cls, context)
-    model = model_cls(context)
-    fill(model)
-    with torch.inference_mode():
-        _Bench(model, context, tolerance).check()
 
 
 def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
@@ -118,26 +139,36 @@ class _Bench:
         self._vocab_size = vocab_size
         self._num_layers = 0
 
-    def check(self) -> None:
-        """Hold the model against itself."""
-        alone = [self._logits(DenseAttention(), [(0, ids, 0)]) for ids in self._ids]
-        for logits in alone:
+    @cached_property
+    def _alone(self) -> list[torch.Tensor]:
+        return [self._logits(DenseAttention(), [(0, ids, 0)]) for ids in self._ids]
+
+    def check_alone(self) -> None:
+        """Hold that logits are numbers that depend on the tokens."""
+        for logits in self._alone:
             expect(bool(logits.isfinite().all()), "logits are not finite")
-        spread = float((alone[0][0] - alone[0][-1]).abs().max())
+        spread = float((self._alone[0][0] - self._alone[0][-1]).abs().max())
         expect(spread > 10 * self._tolerance, "logits do not depend on the tokens")
+
+    def check_pieces(self) -> None:
+        """Hold a sequence in pieces against the whole one."""
         for pieces in ((5, 1, 6), (1,) * NUM_TOKENS):
             attention, parts, start = DenseAttention(), [], 0
             for count in pieces:
                 ids = self._ids[0][start : start + count]
                 parts.append(self._logits(attention, [(0, ids, start)]))
                 start += count
-            self._compare(torch.cat(parts), alone[0], f"in pieces of {pieces}")
+            self._compare(torch.cat(parts), self._alone[0], f"in pieces of {pieces}")
+
+    def check_neighbours(self) -> None:
+        """Hold two sequences side by side against each alone."""
         runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
         both = self._logits(DenseAttention(), runs)
-        self._compare(both, torch.cat(alone), "side by side")
-        self._check_causality(alone[0])
+        self._compare(both, torch.cat(self._alone), "side by side")
 
-    def _check_causality(self, alone: torch.Tensor) -> None:
+    def check_causality(self) -> None:
+        """Hold that a token changes no logits before it, and its own."""
+        alone = self._alone[0]
         changed = self._ids[0].clone()
         changed[-1] = (changed[-1] + 1) % self._vocab_size
         logits = self._logits(DenseAttention(), [(0, changed, 0)])
@@ -185,3 +216,11 @@ class _Bench:
     def _compare(self, got: torch.Tensor, want: torch.Tensor, how: str) -> None:
         off = float((got.float() - want.float()).abs().max())
         expect(off <= self._tolerance, f"{how}, logits differ by {off}, over {self._tolerance}")
+
+
+_CHECKS: Mapping[str, Callable[[_Bench], None]] = {
+    "alone": _Bench.check_alone,
+    "in pieces": _Bench.check_pieces,
+    "side by side": _Bench.check_neighbours,
+    "causality": _Bench.check_causality,
+}

@@ -9,11 +9,12 @@ the rotary size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dovetail.interfaces.ops import Ops
+from dovetail.testing.case import Case, run_all
 from dovetail.testing.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail.testing.expectation import expect, judging
 
@@ -35,16 +36,25 @@ def check_ops(
 
     dtypes: those that it is to be held to, by name.
     """
-    types = ops_cls.device_types
-    expect(not types or device.type in types, f"it runs on {sorted(types)}, not on {device.type}")
-    ops = ops_cls()
+    run_all(ops_cases(ops_cls, device, dtypes=dtypes))
+
+
+def ops_cases(
+    ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
+) -> Iterator[Case]:
+    """Yield the suite's cases, one an operation and dtype; arguments as those of `check_ops`."""
+
+    def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:
+        types = ops_cls.device_types
+        on_device = not types or device.type in types
+        expect(on_device, f"it runs on {sorted(types)}, not on {device.type}")
+        ops = ops_cls()
+        for seed, shape in enumerate(shapes):
+            check(ops, shape, _Maker(dtype, device, seed))
+
     for dtype in dtypes:
-        for seed, shape in enumerate(_SHAPES):
-            _check_norms(ops, shape, _Maker(dtype, device, seed))
-            _check_silu(ops, shape, _Maker(dtype, device, seed))
-        for seed, heads in enumerate(_HEADS):
-            _check_rotary(ops, heads, _Maker(dtype, device, seed))
-        _check_large_values(ops, _Maker(dtype, device, 0))
+        for name, (check, shapes) in _CHECKS.items():
+            yield Case(name=f"{name} in {dtype}", run=partial(check_shapes, check, shapes, dtype))
 
 
 class _Maker:
@@ -139,9 +149,19 @@ def _turned(x_TNS: torch.Tensor, cos_sin_TS: torch.Tensor) -> torch.Tensor:
     return torch.cat((*halves, x_TNS[..., size:]), dim=-1)
 
 
-def _check_large_values(ops: Ops, make: _Maker) -> None:
+def _check_large_values(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     """Squares are summed in float32: no overflow in float16, no lost terms in bfloat16."""
-    x_TD, weight_D = make(2, 2048, scale=300.0), make(2048)
+    x_TD, weight_D = make(*shape, scale=300.0), make(shape[-1])
     got = ops.rms_norm(x_TD, weight_D, EPS)
     want = _norm(exact(x_TD), exact(weight_D), EPS)
     expect_close(got, want, dtype=make.dtype, what="rms_norm of large values")
+
+
+_Check = Callable[[Ops, Any, _Maker], None]
+
+_CHECKS: Mapping[str, tuple[_Check, tuple[Any, ...]]] = {
+    "norms": (_check_norms, _SHAPES),
+    "silu_and_mul": (_check_silu, _SHAPES),
+    "rotary_embedding": (_check_rotary, _HEADS),
+    "large values": (_check_large_values, ((2, 2048),)),
+}

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,8 +20,9 @@ from dovetail.config import EngineArgs, EngineConfig
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail.plugins.kinds import KINDS
+from dovetail.testing.case import Case
 from dovetail.testing.contexts import write_fake_config
-from dovetail.testing.expectation import expect, judging
+from dovetail.testing.expectation import NotHere, expect, judging
 
 MAX_PROBE_NS = 2_000_000_000
 HEAVY = ("torch", "numpy", "transformers")
@@ -29,20 +32,35 @@ _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 @judging("in the platform suite")
 def check_platform(platform_cls: type[Platform]) -> None:
     """Check a platform against its contract; raise AssertionError with the law broken."""
+    for case in platform_cases(platform_cls):
+        with suppress(NotHere):
+            case.run()
+
+
+def platform_cases(platform_cls: type[Platform]) -> Iterator[Case]:
+    """Yield the suite's cases: declarations and probe, then what only a usable one is asked."""
+
+    def check_usable(check: Callable[[Platform], None]) -> None:
+        probe = platform_cls.probe()
+        if not probe.usable:
+            raise NotHere("; ".join(probe.reasons))
+        check(platform_cls())
+
+    yield Case(name="declarations", run=partial(_check_declarations, platform_cls))
+    yield Case(name="probe", run=partial(_check_probe, platform_cls))
+    yield Case(name="answers", run=partial(check_usable, _check_answers))
+    yield Case(name="wishes", run=partial(check_usable, _check_wishes))
+
+
+def _check_declarations(platform_cls: type[Platform]) -> None:
     info = platform_cls.info
     expect(isinstance(info, PlatformInfo), f"info is {info!r}; it must be a PlatformInfo")
     expect(bool(info.name and info.device_type), f"{info} has an empty name")
     expect(isinstance(platform_cls.automatic, bool), "automatic must be True or False")
     expect(isinstance(platform_cls.rank, int), "rank must be an integer")
-    if not _check_probe(platform_cls):
-        return
-    platform = platform_cls()
-    _check_answers(platform)
-    with TemporaryDirectory() as folder:
-        _check_wishes(platform, Path(folder))
 
 
-def _check_probe(platform_cls: type[Platform]) -> bool:
+def _check_probe(platform_cls: type[Platform]) -> None:
     clock, environment, loaded = MonotonicClock(), dict(os.environ), set(sys.modules)
     start_ns = clock.now_ns()
     probe = platform_cls.probe()
@@ -56,7 +74,6 @@ def _check_probe(platform_cls: type[Platform]) -> bool:
     reasons = [reason for reason in probe.reasons if isinstance(reason, str) and reason]
     expect(len(reasons) == len(probe.reasons), f"reasons must be sentences: {probe.reasons!r}")
     expect(probe.usable or bool(reasons), "a platform that cannot be used must say why")
-    return probe.usable
 
 
 def _check_answers(platform: Platform) -> None:
@@ -78,8 +95,10 @@ def _check_answers(platform: Platform) -> None:
     expect(not platform.prefer("no_such_kind"), "prefer has an opinion on a kind that is none")
 
 
-def _check_wishes(platform: Platform, folder: Path) -> None:
-    config = EngineArgs(model=write_fake_config(folder)).create_engine_config()
+def _check_wishes(platform: Platform) -> None:
+    with TemporaryDirectory() as folder:
+        args = EngineArgs(model=write_fake_config(Path(folder)))
+        config = args.create_engine_config()
     before = config.model_dump()
     patch = platform.defaults(config)
     expect(isinstance(patch, ConfigPatch), f"defaults returns {patch!r}; a ConfigPatch is due")

@@ -6,14 +6,15 @@ and that cannot be written to; its ranks and victims are watched while the sched
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
 from dovetail.interfaces.scheduler import SchedulerInterface
 from dovetail.scheduling import Scheduler
+from dovetail.testing.case import Case, run_all
 from dovetail.testing.expectation import expect, judging
-from dovetail.testing.scheduler import check_scheduler
+from dovetail.testing.scheduler import scheduler_cases
 
 NUM_PROGRAMS = 24
 
@@ -24,15 +25,24 @@ _OF_SCHEDULER = tuple(name for name in vars(SchedulerView) if not name.startswit
 @judging("in the policy suite")
 def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> None:
     """Check a policy against its whole contract; raise AssertionError with the law broken."""
-    for name in ("static_rank", "preempts"):
-        value = getattr(policy_cls, name)
-        expect(isinstance(value, bool), f"{name} is {value!r}; it must be True or False")
-    check_scheduler(
+    run_all(policy_cases(policy_cls, num_programs=num_programs))
+
+
+def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> Iterator[Case]:
+    """Yield the suite's cases: its declarations, and the scheduler suite with it in charge."""
+    yield Case(name="declarations", run=lambda: _check_declarations(policy_cls))
+    yield from scheduler_cases(
         Scheduler,
         policy=_watched(policy_cls),
         num_programs=num_programs,
         after_step=_check_after_step,
     )
+
+
+def _check_declarations(policy_cls: type[Policy]) -> None:
+    for name in ("static_rank", "preempts"):
+        value = getattr(policy_cls, name)
+        expect(isinstance(value, bool), f"{name} is {value!r}; it must be True or False")
 
 
 def _check_after_step(scheduler: SchedulerInterface) -> None:

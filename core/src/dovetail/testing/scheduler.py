@@ -8,17 +8,20 @@ tries what has to be refused. Needs no model, no executor and no tensor library.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from dovetail.errors import RequestError
+from dovetail.errors import ConfigError, RequestError
 from dovetail.interfaces.policy import Policy
 from dovetail.interfaces.scheduler import SchedulerInterface, SchedulerLimits
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.expectation import expect, expect_error, judging
+from dovetail.testing.case import Case
+from dovetail.testing.expectation import NotHere, expect, expect_error, judging
+from dovetail.testing.scheduler_prefixes import BLOCK_SIZE, PREFIX_CHECKS, check_prefixes
 from dovetail.testing.scheduler_program import (
     AfterStep,
     Program,
@@ -29,11 +32,12 @@ from dovetail.testing.scheduler_program import (
 )
 
 NUM_PROGRAMS = 60
+NUM_PROGRAMS_A_CASE = 6
 
 _LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
 
 
-def _look_away(scheduler: SchedulerInterface) -> None:
+def look_away(scheduler: SchedulerInterface) -> None:
     """Look no deeper than the contract."""
 
 
@@ -42,23 +46,71 @@ def check_scheduler(
     *,
     policy: type[Policy] | None = None,
     keeps_cache: bool = True,
+    keeps_prefixes: bool = False,
     num_programs: int = NUM_PROGRAMS,
-    after_step: AfterStep = _look_away,
+    after_step: AfterStep = look_away,
 ) -> None:
     """Check a scheduler against its whole contract; raise AssertionError with the law broken.
 
     policy: given to it in its context. keeps_cache: whether the model keeps a KV cache; False for
-    schedulers that serve only models that do not. after_step: called with the scheduler after each
-    call, for checks of its own.
+    schedulers that serve only models that do not. keeps_prefixes: whether it must find prefixes
+    again; False leaves it to the scheduler. after_step: called with the scheduler after each call,
+    for checks of its own.
     """
-    for check in (_check_idle, _check_refusals, _check_aborts):
+    for case in scheduler_cases(
+        scheduler_cls,
+        policy=policy,
+        keeps_cache=keeps_cache,
+        keeps_prefixes=keeps_prefixes,
+        num_programs=num_programs,
+        after_step=after_step,
+    ):
+        with suppress(NotHere):
+            case.run()
+
+
+def scheduler_cases(
+    scheduler_cls: type[SchedulerInterface],
+    *,
+    policy: type[Policy] | None = None,
+    keeps_cache: bool = True,
+    keeps_prefixes: bool = False,
+    num_programs: int = NUM_PROGRAMS,
+    after_step: AfterStep = look_away,
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_scheduler`."""
+
+    def judge(check: _Check) -> None:
         with judging(f"in {check.__name__}"):
             check(scheduler_cls, policy, keeps_cache)
-    for seed in range(num_programs):
-        program = random_program(seed, keeps_cache=keeps_cache)
-        first = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
-        again = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
-        expect(first == again, f"{program}: the same calls give other plans the second time")
+
+    def play_all(seeds: range) -> None:
+        for seed in seeds:
+            program = random_program(seed, keeps_cache=keeps_cache)
+            first = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
+            again = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
+            expect(first == again, f"{program}: the same calls give other plans the second time")
+
+    for name, check in _CHECKS.items():
+        yield Case(name=name, run=partial(judge, check))
+    if keeps_cache:
+        make = partial(_prefix_referee, scheduler_cls, policy, after_step)
+        for name, prefix_check in PREFIX_CHECKS.items():
+            run = partial(check_prefixes, prefix_check, make, are_due=keeps_prefixes)
+            yield Case(name=name, run=run)
+    for first in range(0, num_programs, NUM_PROGRAMS_A_CASE):
+        seeds = range(first, min(first + NUM_PROGRAMS_A_CASE, num_programs))
+        name = f"random programs {seeds[0]} to {seeds[-1]}"
+        yield Case(name=name, run=partial(play_all, seeds))
+
+
+def takes_a_cache(scheduler_cls: type[SchedulerInterface]) -> bool:
+    """Return whether a scheduler serves models that keep a KV cache; ConfigError says no."""
+    try:
+        _referee(scheduler_cls, None, keeps_cache=True)
+    except ConfigError:
+        return False
+    return True
 
 
 def check_program(
@@ -66,7 +118,7 @@ def check_program(
     program: Program,
     *,
     policy: type[Policy] | None = None,
-    after_step: AfterStep = _look_away,
+    after_step: AfterStep = look_away,
 ) -> list[SchedulerOutput]:
     """Play one program and return its plans; raise AssertionError with program and law."""
     referee = Referee(scheduler_cls, program, policy=policy, after_step=after_step)
@@ -96,6 +148,18 @@ def _referee(
     kv_cache = make_kv_cache(num_blocks=9, block_size=4, keeps=keeps_cache)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
     return Referee(scheduler_cls, program, policy=policy)
+
+
+def _prefix_referee(
+    scheduler_cls: type[SchedulerInterface],
+    policy: type[Policy] | None,
+    after_step: AfterStep,
+    num_blocks: int,
+) -> Referee:
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32)
+    kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2)
+    return Referee(scheduler_cls, program, policy=policy, after_step=after_step)
 
 
 def _check_idle(
@@ -131,6 +195,16 @@ def _check_refusals(
     referee.drain()
     referee.add(make_request("a", range(8)))
     referee.drain()
+    chunked = replace(_LIMITS, max_num_batched_tokens=32)
+    referee = _referee(scheduler_cls, policy, keeps_cache, limits=chunked)
+    add = referee.scheduler.add_request
+    for prompt, law in (
+        ((), "an empty prompt is refused"),
+        (range(16), "a prompt that leaves no room for a token is refused"),
+    ):
+        expect_error(RequestError, partial(add, make_request("a", prompt)), law)
+    referee.add(make_request("a", range(15), max_tokens=9))
+    referee.drain()
 
 
 def _check_aborts(
@@ -147,3 +221,12 @@ def _check_aborts(
     referee.abort(["b", "d"])
     referee.drain()
     referee.abort(["a", "b", "c", "d"])
+
+
+_Check = Callable[[type[SchedulerInterface], type[Policy] | None, bool], None]
+
+_CHECKS: Mapping[str, _Check] = {
+    "idle": _check_idle,
+    "what must be refused": _check_refusals,
+    "aborts": _check_aborts,
+}

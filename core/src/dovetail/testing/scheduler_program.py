@@ -21,6 +21,7 @@ from dovetail.interfaces.scheduler import (
     SchedulerContext,
     SchedulerInterface,
     SchedulerLimits,
+    SchedulerStats,
 )
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
@@ -29,6 +30,7 @@ from dovetail.sampling_params import SamplingParams
 from dovetail.testing.expectation import expect
 from dovetail.testing.request_ledger import RequestLedger
 from dovetail.testing.row_model import RowModel
+from dovetail.testing.step_accounts import StepAccounts
 
 VOCAB_SIZE = 31
 STEP_NS = 1_000_000
@@ -126,6 +128,7 @@ class Referee:
     """Plays with one scheduler and holds it against the law after every call.
 
     alive: ledgers of the requests that have neither ended nor been aborted. plans: all so far.
+    num_cached: by request id, as told. last_stats: the latest statistics, if there are any.
     """
 
     def __init__(
@@ -155,7 +158,9 @@ class Referee:
         self._out: deque[tuple[SchedulerOutput, str, ModelRunnerOutput]] = deque()
         self._last_named: dict[int, int] = {}
         self._executed = -1
-        self._sums = (0, 0, 0, 0)
+        self.num_cached: dict[str, int] = {}
+        self.last_stats: SchedulerStats | None = None
+        self._accounts = StepAccounts()
         self._after_step = after_step
 
     @property
@@ -166,6 +171,7 @@ class Referee:
     def add(self, request: EngineCoreRequest) -> None:
         """Add a request that can run."""
         self.scheduler.add_request(request)
+        self._accounts.add(request.request_id)
         self.alive[request.request_id] = RequestLedger(
             request, max_model_len=self.limits.max_model_len, vocab_size=VOCAB_SIZE
         )
@@ -200,6 +206,7 @@ class Referee:
         self._rows.execute(plan)
         self._check_pieces(plan)
         self._check_salts()
+        self._accounts.take(plan)
         self._out.append((plan, repr(plan), self._rows.sample()))
         self.plans.append(plan)
         self._check_depth()
@@ -245,6 +252,7 @@ class Referee:
             cached = outputs.num_cached_tokens.get(name)
             if not ledger.got:
                 ledger.begin(cached, caching=self.limits.enable_prefix_caching)
+                self.num_cached[name] = cached or 0
             else:
                 expect(cached is None, f"num_cached_tokens of {name} comes a second time")
             ledger.take(outputs.token_ids[start:end], outputs.logprobs.get(name))
@@ -316,16 +324,24 @@ class Referee:
             f"{stats} differs from {depth}",
         )
         expect(stats.num_scheduled_tokens == plan.total_num_tokens, f"{stats}: tokens of the plan")
-        expect(0.0 <= stats.kv_cache_usage <= 1.0, f"{stats}: kv_cache_usage is a share")
-        sums = (
-            stats.prefix_queries,
-            stats.prefix_hits,
-            stats.num_preemptions,
-            stats.num_recomputed_tokens,
+        self._check_usage(stats)
+        self._accounts.check(stats)
+        self.last_stats = stats
+
+    def _check_usage(self, stats: SchedulerStats) -> None:
+        """At least what living requests hold is in use, and nothing once they are gone."""
+        held = {
+            block
+            for state in self._rows.rows.values()
+            if state.request.request_id in self.alive
+            for block in state.blocks[0]
+        }
+        least = len(held) / (self.program.kv_cache.num_blocks - 1)
+        most = 1.0 if self.alive else 0.0
+        expect(
+            least - 1e-9 <= stats.kv_cache_usage <= most,
+            f"{stats}: kv_cache_usage is a share; {least} to {most} is right",
         )
-        grown = all(new >= old for new, old in zip(sums, self._sums, strict=True))
-        expect(grown and sums[1] <= sums[0], f"{stats}: a sum shrank, or more hits than queries")
-        self._sums = sums
 
 
 def play(program: Program, referee: Referee) -> list[SchedulerOutput]:

@@ -6,14 +6,17 @@ templates are tried with programs of a stranger, which must be refused or come t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.testing.case import Case, run_all
 from dovetail.testing.expectation import expect, judging
 
 TEXTS = (
@@ -56,15 +59,23 @@ def check_tokenizer(
     model_dir: a directory that it can be loaded from. lossless: whether every text must come back
     as it was, as with tokenizers of bytes.
     """
-    tokenizer = tokenizer_cls.from_directory(model_dir)
-    _check_numbers(tokenizer)
-    _check_round_trips(tokenizer, lossless)
-    _check_any_ids(tokenizer)
-    _check_special_tokens(tokenizer)
-    _check_threads(tokenizer)
-    _check_templates(tokenizer)
-    _check_hostile_templates(tokenizer)
-    _check_missing_files(tokenizer_cls)
+    run_all(tokenizer_cases(tokenizer_cls, model_dir, lossless=lossless))
+
+
+def tokenizer_cases(
+    tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_tokenizer`."""
+    load = cache(lambda: tokenizer_cls.from_directory(model_dir))
+
+    def check_loaded(check: Callable[[Tokenizer], None]) -> None:
+        check(load())
+
+    for name, check in _CHECKS.items():
+        yield Case(name=name, run=partial(check_loaded, check))
+    if lossless:
+        yield Case(name="nothing is lost", run=partial(check_loaded, _check_lossless))
+    yield Case(name="missing files", run=partial(_check_missing_files, tokenizer_cls))
 
 
 def _check_numbers(tokenizer: Tokenizer) -> None:
@@ -76,7 +87,13 @@ def _check_numbers(tokenizer: Tokenizer) -> None:
     expect(all(0 <= token < size for token in special), "a special token is beyond vocab_size")
 
 
-def _check_round_trips(tokenizer: Tokenizer, lossless: bool) -> None:
+def _check_lossless(tokenizer: Tokenizer) -> None:
+    for text in TEXTS:
+        back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+        expect(back == text, f"{text!r} comes back as {back!r}")
+
+
+def _check_round_trips(tokenizer: Tokenizer) -> None:
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
         expect(isinstance(ids, list), f"encode returns a {type(ids).__name__}; a list is due")
@@ -84,7 +101,6 @@ def _check_round_trips(tokenizer: Tokenizer, lossless: bool) -> None:
         expect(not beyond, f"encode({text!r}) has ids {beyond} beyond vocab_size")
         expect(tokenizer.encode(text, add_special_tokens=False) == ids, f"{text!r}: other ids")
         back = tokenizer.decode(ids)
-        expect(not lossless or back == text, f"{text!r} comes back as {back!r}")
         again = tokenizer.decode(tokenizer.encode(back, add_special_tokens=False))
         expect(again == back, f"{back!r} was decoded, and comes back as {again!r}")
     _check_surrogate(tokenizer)
@@ -174,3 +190,14 @@ def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
             expect(folder in str(error), f"ModelError must name the file: {error}")
         except Exception as error:
             raise AssertionError(f"no files: ModelError is due, not {error!r}") from error
+
+
+_CHECKS: Mapping[str, Callable[[Tokenizer], None]] = {
+    "numbers": _check_numbers,
+    "round trips": _check_round_trips,
+    "any ids": _check_any_ids,
+    "special tokens": _check_special_tokens,
+    "threads": _check_threads,
+    "chat templates": _check_templates,
+    "hostile chat templates": _check_hostile_templates,
+}

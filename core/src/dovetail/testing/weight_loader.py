@@ -7,8 +7,9 @@ loaders imports this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
@@ -20,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.errors import WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
-from dovetail.testing.expectation import expect, expect_error, judging
+from dovetail.testing.case import Case
+from dovetail.testing.expectation import NotHere, expect, expect_error, judging
 
 MakeModel = Callable[[], Any]
 """Make the checkpoint's model, its weights uninitialised; a new one each time."""
@@ -60,18 +62,47 @@ def check_weight_loader(
 
     model_dir: a checkpoint that it reads. make_model: the model that belongs to it.
     """
+    for case in weight_loader_cases(loader_cls, model_dir, make_model):
+        with suppress(NotHere):
+            case.run()
+
+
+def weight_loader_cases(
+    loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_weight_loader`."""
+    given = loader_cls, model_dir, make_model
+    reads = cache(lambda: _load(loader_cls, model_dir, make_model()) > 0)
+
+    def check_files(check: _Check) -> None:
+        if not reads():
+            raise NotHere("it reads no files")
+        check(*given)
+
+    yield Case(name="a new one reads nothing", run=partial(_check_new, *given))
+    yield Case(name="each weight is written once, in place", run=partial(_load_and_count, *given))
+    yield Case(name="the same again", run=partial(_check_again, *given))
+    yield Case(name="broken files", run=partial(check_files, _check_broken_files))
+    yield Case(name="checkpoints of other models", run=partial(check_files, _check_other_models))
+
+
+_Check = Callable[[type[WeightLoader], Path, MakeModel], None]
+
+
+def _check_new(loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel) -> None:
     loader_cls(WeightLoaderContext(model_dir=model_dir / "nowhere", progress=False))
-    model = make_model()
-    num_bytes = _load_and_count(loader_cls, model_dir, model)
-    other = make_model()
-    _poison(other)
-    again = _load(loader_cls, model_dir, other)
-    expect(again == num_bytes, f"{num_bytes} bytes were read, then {again}")
-    for (name, first), second in zip(_weights(model), other.state_dict().values(), strict=True):
-        expect(torch.equal(first, second), f"{name} is not the same when loaded again")
-    if num_bytes:
-        _check_broken_files(loader_cls, model_dir, make_model)
-        _check_other_models(loader_cls, model_dir, make_model)
+
+
+def _check_again(loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel) -> None:
+    models = make_model(), make_model()
+    for model in models:
+        _poison(model)
+    first, again = (_load(loader_cls, model_dir, model) for model in models)
+    expect(first == again, f"{first} bytes were read, then {again}")
+    for (name, one), other in zip(
+        _weights(models[0]), models[1].state_dict().values(), strict=True
+    ):
+        expect(torch.equal(one, other), f"{name} is not the same when loaded again")
 
 
 def _load(loader_cls: type[WeightLoader], model_dir: Path, model: Any) -> int:
@@ -79,7 +110,8 @@ def _load(loader_cls: type[WeightLoader], model_dir: Path, model: Any) -> int:
     return loader.load(model)
 
 
-def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, model: Any) -> int:
+def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel) -> None:
+    model = make_model()
     _poison(model)
     sizes = {_storage(tensor): tensor.numel() for _, tensor in _weights(model)}
     places = {name: tensor.data_ptr() for name, tensor in _weights(model)}
@@ -92,7 +124,6 @@ def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, model: Any)
         expect(not nan, f"{name} was not filled, or not all of it")
         count, size = writes.counts[_storage(tensor)], sizes[_storage(tensor)]
         expect(count == size, f"{name}: {count} elements were written; it has {size}")
-    return num_bytes
 
 
 def _check_broken_files(

@@ -8,13 +8,17 @@ whose best tokens stand well apart (`dovetail.testing.tiny_model`), in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from random import Random
 
 from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.interfaces.worker import GrammarOutput, ModelInfo, WorkerBase, WorkerContext
 from dovetail.kv_cache.sizing import group_layers
 from dovetail.sampling_params import SamplingParams
+from dovetail.testing.case import Case, run_all
 from dovetail.testing.expectation import expect, judging
 from dovetail.testing.worker_rig import WorkerRig
 
@@ -44,22 +48,87 @@ def check_worker(
     context: of a configuration with max_num_seqs ≥ 4, max_num_batched_tokens ≥ 32 and
     max_model_len ≥ 64. logprobs: whether it does log-probabilities.
     """
-    with judging("in a life that ends before it begins"):
-        unborn = worker_cls(context)
-        unborn.shutdown()
-        unborn.shutdown()
-    worker = worker_cls(context)
+    bench = WorkerBench(worker_cls, lambda: context)
     try:
-        with judging("in the start, and prompts alone"):
-            case = _start(worker)
-        for check in (*_CHECKS, _check_logprobs) if logprobs else _CHECKS:
-            with judging(f"in {check.__name__}"):
-                check(case)
-                case.rig.clear()
+        run_all(worker_cases(bench, logprobs=logprobs))
     finally:
-        with judging("in shutdown, twice"):
-            worker.shutdown()
-            worker.shutdown()
+        bench.close()
+
+
+class WorkerBench:
+    """A worker under checks: started when it is first needed, and anew after one that failed.
+
+    make_context: called once, at the first start.
+    """
+
+    def __init__(
+        self, worker_cls: type[WorkerBase], make_context: Callable[[], WorkerContext]
+    ) -> None:
+        self._worker_cls = worker_cls
+        self._make_context = cache(make_context)
+        self._worker: WorkerBase | None = None
+
+    def check_unborn(self) -> None:
+        """Hold that a worker may be shut down at any time."""
+        with judging("in a life that ends before it begins"):
+            unborn = self._worker_cls(self._make_context())
+            unborn.shutdown()
+            unborn.shutdown()
+
+    def start(self) -> _Case:
+        """Return what the checks share, of a worker that runs."""
+        if self._worker is None:
+            context = self._make_context()
+            with judging("in the start, and prompts alone"):
+                self._worker = self._worker_cls(context)
+            with self._judging("in the start, and prompts alone"):
+                self._case = _start(self._worker)
+        return self._case
+
+    def check_start(self) -> None:
+        """Hold that it starts and answers."""
+        self.start()
+
+    def run(self, check: Callable[[_Case], None]) -> None:
+        """Run one check, and let all rows leave."""
+        case = self.start()
+        with self._judging(f"in {check.__name__}"):
+            check(case)
+            case.rig.clear()
+
+    def close(self) -> None:
+        """Shut the worker down, twice."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            with judging("in shutdown, twice"):
+                worker.shutdown()
+                worker.shutdown()
+
+    @contextmanager
+    def _judging(self, what: str) -> Iterator[None]:
+        """Judge what is done inside; a worker that broke a law is not used again."""
+        try:
+            with judging(what):
+                yield
+        except AssertionError:
+            with suppress(AssertionError):
+                self.close()
+            raise
+
+    def end(self) -> None:
+        """Start a worker, if none runs, and shut it down."""
+        self.start()
+        self.close()
+
+
+def worker_cases(bench: WorkerBench, *, logprobs: bool = True) -> Iterator[Case]:
+    """Yield the suite's cases. The bench is closed by the last of them, or by its owner."""
+    yield Case(name="a life that ends before it begins", run=bench.check_unborn)
+    yield Case(name="start, and prompts alone", run=bench.check_start)
+    for name, check in _CHECKS.items():
+        if logprobs or check is not _check_logprobs:
+            yield Case(name=name, run=partial(bench.run, check))
+    yield Case(name="shutdown, twice", run=bench.end)
 
 
 def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
@@ -272,15 +341,16 @@ def _check_logprobs(case: _Case) -> None:
     expect(max(columns.logprobs) <= 1e-4, f"log-probabilities {list(columns.logprobs)} above 0")
 
 
-_CHECKS = (
-    _check_reuse,
-    _check_leave_and_join,
-    _check_chunks,
-    _check_together,
-    _check_mixed_plan,
-    _check_resume,
-    _check_shared_prefix,
-    _check_seeds,
-    _check_grammar,
-    _check_empty_plans,
-)
+_CHECKS: Mapping[str, Callable[[_Case], None]] = {
+    "rows used again": _check_reuse,
+    "leave and join in one plan": _check_leave_and_join,
+    "a prompt in pieces": _check_chunks,
+    "rows side by side": _check_together,
+    "a mixed plan": _check_mixed_plan,
+    "resumed after a preemption": _check_resume,
+    "a shared prefix": _check_shared_prefix,
+    "seeds": _check_seeds,
+    "a grammar": _check_grammar,
+    "empty plans": _check_empty_plans,
+    "log-probabilities": _check_logprobs,
+}

@@ -19,6 +19,8 @@ from dovetail.interfaces import (
     GrammarOutput,
     KVCacheConfig,
     KVCacheSpec,
+    LogitsProcessor,
+    LogitsProcessorContext,
     ModelContext,
     ModelInfo,
     WeightLoader,
@@ -27,6 +29,8 @@ from dovetail.interfaces import (
     WorkerContext,
 )
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.construction import construct
+from dovetail.plugins.instance import Options, make_instance
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail.result import ModelRunnerOutput
 from dovetail_torch.device_runtime import DeviceRuntime
@@ -44,6 +48,8 @@ _WARM_UP_TOKENS = 8
 
 class TorchWorker(WorkerBase):
     """One torch device, one model."""
+
+    provides = frozenset({"logits_processors"})
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -69,13 +75,17 @@ class TorchWorker(WorkerBase):
         """Make the model of the checkpoint's architecture, fill and pack its weights."""
         context, config = self._context, self._context.config
         model_cls = context.plugins.load("model", config.model.architecture)
-        self._model: Any = model_cls(self._model_context())
+        options = context.plugins.options_of
+        self._model: Any = construct(
+            "model", model_cls, self._model_context(options("model", model_cls))
+        )
         loader_cls = context.plugins.load("weight_loader", config.load.load_format)
         loader: WeightLoader = loader_cls(
             WeightLoaderContext(
                 model_dir=config.model.model_dir,
                 seed=config.model.seed,
                 progress=config.load.use_tqdm_on_load,
+                options=options("weight_loader", loader_cls),
             )
         )
         num_bytes = loader.load(self._model)
@@ -90,6 +100,8 @@ class TorchWorker(WorkerBase):
             num_layers=len(self._layers),
             vocab_size=self._vocab_size(),
             limits=self._limits,
+            processors=self._make_logits_processors(),
+            attention_options=options("attention", self._backend),
         )
 
     def get_model_info(self) -> ModelInfo:
@@ -155,19 +167,39 @@ class TorchWorker(WorkerBase):
             raise ConfigError(f"config.json has vocab_size={vocab_size!r}; it needs an integer.")
         return vocab_size
 
-    def _model_context(self) -> ModelContext:
+    def _make_provider(self, kind: str, reference: str | type) -> Any:
+        """Choose and make what the model's layers use."""
+        plugins = self._context.plugins
+        cls = choose(plugins, self._context.platform, kind, reference)
+        return construct(kind, cls, options=plugins.options_of(kind, cls))
+
+    def _model_context(self, options: Options) -> ModelContext:
         context, compute = self._context, self._context.config.compute
-        linear_method = choose(
-            context.plugins, context.platform, "linear_method", compute.linear_method
-        )
-        ops = choose(context.plugins, context.platform, "ops", compute.ops)
         return ModelContext(
             hf_config=context.config.model.hf_config,
             dtype=self._limits.dtype,
             device=self._device,
-            linear_method=linear_method(),
-            ops=ops(),
+            linear_method=self._make_provider("linear_method", compute.linear_method),
+            ops=self._make_provider("ops", compute.ops),
             max_model_len=self._limits.max_model_len,
+            options=options,
+        )
+
+    def _make_logits_processors(self) -> tuple[LogitsProcessor, ...]:
+        """Make those that the user named, in their order."""
+
+        def context(own: Options) -> LogitsProcessorContext:
+            return LogitsProcessorContext(
+                vocab_size=self._vocab_size(),
+                max_num_seqs=self._limits.max_num_seqs,
+                device=self._device,
+                options=own,
+            )
+
+        plugins = self._context.plugins
+        return tuple(
+            make_instance(plugins, "logits_processor", reference, context)
+            for reference in self._context.config.extensions.logits_processors
         )
 
     def _choose_attention(self) -> type[AttentionBackend]:

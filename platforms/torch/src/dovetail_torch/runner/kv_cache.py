@@ -58,12 +58,14 @@ def make_attention(
     layers: Mapping[str, Attention],
     config: KVCacheConfig,
     limits: StepLimits,
+    *,
+    options: Mapping[str, object],
 ) -> AttentionState:
     """Take the cache's memory and make the backend's layers and builders.
 
     layers: by name, in the order of their indices. backend: None only where there are none.
+    options: the backend plugin's.
     """
-    device, dtype = limits.device, limits.dtype
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
     made, caches, builder_of = [], [], []
@@ -72,13 +74,13 @@ def make_attention(
         assert backend is not None, "a model with attention layers has a backend"
         spec = specs[name]
         shape = backend.kv_cache_shape(config.num_blocks, spec)
-        caches.append(torch.zeros(shape, dtype=DTYPES[spec.dtype], device=device))
-        made.append(backend.create_layer(_layer_context(name, layer, dtype, device)))
+        caches.append(torch.zeros(shape, dtype=DTYPES[spec.dtype], device=limits.device))
+        made.append(backend.create_layer(_layer_context(name, layer, limits, options)))
         builder_of.append(builders.setdefault((spec, group_of[name]), len(builders)))
     return AttentionState(
         table=AttentionTable(made, caches, builder_of),
         builders=tuple(
-            (backend.create_builder(_group_context(spec, limits)), group)
+            (backend.create_builder(_group_context(spec, limits, options)), group)
             for spec, group in builders
             if backend is not None
         ),
@@ -86,7 +88,7 @@ def make_attention(
 
 
 def _layer_context(
-    name: str, layer: Attention, dtype: torch.dtype, device: torch.device
+    name: str, layer: Attention, limits: StepLimits, options: Mapping[str, object]
 ) -> AttentionLayerContext:
     return AttentionLayerContext(
         layer_name=name,
@@ -94,18 +96,22 @@ def _layer_context(
         num_kv_heads=layer.num_kv_heads,
         head_size=layer.head_size,
         scale=layer.scale,
-        dtype=dtype,
-        device=device,
+        dtype=limits.dtype,
+        device=limits.device,
         sliding_window=layer.sliding_window,
         soft_cap=layer.soft_cap,
+        options=options,
     )
 
 
-def _group_context(spec: FullAttentionSpec, limits: StepLimits) -> AttentionGroupContext:
+def _group_context(
+    spec: FullAttentionSpec, limits: StepLimits, options: Mapping[str, object]
+) -> AttentionGroupContext:
     return AttentionGroupContext(
         spec=spec,
         device=limits.device,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
+        options=options,
     )

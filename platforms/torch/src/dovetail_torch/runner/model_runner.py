@@ -7,11 +7,19 @@ scheduler, no blocks' owners and no device's name.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from dovetail.interfaces import AttentionBackend, GrammarOutput, KVCacheConfig, Model
+from dovetail.interfaces import (
+    AttentionBackend,
+    GrammarOutput,
+    KVCacheConfig,
+    LogitsProcessor,
+    Model,
+)
 from dovetail.plan import SchedulerOutput
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail_torch.attention_table import NoAttention
@@ -32,13 +40,26 @@ class ModelRunner:
     """Runs one model on one device."""
 
     def __init__(
-        self, model: Model, *, num_layers: int, vocab_size: int, limits: StepLimits
+        self,
+        model: Model,
+        *,
+        num_layers: int,
+        vocab_size: int,
+        limits: StepLimits,
+        processors: Sequence[LogitsProcessor] = (),
+        attention_options: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """num_layers: attention layers of the model. vocab_size: width of its logits."""
+        """num_layers: attention layers of the model. vocab_size: width of its logits.
+
+        processors: change the logits of the rows that ask for it, in this order.
+        attention_options: those of the backend's plugin.
+        """
         self.model = model
         self._num_layers = num_layers
         self._vocab_size = vocab_size
         self._limits = limits
+        self._processors = processors
+        self._attention_options = attention_options
 
     def initialize_cache(
         self,
@@ -49,7 +70,9 @@ class ModelRunner:
         """Take the memory of the KV cache and of the rows. backend: None if there are no layers."""
         limits = self._limits
         self._block_sizes = tuple(group.spec.block_size for group in config.groups)
-        self._attention = make_attention(backend, layers, config, limits)
+        self._attention = make_attention(
+            backend, layers, config, limits, options=self._attention_options
+        )
         self._rows = RequestRows(
             num_rows=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
@@ -57,7 +80,10 @@ class ModelRunner:
             device=limits.device,
         )
         self._sampler = Sampler(
-            num_rows=limits.max_num_seqs, vocab_size=self._vocab_size, device=limits.device
+            num_rows=limits.max_num_seqs,
+            vocab_size=self._vocab_size,
+            device=limits.device,
+            processors=self._processors,
         )
         self._step: _Step | None = None
 

@@ -1,10 +1,10 @@
 """The sampler: logits of a step in, one token for each of their rows out.
 
 The order of things: raw log-probabilities are taken from the logits as they come; then grammar,
-the request's masks and biases, penalties; then either the best token, or temperature, min-p,
-top-k, top-p and a draw. Tokens do not depend on batch mates: every random number is a hash of the
-request's seed and its number of tokens. Whatever the logits hold, a token of the vocabulary comes
-out; -inf everywhere, or NaN, give some token and harm no other row.
+the request's masks and biases, penalties, logits processors; then either the best token, or
+temperature, min-p, top-k, top-p and a draw. Tokens do not depend on batch mates: every random
+number is a hash of the request's seed and its number of tokens. Whatever the logits hold, a token
+of the vocabulary comes out; -inf everywhere, or NaN, give some token and harm no other row.
 Knows nothing of plans, models or how its tokens get to the scheduler.
 Legend: S rows of the batch, V vocabulary, P rows that want log-probabilities, R rows of a group.
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dovetail.interfaces import LogitsProcessor
 from dovetail.plan import NewRequest
 from dovetail.result import LogprobColumns
 from dovetail_torch.sampling.batch import Batch, RandomGroup
@@ -26,6 +27,7 @@ from dovetail_torch.sampling.history import TokenHistory
 from dovetail_torch.sampling.logprobs import gather_row_logprobs
 from dovetail_torch.sampling.masks import TokenMasks
 from dovetail_torch.sampling.penalties import apply_penalties
+from dovetail_torch.sampling.processors import RowProcessors
 from dovetail_torch.sampling.random_numbers import uniforms
 from dovetail_torch.sampling.row_table import RowTable
 from dovetail_torch.sampling.truncation import Nuclei, apply_min_p, cut
@@ -45,7 +47,14 @@ class SampledTokens:
 class Sampler:
     """Holds what sampling has to know of each row, and samples. Called from one thread."""
 
-    def __init__(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         self._device = device
         self._dtype = accumulation_dtype(device)
         self._table = RowTable(
@@ -53,6 +62,7 @@ class Sampler:
         )
         self._history = TokenHistory(vocab_size=vocab_size, device=device)
         self._masks = TokenMasks(vocab_size=vocab_size, device=device)
+        self._processors = RowProcessors(processors)
         self._float32 = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
         self._special: set[int] = set()
         self._no_batch = self._batch = self._describe(())
@@ -64,14 +74,16 @@ class Sampler:
         self.leave(row)
         self._table.join(request)
         self._masks.join(request)
+        self._processors.join(request)
         if self._table.penalised(row) or self._masks.looks_back(row):
             self._history.join(row, request.token_ids[:num_prompt], request.token_ids[num_prompt:])
-        if row in self._masks.rows or not self._table.plain(row):
+        if row in self._masks.rows or not self._is_plain(row):
             self._special.add(row)
 
     def leave(self, row: int) -> None:
         """Forget `row`; nothing happens if nobody has it."""
         self._masks.leave(row)
+        self._processors.leave(row)
         self._history.leave(row)
         self._special.discard(row)
         self._batch = self._no_batch
@@ -98,6 +110,7 @@ class Sampler:
         token_ids_S = self._choose(logits_SV, batch)
         if batch.tracked is not None:
             self._history.append(batch.tracked, token_ids_S)
+        self._processors.accept(batch.rows, token_ids_S)
         self._table.num_tokens[batch.host_rows] += 1
         if batch.reporting is None:
             return SampledTokens(token_ids=token_ids_S)
@@ -140,16 +153,20 @@ class Sampler:
     def _shape(
         self, logits_SV: torch.Tensor, batch: Batch, grammar: GrammarMask | None
     ) -> torch.Tensor:
-        """Return float32 logits after masks and penalties; may be those given, changed."""
+        """Return float32 logits after masks, penalties and processors; may be those given."""
         logits_SV = self._widen(logits_SV)
         if grammar is not None:
             grammar.apply(logits_SV)
         done = self._masks.apply(logits_SV, batch.rows, self._table.num_tokens, self._history)
-        self._special.difference_update(row for row in done if self._table.plain(row))
+        self._special.difference_update(row for row in done if self._is_plain(row))
         if batch.penalties is not None:
             past = self._history.read(batch.penalties.tracked)
             apply_penalties(logits_SV, batch.penalties, past)
-        return logits_SV
+        return self._processors.apply(logits_SV, batch.rows)
+
+    def _is_plain(self, row: int) -> bool:
+        """Whether the row, its masks aside, just takes the best token of the logits as they are."""
+        return row not in self._processors.rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:
         """Return the logits in float32: themselves, or a copy in memory that is used again."""

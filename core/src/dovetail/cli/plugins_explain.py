@@ -1,0 +1,130 @@
+"""`dovetail plugins explain`: who would fill a place in an engine, who would not, and why.
+
+The engine is not made: no weights are opened. Exit code 1 if the place would stay empty.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import field as dataclass_field
+from dataclasses import fields, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from dovetail.cli.engine_options import ENGINE_GROUP, EngineOptions, engine_args
+from dovetail.cli.plugins_table import print_json, print_line, print_table
+from dovetail.config.field_types import reference_name
+from dovetail.engine.choice import explain_choice
+from dovetail.plugins.explanation import Explanation, Verdict
+
+if TYPE_CHECKING:
+    from dovetail.interfaces import AttentionAsk
+
+_KIND_HELP = "The kind of plugin, such as attention."
+_JSON_HELP = "Write a JSON object instead of a table."
+_MODEL_HELP = "Directory of the model, or name of an installed one; not for every kind needed."
+_ENGINE = Parameter(name="*")
+
+if TYPE_CHECKING:
+    Options = EngineOptions
+    NO_OPTIONS: EngineOptions
+else:
+    _MODEL = Annotated[str | None, Parameter(help=_MODEL_HELP, group=ENGINE_GROUP)]
+    Options = make_dataclass(
+        "Options",
+        [("model", _MODEL, dataclass_field(default=None))],
+        bases=(EngineOptions,),
+        frozen=True,
+        kw_only=True,
+    )
+    Options.__module__ = __name__
+    NO_OPTIONS = Options()
+
+
+def explain(
+    kind: Annotated[str, Parameter(help=_KIND_HELP)],
+    /,
+    *,
+    as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
+    engine: Annotated[Options, _ENGINE] = NO_OPTIONS,
+) -> int:
+    """Explain who would fill a place in an engine, and why not the others.
+
+    Plugins that might be taken are loaded; others run no code.
+    """
+    explanation = _explained(kind, engine)
+    if as_json:
+        print_json(_facts(explanation))
+    else:
+        _show(explanation)
+    return 1 if explanation.error else 0
+
+
+def _explained(kind: str, engine: EngineOptions) -> Explanation:
+    if engine.model is not None:
+        return explain_choice(kind, engine_args(engine))
+    args = engine_args(engine)
+    options = {one.name: getattr(args, one.name) for one in fields(args) if one.name != "model"}
+    return explain_choice(kind, **options)
+
+
+def _facts(explanation: Explanation) -> dict[str, Any]:
+    wanted = explanation.wanted
+    return {
+        "kind": explanation.kind,
+        "platform": wanted.platform,
+        "references": [reference_name(reference) for reference in wanted.references],
+        "why": wanted.why,
+        "ask": wanted.ask,
+        "chosen": [verdict.name for verdict in explanation.chosen],
+        "error": explanation.error,
+        "verdicts": explanation.verdicts,
+    }
+
+
+def _show(explanation: Explanation) -> None:
+    wanted = explanation.wanted
+    print_line(_headline(explanation), style="bold")
+    if wanted.ask is not None:
+        print_line(f"Asked of it: {_ask_text(wanted.ask)}.")
+    if explanation.verdicts:
+        print()
+        headings = ("", "", explanation.kind, "distribution", "why")
+        print_table(headings, [_row(verdict) for verdict in explanation.verdicts])
+    if explanation.error:
+        print()
+        print_line(explanation.error, style="red")
+
+
+def _headline(explanation: Explanation) -> str:
+    kind, wanted = explanation.kind.replace("_", " "), explanation.wanted
+    where = f" on the platform {wanted.platform}" if wanted.platform else ""
+    names = ", ".join(verdict.name for verdict in explanation.chosen)
+    if names:
+        return f"{kind}{where}: {names} ({wanted.why})."
+    if explanation.error:
+        return f"{kind}{where}: none can be taken ({wanted.why})."
+    return f"{kind}{where}: none ({wanted.why})."
+
+
+def _ask_text(ask: AttentionAsk) -> str:
+    parts = [
+        f"head size {ask.head_size}",
+        f"{ask.num_heads} heads over {ask.num_kv_heads} key-value heads",
+        ask.dtype,
+        f"a KV cache of {ask.kv_cache_dtype} in blocks of {ask.block_size}",
+        f"device {ask.device_type}",
+        *sorted(ask.features),
+    ]
+    return ", ".join(parts)
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    rank = f"rank {verdict.rank}" if verdict.rank else ""
+    # An error's own lines would break the table's.
+    reasons = [re.sub(r"\s*\n\s*", " ", reason).rstrip(".") for reason in verdict.reasons]
+    why = "; ".join(part for part in (verdict.standing, rank, *reasons) if part)
+    whose = f"{verdict.distribution} {verdict.version}".strip() or "–"
+    place = str(verdict.place) if verdict.place else "–"
+    return place, verdict.state, verdict.name, whose, why

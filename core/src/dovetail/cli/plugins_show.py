@@ -1,0 +1,123 @@
+"""`dovetail plugins show`: everything that is known of one plugin; imports it only with --load."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from dovetail.cli.plugins_table import print_json, print_table
+from dovetail.errors import PluginError
+from dovetail.plugins.dossier import (
+    Dossier,
+    LoadedClass,
+    compile_dossier,
+    load_class,
+    parse_plugin,
+)
+from dovetail.plugins.registry import PluginRegistry
+
+_PLUGIN_HELP = "KIND:NAME, such as attention:torch; or KIND:NAME@DISTRIBUTION, KIND:module:Class."
+_LOAD_HELP = "Import it, check its contract, and show what its class declares."
+_JSON_HELP = "Write a JSON object instead of a table."
+
+
+def show(
+    plugin: Annotated[str, Parameter(help=_PLUGIN_HELP)],
+    /,
+    *,
+    load: Annotated[bool, Parameter(negative="", help=_LOAD_HELP)] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
+) -> int:
+    """Show what is known of one plugin.
+
+    Without --load nothing of it is imported: metadata, its manifest and its source are read.
+    """
+    registry = PluginRegistry()
+    kind, reference = parse_plugin(plugin, registry)
+    dossier = compile_dossier(registry, kind, reference)
+    loaded, problem = None, ""
+    if load:
+        try:
+            loaded = load_class(registry, kind, reference)
+        except PluginError as error:
+            problem = str(error)
+    if as_json:
+        print_json({"plugin": dossier, "loaded": loaded, "problem": problem})
+    else:
+        rows = [*_described(dossier), *(_declared(loaded) if loaded is not None else ())]
+        print_table(("", ""), rows)
+    if problem:
+        print(f"dovetail: {problem}", file=sys.stderr)
+    return 1 if problem else 0
+
+
+def _described(dossier: Dossier) -> list[tuple[str, str]]:
+    about, entry = dossier.description, dossier.description.entry
+    whose = f"{about.distribution} {about.version}".strip() or "none: the class is named directly"
+    sketch = "; a sketch that may still change" if dossier.is_sketch else ""
+    rows = [
+        ("plugin", f"{about.kind}:{about.name}"),
+        ("class", about.target),
+        ("distribution", whose + (" (first-party)" if about.first_party else "")),
+        ("source", str(dossier.source or "not found without importing")),
+        ("contract", f"{dossier.contract} {dossier.core_version}{sketch}"),
+        ("manifest", "dovetail.toml" if about.in_manifest else "none; these are defaults"),
+        ("api", _api_text(dossier)),
+        ("provides", _listed(entry.provides)),
+        ("needs", _listed(entry.needs)),
+        ("rank", str(entry.rank)),
+        ("roles", _listed(entry.roles)),
+        ("probe", entry.probe or "none"),
+        ("options", _options_text(dossier)),
+    ]
+    if entry.replaces:
+        rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow lets it"))
+    return rows
+
+
+def _api_text(dossier: Dossier) -> str:
+    api = dossier.description.entry.api
+    if not api:
+        return "any"
+    verdict = "takes in" if dossier.fits else "does NOT take in"
+    return f"{api}, which {verdict} this core's {dossier.core_version}"
+
+
+def _options_text(dossier: Dossier) -> str:
+    model = dossier.description.entry.options
+    if not model:
+        return "none"
+    if dossier.options is None:
+        return f"{model} (its fields cannot be read without importing it)"
+    lines = [
+        f"{one.name}: {one.type}" + (f" = {one.default}" if one.default else " (must be given)")
+        for one in dossier.options
+    ]
+    return "\n".join([model, *lines])
+
+
+def _declared(loaded: LoadedClass) -> list[tuple[str, str]]:
+    rows = [
+        ("loaded", "yes, and it meets its contract"),
+        ("its version", loaded.contract_version or "not declared"),
+        ("it provides", _listed(loaded.provides)),
+        ("it needs", _listed(loaded.needs)),
+    ]
+    rows += [(name, _value_text(value)) for name, value in loaded.attributes.items()]
+    return rows + [("note", note) for note in loaded.notes]
+
+
+def _value_text(value: Any) -> str:
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is None:
+        return _listed(value) if isinstance(value, (frozenset, tuple)) else str(value)
+    parts = [(name, getattr(value, name)) for name in fields]
+    # An empty set may mean none or any: the contract says which.
+    return "\n".join(f"{name}: {_value_text(one) if one else '–'}" for name, one in parts)
+
+
+def _listed(values: Any) -> str:
+    values = sorted(values) if isinstance(values, frozenset) else values
+    return ", ".join(map(str, values)) or "none"

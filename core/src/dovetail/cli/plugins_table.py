@@ -1,0 +1,87 @@
+"""Tables of plain words for the `plugins` commands, and facts as JSON.
+
+Imports rich only when a table is printed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES: Mapping[str, str] = {
+    "taken": "bold green",
+    "ok": "green",
+    "able": "cyan",
+    "note": "cyan",
+    "refused": "yellow",
+    "warning": "yellow",
+    "failed": "bold red",
+    "broken": "bold red",
+    "out": "dim",
+}
+"""How a word looks where it stands alone in a cell."""
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """Print one line a row; in a pipe as wide as needed, so that no line is broken."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.show_header = any(headings)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    console = Console()
+    if not console.is_terminal:
+        unbounded = console.options.update(max_width=100_000)
+        console.width = max(1, Measurement.get(console, unbounded, table).maximum)
+    if title:
+        console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(table)
+
+
+def print_line(text: str, *, style: str = "") -> None:
+    """Print text as it is, broken between words on a terminal and nowhere else."""
+    from rich.text import Text
+
+    console = _console()
+    console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
+
+
+def print_json(value: object) -> None:
+    """Print dataclasses and what they hold as JSON; sets are sorted, classes named."""
+    print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _plain(value: object) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(one) for name, one in _shallow(value).items()}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(_plain, value))
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(value) if isinstance(value, Path) else value
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}

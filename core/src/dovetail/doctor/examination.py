@@ -1,0 +1,38 @@
+"""The examination: everything that the doctor looks at, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dovetail.doctor.finding import Finding
+from dovetail.doctor.path_files import check_path_files
+from dovetail.doctor.registrations import check_registrations, plugins_to_try
+from dovetail.doctor.surroundings import check_environment, check_machine
+from dovetail.doctor.trial_findings import judge_trial
+from dovetail.doctor.trial_run import try_plugins
+from dovetail.plugins.registry import PluginRegistry
+
+DEADLINE_S = 60.0
+
+
+def _no_news(text: str) -> None:
+    """Tell nobody."""
+
+
+def examine(
+    *, deadline_s: float = DEADLINE_S, progress: Callable[[str], None] = _no_news
+) -> list[Finding]:
+    """Return all findings, in order of machine, environment, plugins.
+
+    deadline_s: how long one plugin may take to load. progress: told what is being looked at.
+    """
+    progress("looking at the machine")
+    findings = [*check_machine(), *check_environment(), *check_path_files()]
+    progress("reading what plugins say of themselves")
+    registry = PluginRegistry()
+    findings += check_registrations(registry)
+    plugins = plugins_to_try(registry)
+    progress(f"loading {len(plugins)} plugins in processes of their own")
+    for trial in try_plugins(plugins, deadline_s=deadline_s):
+        findings += judge_trial(trial)
+    return findings

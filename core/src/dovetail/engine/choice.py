@@ -1,0 +1,136 @@
+"""What an engine of a configuration would choose, and why, without making the engine.
+
+Goes the way of the start as far as the choosing of parts: options, registry, platform, resolution.
+Opens no weights, and imports a tensor library only if a plugin that might be chosen does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from dovetail.engine.plugin_picks import make_registry
+from dovetail.errors import PluginError
+from dovetail.interfaces.platform import Platform
+from dovetail.plugins.attention_ask import attention_ask, read_attention_facts
+from dovetail.plugins.explanation import Explanation, Wanted, explain
+from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.selection import AUTO, choose_platform
+
+if TYPE_CHECKING:
+    from dovetail.config import EngineArgs, EngineConfig
+
+_FIELDS = {
+    "attention": "compute.attention_backend",
+    "executor": "parallel.executor_backend",
+    "hooks": "extensions.hooks",
+    "io_processor": "extensions.io_processor",
+    "linear_method": "compute.linear_method",
+    "logits_processor": "extensions.logits_processors",
+    "model": "model.architecture",
+    "ops": "compute.ops",
+    "platform": "parallel.platform",
+    "policy": "scheduler.scheduler_cls",
+    "scheduler": "scheduler.scheduler_cls",
+    "stat_logger": "extensions.stat_loggers",
+    "tokenizer": "model.tokenizer_mode",
+    "weight_loader": "load.load_format",
+    "worker": "parallel.worker_cls",
+    "worker_extension": "extensions.worker_extension_cls",
+}
+"""The field of the configuration that names plugins of a kind."""
+
+_OF_MODEL = ("attention", "model")
+_NO_MODEL = "give --model to hold them against what a model asks"
+_DEFAULT_TOKENIZER = "huggingface"
+_PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
+
+
+def explain_choice(kind: str, args: EngineArgs | None = None, **options: object) -> Explanation:
+    """Return who would fill the place of a `kind` in an engine of `args`, and why.
+
+    args: None for no model in particular, with `options` for the rest of `EngineArgs`. Raises
+    PluginNotFoundError for an unknown kind, ConfigError and ModelError for the configuration,
+    PluginError if there is no platform to choose anything for.
+    """
+    from dovetail.config import EngineArgs
+
+    get_kind(kind)
+    if args is not None:
+        return _explain(kind, args.create_engine_config(), has_model=True)
+    with _plain_model() as folder:
+        plain = EngineArgs.from_kwargs(model=folder, **options)
+        return _explain(kind, plain.create_engine_config(), has_model=False)
+
+
+def wanted_of(kind: str, config: EngineConfig, platform: Platform | None = None) -> Wanted:
+    """Return what `config` wants of a kind. It is resolved, if there is a platform."""
+    path = _FIELDS.get(kind)
+    if path is None:
+        return Wanted(references=(), why="no part of the engine takes plugins of this kind yet")
+    group, field = path.split(".")
+    value = getattr(getattr(config, group), field)
+    reasons = {change.field: change.reason for change in config.changes}
+    why = f"{field}: {reasons[path]}" if path in reasons else f"{field} names it"
+    if value in (AUTO, None, "", ()):
+        why = f"{field} is {'left open' if value == AUTO else 'empty'}"
+    if kind == "tokenizer" and value == AUTO:
+        value, why = _DEFAULT_TOKENIZER, "the default"
+    if kind == "tokenizer" and config.model.skip_tokenizer_init:
+        value, why = None, "skip_tokenizer_init is set"
+    if kind == "model":
+        why = "config.json names its architecture"
+    references = value if isinstance(value, tuple) else () if value in (None, "") else (value,)
+    if platform is None:
+        return Wanted(references=references, why=why)
+    return Wanted(
+        references=references,
+        why=why,
+        platform=platform.info.name,
+        preferred=tuple(platform.prefer(kind)),
+    )
+
+
+def _explain(kind: str, config: EngineConfig, *, has_model: bool) -> Explanation:
+    if kind == "platform":
+        return _explain_platform(config)
+    from dovetail.config.resolve import resolve
+
+    registry = make_registry(config)
+    platform = choose_platform(registry, config.parallel.platform)
+    config = resolve(config, platform)
+    wanted = wanted_of(kind, config, platform)
+    if kind in _OF_MODEL and not has_model:
+        references = () if kind == "model" else wanted.references
+        return explain(registry, kind, replace(wanted, references=references, why=_NO_MODEL))
+    facts = read_attention_facts(config.model.hf_config)
+    if kind == "attention" and facts is not None:
+        ask = attention_ask(facts, config, platform.info.device_type)
+        wanted = replace(wanted, ask=ask)
+    return explain(registry, kind, wanted)
+
+
+def _explain_platform(config: EngineConfig) -> Explanation:
+    wanted = wanted_of("platform", config)
+    explanation = explain(make_registry(config), "platform", wanted)
+    if explanation.error:
+        return explanation
+    try:
+        # Who wins the choice has still to be made, and to provide what it needs itself.
+        choose_platform(make_registry(config), config.parallel.platform)
+    except PluginError as error:
+        return replace(explanation, error=str(error))
+    return explanation
+
+
+@contextmanager
+def _plain_model() -> Iterator[Path]:
+    """Give a model directory that asks for nothing, for questions that no model matters to."""
+    with TemporaryDirectory(prefix="dovetail-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(_PLAIN_CONFIG), encoding="utf-8")
+        yield Path(folder)

@@ -1,0 +1,148 @@
+"""Listeners: stat loggers and hooks of an engine, told of its start, steps, errors and stop.
+
+The seam is the engine's step function: `Listeners.watch` returns it as it is where nobody listens
+to steps, so that a silent engine pays nothing; else one that tells them afterwards. A listener
+that raises in the loop is warned of once and hears no more; requests never notice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from dovetail.clock import Clock
+from dovetail.config import EngineConfig
+from dovetail.errors import ConfigError, RequestError
+from dovetail.hooks import HookPlugins, Subscriber, failure
+from dovetail.interfaces import EngineCoreOutputs, StatLogger, StatLoggerContext, StepStats
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.instance import Options, make_instance, plugin_name
+from dovetail.request import FinishReason
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[], EngineCoreOutputs | None]
+
+
+class Listeners:
+    """All that listens to one engine. Made when the engine is ready; not thread-safe."""
+
+    def __init__(
+        self, config: EngineConfig, plugins: PluginRegistry, hooks: HookPlugins, clock: Clock
+    ) -> None:
+        """Make the stat loggers, then tell the hooks of the start.
+
+        config: resolved. Raises PluginError or ConfigError, naming the plugin at fault; the stat
+        loggers made before it are closed.
+        """
+        self._hooks = hooks
+        self._clock = clock
+        self._stopped = False
+        with ExitStack() as undo:
+            self._stat_loggers = _make_stat_loggers(config, plugins, clock, undo)
+            undo.callback(hooks.tell_all, "on_engine_stop")
+            hooks.tell("on_engine_start", config=config)
+            undo.pop_all()
+        self._step_subscribers = hooks.subscribers("on_step")
+        self._error_subscribers = hooks.subscribers("on_request_error")
+
+    def watch(self, step: Step) -> Step:
+        """Return a step function that does what `step` does and tells those who listen to it."""
+        if not (self._stat_loggers or self._step_subscribers or self._error_subscribers):
+            return step
+
+        def watched() -> EngineCoreOutputs | None:
+            given = step()
+            if given is not None:
+                self._tell(given)
+            return given
+
+        return watched
+
+    def request_failed(self, request_id: str, error: RequestError) -> None:
+        """Tell of a request that was refused or ended with an error."""
+        for subscriber in self._error_subscribers:
+            try:
+                subscriber.call(request_id=request_id, error=error)
+            except Exception as raised:
+                self._error_subscribers = _without(self._error_subscribers, subscriber, raised)
+
+    def stop(self) -> None:
+        """Tell the hooks of the end and close the stat loggers. May be called twice."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._hooks.tell_all("on_engine_stop")
+        for stat_logger in self._stat_loggers:
+            _close(stat_logger)
+
+    def _tell(self, given: EngineCoreOutputs) -> None:
+        failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
+        if given.stats is not None:
+            self._tell_step(
+                StepStats(
+                    scheduler=given.stats,
+                    now_ns=self._clock.now_ns(),
+                    num_new_tokens=len(given.token_ids),
+                    num_finished=len(given.finished),
+                    num_failed=len(failed),
+                )
+            )
+        for end in failed:
+            self.request_failed(end.request_id, RequestError(end.message or "no reason was given"))
+
+    def _tell_step(self, step: StepStats) -> None:
+        for stat_logger in self._stat_loggers:
+            try:
+                stat_logger.record(step)
+            except Exception as error:
+                self._silence(stat_logger, error)
+        for subscriber in self._step_subscribers:
+            try:
+                subscriber.call(step=step)
+            except Exception as error:
+                self._step_subscribers = _without(self._step_subscribers, subscriber, error)
+
+    def _silence(self, stat_logger: StatLogger, error: Exception) -> None:
+        logger.warning(
+            "The stat logger %s failed and is closed: %s: %s.",
+            type(stat_logger).__qualname__,
+            type(error).__name__,
+            error,
+        )
+        self._stat_loggers = tuple(one for one in self._stat_loggers if one is not stat_logger)
+        _close(stat_logger)
+
+
+def _make_stat_loggers(
+    config: EngineConfig, plugins: PluginRegistry, clock: Clock, undo: ExitStack
+) -> tuple[StatLogger, ...]:
+    """Return the stat loggers that the user named; `undo` gets what closes them again."""
+
+    def context(own: Options) -> StatLoggerContext:
+        return StatLoggerContext(config=config, start_ns=clock.now_ns(), options=own)
+
+    made: dict[str, StatLogger] = {}
+    for reference in config.extensions.stat_loggers:
+        name = plugin_name(plugins, "stat_logger", reference)
+        if name in made:
+            raise ConfigError(f"stat_loggers names {name!r} twice; name it once.")
+        made[name] = make_instance(plugins, "stat_logger", reference, context)
+        undo.callback(_close, made[name])
+    return tuple(made.values())
+
+
+def _without(
+    subscribers: tuple[Subscriber, ...], failed: Subscriber, error: Exception
+) -> tuple[Subscriber, ...]:
+    logger.warning("%s. It is not called for that again.", failure(failed, error))
+    return tuple(one for one in subscribers if one is not failed)
+
+
+def _close(stat_logger: StatLogger) -> None:
+    try:
+        stat_logger.close()
+    except Exception as error:
+        name = type(stat_logger).__qualname__
+        logger.warning("Closing %s failed: %s: %s.", name, type(error).__name__, error)

@@ -1,0 +1,72 @@
+"""Adapters: how a plugin made for an earlier contract version is used as one of today's.
+
+An adapter takes the plugin's class and returns one that meets the current contract. The table is
+the core's own, written by hand when a contract changes; nothing registers itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dovetail.errors import ContractError
+from dovetail.plugins.api_range import ApiRange, parse_range, parse_version
+from dovetail.plugins.contract import contract_version, is_compatible
+
+Adapter = Callable[[type[Any]], type[Any]]
+"""From a class of an earlier contract version to one of the current."""
+
+Adapters = Mapping[tuple[str, str], Adapter]
+"""Adapters by (kind, the version that they adapt from)."""
+
+ADAPTERS: Adapters = MappingProxyType({})
+"""Those that the core ships: none yet, since no contract has left its first round."""
+
+
+def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
+    """Return "" if `api` takes in the current contract, or else the version to adapt from.
+
+    api: a range, or "" for any. Raises ContractError naming both versions if neither is the case.
+    """
+    current = contract_version(kind)
+    now = parse_version(current)
+    if not api or now is None or parse_range(api).allows(now):
+        return ""
+    older = _adaptable(kind, parse_range(api), adapters)
+    if older:
+        return older
+    known = ", ".join(version for its_kind, version in adapters if its_kind == kind) or "none"
+    raise ContractError(
+        f"The {whose} is made for version {api} of the {kind} contract; this core has {current} "
+        f"(and adapters for: {known}).\nInstall a version of the plugin for {current}, or the "
+        "core that it is made for."
+    )
+
+
+def adapt(kind: str, loaded: object, version: str, adapters: Adapters) -> tuple[object, str]:
+    """Return the class to use, and a note if it was adapted, or else "".
+
+    version: as `check_api` returned it. A class that itself declares an earlier version, for which
+    there is an adapter, is adapted too. Raises ContractError if an adapter returns no class.
+    """
+    declared = str(getattr(loaded, "CONTRACT_VERSION", ""))
+    earlier, now = parse_version(declared), parse_version(contract_version(kind))
+    if not version and earlier and now and not is_compatible(earlier, now):
+        version = declared if (kind, declared) in adapters else ""
+    if not version or not isinstance(loaded, type):
+        return loaded, ""
+    adapted = adapters[kind, version](loaded)
+    if not isinstance(adapted, type):
+        raise ContractError(
+            f"The adapter of {kind} {version} made {type(adapted).__name__!r} objects of "
+            f"{loaded.__qualname__}; it has to return a class."
+        )
+    return adapted, f"{loaded.__qualname__} is made for {kind} {version} and was adapted."
+
+
+def _adaptable(kind: str, api: ApiRange, adapters: Adapters) -> str:
+    """Return the latest version that `api` allows and an adapter takes; "" for none."""
+    versions = [(parse_version(text), text) for its_kind, text in adapters if its_kind == kind]
+    fit = [(version, text) for version, text in versions if version and api.allows(version)]
+    return max(fit)[1] if fit else ""

@@ -1,0 +1,163 @@
+"""Admission: everything that stands between a resolution and a class that may be used.
+
+In order: its manifest, the contract version that it is made for, what it needs, the import, the
+contract, its claims, its options. The only caller of `loading`. Chooses nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from dovetail.clock import Clock
+from dovetail.errors import ContractError, PluginError, PluginLoadError, nearest
+from dovetail.interfaces.platform import Probe
+from dovetail.plugins.adapters import Adapters, adapt, check_api
+from dovetail.plugins.capabilities import CORE_CAPABILITIES, check_claims, declared_ids
+from dovetail.plugins.containment import contained, describe_failure
+from dovetail.plugins.contract import check_contract
+from dovetail.plugins.description import Description
+from dovetail.plugins.discovery import top_package
+from dovetail.plugins.loading import Origin, find_attribute, load_dotted, load_file, load_target
+from dovetail.plugins.options import PluginOptions
+from dovetail.plugins.reference import FileReference, QualifiedReference, parse_reference
+from dovetail.plugins.resolution import Resolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """A plugin that was loaded and may be used; provides and needs are capability ids."""
+
+    cls: type[Any]
+    resolution: Resolution
+    description: Description
+    provides: frozenset[str]
+    needs: frozenset[str]
+
+
+class Admission:
+    """Loads what is resolved, and holds it to everything that it promised.
+
+    adapters: for plugins of earlier contract versions. options: what the user gave for plugins.
+    """
+
+    def __init__(self, *, clock: Clock, adapters: Adapters, options: PluginOptions) -> None:
+        self._clock = clock
+        self._adapters = adapters
+        self._options = options
+        self._files: dict[Path, ModuleType] = {}
+
+    def admit(
+        self, resolution: Resolution, reference: str | type, about: Description, *, shared: bool
+    ) -> Plugin:
+        """Import and check one plugin; raise as `PluginRegistry.load`.
+
+        shared: plugins of other kinds go by the same name and take options.
+        """
+        whose, kind = str(about), about.kind
+        earlier = check_api(kind, about.entry.api, whose, self._adapters)
+        loaded: object = reference
+        notes = list(resolution.notes)
+        if isinstance(reference, str):
+            loaded, target, told = self._import(resolution, reference)
+            resolution = replace(resolution, target=target)
+            notes += told
+        loaded, adapted = adapt(kind, loaded, earlier, self._adapters)
+        notes += [adapted] if adapted else []
+        notes += check_contract(kind, loaded)
+        cls = cast("type[Any]", loaded)
+        provides = about.entry.provides | declared_ids(cls, "provides")
+        check_claims(kind, cls, provides)
+        model = self._options_model(about, cls)
+        options = self._options.validate(about, model, shared=shared)
+        roles = tuple(sorted(about.entry.roles)) if about.in_manifest else ()
+        return Plugin(
+            cls=cls,
+            resolution=replace(resolution, notes=tuple(notes), options=options, roles=roles),
+            description=about,
+            provides=provides,
+            needs=about.entry.needs | declared_ids(cls, "needs"),
+        )
+
+    def probe(self, about: Description) -> Probe:
+        """Run the probe that a manifest names; a plugin without one can be used.
+
+        Raises PluginLoadError if it cannot be imported or raises, ContractError if it returns
+        anything but a Probe.
+        """
+        if not about.entry.probe:
+            return Probe(usable=True)
+        function: Any = self._named(about.entry.probe, about)
+        try:
+            answer = function()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise probe_failure(str(about), error) from error
+        return check_probe(str(about), answer)
+
+    def _options_model(self, about: Description, cls: type[Any]) -> object:
+        if about.entry.options:
+            return self._named(about.entry.options, about)
+        return getattr(cls, "options_model", None)
+
+    def _named(self, target: str, about: Description) -> object:
+        """Import what a manifest names."""
+        origin = Origin(asked=about.name, distribution=f"{about.distribution} {about.version}")
+        with contained(top_package(target), self._clock):
+            return load_target(target, origin)
+
+    def _import(self, resolution: Resolution, text: str) -> tuple[object, str, list[str]]:
+        """Return the object that a resolution names, its true target, and notes on its import."""
+        whose = f"{resolution.distribution} {resolution.version}".strip()
+        origin = Origin(asked=text, distribution=whose)
+        parsed = parse_reference(text)
+        if isinstance(parsed, FileReference):
+            return self._import_file(parsed, origin), resolution.target, []
+        dotted = isinstance(parsed, QualifiedReference) and parsed.dotted
+        with contained(top_package(resolution.target), self._clock) as notes:
+            if dotted and not origin.distribution:
+                loaded, target = load_dotted(resolution.target, origin)
+            else:
+                loaded, target = load_target(resolution.target, origin), resolution.target
+        return loaded, target, notes
+
+    def _import_file(self, parsed: FileReference, origin: Origin) -> object:
+        if parsed.path not in self._files:
+            with contained("", self._clock):
+                self._files[parsed.path] = load_file(parsed.path, origin)
+        return find_attribute(self._files[parsed.path], parsed.attribute, origin)
+
+
+def check_needed(
+    whose: str, needs: frozenset[str], provided: frozenset[str], platform: str
+) -> None:
+    """Raise PluginError naming what `whose` needs and nobody provides."""
+    missing = sorted(needs - provided)
+    if missing:
+        hints = "".join(nearest(one, provided) for one in missing)
+        offered = ", ".join(sorted(provided - CORE_CAPABILITIES)) or "nothing"
+        raise PluginError(
+            f"The {whose} needs {', '.join(missing)}, which neither the core nor the platform "
+            f"{platform!r} provides.{hints}\nThe platform provides: {offered}. "
+            "Choose another plugin, or another platform."
+        )
+
+
+def check_probe(whose: str, answer: object) -> Probe:
+    """Return what a probe answered; raise ContractError if that is no Probe."""
+    if not isinstance(answer, Probe):
+        raise ContractError(
+            f"The probe of the {whose} returned {answer!r}; it has to return a Probe."
+        )
+    return answer
+
+
+def probe_failure(whose: str, error: BaseException) -> PluginLoadError:
+    """Return the error for a probe that raised: it said neither yes nor no."""
+    return PluginLoadError(
+        f"The probe of the {whose} failed, so that nobody knows whether it can be used here: "
+        f"{describe_failure(error)}.\nMend what it tells of, or name the plugin to use instead."
+    )

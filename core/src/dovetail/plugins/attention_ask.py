@@ -1,0 +1,96 @@
+"""What a model asks of its attention backend, from facts of the model and of the configuration.
+
+`attention_ask` is the one place where facts become an ask. `read_attention_facts` gets them from
+config.json, so that an answer needs neither weights nor a tensor library; a worker knows them from
+the layers that it has made. Knows no architecture and no backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.attention import AttentionAsk
+
+if TYPE_CHECKING:
+    from dovetail.config import EngineConfig
+
+_WINDOWED = "sliding_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFacts:
+    """The attention of a model. sliding_window, soft_cap: whether some layer has one."""
+
+    head_size: int
+    num_heads: int
+    num_kv_heads: int
+    sliding_window: bool = False
+    soft_cap: bool = False
+
+
+def attention_ask(facts: AttentionFacts, config: EngineConfig, device_type: str) -> AttentionAsk:
+    """Return what a backend has to do. config: resolved. device_type: as tensors are told it."""
+    features = {
+        "sliding_window": facts.sliding_window,
+        "soft_cap": facts.soft_cap,
+    }
+    return AttentionAsk(
+        device_type=device_type,
+        dtype=config.model.dtype,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        head_size=facts.head_size,
+        num_heads=facts.num_heads,
+        num_kv_heads=facts.num_kv_heads,
+        block_size=config.cache.block_size or 1,
+        features=frozenset(name for name, asked in features.items() if asked),
+    )
+
+
+def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
+    """Return what config.json says of a model's attention; None if it states no heads.
+
+    Reads the field's usual names. An architecture may have other defaults, so the worker, which
+    knows the layers, has the last word.
+    """
+    config = _text_part(hf_config)
+    num_heads = _count(config, "num_attention_heads")
+    hidden_size = _count(config, "hidden_size")
+    head_size = _count(config, "head_dim") or hidden_size // (num_heads or 1)
+    if not num_heads or not head_size:
+        return None
+    return AttentionFacts(
+        head_size=head_size,
+        num_heads=num_heads,
+        num_kv_heads=_count(config, "num_key_value_heads") or num_heads,
+        sliding_window=_has_window(config),
+        soft_cap=bool(config.get("attn_logit_softcapping")),
+    )
+
+
+def _text_part(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part on the language model, of configs that have parts."""
+    part = hf_config.get("text_config")
+    if isinstance(part, Mapping) and "num_attention_heads" not in hf_config:
+        return part
+    return hf_config
+
+
+def _count(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _has_window(config: Mapping[str, Any]) -> bool:
+    """Return whether some layer has a window: where there is a switch, it has to be on."""
+    switch = config.get("use_sliding_window")
+    if not config.get("sliding_window") or switch is False:
+        return False
+    kinds = config.get("layer_types")
+    first = config.get("max_window_layers")
+    if isinstance(kinds, (list, tuple)):
+        return _WINDOWED in kinds and (first is None or bool(switch))
+    if isinstance(first, int):
+        return bool(switch) and first < _count(config, "num_hidden_layers")
+    return True

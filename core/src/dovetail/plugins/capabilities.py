@@ -1,0 +1,63 @@
+"""Capability ids that the core knows: what it provides itself, and what a claim obliges to.
+
+Ids are open: platforms and plugins may claim others, and need them of each other. Those here are
+checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dovetail.errors import ContractError
+from dovetail.plugins.contract import load_interface, member_problems
+
+CORE_CAPABILITIES = frozenset(
+    {"async_scheduling", "chunked_prefill", "paged_kv_cache", "preemption", "prefix_caching"}
+)
+"""What the core provides on every platform."""
+
+CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("worker", "profile"): "dovetail.interfaces.worker:Profiles",
+        ("worker", "sleep"): "dovetail.interfaces.worker:Sleeps",
+    }
+)
+"""(kind, capability id) to the optional contract that a class meets which claims it."""
+
+
+def declared_ids(cls: type[Any], attribute: str) -> frozenset[str]:
+    """Return the class's own `provides` or `needs`; raise ContractError for what is no set of ids.
+
+    An absent attribute says nothing.
+    """
+    ids: object = getattr(cls, attribute, frozenset())
+    if isinstance(ids, property) or callable(ids):
+        return frozenset()
+    if not isinstance(ids, (set, frozenset)) or not all(isinstance(one, str) for one in ids):
+        raise ContractError(
+            f"{cls.__module__}:{cls.__qualname__} has {attribute} = {ids!r}; write a frozenset of "
+            "capability ids."
+        )
+    return frozenset(ids)
+
+
+def check_claims(kind: str, cls: type[Any], provides: frozenset[str]) -> None:
+    """Raise ContractError if `cls` lacks what an optional contract demands that it claims."""
+    problems = [
+        f"\n  - it claims {capability!r}: {problem}"
+        for capability in sorted(provides)
+        for problem in _claim_problems(kind, cls, capability)
+    ]
+    if problems:
+        raise ContractError(
+            f"{cls.__module__}:{cls.__qualname__} claims what it does not do.{''.join(problems)}\n"
+            "Implement it, or take the id out of `provides`."
+        )
+
+
+def _claim_problems(kind: str, cls: type[Any], capability: str) -> Iterator[str]:
+    target = CLAIMS.get((kind, capability))
+    if target is not None:
+        yield from member_problems(load_interface(target), cls)

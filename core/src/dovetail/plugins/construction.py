@@ -1,0 +1,56 @@
+"""Construction: making the object of a plugin's class, its failures told as the plugin's.
+
+Contexts carry a plugin's options. Kinds that are made without a context (platform, policy, ops,
+linear_method) get them as the keyword `options`, and only where the plugin has an options model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from dovetail.errors import DovetailError, PluginLoadError
+from dovetail.plugins.containment import describe_failure
+
+T = TypeVar("T")
+
+
+def ask(whose: str, what: str, question: Callable[[], T]) -> T:
+    """Return a plugin's answer to a question of the start; its failure becomes a PluginLoadError.
+
+    whose, what: the plugin and what it is asked for, for messages. A DovetailError passes.
+    """
+    try:
+        return question()
+    except (DovetailError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PluginLoadError(
+            f"The {whose} failed when it was asked for its {what}: {describe_failure(error)}."
+        ) from error
+
+
+def construct(
+    kind: str,
+    cls: Callable[..., Any],
+    context: object = None,
+    *,
+    options: Mapping[str, object] | None = None,
+) -> Any:
+    """Return an instance of a plugin's class, made from `context` or, without one, of `options`.
+
+    A DovetailError and Ctrl-C pass; whatever else the constructor raises, `SystemExit` too, becomes
+    a PluginLoadError that names kind and class and has it as its cause.
+    """
+    try:
+        if context is not None:
+            return cls(context)
+        return cls(options=options) if options else cls()
+    except (DovetailError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        name = f"{cls.__module__}:{getattr(cls, '__qualname__', cls)}"
+        raise PluginLoadError(
+            f"The {kind} {name} was loaded, but making it failed: {describe_failure(error)}.\n"
+            f"Mend what raised it, or choose another plugin in its place."
+        ) from error

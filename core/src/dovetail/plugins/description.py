@@ -1,0 +1,101 @@
+"""Descriptions: what discovery and manifest say of a plugin together, still without importing it.
+
+The second of three stages (discover, describe, load). A distribution's manifest is read once, when
+one of its plugins is first asked about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.errors import PluginLoadError
+from dovetail.plugins.discovery import (
+    Candidate,
+    Discovery,
+    is_first_party,
+    normalize_distribution,
+)
+from dovetail.plugins.manifest import Manifest, PluginEntry, read_manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A plugin as it is known before it is loaded.
+
+    distribution, version: empty for a class that was named directly; it has no manifest.
+    entry: its manifest's word, or defaults; in_manifest tells which.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str = ""
+    version: str = ""
+    entry: PluginEntry
+    in_manifest: bool = False
+
+    @property
+    def first_party(self) -> bool:
+        """Whether it is of a distribution of ours."""
+        return is_first_party(normalize_distribution(self.distribution))
+
+    def __str__(self) -> str:
+        """Return it as messages name it: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
+        whose = f" of {self.distribution} {self.version}" if self.distribution else ""
+        return f"{self.kind} {self.name!r}{whose}"
+
+
+class Describer:
+    """Describes the plugins of one discovery; reads each manifest once, when it is needed."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
+        self._manifests: dict[str, Manifest] = {}
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the manifests read so far, each a sentence."""
+        installations = self._discovery.installations
+        return tuple(
+            f"The manifest of {installations[name].distribution} {installations[name].version} "
+            f"is broken, so that its plugins cannot be used: {'; '.join(manifest.problems)}."
+            for name, manifest in self._manifests.items()
+            if manifest.problems
+        )
+
+    def read_all(self) -> None:
+        """Read every manifest."""
+        for name in self._discovery.installations:
+            self._manifest(name)
+
+    def describe(self, candidate: Candidate) -> Description:
+        """Return what is known of a plugin; raise PluginLoadError if its manifest is broken."""
+        manifest = self._manifest(normalize_distribution(candidate.distribution))
+        if manifest.problems:
+            listed = "".join(f"\n  - {problem}" for problem in manifest.problems)
+            raise PluginLoadError(
+                f"Cannot use the {candidate.kind} {candidate.name!r}: the manifest of "
+                f"{candidate.distribution} {candidate.version} is broken.{listed}\n"
+                f"Mend it, or install another version of {candidate.distribution}."
+            )
+        entry = manifest.entries.get((candidate.kind, candidate.name))
+        return Description(
+            kind=candidate.kind,
+            name=candidate.name,
+            target=candidate.target,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            entry=entry or PluginEntry(kind=candidate.kind, name=candidate.name),
+            in_manifest=entry is not None,
+        )
+
+    def entry(self, candidate: Candidate) -> PluginEntry:
+        """Return what the manifest says of a plugin; defaults where it is broken or silent."""
+        manifest = self._manifest(normalize_distribution(candidate.distribution))
+        found = manifest.entries.get((candidate.kind, candidate.name))
+        return found or PluginEntry(kind=candidate.kind, name=candidate.name)
+
+    def _manifest(self, name: str) -> Manifest:
+        if name not in self._manifests:
+            self._manifests[name] = read_manifest(self._discovery.installations[name])
+        return self._manifests[name]

@@ -1,0 +1,206 @@
+"""Dossiers: everything known of one plugin, at first without importing it, then of its class.
+
+What stands in a source file is read as text; a file that cannot be read that way is only named.
+Chooses nothing and judges nothing beyond what loading does.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import PluginError, nearest
+from dovetail.plugins.adapters import ADAPTERS, check_api
+from dovetail.plugins.api_range import parse_range
+from dovetail.plugins.capabilities import declared_ids
+from dovetail.plugins.contract import contract_version, load_interface
+from dovetail.plugins.description import Description
+from dovetail.plugins.discovery import is_first_party, normalize_distribution
+from dovetail.plugins.kinds import KINDS, get_kind
+from dovetail.plugins.registry import PluginRegistry
+
+_DECLARATIONS = ("CONTRACT", "CONTRACT_VERSION", "provides", "needs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionField:
+    """One option of a plugin, as its model's source has it. default: "" for one that is due."""
+
+    name: str
+    type: str
+    default: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dossier:
+    """A plugin before it is loaded.
+
+    contract: "module:Class". core_version: of that contract, here. fits: whether the manifest's
+    range takes it in. denied: by which rule; "" for none. source: the file of its module, options:
+    fields of its options' model, each None where it cannot be found without importing.
+    """
+
+    description: Description
+    contract: str
+    is_sketch: bool
+    core_version: str
+    fits: bool
+    denied: str
+    source: Path | None
+    options: tuple[OptionField, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedClass:
+    """A plugin's class that was loaded and held to its contract.
+
+    notes: what was assumed in its favour, and what its import did. attributes: what the contract
+    has it declare, by name.
+    """
+
+    cls: type[Any]
+    contract_version: str
+    provides: frozenset[str]
+    needs: frozenset[str]
+    attributes: dict[str, object]
+    notes: tuple[str, ...]
+
+
+def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
+    """Return "kind:name" as (kind, reference); raise PluginError saying what to write."""
+    kind, colon, reference = text.partition(":")
+    if colon and reference and kind in KINDS:
+        return kind, reference
+    named = [
+        f"{kind}:{one.name}"
+        for kind in KINDS
+        for one in registry.candidates(kind)
+        if text in (one.name, one.reference)
+    ]
+    if named:
+        raise PluginError(f"{text!r} does not say of which kind. Write {' or '.join(named)}.")
+    hint = nearest(kind, KINDS) if colon else ""
+    raise PluginError(f"{text!r} names no plugin; write KIND:NAME, such as policy:fcfs.{hint}")
+
+
+def compile_dossier(registry: PluginRegistry, kind: str, reference: str) -> Dossier:
+    """Return what is known of a plugin, importing nothing; raise as `PluginRegistry.describe`.
+
+    A plugin that the user's rules deny is described, too.
+    """
+    about = registry.describe(kind, reference)
+    version = contract_version(kind)
+    denied = registry.policy.denial(
+        kind,
+        about.name,
+        about.distribution,
+        first_party=is_first_party(normalize_distribution(about.distribution)),
+    )
+    return Dossier(
+        description=about,
+        contract=get_kind(kind).contract,
+        is_sketch=get_kind(kind).is_sketch,
+        core_version=version,
+        fits=_fits(about),
+        denied=denied,
+        source=find_source(about.target.partition(":")[0]),
+        options=read_options(about.entry.options) if about.entry.options else (),
+    )
+
+
+def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedClass:
+    """Import a plugin, check its contract and return what it declares; raise as `load`."""
+    cls = registry.load(kind, reference)
+    resolution = next(
+        one for one in reversed(registry.resolutions) if one.kind == kind and _is(one.target, cls)
+    )
+    attributes = {
+        name: getattr(cls, name) for name in _class_attributes(kind) if hasattr(cls, name)
+    }
+    return LoadedClass(
+        cls=cls,
+        contract_version=getattr(cls, "CONTRACT_VERSION", ""),
+        provides=declared_ids(cls, "provides"),
+        needs=declared_ids(cls, "needs"),
+        attributes=attributes,
+        notes=resolution.notes,
+    )
+
+
+def find_source(module: str) -> Path | None:
+    """Return the Python file of a module, importing nothing; None if it is not found."""
+    top, *rest = module.split(".")
+    try:
+        # Of a top-level package only: to find the spec of a submodule imports its parents.
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if spec is None:
+        return None
+    if not rest and spec.origin is not None:
+        return Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        for path in (
+            Path(folder, *rest[:-1], f"{rest[-1]}.py"),
+            Path(folder, *rest, "__init__.py"),
+        ):
+            if path.is_file():
+                return path
+    return None
+
+
+def read_options(target: str) -> tuple[OptionField, ...] | None:
+    """Return the fields of the model "module:Model" from its source; None if it is not there."""
+    module, _, name = target.partition(":")
+    path = find_source(module)
+    if path is None:
+        return None
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return tuple(_fields(node))
+    return None
+
+
+def _fields(model: ast.ClassDef) -> Iterator[OptionField]:
+    for node in model.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        hint = ast.unparse(node.annotation)
+        if not hint.startswith("ClassVar") and not node.target.id.startswith(("_", "model_config")):
+            default = "" if node.value is None else ast.unparse(node.value)
+            yield OptionField(name=node.target.id, type=hint, default=default)
+
+
+def _fits(about: Description) -> bool:
+    api = about.entry.api
+    if not api:
+        return True
+    parse_range(api)
+    try:
+        check_api(about.kind, api, str(about), ADAPTERS)
+    except PluginError:
+        return False
+    return True
+
+
+def _is(target: str, cls: type[Any]) -> bool:
+    return target.rpartition(":")[2].split(".")[-1] == cls.__qualname__.split(".")[-1]
+
+
+def _class_attributes(kind: str) -> list[str]:
+    """Return what the contract has a class declare of itself."""
+    law = load_interface(get_kind(kind).contract)
+    names: list[str] = []
+    for base in inspect.getmro(law):
+        hints = inspect.get_annotations(base)
+        names += [name for name, hint in hints.items() if not name.startswith("_")]
+    return [name for name in dict.fromkeys(names) if name not in _DECLARATIONS]

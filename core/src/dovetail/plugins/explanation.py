@@ -1,0 +1,308 @@
+"""Explanations: every candidate for a place, taken or not, with every reason, in order.
+
+Says what `selection` decides and why, as data. The two are apart because choosing stops at the
+first that is able, while explaining goes through all of them; a test holds them together. Loads
+only what choosing might load: a plugin that nobody asked for or allowed runs no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.errors import PluginError
+from dovetail.interfaces.attention import AttentionAsk
+from dovetail.interfaces.platform import Probe
+from dovetail.plugins.admission import check_probe, probe_failure
+from dovetail.plugins.discovery import Candidate, is_first_party, normalize_distribution
+from dovetail.plugins.registry import PluginRegistry
+from dovetail.plugins.resolution import Resolution
+from dovetail.plugins.selection import AUTO, attention_refusals, choose_scheduler
+
+TAKEN = "taken"
+ABLE = "able"
+"""It could serve, but another goes before it."""
+REFUSED = "refused"
+"""It cannot serve here, or does not do what is asked."""
+FAILED = "failed"
+"""It could not be described or loaded, or its probe failed."""
+OUT = "out"
+"""It does not take part: denied, replaced, not allowed, waiting to be asked, or not asked for."""
+
+_PROBED = frozenset({"attention", "executor", "linear_method", "ops", "platform", "worker"})
+"""Kinds whose probes are run when they are chosen; the others are simply loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a configuration wants of one kind.
+
+    references: what is asked for, in order; ("auto",) for the first that is able, () for none.
+    why: where that comes from. ask: what an attention backend has to do; None if that is not known.
+    platform, preferred: the platform's name, and the plugins of this kind that it prefers.
+    """
+
+    references: tuple[str | type, ...]
+    why: str = ""
+    ask: AttentionAsk | None = None
+    platform: str = ""
+    preferred: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What becomes of one candidate.
+
+    place: when it is tried, from 1; 0 if it is not. standing: what gives it that place. state: one
+    of this module's words. reasons: for the state, each a phrase or sentence. unclear: its probe
+    failed, so that it said neither yes nor no.
+    """
+
+    name: str
+    target: str
+    distribution: str = ""
+    version: str = ""
+    rank: int = 0
+    place: int = 0
+    standing: str = ""
+    state: str = OUT
+    reasons: tuple[str, ...] = ()
+    unclear: bool = False
+
+    @classmethod
+    def of(cls, found: Candidate | Resolution, *, standing: str = "") -> Verdict:
+        """Return the verdict on a plugin of which nothing has been said yet."""
+        return cls(
+            name=found.name,
+            target=found.target,
+            distribution=found.distribution,
+            version=found.version,
+            standing=standing,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Who fills a place and why.
+
+    verdicts: in the order in which candidates are tried, then those that are not. error: why the
+    place stays empty; "" if it does not, or if nobody is wanted.
+    """
+
+    kind: str
+    wanted: Wanted
+    verdicts: tuple[Verdict, ...]
+    error: str = ""
+
+    @property
+    def chosen(self) -> tuple[Verdict, ...]:
+        """Those that are taken."""
+        return tuple(verdict for verdict in self.verdicts if verdict.state == TAKEN)
+
+
+def explain(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
+    """Return what becomes of every plugin of `kind`; raise PluginNotFoundError for no such kind.
+
+    registry: bound to the platform, unless `kind` is "platform". Sets nothing aside.
+    """
+    registry.candidates(kind)
+    if kind in ("scheduler", "policy") and wanted.references:
+        return _explain_scheduler(registry, kind, wanted)
+    if wanted.references == (AUTO,):
+        return _explain_automatic(registry, kind, wanted)
+    return _explain_picks(registry, kind, wanted)
+
+
+def _explain_picks(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
+    """Explain places for those whom the user named, and for nobody else."""
+    verdicts, errors = [], []
+    for place, reference in enumerate(wanted.references, 1):
+        try:
+            meant = registry.resolve(kind, reference)
+        except PluginError as refusal:
+            errors.append(str(refusal))
+            continue
+        verdict = replace(Verdict.of(meant, standing=wanted.why), place=place)
+        verdict = _judge(registry, kind, reference, verdict, wanted.ask)
+        if verdict.state == ABLE:
+            verdict = replace(verdict, state=TAKEN)
+        else:
+            errors.append(f"{verdict.name!r} is asked for, but: {'; '.join(verdict.reasons)}")
+        verdicts.append(verdict)
+    names = " and ".join(map(str, wanted.references))
+    otherwise = f"{names} is asked for" if names else "nobody is asked for"
+    verdicts += _others(registry, kind, verdicts, otherwise)
+    error = "\n".join(errors)
+    return Explanation(kind=kind, wanted=wanted, verdicts=tuple(verdicts), error=error)
+
+
+def _explain_automatic(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
+    """Explain a place that goes to the first candidate that is able."""
+    try:
+        order = registry.automatic(kind, wanted.preferred)
+    except PluginError as refusal:
+        rest = _others(registry, kind, (), "the choice is not clear")
+        return Explanation(kind=kind, wanted=wanted, verdicts=tuple(rest), error=str(refusal))
+    verdicts = [_in_order(registry, candidate, wanted) for candidate in order]
+    # All platforms are probed, and a probe that fails lets none of them win.
+    error = next((v.reasons[0] for v in verdicts if v.unclear and kind == "platform"), "")
+    if kind == "platform":
+        verdicts.sort(key=lambda verdict: -verdict.rank)
+    verdicts = [replace(verdict, place=place) for place, verdict in enumerate(verdicts, 1)]
+    first = next((verdict for verdict in verdicts if verdict.state == ABLE), None)
+    tried = verdicts[: verdicts.index(first)] if first and kind != "platform" else verdicts
+    failed = [verdict for verdict in tried if verdict.state == FAILED]
+    if registry.policy.strict and failed:
+        error = error or f"plugins_strict: {failed[0].reasons[0]}"
+    if first is None:
+        error = error or f"No {kind} that may be taken unasked can be used."
+    elif not error:
+        behind = (f"{first.name} goes before it",)
+        verdicts = [replace(v, reasons=behind) if v.state == ABLE else v for v in verdicts]
+        verdicts[first.place - 1] = replace(first, state=TAKEN)
+    verdicts += _others(registry, kind, verdicts, "")
+    return Explanation(kind=kind, wanted=wanted, verdicts=tuple(verdicts), error=error)
+
+
+def _explain_scheduler(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
+    """Explain the place of the scheduler or that of its policy: one reference means either."""
+    (reference,) = wanted.references
+    verdicts: list[Verdict] = []
+    error, otherwise = "", f"{reference} is asked for"
+    try:
+        scheduler_cls, policy_cls = choose_scheduler(registry, reference)
+    except PluginError as refusal:
+        error = str(refusal)
+    else:
+        is_policy = policy_cls is not None
+        if is_policy == (kind == "policy"):
+            meant = registry.resolve(kind, reference)
+            made = Verdict.of(meant, standing=wanted.why)
+            verdicts = [replace(made, place=1, state=TAKEN)]
+        elif is_policy:
+            verdicts = [_of_core(scheduler_cls, f"the policy {reference} is asked for")]
+        else:
+            otherwise = f"the scheduler {reference} is asked for, not a policy"
+    verdicts += _others(registry, kind, verdicts, otherwise)
+    return Explanation(kind=kind, wanted=wanted, verdicts=tuple(verdicts), error=error)
+
+
+def _of_core(cls: type[Any], reason: str) -> Verdict:
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    standing = "the core's own mechanism"
+    return Verdict(
+        name=cls.__name__, target=target, place=1, standing=standing, state=TAKEN, reasons=(reason,)
+    )
+
+
+def _in_order(registry: PluginRegistry, candidate: Candidate, wanted: Wanted) -> Verdict:
+    """Return the verdict on a candidate that may be taken unasked, as if it were the only one."""
+    kind, reference = candidate.kind, candidate.reference
+    standing = "first-party" if _is_ours(candidate) else "allowed by plugins_allow"
+    if candidate.name in wanted.preferred or reference in wanted.preferred:
+        standing = f"the platform {wanted.platform} prefers it"
+    verdict = Verdict.of(candidate, standing=standing)
+    try:
+        rank = registry.describe(kind, reference).entry.rank
+    except PluginError as error:
+        return replace(verdict, state=FAILED, reasons=(str(error),))
+    verdict = _judge(registry, kind, reference, replace(verdict, rank=rank), wanted.ask)
+    if kind != "platform" or verdict.state != ABLE:
+        return verdict
+    platform_cls = registry.load(kind, reference)
+    verdict = replace(verdict, rank=rank or platform_cls.rank)
+    if platform_cls.automatic:
+        return verdict
+    return replace(verdict, state=OUT, reasons=("it waits to be asked for by name",))
+
+
+def _judge(
+    registry: PluginRegistry,
+    kind: str,
+    reference: str | type,
+    verdict: Verdict,
+    ask: AttentionAsk | None,
+) -> Verdict:
+    """Return `verdict` with its state and reasons: probed, loaded, held against what is asked."""
+    try:
+        probe = registry.probe(kind, reference) if kind in _PROBED else Probe(usable=True)
+    except PluginError as error:
+        return replace(verdict, state=FAILED, reasons=(str(error),), unclear=True)
+    if not probe.usable:
+        return replace(verdict, state=REFUSED, reasons=tuple(probe.reasons))
+    try:
+        cls = registry.load(kind, reference)
+    except PluginError as error:
+        return replace(verdict, state=FAILED, reasons=(str(error),))
+    if kind == "attention" and ask is not None:
+        reasons = attention_refusals(cls, ask)
+        return replace(verdict, state=REFUSED if reasons else ABLE, reasons=tuple(reasons))
+    # Only a platform that is chosen without being asked for may stand back; see `_in_order`.
+    return _probed(cls, verdict) if kind == "platform" else replace(verdict, state=ABLE)
+
+
+def _probed(platform_cls: type[Any], verdict: Verdict) -> Verdict:
+    """Return the verdict that a platform's own probe gives."""
+    whose = f"platform {verdict.name!r}"
+    try:
+        probe = check_probe(whose, platform_cls.probe())
+    except KeyboardInterrupt:
+        raise
+    except PluginError as error:
+        return replace(verdict, state=FAILED, reasons=(str(error),), unclear=True)
+    except BaseException as error:
+        reasons = (str(probe_failure(whose, error)),)
+        return replace(verdict, state=FAILED, reasons=reasons, unclear=True)
+    state = ABLE if probe.usable else REFUSED
+    return replace(verdict, state=state, reasons=tuple(probe.reasons))
+
+
+def _others(
+    registry: PluginRegistry, kind: str, told: Sequence[Verdict], otherwise: str
+) -> list[Verdict]:
+    """Return verdicts on those that do not take part. otherwise: why, where no rule forbids it."""
+    known = {(verdict.name, verdict.distribution) for verdict in told}
+    return [
+        replace(Verdict.of(one), reasons=(_absence(registry, one) or otherwise or _outside(one),))
+        for one in registry.candidates(kind)
+        if (one.name, one.distribution) not in known
+    ]
+
+
+def _absence(registry: PluginRegistry, candidate: Candidate) -> str:
+    """Return what keeps a candidate out whatever is asked for; "" if nothing does."""
+    kind, name = candidate.kind, candidate.name
+    rule = registry.policy.denial(
+        kind, name, candidate.distribution, first_party=_is_ours(candidate)
+    )
+    if rule:
+        return f"denied by {rule}"
+    whose = f"{kind}:{name}@{normalize_distribution(candidate.distribution)}"
+    for other in registry.candidates(kind):
+        if registry.policy.consents(kind, other.name, other.distribution) and whose in _replaced(
+            registry, other
+        ):
+            return f"replaced by {other.reference}, as plugins_allow lets it"
+    return ""
+
+
+def _replaced(registry: PluginRegistry, candidate: Candidate) -> set[str]:
+    """Return whom a candidate says that it replaces."""
+    try:
+        replaces = registry.describe(candidate.kind, candidate.reference).entry.replaces
+    except PluginError:
+        return set()  # its broken manifest is told of elsewhere
+    parts = [text.rpartition("@") for text in replaces]
+    return {f"{whom}@{normalize_distribution(owner)}" for whom, _, owner in parts}
+
+
+def _outside(candidate: Candidate) -> str:
+    return (
+        "an outside plugin: ask for it by name, or allow it with "
+        f"plugins_allow={candidate.kind}:{candidate.reference}"
+    )
+
+
+def _is_ours(candidate: Candidate) -> bool:
+    return is_first_party(normalize_distribution(candidate.distribution))

@@ -1,0 +1,89 @@
+"""Worker extensions: a worker class and a class of methods made into one new class.
+
+Neither of the two is changed, so that two engines of one process may extend the same worker in two
+ways. A name that both have is refused when the class is made: which of them would win is nothing to
+find out at run time. Knows no worker and calls no method.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.executor import ExecutorContext
+from dovetail.interfaces.worker import Profiles, Sleeps, WorkerBase
+
+_CONTRACTS: tuple[type, ...] = (WorkerBase, Sleeps, Profiles)
+_NOT_ADDED = frozenset({"CONTRACT", "CONTRACT_VERSION", "__annotate_func__", "_abc_impl"})
+"""What says something of the class itself."""
+
+
+def complete_worker_cls(context: ExecutorContext) -> type[Any]:
+    """Return the class that an executor makes its workers of: the worker, extended if asked for.
+
+    Raises PluginError if the extension cannot be loaded, ContractError as `extend_worker`.
+    """
+    reference = context.config.extensions.worker_extension_cls
+    if reference is None:
+        return context.worker_cls
+    return extend_worker(context.worker_cls, context.plugins.load("worker_extension", reference))
+
+
+def extend_worker(worker_cls: type[Any], extension: type[Any]) -> type[Any]:
+    """Return a new subclass of both; raise ContractError naming each name that stands in the way.
+
+    Names in the way: those of the worker's class and of its contract, optional parts included; and
+    a constructor or another special method, since the worker's would hide it.
+    """
+    problems = list(_problems(worker_cls, extension))
+    if problems:
+        raise ContractError(
+            f"{_shown(extension)} cannot extend the worker {_shown(worker_cls)}:"
+            + "".join(f"\n  - {problem}" for problem in problems)
+            + "\nRename these in the extension; what it adds must be new."
+        )
+    body = {"__module__": worker_cls.__module__, "__doc__": worker_cls.__doc__}
+    name = f"{worker_cls.__name__}With{extension.__name__}"
+    try:
+        return types.new_class(name, (worker_cls, extension), {}, lambda names: names.update(body))
+    except TypeError as error:
+        raise ContractError(
+            f"{_shown(extension)} cannot extend the worker {_shown(worker_cls)}: {error}. Write "
+            "the extension as a plain class, without bases, slots or a metaclass."
+        ) from error
+
+
+def _problems(worker_cls: type[Any], extension: type[Any]) -> Iterator[str]:
+    for name in sorted(_added_names(extension, worker_cls)):
+        owner = next((cls for cls in (worker_cls, *_CONTRACTS) if hasattr(cls, name)), None)
+        if _is_special(name):
+            yield f"{name} is a special method, and the worker's own is the one that counts"
+        elif owner is not None:
+            yield f"{name} is a name of {_shown(owner)}"
+    for name in sorted(getattr(extension, "__abstractmethods__", ())):
+        yield f"{name} is abstract"
+
+
+def _added_names(extension: type[Any], worker_cls: type[Any]) -> set[str]:
+    """Return what the extension and its bases define, but for what the worker inherits as well."""
+    bases = [cls for cls in extension.__mro__ if cls not in worker_cls.__mro__]
+    members = [item for cls in bases for item in vars(cls).items()]
+    return {
+        name
+        for name, value in members
+        if name not in _NOT_ADDED and (_is_method(value) or not _is_special(name))
+    }
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_method(value: object) -> bool:
+    return isinstance(value, (types.FunctionType, classmethod, staticmethod, property))
+
+
+def _shown(cls: type[Any]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -1,0 +1,229 @@
+"""The static manifest, `dovetail.toml`: what must be known of a plugin without importing it.
+
+It stands beside a package's `__init__.py`, one [[plugin]] table for each plugin; what it does not
+say has a default, and a plugin that it does not name has all of them. It is located and parsed,
+never imported. A manifest is right or it is broken as a whole: half of one would hide a mistake.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import Distribution
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from dovetail.errors import nearest
+from dovetail.plugins.api_range import parse_range
+from dovetail.plugins.discovery import Installation
+from dovetail.plugins.kinds import KINDS
+
+FILE_NAME = "dovetail.toml"
+ROLES = ("frontend", "engine", "worker")
+
+_CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_REPLACED = re.compile(r"[a-z_]+:[^@\s]+@[^@\s]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginEntry:
+    """One [[plugin]] of a manifest.
+
+    api: range of contract versions that it is made for; "" where it says nothing. provides, needs:
+    capability ids. probe: "module:function" that returns a Probe. options: "module:Model" of
+    pydantic. rank: the higher is tried first. replaces: "kind:name@distribution". roles: the
+    processes that it is for.
+    """
+
+    kind: str
+    name: str
+    api: str = ""
+    provides: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    probe: str = ""
+    options: str = ""
+    rank: int = 0
+    replaces: tuple[str, ...] = ()
+    roles: frozenset[str] = frozenset(ROLES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a distribution's manifests say. entries: by (kind, name); none if there are problems.
+
+    problems: each a phrase that names the file.
+    """
+
+    entries: Mapping[tuple[str, str], PluginEntry]
+    problems: tuple[str, ...] = ()
+
+
+def read_manifest(installation: Installation) -> Manifest:
+    """Return what the manifests beside a distribution's packages say; imports nothing."""
+    entries: dict[tuple[str, str], PluginEntry] = {}
+    problems: list[str] = []
+    for path in find_files(installation):
+        found, wrong = _read_file(path, installation.declared)
+        problems += [f"{path}: {problem}" for problem in wrong]
+        entries |= {(entry.kind, entry.name): entry for entry in found}
+    return Manifest(entries={} if problems else entries, problems=tuple(problems))
+
+
+def find_files(installation: Installation) -> Iterator[Path]:
+    """Yield the manifests of a distribution, one a top-level package at most.
+
+    A target may be in another distribution's package; that one's manifest is not this one's.
+    """
+    metadata = installation.metadata
+    for package in installation.packages:
+        path = Path(str(metadata.locate_file(f"{package}/{FILE_NAME}")))
+        if path.is_file():
+            record = metadata.read_text("RECORD")
+            if record is None or f"{package}/{FILE_NAME}" in record:
+                yield path
+        elif (project := _editable_project(metadata)) is not None:
+            found = (folder / FILE_NAME for folder in _package_folders(package))
+            yield from (one for one in found if project in one.parents and one.is_file())
+
+
+def _editable_project(metadata: Distribution) -> Path | None:
+    """Return the folder that a distribution was installed from, if it is editable (PEP 610)."""
+    try:
+        told = json.loads(metadata.read_text("direct_url.json") or "{}")
+        editable = told.get("dir_info", {}).get("editable")
+        return Path(unquote(urlparse(told["url"]).path)) if editable else None
+    except (ValueError, KeyError, AttributeError):
+        return None
+
+
+def _package_folders(package: str) -> list[Path]:
+    # To find the spec of a top-level package imports nothing; of a subpackage, its parents.
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError, AttributeError):
+        return []  # a finder that fails, or a module without a spec: loading will tell
+    return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+
+
+def _read_file(
+    path: Path, declared: frozenset[tuple[str, str]]
+) -> tuple[list[PluginEntry], list[str]]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [], [f"it cannot be read: {error}"]
+    tables = table.get("plugin", [])
+    foreign = [key for key in table if key != "plugin"]
+    if foreign or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        at_fault = f"{foreign[0]!r} is none" if foreign else "'plugin' is no array of tables"
+        return [], [f"it holds [[plugin]] tables and nothing else; {at_fault}"]
+    entries, problems = [], []
+    for place, one in enumerate(tables, 1):
+        known = _is_of_another_core(one, declared)
+        wrong = [] if known else list(_problems(one, declared))
+        problems += [f"[[plugin]] {place}: {problem}" for problem in wrong]
+        if not wrong and not known:
+            entries.append(_entry(one))
+    names = [(entry.kind, entry.name) for entry in entries]
+    problems += [f"{':'.join(n)} stands in it twice" for n in set(names) if names.count(n) > 1]
+    return entries, problems
+
+
+def _is_of_another_core(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> bool:
+    """Return whether it is about a declared plugin of a kind that this core does not know."""
+    kind, name = table.get("kind"), table.get("name")
+    return isinstance(kind, str) and kind not in KINDS and (kind, name) in declared
+
+
+def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> Iterator[str]:
+    for key in table:
+        if key not in _CHECKS:
+            yield f"{key!r} is no key.{nearest(key, _CHECKS)} Keys: {', '.join(_CHECKS)}"
+    for key, check in _CHECKS.items():
+        problem = check(table[key]) if key in table else ""
+        if problem:
+            yield f"{key} = {table[key]!r}: {problem}"
+    kind, name = table.get("kind"), table.get("name")
+    if kind is None or name is None:
+        yield "it names no plugin; give kind and name"
+    elif kind in KINDS and (kind, name) not in declared:
+        of_kind = sorted(one for its_kind, one in declared if its_kind == kind)
+        yield (
+            f"the distribution has no {kind} {name!r}.{nearest(str(name), of_kind)} "
+            f"Its entry points of that kind: {', '.join(of_kind) or 'none'}; one that is new in an "
+            "editable installation is there once that is installed again"
+        )
+    for replaced in table.get("replaces", ()):
+        if isinstance(replaced, str) and replaced.partition(":")[0] != kind:
+            yield f"replaces = {replaced!r}: a {kind} replaces only its like"
+
+
+def _entry(table: Mapping[str, Any]) -> PluginEntry:
+    values = dict(table)
+    for key in ("provides", "needs", "roles"):
+        if key in values:
+            values[key] = frozenset(values[key])
+    values["replaces"] = tuple(values.get("replaces", ()))
+    return PluginEntry(**values)
+
+
+def _kind_problem(value: object) -> str:
+    if isinstance(value, str) and value in KINDS:
+        return ""
+    return f"no such kind.{nearest(str(value), KINDS)} Kinds: {', '.join(KINDS)}"
+
+
+def _api_problem(value: object) -> str:
+    try:
+        parse_range(value)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _texts(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
+    """Return a check for an array of strings of one form."""
+
+    def check(value: object) -> str:
+        texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+        good = isinstance(value, list) and texts and all(pattern.fullmatch(text) for text in value)
+        return "" if good else f"write an array of {form}"
+
+    return check
+
+
+def _text(pattern: str, form: str) -> Callable[[object], str]:
+    """Return a check for one string of a form."""
+
+    def check(value: object) -> str:
+        good = isinstance(value, str) and re.fullmatch(pattern, value)
+        return "" if good else f"write {form}"
+
+    return check
+
+
+def _rank_problem(value: object) -> str:
+    return "" if type(value) is int else "write an integer"
+
+
+_CHECKS: Mapping[str, Callable[[object], str]] = MappingProxyType(
+    {
+        "kind": _kind_problem,
+        "name": _text(r"\S(.*\S)?", "the name of an entry point"),
+        "api": _api_problem,
+        "provides": _texts(_CAPABILITY, "capability ids, such as 'sleep'"),
+        "needs": _texts(_CAPABILITY, "capability ids, such as 'dtype.bfloat16'"),
+        "probe": _text(_TARGET.pattern, "'package.module:function'"),
+        "options": _text(_TARGET.pattern, "'package.module:Model'"),
+        "rank": _rank_problem,
+        "replaces": _texts(_REPLACED, "'kind:name@distribution'"),
+        "roles": _texts(re.compile("|".join(ROLES)), " and ".join(ROLES)),
+    }
+)

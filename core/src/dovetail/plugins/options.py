@@ -1,0 +1,131 @@
+"""Options of plugins: `plugin_options={"name": {…}}`, held against each plugin's own model.
+
+A plugin names a pydantic model, in its manifest (`options`) or on its class (`options_model`).
+Whatever the model's own settings, unknown keys are refused. Knows no option by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dovetail.config.frozen_mapping import FrozenDict, freeze
+from dovetail.errors import ConfigError, ContractError, nearest
+from dovetail.plugins.description import Description
+
+WITHOUT_CONTEXT = frozenset({"linear_method", "ops", "platform", "policy", "tokenizer"})
+"""Kinds that are made without a context; the keyword `options` brings them theirs."""
+
+_NONE: Mapping[str, Any] = FrozenDict()
+_MAX_SHOWN = 80
+
+
+class PluginOptions:
+    """What the user wrote for plugins.
+
+    given: by plugin name, or "kind:name" where several kinds have one of that name, or class path.
+    """
+
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        self._given: Mapping[str, Any] = freeze(given or {})
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What the options stand under."""
+        return tuple(self._given)
+
+    def check_names(self, known: Iterable[str], kinds_of: Mapping[str, list[str]]) -> None:
+        """Raise ConfigError for options of a plugin that is neither installed nor chosen.
+
+        known: what a plugin may be called. kinds_of: name to the kinds in which it takes options.
+        """
+        names = set(known)
+        for key, value in self._given.items():
+            if key not in names:
+                raise ConfigError(
+                    f"plugin_options: there is no plugin {key!r}.{nearest(key, names)} "
+                    "Write a plugin's name, 'kind:name', or the class as it was named."
+                )
+            if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
+                raise ConfigError(
+                    f"plugin_options: {key!r} is {value!r}; give its options as a mapping."
+                )
+            if len(kinds := kinds_of.get(key, [])) > 1:
+                choices = " or ".join(f"'{kind}:{key}'" for kind in kinds)
+                raise ConfigError(
+                    f"plugin_options: plugins of several kinds are called {key!r} and take "
+                    f"options; write {choices}."
+                )
+
+    def validate(
+        self, description: Description, model: object, *, shared: bool
+    ) -> Mapping[str, Any]:
+        """Return a plugin's options, frozen: defaults filled in, if it has a model.
+
+        model: None for a plugin that has none. Such a one takes no options, unless it is made from
+        a context and has no word in a manifest (an afternoon's class): it gets them as they are.
+        shared: a plugin of another kind may be meant by the bare name. Raises ConfigError naming
+        plugin, option and remedy, and ContractError for a model that is none.
+        """
+        key = self._key(description)
+        given: Mapping[str, Any] = self._given.get(key, _NONE)
+        if model is not None:
+            return _validated(given, model, description)
+        if shared and key == description.name:
+            return _NONE
+        if given and (description.in_manifest or description.kind in WITHOUT_CONTEXT):
+            raise ConfigError(
+                f"plugin_options: the {description} takes no options, and {dict(given)} were "
+                f"given. Take {key!r} out of plugin_options."
+            )
+        return given
+
+    def _key(self, description: Description) -> str:
+        """Return under which key there are options for a plugin; "" for none."""
+        names = names_of(description.kind, description.name, description.target)
+        keys = [key for key in names if key in self._given]
+        if len(keys) > 1:
+            raise ConfigError(
+                f"plugin_options: {' and '.join(map(repr, keys))} are the same plugin; give one."
+            )
+        return keys[0] if keys else ""
+
+
+def names_of(kind: str, name: str, target: str) -> tuple[str, ...]:
+    """Return the keys under which a plugin's options may stand."""
+    return (name, f"{kind}:{name}", target)
+
+
+def _validated(given: Any, model: Any, description: Description) -> Mapping[str, Any]:
+    from pydantic import BaseModel, ValidationError  # late: listing plugins needs none of it
+
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise ContractError(
+            f"The {description} names {model!r} as its options; that is no pydantic model. Name a "
+            "subclass of pydantic.BaseModel with extra='forbid'."
+        )
+    fields = model.model_fields
+    known = [*fields, *(f.alias for f in fields.values() if f.alias)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"plugin_options: the {description} has no option {key!r}.{nearest(key, known)} "
+                f"Options: {', '.join(fields) or 'none'}."
+            )
+    try:
+        checked = model.model_validate(dict(given))
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, one['loc']))}={_shown(one['input'])}: {one['msg']}"
+            for one in error.errors(include_url=False)
+        ]
+        raise ConfigError(
+            f"plugin_options: options of the {description} are wrong. {'; '.join(lines)}."
+        ) from None
+    values: Mapping[str, Any] = freeze({name: getattr(checked, name) for name in fields})
+    return values
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

@@ -1,0 +1,78 @@
+"""What the user lets plugins do: who is denied, who may be taken unasked, who may replace whom.
+
+A decision of the user, held apart from the machinery that obeys it. Loads nothing. Not to be
+confused with a scheduling policy, which is a kind of plugin.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from dovetail.errors import ConfigError, nearest
+from dovetail.plugins.discovery import normalize_distribution
+from dovetail.plugins.kinds import KINDS
+
+_RULE_FORM = "kind:name@distribution, such as 'policy:fast@acme' or '*:*@acme'"
+_GLOB = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginPolicy:
+    """The user's rules for plugins. Each rule is a glob "kind:name@distribution".
+
+    allow: outside plugins that may be chosen unasked, and may replace what they say they replace.
+    deny: plugins that are never used; goes before `allow`, and before an explicit choice.
+    no_plugins: only first-party plugins are used. strict: an automatic candidate that fails raises
+    instead of being set aside. trust_local_code: files ("./file.py:Class") may be run.
+    Raises ConfigError for a rule of another form or of an unknown kind.
+    """
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    no_plugins: bool = False
+    strict: bool = False
+    trust_local_code: bool = False
+
+    def __post_init__(self) -> None:
+        for option, rules in (("plugins_allow", self.allow), ("plugins_deny", self.deny)):
+            for rule in rules:
+                _check_rule(option, rule)
+
+    def denial(self, kind: str, name: str, distribution: str, *, first_party: bool) -> str:
+        """Return what forbids this plugin, as part of a sentence; "" if nothing does."""
+        for rule in self.deny:
+            if _matches(rule, kind, name, distribution):
+                return f"the rule {rule!r} of plugins_deny"
+        if self.no_plugins and not first_party:
+            return "no_plugins, under which only first-party plugins are used"
+        return ""
+
+    def consents(self, kind: str, name: str, distribution: str) -> bool:
+        """Return whether the user allowed this plugin by a rule."""
+        return any(_matches(rule, kind, name, distribution) for rule in self.allow)
+
+
+def _matches(rule: str, kind: str, name: str, distribution: str) -> bool:
+    of_kind, _, rest = rule.partition(":")
+    of_name, _, of_distribution = rest.rpartition("@")
+    return (
+        fnmatchcase(kind, of_kind)
+        and fnmatchcase(name, of_name)
+        and fnmatchcase(
+            normalize_distribution(distribution), normalize_distribution(of_distribution)
+        )
+    )
+
+
+def _check_rule(option: str, rule: object) -> None:
+    kind, colon, rest = rule.partition(":") if isinstance(rule, str) else ("", "", "")
+    name, at, distribution = rest.rpartition("@")
+    if not (kind and colon and name and at and distribution):
+        raise ConfigError(f"{option}: {rule!r} is no rule. Write {_RULE_FORM}.")
+    if kind not in KINDS and not _GLOB.search(kind):
+        raise ConfigError(
+            f"{option}: {rule!r} is of an unknown kind {kind!r}.{nearest(kind, KINDS)} "
+            f"Kinds: {', '.join(KINDS)}; or write * for all."
+        )

@@ -1,0 +1,90 @@
+"""Resolutions: what a user's references turned out to mean, as plain data.
+
+Made once, in the front end, and shipped: every process loads what they say, and ranks compare them.
+Knows neither how a reference is resolved nor what is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.config.frozen_mapping import FrozenDict
+from dovetail.plugins.discovery import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What a reference turned out to mean.
+
+    name: the plugin's name, or the class path where it was named directly. target: "module:Class"
+    or "/file.py:Class". distribution, version: whose entry point it is; empty for none's.
+    notes: what was assumed in its favour, and what its import did. options: those it was given.
+    roles: the processes that load it.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=FrozenDict, hash=False)
+    roles: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, candidate: Candidate, *, notes: tuple[str, ...] = ()) -> Resolution:
+        """Return that an installed plugin is meant."""
+        return cls(
+            kind=candidate.kind,
+            name=candidate.name,
+            target=candidate.target,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            notes=notes,
+        )
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        whose = f" of {self.distribution} {self.version}" if self.distribution else ""
+        return f"{self.kind} {self.name!r}{whose}"
+
+
+def compare_resolutions(per_rank: Sequence[Sequence[Resolution]]) -> list[str]:
+    """Return how the ranks differ in what they loaded, each a sentence; empty if they do not.
+
+    per_rank: the resolutions of rank 0, rank 1, … Target, distribution, version and options count;
+    notes, and the order of loading, do not. Only what has a role in workers, or none, is compared.
+    """
+    tables = [_table(resolutions) for resolutions in per_rank]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [problem for key in keys if (problem := _difference(key, tables))]
+
+
+def _table(resolutions: Sequence[Resolution]) -> dict[tuple[str, str], Resolution]:
+    mine = (one for one in resolutions if not one.roles or "worker" in one.roles)
+    return {(one.kind, one.name): one for one in mine}
+
+
+def _difference(
+    key: tuple[str, str], tables: Sequence[Mapping[tuple[str, str], Resolution]]
+) -> str:
+    ranks_by_state: dict[str, list[int]] = {}
+    for rank, table in enumerate(tables):
+        ranks_by_state.setdefault(_state(table.get(key)), []).append(rank)
+    if len(ranks_by_state) == 1:
+        return ""
+    listed = "; ".join(
+        f"{state} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        for state, ranks in ranks_by_state.items()
+    )
+    return f"The {key[0]} {key[1]!r} is not the same on all ranks: {listed}. Install the same."
+
+
+def _state(resolution: Resolution | None) -> str:
+    if resolution is None:
+        return "not loaded"
+    whose = f"{resolution.distribution} {resolution.version}".strip() or "no distribution"
+    options = f" with {dict(resolution.options)}" if resolution.options else ""
+    return f"{resolution.target} ({whose}){options}"

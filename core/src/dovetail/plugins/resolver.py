@@ -1,0 +1,195 @@
+"""From a user's reference to a resolution, under the user's rules, with nothing imported.
+
+Also the order in which automatic candidates are tried: what the platform prefers, then rank, then
+first-party, then (distribution, name). Outside plugins are in it only if the platform prefers them
+or the user allowed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dovetail.errors import ContractError, PluginError, PluginNotFoundError
+from dovetail.plugins.description import Describer
+from dovetail.plugins.discovery import (
+    Candidate,
+    Discovery,
+    is_first_party,
+    normalize_distribution,
+    top_package,
+)
+from dovetail.plugins.kinds import KINDS, get_kind
+from dovetail.plugins.plugin_policy import PluginPolicy
+from dovetail.plugins.reference import (
+    FORMS,
+    FileReference,
+    NamedReference,
+    QualifiedReference,
+    parse_reference,
+)
+from dovetail.plugins.refusals import ambiguity, denied, not_found, not_in_distribution
+from dovetail.plugins.resolution import Resolution
+
+_CORE_PACKAGE = "dovetail"
+
+
+class Resolver:
+    """Resolves references over one discovery, under one policy."""
+
+    def __init__(self, discovery: Discovery, describer: Describer, policy: PluginPolicy) -> None:
+        self._discovery = discovery
+        self._describer = describer
+        self._policy = policy
+
+    def candidates(self, kind: str) -> tuple[Candidate, ...]:
+        """Return the installed plugins of `kind`, denied ones among them."""
+        return self._discovery.candidates[get_kind(kind).name]
+
+    def resolve(self, kind: str, reference: str | type) -> Resolution:
+        """Return what `reference` means; raise as `PluginRegistry.resolve`."""
+        get_kind(kind)
+        if isinstance(reference, type):
+            target = f"{reference.__module__}:{reference.__qualname__}"
+            return self._direct(kind, reference.__qualname__, target)
+        if not isinstance(reference, str):
+            raise ContractError(
+                f"A {kind} is chosen by a string or a class, not by {type(reference).__name__!r} "
+                f"objects. Write {FORMS}, or give the class itself."
+            )
+        parsed = parse_reference(reference)
+        if isinstance(parsed, NamedReference):
+            return self._resolve_name(kind, parsed)
+        if isinstance(parsed, FileReference):
+            self._require_trust(reference)
+            return self._direct(kind, parsed.attribute, parsed.target)
+        return self._resolve_qualified(kind, reference.strip(), parsed)
+
+    def automatic(self, kind: str, preferred: Sequence[str]) -> list[Candidate]:
+        """Return the plugins that may be taken unasked, in the order in which to try them.
+
+        preferred: names or name@distribution, best first; those that are not installed, or denied,
+        are passed over. Raises PluginError where one name has several owners.
+        """
+        order = [found for name in preferred if (found := self._preferred(kind, name))]
+        replaced = {victim for c in self.candidates(kind) for victim in self._replaced_by(c)}
+        rest = [
+            c
+            for c in self.candidates(kind)
+            if c not in order and self._takes_part(c) and _identity(c) not in replaced
+        ]
+        names = [c.name for c in rest]
+        for name in names:
+            if names.count(name) > 1:
+                raise ambiguity(kind, name, [c for c in rest if c.name == name], ())
+        return order + sorted(rest, key=self._precedence)
+
+    def denial(self, candidate: Candidate) -> str:
+        """Return what forbids a plugin, as part of a sentence; "" if nothing does."""
+        return self._policy.denial(
+            candidate.kind,
+            candidate.name,
+            candidate.distribution,
+            first_party=_is_ours(candidate),
+        )
+
+    def _takes_part(self, candidate: Candidate) -> bool:
+        if self.denial(candidate):
+            return False
+        return _is_ours(candidate) or self._is_allowed(candidate)
+
+    def _is_allowed(self, candidate: Candidate) -> bool:
+        return self._policy.consents(candidate.kind, candidate.name, candidate.distribution)
+
+    def _precedence(self, candidate: Candidate) -> tuple[int, bool, str, str]:
+        distribution = normalize_distribution(candidate.distribution)
+        rank = self._describer.entry(candidate).rank
+        return -rank, not _is_ours(candidate), distribution, candidate.name
+
+    def _preferred(self, kind: str, name: str) -> Candidate | None:
+        try:
+            found = self.resolve(kind, name)
+        except PluginNotFoundError:
+            return None
+        except PluginError:
+            named = [c for c in self.candidates(kind) if name in (c.name, c.reference)]
+            if named and all(map(self.denial, named)):
+                return None
+            raise
+        meant = (found.name, found.distribution)
+        of_kind = self.candidates(kind)
+        return next((c for c in of_kind if (c.name, c.distribution) == meant), None)
+
+    def _resolve_name(self, kind: str, asked: NamedReference) -> Resolution:
+        named = [c for c in self.candidates(kind) if c.name == asked.name]
+        wanted = normalize_distribution(asked.distribution)
+        found = [c for c in named if wanted in ("", normalize_distribution(c.distribution))]
+        if named and not found:
+            raise not_in_distribution(kind, asked, named)
+        if not found:
+            raise not_found(kind, asked.name, self._by_kind())
+        replacers = () if wanted else self._replacers(found)
+        victims = {victim for c in replacers for victim in self._replaced_by(c)}
+        left = [*replacers, *(c for c in found if c not in replacers)]
+        left = [c for c in left if _identity(c) not in victims]
+        usable = [c for c in left if not self.denial(c)]
+        if not usable:
+            raise denied(f"{kind} {left[0].reference!r}", self.denial(left[0]))
+        if len(usable) > 1:
+            wishing = [c for c in usable if self._describer.entry(c).replaces]
+            raise ambiguity(kind, asked.name, usable, wishing)
+        notes = [
+            f"It replaces {c.reference}, as plugins_allow lets it."
+            for c in found
+            if _identity(c) in victims
+        ]
+        return Resolution.of(usable[0], notes=tuple(notes))
+
+    def _replacers(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Return the plugins that may replace one of `found`."""
+        wanted = {_identity(candidate) for candidate in found}
+        of_kind = self.candidates(found[0].kind)
+        return [c for c in of_kind if not wanted.isdisjoint(self._replaced_by(c))]
+
+    def _replaced_by(self, candidate: Candidate) -> set[str]:
+        """Return whom a plugin replaces: nobody without the user's consent."""
+        if not self._is_allowed(candidate) or self.denial(candidate):
+            return set()
+        replaces = self._describer.entry(candidate).replaces
+        parts = [text.rpartition("@") for text in replaces]
+        return {f"{whom}@{normalize_distribution(owner)}" for whom, _, owner in parts}
+
+    def _resolve_qualified(self, kind: str, text: str, asked: QualifiedReference) -> Resolution:
+        """Resolve a class path; one that an installed plugin declares is that plugin."""
+        for candidate in self.candidates(kind):
+            if candidate.target == asked.target or (asked.dotted and candidate.name == text):
+                if rule := self.denial(candidate):
+                    raise denied(f"{kind} {candidate.reference!r}", rule)
+                return Resolution.of(candidate)
+        return self._direct(kind, asked.attribute, asked.target)
+
+    def _direct(self, kind: str, name: str, target: str) -> Resolution:
+        """Return a class that was named directly; the rules for its package's owner hold."""
+        owner = self._discovery.owner(target)
+        ours = is_first_party(normalize_distribution(owner)) or top_package(target) == _CORE_PACKAGE
+        if rule := self._policy.denial(kind, name, owner, first_party=ours):
+            raise denied(f"{kind} {target!r}", rule)
+        return Resolution(kind=kind, name=name, target=target)
+
+    def _require_trust(self, reference: str) -> None:
+        if not self._policy.trust_local_code:
+            raise PluginError(
+                f"{reference!r} names a file, and a file is run with all your rights.\n"
+                f"If you trust it, pass --trust-local-code (trust_local_code=True in Python)."
+            )
+
+    def _by_kind(self) -> Mapping[str, Sequence[Candidate]]:
+        return {kind: self.candidates(kind) for kind in KINDS}
+
+
+def _is_ours(candidate: Candidate) -> bool:
+    return is_first_party(normalize_distribution(candidate.distribution))
+
+
+def _identity(candidate: Candidate) -> str:
+    owner = normalize_distribution(candidate.distribution)
+    return f"{candidate.kind}:{candidate.name}@{owner}"

@@ -1,0 +1,41 @@
+"""The fake of the hooks contract: it hears of everything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.hooks import Hooks, HooksContext
+from dovetail.interfaces.stat_logger import StepStats
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+    from dovetail.config import EngineConfig
+
+
+class FakeHooks(Hooks):
+    """heard: (hook, what it was told) of every call so far, in order."""
+
+    def __init__(self, context: HooksContext) -> None:
+        self.heard: list[tuple[str, object]] = []
+
+    def register_cli(self, app: App) -> None:
+        """Note it."""
+        self.heard.append(("register_cli", app))
+
+    def on_engine_start(self, config: EngineConfig) -> None:
+        """Note it."""
+        self.heard.append(("on_engine_start", config))
+
+    def on_engine_stop(self) -> None:
+        """Note it."""
+        self.heard.append(("on_engine_stop", None))
+
+    def on_step(self, step: StepStats) -> None:
+        """Note it."""
+        self.heard.append(("on_step", step))
+
+    def on_request_error(self, request_id: str, error: RequestError) -> None:
+        """Note it."""
+        self.heard.append(("on_request_error", (request_id, error)))

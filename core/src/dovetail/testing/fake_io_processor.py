@@ -1,0 +1,38 @@
+"""The fake of the IO processor contract: texts in, texts out."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.io_processor import (
+    IOBatch,
+    IOProcessor,
+    IOProcessorContext,
+    IOPrompt,
+    IORequest,
+    IOResult,
+)
+
+
+class FakeIOProcessor(IOProcessor):
+    """Takes a list of texts; gives a list of (text, answer), None for an answer that failed."""
+
+    example_data: ClassVar[Any] = ["say", "something"]
+
+    def __init__(self, context: IOProcessorContext) -> None:
+        self.options = context.options
+
+    def pre_process(self, request: IORequest) -> IOBatch:
+        """Return a prompt a text."""
+        texts = request.data
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise RequestError(f"data={texts!r:.80} must be a list of texts.", parameter="data")
+        return IOBatch(prompts=tuple(IOPrompt(prompt=text) for text in texts), state=len(texts))
+
+    def post_process(self, result: IOResult) -> list[tuple[str, str | None]]:
+        """Return each text with its answer."""
+        return [
+            (text, None if output.error else output.outputs[0].text)
+            for text, output in zip(result.request.data, result.outputs, strict=True)
+        ]

@@ -1,0 +1,61 @@
+"""The fake of the logits processor contract: it lets rows count upwards.
+
+Legend: S rows of the step, V vocabulary, R rows of this processor among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
+from dovetail.plan import NewRequest
+from dovetail.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+ARGUMENT = "fake_count_up"
+BONUS = 1000.0
+
+
+class FakeLogitsProcessor(LogitsProcessor):
+    """Favours the token after the row's last one, for requests with `fake_count_up` true."""
+
+    example_args: ClassVar[Mapping[str, object]] = {ARGUMENT: True}
+
+    def __init__(self, context: LogitsProcessorContext) -> None:
+        self._vocab_size = context.vocab_size
+        self._last: dict[int, int] = {}
+
+    @classmethod
+    def check_params(cls, params: SamplingParams) -> None:
+        """Raise RequestError unless the argument is True, False or absent."""
+        value = params.extra_args.get(ARGUMENT, False)
+        if not isinstance(value, bool):
+            message = f"extra_args[{ARGUMENT!r}]={value!r} must be True or False."
+            raise RequestError(message, parameter=f"extra_args.{ARGUMENT}")
+
+    def join(self, request: NewRequest) -> bool:
+        """Remember the last token."""
+        self.leave(request.row)
+        if not request.sampling_params.extra_args.get(ARGUMENT, False):
+            return False
+        self._last[request.row] = request.token_ids[-1]
+        return True
+
+    def leave(self, row: int) -> None:
+        """Forget it."""
+        self._last.pop(row, None)
+
+    def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Add to the logit of the token that follows."""
+        for place, row in enumerate(rows):
+            if row in self._last:
+                logits_SV[place, (self._last[row] + 1) % self._vocab_size] += BONUS
+        return logits_SV
+
+    def accept(self, rows: Sequence[int], token_ids_R: torch.Tensor) -> None:
+        """Remember the tokens as the last ones."""
+        self._last.update(zip(rows, token_ids_R.tolist(), strict=True))

@@ -1,0 +1,13 @@
+"""The fake of the worker extension contract."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.worker_extension import WorkerExtension
+
+
+class FakeWorkerExtension(WorkerExtension):
+    """Adds an operation that names the worker it was added to."""
+
+    def fake_extension_host(self) -> str:
+        """Return the name of the worker's class."""
+        return type(self).__name__

@@ -1,0 +1,199 @@
+"""What suites are given besides the class: models, devices, tokenizer files, platforms.
+
+Everything has a default of the kit's own, so that a plugin's author needs nothing else; what the
+user names goes before it. Knows no plugin by name but those that it may borrow where they are
+installed. torch is imported within functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from dovetail.config.model_directory import ModelDirectory
+from dovetail.errors import PluginNotFoundError
+from dovetail.interfaces.model import ModelContext
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.worker import WorkerContext
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.construction import construct
+from dovetail.plugins.selection import AUTO, choose_platform
+from dovetail.testing.contexts import make_worker_context, write_fake_config
+from dovetail.testing.expectation import NotHere
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.tiny_model import TINY_LLAMA, write_safetensors, write_tiny_llama
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_MODEL_LEN = 64
+BORROWED_MODEL = "LlamaForCausalLM"
+_MODEL_WITHOUT_ATTENTION = "dovetail.testing.fake_model:PositionalModel"
+_SIZES = {"vocab_size": 97, "hidden_size": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subjects:
+    """What may be given to suites. Whoever makes it closes `stack` in the end.
+
+    model: the user's, or None for the kit's. platform: a reference, for workers.
+    device: a device type; "" for the first that the plugin claims and that is here.
+    unusable: why the plugin's own probe says that it cannot be used here; "" if it can.
+    """
+
+    registry: PluginRegistry
+    stack: ExitStack
+    model: ModelDirectory | None = None
+    platform: str = AUTO
+    device: str = ""
+    unusable: str = ""
+
+    @cached_property
+    def folder(self) -> Path:
+        """An empty directory of this object's own."""
+        return Path(self.stack.enter_context(TemporaryDirectory(prefix="dovetail-kit-")))
+
+    def new_folder(self, name: str) -> Path:
+        """Return a new directory in it."""
+        made = self.folder / name
+        made.mkdir(exist_ok=True)
+        return made
+
+    def find_device(self, claimed: frozenset[str]) -> torch.device:
+        """Return a device of a claimed type (empty: any); raise NotHere if none is here."""
+        import torch
+
+        wanted = [self.device] if self.device else sorted(claimed) or ["cpu"]
+        for name in wanted:
+            module = getattr(torch, name, None)
+            if name == "cpu" or (module is not None and module.is_available()):
+                return torch.device(name)
+        raise NotHere(f"it runs on {', '.join(wanted)}, and this machine has no such device")
+
+    def model_config(self, architectures: tuple[str, ...]) -> Mapping[str, Any]:
+        """Return a config.json for a model class: the user's, or a tiny Llama's."""
+        if self.model is not None:
+            return self.model.config
+        return TINY_LLAMA | {"architectures": list(architectures)}
+
+    def model_context(self, hf_config: Mapping[str, Any], device: torch.device) -> ModelContext:
+        """Return what a model is made from, with the kit's own layers and ops."""
+        import torch
+
+        from dovetail.testing.fake_linear_method import FakeLinearMethod
+        from dovetail.testing.fake_ops import FakeOps
+
+        return ModelContext(
+            hf_config=hf_config,
+            dtype=torch.float32,
+            device=device,
+            linear_method=FakeLinearMethod(),
+            ops=FakeOps(),
+            max_model_len=MAX_MODEL_LEN,
+        )
+
+    def has_model(self) -> bool:
+        """Return whether the architecture that the kit borrows can be used, with attention."""
+        models = {one.name for one in self.registry.candidates("model")}
+        return BORROWED_MODEL in models and bool(self.registry.candidates("attention"))
+
+    def checkpoint(self) -> tuple[ModelDirectory, Any]:
+        """Return a model with weights, and its class."""
+        found = self.model or ModelDirectory.open(self._write_checkpoint())
+        return found, self.registry.load("model", found.architecture)
+
+    def _write_checkpoint(self) -> Path:
+        if self.has_model():
+            return write_tiny_llama(self.new_folder("llama"))
+        path = write_fake_config(self.new_folder("fake"))
+        hidden, vocab = _SIZES["hidden_size"], _SIZES["vocab_size"]
+        shapes = {
+            "embed": (vocab, hidden),
+            "qkv": (3 * hidden, hidden),
+            "out": (hidden, hidden),
+            "norm": (hidden,),
+            "head": (vocab, hidden),
+        }
+        write_safetensors(path / "model.safetensors", shapes)
+        return path
+
+    def worker_context(self, worker_cls: type[Any]) -> WorkerContext:
+        """Return what a worker is made from; raise NotHere where its platform is not."""
+        platform = self._platform_of(worker_cls)
+        if self.model is not None:
+            return make_worker_context(self.model.path, platform)
+        if self.has_model():
+            return make_worker_context(write_tiny_llama(self.new_folder("llama")), platform)
+        folder = self.new_folder("positional")
+        return make_worker_context(
+            write_fake_config(folder, architectures=[_MODEL_WITHOUT_ATTENTION]),
+            platform,
+            load_format="dovetail.testing.fake_weight_loader:FakeWeightLoader",
+        )
+
+    def tokenizer_dir(self) -> tuple[Path, bool]:
+        """Return a directory with tokenizer files, and whether they lose nothing."""
+        if self.model is not None:
+            return self.model.path, False
+        return write_byte_tokenizer(self.new_folder("tokenizer")), True
+
+    def _platform_of(self, worker_cls: type[Any]) -> Platform:
+        """Return the platform for a worker: the user's, its own, one that prefers it, or any."""
+        if self.platform != AUTO:
+            return choose_platform(self.registry, self.platform)
+        own = self._distribution_of(worker_cls)
+        reasons: list[str] = []
+        for found in self.registry.candidates("platform"):
+            platform_cls = self.registry.load("platform", found.reference)
+            probe = platform_cls.probe()
+            if not probe.usable:
+                reasons += probe.reasons if found.distribution == own else ()
+                continue
+            platform: Platform = construct("platform", platform_cls)
+            if found.distribution == own or self._prefers(platform, worker_cls):
+                return platform
+        if reasons:
+            raise NotHere("; ".join(reasons))
+        try:
+            return choose_platform(self.registry, AUTO)
+        except PluginNotFoundError:
+            return FakePlatform()
+
+    def _distribution_of(self, worker_cls: type[Any]) -> str:
+        target = f"{worker_cls.__module__}:{worker_cls.__qualname__}"
+        package = target.partition(".")[0].partition(":")[0]
+        for found in self.registry.candidates("worker"):
+            if found.target.partition(".")[0].partition(":")[0] == package:
+                return found.distribution
+        return ""
+
+    def _prefers(self, platform: Platform, worker_cls: type[Any]) -> bool:
+        installed = {found.name for found in self.registry.candidates("worker")}
+        names = [name for name in platform.prefer("worker") if name in installed]
+        return any(self.registry.load("worker", name) is worker_cls for name in names)
+
+
+def write_byte_tokenizer(directory: Path) -> Path:
+    """Write tokenizer.json and tokenizer_config.json of a tokenizer that loses no byte."""
+    import tokenizers
+
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320,
+        show_progress=False,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    core.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 3, trainer)
+    core.save(str(directory / "tokenizer.json"))
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory

@@ -1,0 +1,376 @@
+"""Plugins that are broken on purpose: each gives its named error and remedy and harms nothing else.
+
+Beside each stands a healthy plugin. Afterwards it still loads, and an engine with it answers.
+"""
+
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import (
+    ConfigError,
+    ContractError,
+    EngineDeadError,
+    PluginError,
+    PluginLoadError,
+    PluginNotFoundError,
+)
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+
+HEALTHY = """
+from dovetail.interfaces import Policy
+
+class LastFirst(Policy):
+    def rank(self, request, view):
+        return -request.sequence
+"""
+TOP = """
+import sys
+from dovetail.interfaces import Platform, PlatformInfo, Policy, Probe, WorkerBase
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_worker import FakeWorker
+"""
+FAKES = {
+    "platform": "dovetail.testing.fake_platform:FakePlatform",
+    "worker_cls": "dovetail.testing.fake_worker:FakeWorker",
+    "scheduler_cls": "dovetail.scheduling:Scheduler",
+    "skip_tokenizer_init": True,
+}
+ENGINE = {**SMALL_ENGINE, **FAKES}
+GREEDY = SamplingParams(max_tokens=4, temperature=0)
+PROMPT = {"prompt_token_ids": [1, 2, 3]}
+FIELDS = {"platform": "platform", "worker": "worker_cls", "scheduler": "scheduler_cls"}
+
+
+@dataclass(kw_only=True)
+class Broken:
+    """A distribution `acme` with the plugin `bad` of class Bad, and what is told of it.
+
+    entry: what is declared instead of the class. args: options of the engine. others: further
+    distributions that declare `bad`.
+    """
+
+    id: str
+    error: type
+    told: tuple
+    source: str = "class Bad(Policy):\n    pass\n"
+    kind: str = "policy"
+    entry: str = ".parts:Bad"
+    manifest: str | None = None
+    args: dict = field(default_factory=dict)
+    others: tuple = ()
+
+    def install(self, site):
+        site.add("healthy", {"policy": {"good": ".parts:LastFirst"}}, parts=HEALTHY)
+        for name in ("acme", *self.others):
+            manifest = self.manifest if name == "acme" else None
+            entries = {self.kind: {"bad": self.entry}}
+            site.add(name, entries, manifest=manifest, parts=TOP + self.source)
+
+    def use(self, model):
+        """Start an engine with it, and let it answer."""
+        place = FIELDS.get(self.kind, "scheduler_cls")
+        llm = LLM(model, **{**ENGINE, place: "bad", **self.args})
+        try:
+            return llm.generate([PROMPT], GREEDY, use_tqdm=False)
+        finally:
+            llm.shutdown()
+
+
+def keys(**given):
+    lines = ["[[plugin]]", 'kind = "policy"', 'name = "bad"']
+    return "\n".join([*lines, *(f"{key} = {value}" for key, value in given.items())])
+
+
+MODEL = "from pydantic import BaseModel\nclass Model(BaseModel):\n    weight: int = 1\n"
+TAKES = MODEL + "class Bad(Policy):\n    def __init__(self, options=None):\n        pass\n"
+OPTIONS = keys(options='"acme.parts:Model"')
+
+BROKEN = [
+    # --- it cannot be imported
+    Broken(
+        id="raises_on_import",
+        source="raise RuntimeError('no licence')\n",
+        error=PluginLoadError,
+        told=("'bad' of acme 1.0", "RuntimeError: no licence"),
+    ),
+    Broken(
+        id="exits_on_import",
+        source="sys.exit(3)\n",
+        error=PluginLoadError,
+        told=("'bad' of acme 1.0", "SystemExit: 3"),
+    ),
+    Broken(
+        id="syntax_error",
+        source="class Bad(:\n",
+        error=PluginLoadError,
+        told=("'bad' of acme 1.0", "SyntaxError"),
+    ),
+    Broken(
+        id="missing_dependency",
+        source="import library_that_is_gone\n",
+        error=PluginLoadError,
+        told=("Install 'library_that_is_gone', which the plugin needs",),
+    ),
+    Broken(
+        id="missing_module",
+        entry=".gone:Bad",
+        error=PluginLoadError,
+        told=("declares module 'acme.gone'", "install the distribution again"),
+    ),
+    Broken(
+        id="missing_attribute",
+        entry=".parts:Bda",
+        error=PluginLoadError,
+        told=("no attribute 'Bda'. Did you mean 'Bad'?", "declares what it does not have"),
+    ),
+    Broken(
+        id="entry_point_without_a_class",
+        entry=".parts",
+        error=PluginNotFoundError,
+        told=("no scheduler plugin 'bad'", "Write a name, name@distribution"),
+    ),
+    # --- it is not what its contract demands
+    Broken(
+        id="not_a_class",
+        source="Bad = 3\n",
+        error=ContractError,
+        told=("A policy must be a class", "3 is an int", "Name a class"),
+    ),
+    Broken(
+        id="wrong_signature",
+        source="class Bad(Policy):\n    def rank(self, request):\n        return 0\n",
+        error=ContractError,
+        told=("contract of a policy", "rank: does not take 'view'"),
+    ),
+    Broken(
+        id="missing_methods",
+        kind="scheduler",
+        source="class Bad:\n    def __init__(self, context):\n        pass\n",
+        error=ContractError,
+        told=("contract of a scheduler", "method schedule(self) is missing", "add_request"),
+    ),
+    Broken(
+        id="wrong_api_in_the_manifest",
+        manifest=keys(api='">=7,<8"'),
+        error=ContractError,
+        told=("made for version >=7,<8 of the policy contract", "Install a version of the plugin"),
+    ),
+    Broken(
+        id="wrong_version_on_the_class",
+        source="class Bad(Policy):\n    CONTRACT_VERSION = '7.0'\n",
+        error=ContractError,
+        told=("made for contract version 7.0, which is newer",),
+    ),
+    Broken(
+        id="lies_about_its_kind",
+        source="class Bad(Policy):\n    CONTRACT = 'worker'\n",
+        error=ContractError,
+        told=("declares CONTRACT = 'worker', but is used as a policy",),
+    ),
+    Broken(
+        id="lies_about_capabilities",
+        kind="worker",
+        source="class Bad(FakeWorker):\n    provides = frozenset({'sleep'})\n",
+        error=ContractError,
+        told=("claims what it does not do", "it claims 'sleep': method wake_up", "take the id out"),
+    ),
+    Broken(
+        id="needs_what_is_not_there",
+        manifest=keys(needs='["dtype.float4"]'),
+        error=PluginError,
+        told=("needs dtype.float4, which neither the core nor the platform 'fake'", "Choose"),
+    ),
+    # --- its manifest
+    Broken(
+        id="broken_manifest",
+        manifest="[[plugin]\n",
+        error=PluginLoadError,
+        told=("the manifest of acme 1.0 is broken", "cannot be read", "Mend it, or install"),
+    ),
+    Broken(
+        id="manifest_of_an_unknown_kind",
+        manifest='[[plugin]]\nkind = "polcy"\nname = "bad"\n',
+        error=PluginLoadError,
+        told=("no such kind. Did you mean 'policy'?", "Mend it, or install another version"),
+    ),
+    # --- who it is
+    Broken(
+        id="duplicate_name",
+        others=("rival",),
+        error=PluginError,
+        told=("acme 1.0 (acme.parts:Bad), rival 1.0", "bad@acme or bad@rival, deny one with"),
+    ),
+    Broken(
+        id="shadows_without_consent",
+        others=("dovetail-built-in",),
+        manifest=keys(replaces='["policy:bad@dovetail-built-in"]'),
+        error=PluginError,
+        told=("acme wants to replace its namesake", "plugins_allow=['policy:bad@acme']"),
+    ),
+    Broken(
+        id="denied",
+        args={"plugins_deny": ["*:*@acme"]},
+        error=PluginError,
+        told=("denied by the rule '*:*@acme' of plugins_deny", "Change the rule"),
+    ),
+    # --- its options
+    Broken(
+        id="bad_options",
+        source=TAKES,
+        manifest=OPTIONS,
+        args={"plugin_options": {"bad": {"weight": "heavy"}}},
+        error=ConfigError,
+        told=("options of the policy 'bad' of acme 1.0 are wrong", "weight='heavy'"),
+    ),
+    Broken(
+        id="unknown_option",
+        source=TAKES,
+        manifest=OPTIONS,
+        args={"plugin_options": {"bad": {"wait": 1}}},
+        error=ConfigError,
+        told=("no option 'wait'. Did you mean 'weight'?", "Options: weight"),
+    ),
+    Broken(
+        id="options_of_nobody",
+        args={"plugin_options": {"bda": {}}},
+        error=ConfigError,
+        told=("no plugin 'bda'. Did you mean 'bad'?", "Write a plugin's name"),
+    ),
+    Broken(
+        id="takes_no_options_but_names_a_model",
+        source=MODEL + "class Bad(Policy):\n    pass\n",
+        manifest=OPTIONS,
+        error=PluginLoadError,
+        told=("making it failed: TypeError", "options"),
+    ),
+    # --- it fails when it is made or asked
+    Broken(
+        id="raises_on_construction",
+        kind="scheduler",
+        source="class Bad(Scheduler):\n    def __init__(self, context):\n        {}['seats']\n",
+        error=PluginLoadError,
+        told=("scheduler acme.parts:Bad", "KeyError: 'seats', in acme.parts:Bad.__init__", "Mend"),
+    ),
+    Broken(
+        id="exits_in_its_constructor",
+        kind="worker",
+        source="class Bad(FakeWorker):\n    def __init__(self, context):\n        sys.exit(1)\n",
+        error=PluginLoadError,
+        told=("worker acme.parts:Bad", "SystemExit: 1", "choose another plugin"),
+    ),
+    Broken(
+        id="tries_to_change_the_config",
+        kind="worker",
+        source=(
+            "class Bad(FakeWorker):\n"
+            "    def __init__(self, context):\n"
+            "        context.config.scheduler.max_num_seqs = 1\n"
+        ),
+        error=PluginLoadError,
+        told=("worker acme.parts:Bad", "making it failed", "ValidationError"),
+    ),
+    Broken(
+        id="tries_to_change_the_options",
+        kind="worker",
+        source=(
+            "class Bad(FakeWorker):\n"
+            "    def __init__(self, context):\n"
+            "        context.config.plugin_options['x'] = 1\n"
+        ),
+        error=PluginLoadError,
+        told=("worker acme.parts:Bad", "TypeError: this mapping is frozen"),
+    ),
+    Broken(
+        id="raises_in_its_probe",
+        kind="platform",
+        source=(
+            "class Bad(FakePlatform):\n"
+            "    @classmethod\n"
+            "    def probe(cls):\n"
+            "        raise OSError('driver')\n"
+        ),
+        error=PluginLoadError,
+        told=("probe of the platform 'fake' failed", "OSError: driver", "name the plugin to use"),
+    ),
+    Broken(
+        id="raises_when_asked_for_capabilities",
+        kind="platform",
+        source="class Bad(FakePlatform):\n    def capabilities(self):\n        return 1 / 0\n",
+        error=PluginLoadError,
+        told=("platform 'fake' failed when it was asked for its capabilities", "ZeroDivisionError"),
+    ),
+    Broken(
+        id="wishes_without_a_reason",
+        kind="platform",
+        source=(
+            "from dovetail.interfaces import ConfigPatch\n"
+            "class Bad(FakePlatform):\n"
+            "    def defaults(self, config):\n"
+            "        return ConfigPatch(changes={'cache.gpu_memory_utilization': (0.5, '')})\n"
+        ),
+        error=ContractError,
+        told=("platform 'fake' wishes for cache.gpu_memory_utilization", "write (value, reason)"),
+    ),
+    # --- it fails while the engine runs
+    Broken(
+        id="raises_in_a_policy_hook",
+        source="class Bad(Policy):\n    def on_output(self, request, num, view):\n        1 / 0\n",
+        error=EngineDeadError,
+        told=(
+            "ZeroDivisionError",
+            "in acme.parts:Bad.on_output",
+            "make a new engine, with another",
+        ),
+    ),
+    Broken(
+        id="raises_when_it_ranks",
+        source="class Bad(Policy):\n    def rank(self, request, view):\n        return view.none\n",
+        error=EngineDeadError,
+        told=("AttributeError", "in acme.parts:Bad.rank", "make a new engine, with another"),
+    ),
+    Broken(
+        id="raises_in_a_step",
+        kind="worker",
+        source="class Bad(FakeWorker):\n    def execute_model(self, plan):\n        1 / 0\n",
+        error=EngineDeadError,
+        told=("a step failed", "ZeroDivisionError"),
+    ),
+]
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_fake_config(tmp_path)
+
+
+def answer(model, **args):
+    llm = LLM(model, **{**ENGINE, **args})
+    try:
+        (output,) = llm.generate([PROMPT], GREEDY, use_tqdm=False)
+        return output.outputs[0].token_ids
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.id)
+def test_it_is_refused_by_name_and_harms_nothing_else(plugin_site, model, case):
+    case.install(plugin_site)
+    with pytest.raises(case.error) as refusal:
+        case.use(model)
+    assert isinstance(refusal.value, case.error)
+    for words in case.told:
+        assert words in str(refusal.value), str(refusal.value)
+    if case.error is PluginLoadError and "import" in case.id:
+        assert not [name for name in sys.modules if name.partition(".")[0] == "acme"]
+    registry = plugin_site.registry()
+    assert registry.load("policy", "good").__name__ == "LastFirst"
+    healthy = answer(model, scheduler_cls="good")
+    assert healthy == answer(model) and len(healthy) == 4
+
+
+def test_there_are_enough_of_them():
+    assert len({case.id for case in BROKEN}) == len(BROKEN) >= 30

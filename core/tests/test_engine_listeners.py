@@ -1,0 +1,219 @@
+"""Hooks, stat loggers and IO processors around a whole engine without tensors."""
+
+import logging
+from typing import ClassVar
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.engine.core import EngineCore
+from dovetail.errors import ConfigError, PluginError, PluginLoadError, RequestError
+from dovetail.request import FinishReason
+from dovetail.scheduling import Scheduler
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail.testing.fake_hooks import FakeHooks
+from dovetail.testing.fake_io_processor import FakeIOProcessor
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_stat_logger import FakeStatLogger
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail.testing.fake_worker import FakeWorker
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, seed=1)
+
+
+class Kept:
+    """Remembers its instances by class."""
+
+    made: ClassVar[dict] = {}
+
+    def __init__(self, context):
+        super().__init__(context)
+        Kept.made.setdefault(type(self), []).append(self)
+
+
+class Heard(Kept, FakeHooks):
+    pass
+
+
+class Logged(Kept, FakeStatLogger):
+    pass
+
+
+class Worker(Kept, FakeWorker):
+    pass
+
+
+@pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
+def make(request, tmp_path):
+    Kept.made = {}
+    made = []
+
+    def build(**options):
+        given = SMALL_ENGINE | {
+            "platform": FakePlatform,
+            "worker_cls": Worker,
+            "executor_backend": "uniproc",
+            "scheduler_cls": Scheduler,
+            "tokenizer_mode": ByteTokenizer,
+            "async_scheduling": request.param,
+        }
+        model = write_fake_config(tmp_path, vocab_size=300)
+        made.append(LLM(model, **(given | options)))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.shutdown()
+
+
+def heard(cls=Heard):
+    (one,) = Kept.made[cls]
+    return [name for name, _ in one.heard], one
+
+
+def test_hooks_hear_of_an_engines_life(make):
+    with make(hooks=[Heard]) as llm:
+        names, one = heard()
+        assert names == ["on_engine_start"]
+        assert one.heard[0][1] is llm.llm_engine.config  # resolved
+        (output,) = llm.generate("say", GREEDY)
+    llm.shutdown()
+    names, one = heard()
+    assert names[0] == "on_engine_start" and names[-1] == "on_engine_stop"
+    assert names.count("on_engine_stop") == 1
+    steps = [told for name, told in one.heard if name == "on_step"]
+    assert sum(step.num_new_tokens for step in steps) == len(output.outputs[0].token_ids) == 6
+    assert sum(step.num_finished for step in steps) == 1
+    assert not any(step.num_failed for step in steps)
+    times = [step.now_ns for step in steps]
+    assert times == sorted(times) and len(set(names)) == 3
+
+
+def test_who_does_not_listen_is_not_in_the_loop(make):
+    """A silent engine's step function is the core's own."""
+    silent = make().llm_engine
+    assert silent._step.__func__ in (EngineCore.step, EngineCore.step_with_batch_queue)
+
+    class Starts:
+        def __init__(self, context):
+            pass
+
+        def on_engine_start(self):
+            pass
+
+    started = make(hooks=[Starts]).llm_engine
+    assert started._step.__func__ in (EngineCore.step, EngineCore.step_with_batch_queue)
+
+
+def test_stat_loggers_hear_of_each_step_and_are_closed(make):
+    with make(stat_loggers=[Logged]) as llm:
+        llm.generate(["one", "another"], GREEDY)
+        (one,) = Kept.made[Logged]
+        assert one.context.start_ns <= one.steps[0].now_ns
+        assert sum(step.num_new_tokens for step in one.steps) == 12
+        ids = [step.scheduler.step_id for step in one.steps]
+        assert ids == list(range(len(ids)))
+        assert not one.num_closed
+    assert one.num_closed == 1
+
+
+def test_tokens_do_not_depend_on_listeners(make):
+    with make() as llm:
+        want = llm.generate("say", GREEDY)[0].outputs[0].token_ids
+    with make(stat_loggers=[Logged], hooks=[Heard]) as llm:
+        assert llm.generate("say", GREEDY)[0].outputs[0].token_ids == want
+
+
+def test_a_listener_that_raises_is_warned_of_once_and_left_out(make, caplog):
+    class Breaks(Heard):
+        def on_step(self, step):
+            super().on_step(step)
+            raise RuntimeError("tired")
+
+    class Jams(Logged):
+        def record(self, step):
+            raise OSError("disk full")
+
+    with make(stat_loggers=[Jams, Logged], hooks=[Breaks, Heard]) as llm:
+        with caplog.at_level(logging.WARNING):
+            (output,) = llm.generate("say", GREEDY)
+        assert len(output.outputs[0].token_ids) == 6
+        warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        assert len(warnings) == 2
+        assert "Jams failed and is closed: OSError: disk full" in warnings[0]
+        assert "'" in warnings[1] and "failed in on_step: RuntimeError: tired" in warnings[1]
+        (jam,), (well,) = Kept.made[Jams], Kept.made[Logged]
+        assert jam.num_closed == 1 and len(well.steps) >= 6
+        assert [name for name, _ in heard(Breaks)[1].heard].count("on_step") == 1
+        assert heard()[0].count("on_step") == len(well.steps)
+
+
+def test_refused_and_failed_requests_are_told(make, monkeypatch):
+    with make(hooks=[Heard]) as llm:
+        with pytest.raises(RequestError):
+            llm.generate([[5] * 500], GREEDY)
+        told = [told for name, told in heard()[1].heard if name == "on_request_error"]
+        (name, error), *_ = told
+        assert name == "0" and error.parameter == "prompt"
+        # No part of this engine fails a request that runs; a scheduler of another kind may.
+        core = llm.llm_engine._core
+        update = core.scheduler.update_from_output
+
+        def fail(plan, output):
+            given = update(plan, output)
+            for ending in given.finished:
+                object.__setattr__(ending, "reason", FinishReason.ERROR)
+                object.__setattr__(ending, "message", "lost its cache")
+            return given
+
+        monkeypatch.setattr(core.scheduler, "update_from_output", fail)
+        (output,) = llm.generate("say", GREEDY)
+        assert output.error == "lost its cache"
+        entries = heard()[1].heard
+        (*_, (name, error)) = [told for hook, told in entries if hook == "on_request_error"]
+        assert (name, str(error)) == ("1", "lost its cache")
+        assert sum(told.num_failed for hook, told in entries if hook == "on_step") == 1
+
+
+def test_a_start_that_a_hook_breaks_off_leaves_nothing_behind(make):
+    class Refuses(FakeHooks):
+        def on_engine_start(self, config):
+            raise RuntimeError("not today")
+
+    with pytest.raises(PluginError, match=r"Refuses' failed in on_engine_start: .*not today"):
+        make(hooks=[Heard, Refuses], stat_loggers=[Logged])
+    assert heard()[0] == ["on_engine_start", "on_engine_stop"]
+    assert Kept.made[Logged][0].num_closed == 1
+    assert Kept.made[Worker][0].calls[-1] == "shutdown"
+
+
+def test_plugins_that_cannot_be_made_are_named(make):
+    class Unmakeable(FakeStatLogger):
+        def __init__(self, context):
+            raise SystemExit("no")
+
+    with pytest.raises(PluginLoadError, match="Unmakeable"):
+        make(stat_loggers=[Logged, Unmakeable])
+    assert Kept.made[Logged][0].num_closed == 1
+    assert Kept.made[Worker][0].calls[-1] == "shutdown"
+    for option in ("stat_loggers", "hooks"):
+        with pytest.raises(ConfigError, match=f"{option} names .* twice"):
+            make(**{option: [Logged] * 2 if option == "stat_loggers" else [Heard] * 2})
+
+
+def test_data_goes_through_the_io_processor(make):
+    with make(io_processor=FakeIOProcessor) as llm:
+        texts = ["say", "something", "x" * 200]
+        first, second, long = llm.process(texts, GREEDY, use_tqdm=False)
+        want = llm.generate(["say", "something"], GREEDY)
+        assert [first, second] == [
+            (text, one.outputs[0].text) for text, one in zip(texts, want, strict=False)
+        ]
+        assert long == (texts[2], None)  # refused, and the others are answered
+        with pytest.raises(RequestError, match="prompt 2"):
+            llm.process(texts, GREEDY, on_error="raise")
+        with pytest.raises(RequestError, match="must be a list of texts"):
+            llm.process(3)
+        assert llm.process([]) == []
+    with make() as llm, pytest.raises(ConfigError, match="io_processor="):
+        llm.process(["say"])

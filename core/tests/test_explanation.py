@@ -1,0 +1,467 @@
+"""Explanations say what selection does, for every kind, and why."""
+
+from __future__ import annotations
+
+import random
+import sys
+from importlib.metadata import distributions
+
+import pytest
+
+from dovetail.config import EngineArgs
+from dovetail.config.resolve import resolve
+from dovetail.engine.choice import explain_choice, wanted_of
+from dovetail.errors import ConfigError, PluginError, PluginNotFoundError
+from dovetail.interfaces import AttentionAsk
+from dovetail.plugins import KINDS, PluginPolicy, PluginRegistry
+from dovetail.plugins.attention_ask import read_attention_facts
+from dovetail.plugins.explanation import ABLE, FAILED, OUT, REFUSED, TAKEN, Wanted, explain
+from dovetail.plugins.selection import (
+    choose,
+    choose_attention,
+    choose_platform,
+    choose_scheduler,
+)
+from dovetail.testing.tiny_model import write_tiny_llama
+
+PARTS = """
+from dovetail.interfaces import (
+    AttentionBackend, AttentionCapabilities, Ops, Platform, PlatformInfo, Policy, Probe,
+)
+from dovetail.scheduling import Scheduler
+
+def yes():
+    return Probe(usable=True)
+
+def no():
+    return Probe(usable=False, reasons=("no such chip", "no driver"))
+
+def crash():
+    raise OSError("the driver crashed")
+
+class GoodPlatform(Platform):
+    info = PlatformInfo(name="box", device_type="box")
+    likes = {}
+    @classmethod
+    def probe(cls):
+        return yes()
+    def capabilities(self):
+        return frozenset()
+    def total_memory_bytes(self, local_rank=0):
+        return 0
+    def prefer(self, kind):
+        return self.likes.get(kind, ())
+
+class RankedPlatform(GoodPlatform):
+    rank = 2
+
+class ShyPlatform(RankedPlatform):
+    automatic = False
+
+class AbsentPlatform(RankedPlatform):
+    @classmethod
+    def probe(cls):
+        return no()
+
+class GoodOps(Ops):
+    def rms_norm(self, x_TD, weight_D, eps): ...
+    def add_rms_norm(self, x_TD, residual_TD, weight_D, eps): ...
+    def rotary_embedding(self, q_THS, k_TKS, positions_T, cos_sin_PS): ...
+    def silu_and_mul(self, x_T2D): ...
+
+class GoodAttention(AttentionBackend):
+    name = "good"
+    capabilities = AttentionCapabilities(dtypes=frozenset({"float32"}))
+    @staticmethod
+    def kv_cache_shape(num_blocks, spec): ...
+    @staticmethod
+    def create_builder(context): ...
+    @staticmethod
+    def create_layer(context): ...
+
+class NarrowAttention(GoodAttention):
+    capabilities = AttentionCapabilities(dtypes=frozenset({"float16"}), block_size_multiple=64)
+
+class GoodPolicy(Policy):
+    pass
+
+class GoodScheduler(Scheduler):
+    pass
+
+class NotAPlugin:
+    pass
+"""
+CLASSES = {
+    "platform": ["GoodPlatform", "RankedPlatform", "ShyPlatform", "AbsentPlatform"],
+    "ops": ["GoodOps"],
+    "attention": ["GoodAttention", "NarrowAttention"],
+    "policy": ["GoodPolicy"],
+    "scheduler": ["GoodScheduler"],
+}
+NAMES = ["a", "b", "nobody", *(f"{letter}{n}" for letter in "abcd" for n in range(4))]
+ASK = AttentionAsk(
+    device_type="box",
+    dtype="float32",
+    kv_cache_dtype="float32",
+    head_size=8,
+    num_heads=2,
+    num_kv_heads=1,
+    block_size=16,
+)
+
+
+class World:
+    """Distributions made up in a directory."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.parts = f"{folder.name.replace('-', '_')}_parts"
+        (folder / f"{self.parts}.py").write_text(PARTS)
+
+    def install(self, distribution, plugins, manifest=""):
+        """plugins: (kind, name, class)."""
+        package = f"{self.parts}_{distribution.replace('-', '_')}"
+        (self.folder / package).mkdir()
+        # Each plugin is a class of its own, so that it shows which of them was taken.
+        classes = [
+            f"class {kind}_{name}({cls}):\n    pass\n"
+            for kind, name, cls in plugins
+            if cls != "Missing"
+        ]
+        source = f"from {self.parts} import *\n{''.join(classes)}"
+        (self.folder / package / "__init__.py").write_text(source)
+        if manifest:
+            (self.folder / package / "dovetail.toml").write_text(
+                manifest.replace("PACKAGE", package)
+            )
+        info = self.folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
+        lines = [f"[dovetail.{k}]\n{name} = {package}:{k}_{name}\n" for k, name, _ in plugins]
+        (info / "entry_points.txt").write_text("".join(lines))
+
+    def registry(self, **policy):
+        return PluginRegistry(
+            policy=PluginPolicy(**policy), distributions=distributions(path=[str(self.folder)])
+        )
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = World(tmp_path)
+    yield made
+    for name in [name for name in sys.modules if name.startswith(made.parts)]:
+        del sys.modules[name]
+
+
+def entry(kind, name, **values):
+    lines = [f"{key} = {value!r}".replace("'", '"') for key, value in values.items()]
+    return "\n".join(["[[plugin]]", f'kind = "{kind}"', f'name = "{name}"', *lines, ""])
+
+
+def states(explanation):
+    return {verdict.name: verdict.state for verdict in explanation.verdicts}
+
+
+def reasons(explanation, name):
+    (found,) = [verdict for verdict in explanation.verdicts if verdict.name == name]
+    return "; ".join((found.standing, *found.reasons))
+
+
+# --- agreement with selection -----------------------------------------------------------------
+
+
+def chosen_by_selection(registry, kind, wanted, platform):
+    """Return "module:Class" of what selection takes, or None where it raises."""
+    (reference,) = wanted.references
+    try:
+        if kind == "platform":
+            cls = type(choose_platform(registry, reference))
+        elif kind == "attention":
+            cls = choose_attention(registry, platform, reference, wanted.ask)
+        elif kind in ("scheduler", "policy"):
+            found = choose_scheduler(registry, reference)
+            cls = found[0] if kind == "scheduler" else found[1]
+        else:
+            cls = choose(registry, platform, kind, reference)
+    except PluginError:
+        return None
+    return cls and f"{cls.__module__}:{cls.__qualname__}"
+
+
+def chosen_by_explanation(registry, explanation):
+    if not explanation.chosen:
+        return None
+    (verdict,) = explanation.chosen
+    if not verdict.distribution:
+        return verdict.target
+    cls = registry.load(explanation.kind, f"{verdict.name}@{verdict.distribution}")
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def random_world(world, rng):
+    """Install a few distributions with everything that may go right or wrong; return all names."""
+    names = set()
+    kind = rng.choice(["platform", "platform", "platform", "attention", "attention", *CLASSES])
+    for number in range(rng.randint(1, 4)):
+        ours = rng.random() < 0.7
+        distribution = f"{'dovetail-' if ours else ''}d{number}"
+        plugins, manifest = {}, []
+        for _ in range(rng.randint(1, 5)):
+            # Mostly names of their own: where two have one, the choice is an error.
+            name = rng.choice("abcd") + (str(number) if rng.random() < 0.97 else "")
+            plugins[kind, name] = rng.choice([*CLASSES[kind] * 6, "NotAPlugin", "Missing"])
+        for kind, name in plugins:
+            values = {}
+            if rng.random() < 0.4:
+                values["rank"] = rng.randint(-1, 3)
+            if rng.random() < 0.15:
+                values["probe"] = f"PACKAGE:{rng.choice(['yes', 'no', 'no', 'crash'])}"
+            if rng.random() < 0.2:
+                values["replaces"] = [f"{kind}:a{(n := rng.randint(0, 3))}@dovetail-d{n}"]
+            if rng.random() < 0.05:
+                values["api"] = ">=7"
+            manifest.append(entry(kind, name, **values))
+        if rng.random() < 0.05:
+            manifest.append("nonsense = true\n")
+        world.install(
+            distribution, [(*key, cls) for key, cls in plugins.items()], "\n".join(manifest)
+        )
+        names |= set(plugins)
+    return sorted(names)
+
+
+def random_policy(rng):
+    return {
+        "allow": tuple(f"*:*@d{n}" for n in range(4) if rng.random() < 0.3),
+        "deny": (f"*:{rng.choice('abcd')}*@*",) if rng.random() < 0.2 else (),
+        "no_plugins": rng.random() < 0.1,
+        "strict": rng.random() < 0.2,
+    }
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_explanations_agree_with_selection(world, seed):
+    rng = random.Random(seed)
+    installed = random_world(world, rng)
+    policy = random_policy(rng)
+    platform_cls = __import__(world.parts).GoodPlatform
+    for kind in CLASSES:
+        platform = platform_cls()
+        preferred = tuple(rng.sample(NAMES, rng.randint(0, 3)))
+        platform.likes = {kind: preferred}
+        names = [name for its_kind, name in installed if its_kind == kind] or ["nobody"]
+        reference = rng.choice(
+            ["auto", "auto", "auto", rng.choice(names), f"{world.parts}:GoodOps"]
+        )
+        if kind in ("scheduler", "policy") and reference == "auto":
+            reference = rng.choice(names)
+        wanted = Wanted(
+            references=(reference,),
+            ask=ASK if kind == "attention" else None,
+            platform="box",
+            preferred=() if kind == "platform" else preferred,
+        )
+        registry = world.registry(**policy)
+        explanation = explain(registry, kind, wanted)
+        got = chosen_by_explanation(registry, explanation)
+        want = chosen_by_selection(world.registry(**policy), kind, wanted, platform)
+        assert got == want, (kind, wanted, policy, explanation)
+        if kind not in ("scheduler", "policy"):
+            assert bool(explanation.error) == (want is None)
+        assert not registry.set_aside or all("broken" in one for one in registry.set_aside)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_installed_is_explained_as_it_is_chosen(kind, tmp_path):
+    args = EngineArgs(model=write_tiny_llama(tmp_path))
+    explanation = explain_choice(kind, args)
+    assert not explanation.error
+    registry = PluginRegistry()
+    platform = choose_platform(registry, "auto")
+    config = resolve(args.create_engine_config(), platform)
+    wanted = wanted_of(kind, config, platform)
+    if not wanted.references:
+        assert not explanation.chosen
+        return
+    if kind in ("model", "weight_loader", "tokenizer"):
+        cls = registry.load(kind, wanted.references[0])
+        want = f"{cls.__module__}:{cls.__qualname__}"
+    else:
+        wanted = explanation.wanted if kind == "attention" else wanted
+        want = chosen_by_selection(registry, kind, wanted, platform)
+    assert chosen_by_explanation(registry, explanation) == want
+    known = {(v.name, v.distribution) for v in explanation.verdicts}
+    assert known >= {(c.name, c.distribution) for c in registry.candidates(kind)}
+
+
+# --- reasons ----------------------------------------------------------------------------------
+
+
+def test_every_candidate_has_its_place_and_its_reason(world):
+    world.install(
+        "dovetail-a",
+        [
+            ("attention", "narrow", "NarrowAttention"),
+            ("attention", "good", "GoodAttention"),
+            ("attention", "spare", "GoodAttention"),
+            ("attention", "absent", "GoodAttention"),
+            ("attention", "gone", "Missing"),
+        ],
+        entry("attention", "absent", probe="PACKAGE:no", rank=9),
+    )
+    world.install("acme", [("attention", "mine", "GoodAttention")])
+    world.install("rude", [("attention", "rude", "GoodAttention")])
+    registry = world.registry(deny=("*:*@rude",))
+    wanted = Wanted(
+        references=("auto",), ask=ASK, platform="box", preferred=("gone", "narrow", "good")
+    )
+    explanation = explain(registry, "attention", wanted)
+    assert states(explanation) == {
+        "gone": FAILED,
+        "narrow": REFUSED,
+        "good": TAKEN,
+        "absent": REFUSED,
+        "spare": ABLE,
+        "mine": OUT,
+        "rude": OUT,
+    }
+    assert [verdict.place for verdict in explanation.verdicts] == [1, 2, 3, 4, 5, 0, 0]
+    assert "the platform box prefers it" in reasons(explanation, "good")
+    assert "dtype float32 is asked; it does float16" in reasons(explanation, "narrow")
+    assert "multiples of 64" in reasons(explanation, "narrow")
+    assert "no such chip; no driver" in reasons(explanation, "absent")
+    assert "good goes before it" in reasons(explanation, "spare")
+    assert "has no attribute 'attention_gone'" in reasons(explanation, "gone")
+    assert "plugins_allow=attention:mine@acme" in reasons(explanation, "mine")
+    assert "'*:*@rude'" in reasons(explanation, "rude")
+
+
+def test_nobody_is_imported_who_is_not_to_be_taken(world):
+    world.install("dovetail-a", [("ops", "good", "GoodOps")])
+    world.install("acme", [("ops", "mine", "GoodOps")])
+    explain(world.registry(), "ops", Wanted(references=("auto",)))
+    explain(world.registry(), "ops", Wanted(references=("good",)))
+    assert f"{world.parts}_acme" not in sys.modules
+
+
+def test_a_replaced_plugin_says_by_whom(world):
+    world.install("dovetail-a", [("ops", "good", "GoodOps")])
+    replaces = entry("ops", "mine", replaces=["ops:good@dovetail-a"])
+    world.install("acme", [("ops", "mine", "GoodOps")], replaces)
+    registry = world.registry(allow=("ops:*@acme",))
+    explanation = explain(registry, "ops", Wanted(references=("auto",)))
+    assert states(explanation) == {"mine": TAKEN, "good": OUT}
+    assert "replaced by mine@acme" in reasons(explanation, "good")
+    assert "allowed by plugins_allow" in reasons(explanation, "mine")
+
+
+def test_a_probe_that_fails_leaves_the_platforms_place_empty(world):
+    world.install(
+        "dovetail-a",
+        [("platform", "good", "GoodPlatform"), ("platform", "odd", "GoodPlatform")],
+        entry("platform", "odd", probe="PACKAGE:crash"),
+    )
+    explanation = explain(world.registry(), "platform", Wanted(references=("auto",)))
+    assert not explanation.chosen
+    assert "the driver crashed" in explanation.error
+    assert states(explanation) == {"good": ABLE, "odd": FAILED}
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    with pytest.raises(PluginNotFoundError, match="Did you mean 'attention'"):
+        explain_choice("atention")
+
+
+def test_a_policy_in_a_schedulers_place_is_explained_from_both_sides():
+    args = {"scheduler_cls": "dovetail.interfaces.policy:Policy"}
+    scheduler = explain_choice("scheduler", **args)
+    (taken,) = scheduler.chosen
+    assert taken.target == "dovetail.scheduling.scheduler:Scheduler"
+    assert "Policy is asked for" in taken.reasons[0]
+    (policy,) = explain_choice("policy", **args).chosen
+    assert policy.target == "dovetail.interfaces.policy:Policy"
+
+
+def test_options_without_a_model_are_still_checked():
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        explain_choice("ops", max_num_seqs=-1)
+
+
+def test_without_a_model_attention_says_that_nothing_is_known_of_the_ask():
+    explanation = explain_choice("attention")
+    assert explanation.wanted.ask is None
+    assert "--model" in explanation.wanted.why
+
+
+# --- the ask ----------------------------------------------------------------------------------
+
+HEADS = {"num_attention_heads": 4, "hidden_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("fields", "windowed"),
+    [
+        ({}, False),
+        ({"sliding_window": 9}, True),
+        ({"sliding_window": None}, False),
+        ({"sliding_window": 9, "use_sliding_window": False}, False),
+        ({"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, True),
+        ({"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 2}, False),
+        ({"sliding_window": 9, "max_window_layers": 1}, False),
+        ({"sliding_window": 9, "layer_types": ["full_attention"] * 2}, False),
+        ({"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}, True),
+    ],
+)
+def test_a_window_is_read_as_config_json_means_it(fields, windowed):
+    facts = read_attention_facts({**HEADS, "num_hidden_layers": 2, **fields})
+    assert facts.sliding_window is windowed
+
+
+def test_heads_are_read_with_their_defaults():
+    facts = read_attention_facts(HEADS)
+    assert (facts.head_size, facts.num_heads, facts.num_kv_heads) == (8, 4, 4)
+    nested = read_attention_facts({"text_config": {**HEADS, "head_dim": 16}})
+    assert nested.head_size == 16
+    assert read_attention_facts({**HEADS, "attn_logit_softcapping": 50.0}).soft_cap
+    assert read_attention_facts({"vocab_size": 7}) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("MistralForCausalLM", {"sliding_window": 9}),
+        ("MistralForCausalLM", {"sliding_window": None, "head_dim": 16}),
+        ("Qwen2ForCausalLM", {"sliding_window": 9, "max_window_layers": 1}),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1},
+        ),
+        ("Qwen3ForCausalLM", {"num_key_value_heads": 4}),
+    ],
+)
+def test_the_ask_of_config_json_is_the_workers(architecture, fields, tmp_path, monkeypatch):
+    worker = pytest.importorskip("dovetail_torch.worker")
+    contexts = pytest.importorskip("dovetail.testing.contexts")
+    model = write_tiny_llama(tmp_path, architectures=[architecture], **fields)
+    asks = []
+    choose_one = worker.choose_attention
+
+    def spy(plugins, platform, reference, ask):
+        asks.append(ask)
+        return choose_one(plugins, platform, reference, ask)
+
+    monkeypatch.setattr(worker, "choose_attention", spy)
+    platform = choose_platform(PluginRegistry(), "cpu")
+    context = contexts.make_worker_context(model, platform, load_format="dummy")
+    made = worker.TorchWorker(context)
+    made.init_device()
+    made.load_model()
+    made.shutdown()
+    options = {**contexts.SMALL_ENGINE, "load_format": "dummy"}
+    explanation = explain_choice("attention", EngineArgs(model=model, platform="cpu", **options))
+    assert [explanation.wanted.ask] == asks

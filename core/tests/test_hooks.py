@@ -1,0 +1,199 @@
+"""Hooks apart from an engine: what is taken, in which order it is called, and who is blamed."""
+
+import logging
+
+import pluggy
+import pytest
+
+from dovetail.cli import main
+from dovetail.cli.app import HOOKS_VARIABLE
+from dovetail.errors import ConfigError, ContractError, PluginError, PluginNotFoundError
+from dovetail.hooks import HOOK_NAMES, HookPlugins, load_hooks
+from dovetail.interfaces import Hooks, HookSpecs
+from dovetail.plugins import PluginRegistry
+from dovetail.testing.fake_hooks import FakeHooks
+
+TOLD = []
+
+
+class Plain:
+    """A duck: no base class, one hook, without the parameter."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def on_engine_start(self):
+        TOLD.append("plain")
+
+
+class First(Hooks):
+    def __init__(self, context):
+        pass
+
+    @pluggy.HookimplMarker("dovetail")(tryfirst=True)
+    def on_engine_start(self, config):
+        TOLD.append(f"first of {config}")
+
+
+class Last(Hooks):
+    def __init__(self, context):
+        pass
+
+    def on_engine_start(self, config):
+        TOLD.append("last")
+
+    def on_engine_stop(self):
+        raise RuntimeError("no end")
+
+
+class Exits(Plain):
+    def on_engine_start(self):
+        raise SystemExit(3)
+
+
+@pytest.fixture(autouse=True)
+def told():
+    TOLD.clear()
+    return TOLD
+
+
+def load(*references):
+    return load_hooks(references, PluginRegistry())
+
+
+def test_the_hooks_are_these():
+    assert HOOK_NAMES == (
+        "register_cli",
+        "on_engine_start",
+        "on_engine_stop",
+        "on_step",
+        "on_request_error",
+    )
+
+
+def test_all_are_told_in_the_order_in_which_they_are_named(told):
+    load(Last, Plain, First).tell("on_engine_start", config="c")
+    assert told == ["first of c", "last", "plain"]  # tryfirst, then as named
+
+
+def test_only_what_is_defined_is_subscribed():
+    hooks = load(Plain, FakeHooks)
+    assert [one.plugin for one in hooks.subscribers("on_step")] == ["FakeHooks"]
+    assert [one.plugin for one in hooks.subscribers("on_engine_start")] == ["Plain", "FakeHooks"]
+    assert load().subscribers("on_step") == ()
+
+
+def test_inheriting_the_specification_subscribes_to_nothing():
+    class Typed(HookSpecs, Hooks):
+        def __init__(self, context):
+            pass
+
+        def on_step(self, step):
+            pass
+
+    hooks = load(Typed)
+    assert [name for name in HOOK_NAMES if hooks.subscribers(name)] == ["on_step"]
+
+
+def test_who_raises_at_the_start_is_named():
+    with pytest.raises(PluginError, match="'Exits' failed in on_engine_start: SystemExit: 3") as e:
+        load(Plain, Exits).tell("on_engine_start", config=None)
+    assert isinstance(e.value.__cause__, SystemExit)
+
+
+def test_who_raises_at_the_end_harms_nobody(caplog):
+    fake = FakeHooks(None)
+    hooks = HookPlugins({"bad": Last(None), "fake": fake})
+    with caplog.at_level(logging.WARNING):
+        hooks.tell_all("on_engine_stop")
+    assert fake.heard == [("on_engine_stop", None)]
+    assert caplog.messages == [
+        "The hooks plugin 'bad' failed in on_engine_stop: RuntimeError: no end."
+    ]
+
+
+def test_the_users_interrupt_passes():
+    class Interrupted(Plain):
+        def on_engine_start(self):
+            raise KeyboardInterrupt
+
+    for tell in (load(Interrupted).tell, load(Interrupted).tell_all):
+        with pytest.raises(KeyboardInterrupt):
+            tell("on_engine_start", config=None)
+
+
+def method(name, function):
+    return type("Wrong", (Plain,), {name: function})
+
+
+async def later(self, step):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("hooks_cls", "told"),
+    [
+        (method("on_stp", lambda self, step: None), "no hook. Did you mean 'on_step'"),
+        (method("register_metrics", lambda self: None), "'register_metrics', which is no hook"),
+        (method("on_step", lambda self, stats: None), "unfit hook: .*stats"),
+        (method("on_step", later), "as async"),
+        (
+            method(
+                "on_step", pluggy.HookimplMarker("dovetail")(wrapper=True)(lambda s, step: (yield))
+            ),
+            "wraps on_step",
+        ),
+    ],
+)
+def test_methods_that_nobody_could_call_are_refused(hooks_cls, told):
+    with pytest.raises(ContractError, match=told):
+        load(hooks_cls).subscribers("on_step")
+
+
+def test_the_same_hooks_twice_are_refused():
+    with pytest.raises(ConfigError, match="hooks names 'Plain' twice"):
+        load(Plain, Plain)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(PluginNotFoundError, match="no hooks plugin 'nobody'"):
+        load("nobody")
+
+
+@pytest.fixture
+def hooks_module(tmp_path, monkeypatch):
+    (tmp_path / "hooks_of_a_test.py").write_text(
+        "class Greeting:\n"
+        "    def __init__(self, context): pass\n"
+        "    def register_cli(self, app):\n"
+        "        def greet() -> int:\n"
+        "            'Greet.'\n"
+        "            print('hello from a hook')\n"
+        "            return 7\n"
+        "        app.command(greet, name='greet')\n"
+        "class Failing(Greeting):\n"
+        "    def register_cli(self, app):\n"
+        "        raise KeyError('no command')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_command_comes_of_a_hook_that_was_enabled(hooks_module, monkeypatch, capsys):
+    assert main(["greet"]) == 2
+    monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Greeting, ")
+    assert main(["greet"]) == 7
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("hello from a hook\n") and "greet" in printed
+
+
+def test_a_failing_registration_is_told_and_ends_the_command_line(
+    hooks_module, monkeypatch, capsys
+):
+    monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Failing")
+    assert main(["plugins", "list"]) == 2
+    told = capsys.readouterr()
+    assert "'Failing' failed in register_cli: KeyError" in told.err and not told.out
+    monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Nobody")
+    assert main(["plugins", "list"]) == 2
+    assert "Nobody" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""Ctrl-C while an `LLM` answers: between steps, in a step, and as the signal that it really is."""
+
+import signal
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.engine.output_processor import OutputProcessor
+from dovetail.errors import EngineDeadError
+from dovetail.scheduling import Scheduler
+from dovetail.testing.contexts import write_fake_config
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_worker import FakeWorker
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, seed=3)
+PROMPTS = [[1, 2, 3], [4, 5]]
+
+
+@pytest.fixture
+def llm(tmp_path):
+    with LLM(
+        str(write_fake_config(tmp_path)),
+        platform=FakePlatform,
+        worker_cls=FakeWorker,
+        skip_tokenizer_init=True,
+        num_gpu_blocks_override=64,
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def expected(llm):
+    return llm.generate([7, 8], GREEDY)[0].outputs[0].token_ids
+
+
+def interrupted(llm, monkeypatch, target, name):
+    """Break off `target.name` as Ctrl-C would if nobody watched for it."""
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY)
+
+
+def test_an_interrupt_between_steps_withdraws_what_was_asked(llm, expected, monkeypatch):
+    interrupted(llm, monkeypatch, OutputProcessor, "process")
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.generate([7, 8], GREEDY)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [(FakeWorker, "sample_tokens"), (Scheduler, "schedule"), (Scheduler, "update_from_output")],
+)
+def test_after_an_interrupt_in_a_step_no_tokens_are_made_up(llm, monkeypatch, target, name):
+    interrupted(llm, monkeypatch, target, name)
+    assert not llm.llm_engine.has_unfinished_requests()
+    with pytest.raises(EngineDeadError, match="make a new one"):
+        llm.generate([7, 8], GREEDY)
+
+
+def test_ctrl_c_in_a_step_waits_for_its_end_and_the_engine_lives_on(llm, expected, monkeypatch):
+    sample = FakeWorker.sample_tokens
+
+    def press(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return sample(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeWorker, "sample_tokens", press)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.generate([7, 8], GREEDY)[0].outputs[0].token_ids == expected

@@ -1,0 +1,90 @@
+"""Requests' wishes for logits processors are judged by the engine, before anything runs."""
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, ContractError, RequestError
+from dovetail.scheduling import Scheduler
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail.testing.fake_logits_processor import ARGUMENT, FakeLogitsProcessor
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail.testing.fake_worker import FakeWorker
+
+
+class Worker(FakeWorker):
+    """Claims that it runs them; nobody here looks at the tokens."""
+
+    provides = frozenset({"logits_processors"})
+
+
+class Confused(FakeLogitsProcessor):
+    @classmethod
+    def check_params(cls, params):
+        return params.extra_args["weights"][0]
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def build(*processors, worker_cls=Worker):
+        made.append(
+            LLM(
+                write_fake_config(tmp_path, vocab_size=300),
+                platform=FakePlatform,
+                worker_cls=worker_cls,
+                executor_backend="uniproc",
+                scheduler_cls=Scheduler,
+                tokenizer_mode=ByteTokenizer,
+                logits_processors=processors,
+                **SMALL_ENGINE,
+            )
+        )
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.shutdown()
+
+
+def ask(**extra_args):
+    return SamplingParams(max_tokens=2, extra_args=extra_args)
+
+
+def test_a_wrong_wish_is_refused_and_the_others_are_answered(make):
+    llm = make(FakeLogitsProcessor)
+    params = [ask(), ask(**{ARGUMENT: "yes"}), ask(**{ARGUMENT: True})]
+    good, bad, asking = llm.generate(["a", "b", "c"], params, on_error="return")
+    assert "must be True or False" in bad.error and not bad.outputs
+    assert good.error is None and asking.error is None
+    with pytest.raises(RequestError) as caught:
+        llm.generate("b", params[1])
+    assert caught.value.parameter == f"extra_args.{ARGUMENT}"
+
+
+def test_a_check_that_fails_itself_refuses_its_request_only(make):
+    llm = make(Confused)
+    with pytest.raises(
+        RequestError, match="'Confused' cannot judge extra_args: KeyError"
+    ) as caught:
+        llm.generate("a", ask())
+    assert caught.value.parameter == "extra_args"
+    (fine,) = llm.generate("a", ask(weights=[1]))
+    assert len(fine.outputs[0].token_ids) == 2
+
+
+def test_without_processors_nothing_is_asked(make):
+    llm = make(worker_cls=FakeWorker)
+    (fine,) = llm.generate("a", ask(**{ARGUMENT: "whatever"}))
+    assert fine.error is None and llm.llm_engine._core._params_checks == ()
+
+
+def test_a_worker_that_would_not_run_them_is_refused(make):
+    with pytest.raises(ContractError, match="FakeWorker does not declare 'logits_processors'"):
+        make(FakeLogitsProcessor, worker_cls=FakeWorker)
+
+
+def test_the_same_processor_twice_is_refused(make):
+    with pytest.raises(ConfigError, match="logits_processors names 'FakeLogitsProcessor' twice"):
+        make(FakeLogitsProcessor, FakeLogitsProcessor)

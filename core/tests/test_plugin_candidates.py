@@ -1,0 +1,189 @@
+"""Automatic candidates that fail, probes, and what plugins need of the platform."""
+
+import logging
+import sys
+
+import pytest
+
+from dovetail.errors import PluginError, PluginLoadError, PluginNotFoundError
+from dovetail.interfaces import Policy
+from dovetail.plugins import PluginPolicy, PluginRegistry
+from dovetail.plugins.selection import choose, choose_platform
+from dovetail.testing.fake_platform import FakePlatform
+
+PARTS = """
+from dovetail.interfaces import Platform, PlatformInfo, Policy, Probe
+
+class Fair(Policy):
+    pass
+
+class Half(Policy):
+    rank = None
+
+class Box(Platform):
+    info = PlatformInfo(name="box", device_type="box")
+    @classmethod
+    def probe(cls):
+        return Probe(usable=True)
+    def capabilities(self):
+        return frozenset({"box.lid"})
+    def total_memory_bytes(self, local_rank=0):
+        return 1
+"""
+
+
+def entry(name, kind="policy", **more):
+    lines = [f"{key} = {value}" for key, value in more.items()]
+    return "\n".join(["[[plugin]]", f'kind = "{kind}"', f'name = "{name}"', *lines, ""])
+
+
+class Prefers(FakePlatform):
+    """Prefers what it is told to."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def prefer(self, kind):
+        return self.names if kind == "policy" else ()
+
+
+def install(site, *names, **more):
+    """Install distributions with a policy of their own name; `more`: name to manifest keys."""
+    for name in names:
+        manifest = entry(name, **more[name]) if name in more else None
+        site.add(name, {"policy": {name: ".parts:Fair"}}, manifest=manifest, parts=PARTS)
+
+
+# --- setting aside ------------------------------------------------------------------------------
+
+
+def test_an_automatic_candidate_that_fails_is_set_aside_visibly_and_once(plugin_site, caplog):
+    install(plugin_site, "dovetail-a", "dovetail-b")
+    (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
+    registry = plugin_site.registry()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert (
+                choose(registry, FakePlatform(), "policy", "auto").__module__ == "dovetail_b.parts"
+            )
+    (warning,) = [one.getMessage() for one in caplog.records]
+    assert warning.startswith("The policy dovetail-a@dovetail-a was set aside: Cannot load")
+    assert "ZeroDivisionError" in warning
+    assert registry.set_aside == (warning,)
+    with pytest.raises(PluginLoadError, match="ZeroDivisionError") as failure:
+        choose(registry, FakePlatform(), "policy", "dovetail-a")
+    assert isinstance(failure.value.__cause__, ZeroDivisionError)
+
+
+def test_a_strict_user_is_told_by_an_error(plugin_site):
+    install(plugin_site, "dovetail-a", "dovetail-b")
+    (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
+    registry = plugin_site.registry(policy=PluginPolicy(strict=True))
+    with pytest.raises(PluginLoadError, match="ZeroDivisionError"):
+        choose(registry, FakePlatform(), "policy", "auto")
+
+
+def test_where_all_fail_each_says_why(plugin_site):
+    install(plugin_site, "dovetail-a", "acme")
+    (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
+    with pytest.raises(PluginNotFoundError) as refusal:
+        choose(plugin_site.registry(), Prefers("gone"), "policy", "auto")
+    told = str(refusal.value)
+    assert "prefers gone; installed: acme, dovetail-a. Name one, or allow" in told
+    assert "\ndovetail-a: Cannot load" in told
+
+
+def test_a_platform_that_does_not_load_is_set_aside_but_named_it_raises(plugin_site, caplog):
+    broken = PARTS + "\nimport gone_library\n"
+    plugin_site.add("dovetail-a", {"platform": {"first": ".parts:Box"}}, parts=broken)
+    plugin_site.add("dovetail-b", {"platform": {"second": ".parts:Box"}}, parts=PARTS)
+    registry = plugin_site.registry()
+    assert type(choose_platform(registry, "auto")).__module__ == "dovetail_b.parts"
+    assert "gone_library" in registry.set_aside[0] and len(caplog.records) == 1
+    with pytest.raises(PluginLoadError, match="Install 'gone_library'"):
+        choose_platform(registry, "first")
+
+
+# --- probes -------------------------------------------------------------------------------------
+
+
+def probed(site, body):
+    manifest = entry("box", kind="platform", probe='"dovetail_a.probes:probe"')
+    probes = f"from dovetail.interfaces import Probe\ndef probe():\n    {body}\n"
+    targets = {"platform": {"box": ".parts:Box"}}
+    site.add("dovetail-a", targets, manifest=manifest, parts=PARTS, probes=probes)
+    site.add("dovetail-b", {"platform": {"other": ".parts:Box"}}, parts=PARTS)
+    return site.registry()
+
+
+def test_a_probe_that_says_no_is_asked_before_the_class_is_imported(plugin_site):
+    registry = probed(plugin_site, "return Probe(usable=False, reasons=('no lid',))")
+    assert type(choose_platform(registry, "auto")).__module__ == "dovetail_b.parts"
+    assert "dovetail_a.parts" not in sys.modules and registry.set_aside == ()
+    with pytest.raises(PluginError, match=r"'box' was asked for, but it cannot be used.*no lid"):
+        choose_platform(registry, "box")
+
+
+@pytest.mark.parametrize("body", ["raise OSError('driver')", "raise SystemExit(1)", "return True"])
+def test_a_probe_that_fails_lets_no_other_platform_win(plugin_site, body):
+    registry = probed(plugin_site, body)
+    for reference in ("auto", "box"):
+        with pytest.raises(PluginError, match=r"probe of the platform 'box' of dovetail-a 1\.0"):
+            choose_platform(registry, reference)
+    assert type(choose_platform(registry, "other")).__module__ == "dovetail_b.parts"
+
+
+def test_probes_run_only_when_asked(plugin_site):
+    registry = probed(plugin_site, "raise AssertionError")
+    registry.describe("platform", "box")
+    assert registry.load("platform", "box").__name__ == "Box"
+    assert "dovetail_a.probes" not in sys.modules
+
+
+# --- needs --------------------------------------------------------------------------------------
+
+
+def test_what_the_platform_does_not_provide_is_refused_before_it_is_imported(plugin_site):
+    install(plugin_site, "acme", acme={"needs": '["box.lids", "prefix_caching"]'})
+    registry = plugin_site.registry()
+    parts = {"platform": {"box": ".parts:Box"}}
+    plugin_site.add("dovetail-box", parts, parts=PARTS)
+    registry = plugin_site.registry()
+    assert choose_platform(registry, "box").info.name == "box"
+    with pytest.raises(PluginError) as refusal:
+        registry.load("policy", "acme")
+    told = str(refusal.value)
+    assert "The policy 'acme' of acme 1.0 needs box.lids, which neither the core nor the" in told
+    assert "platform 'box' provides. Did you mean 'box.lid'?" in told
+    assert "The platform provides: box.lid." in told
+    assert "acme" not in sys.modules
+
+
+def test_needs_are_met_by_the_core_the_platform_and_its_manifest(plugin_site):
+    needs = {"needs": '["box.lid", "box.hinge", "prefix_caching"]'}
+    install(plugin_site, "acme", acme=needs)
+    manifest = entry("box", kind="platform", provides='["box.hinge"]')
+    targets = {"platform": {"box": ".parts:Box"}}
+    plugin_site.add("dovetail-box", targets, manifest=manifest, parts=PARTS)
+    registry = plugin_site.registry()
+    early = registry.load("policy", "acme")
+    choose_platform(registry, "box")
+    assert registry.load("policy", "acme") is early
+
+
+def test_what_was_loaded_before_the_platform_was_known_is_held_to_it_then(plugin_site):
+    install(plugin_site, "acme", acme={"needs": '["wings"]'})
+    registry = plugin_site.registry()
+    registry.load("policy", "acme")
+    with pytest.raises(PluginError, match=r"needs wings, which neither the core nor"):
+        registry.bind_platform(FakePlatform())
+
+
+def test_a_class_named_directly_declares_its_needs_itself():
+    class Winged(Policy):
+        needs = frozenset({"wings"})
+
+    registry = PluginRegistry(distributions=[])
+    registry.bind_platform(FakePlatform())
+    with pytest.raises(PluginError, match="needs wings"):
+        registry.load("policy", Winged)

@@ -1,0 +1,234 @@
+"""The static manifest: located, parsed, described; nothing is imported for it."""
+
+import json
+import sys
+import time
+from importlib.metadata import distributions
+
+import pytest
+
+from dovetail.errors import PluginLoadError
+from dovetail.plugins import KINDS, PluginRegistry
+from dovetail.plugins.api_range import parse_range, parse_version
+from dovetail.plugins.discovery import is_first_party
+from dovetail.plugins.manifest import PluginEntry
+
+CANARY = "raise AssertionError('a plugin was imported')"
+FULL = """
+[[plugin]]
+kind = "policy"
+name = "fair"
+api = ">=0.1,<1"
+provides = ["fairness", "fairness.weighted"]
+needs = ["dtype.float32"]
+probe = "acme.probes:fair"
+options = "acme.options:FairOptions"
+rank = 7
+replaces = ["policy:fcfs@dovetail-sched-fcfs"]
+roles = ["engine"]
+"""
+
+
+def broken_by(plugin_site, manifest, entries=None):
+    """Install a distribution with a manifest and return why its plugin cannot be described."""
+    plugin_site.add(
+        "acme", entries or {"policy": {"fair": ":Fair"}}, manifest=manifest, init=CANARY
+    )
+    registry = plugin_site.registry()
+    with pytest.raises(PluginLoadError) as refusal:
+        registry.describe("policy", "fair")
+    assert "acme" not in sys.modules
+    told = str(refusal.value)
+    assert "the manifest of acme 1.0 is broken" in told and "acme/dovetail.toml" in told
+    assert "Mend it, or install another version" in told
+    (sentence,) = registry.set_aside
+    assert "The manifest of acme 1.0 is broken" in sentence
+    return told
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+def test_a_manifest_says_all_there_is_to_say(plugin_site):
+    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
+    about = plugin_site.registry().describe("policy", "fair")
+    assert about.in_manifest and not about.first_party
+    assert (about.target, about.distribution, about.version) == ("acme:Fair", "acme", "1.0")
+    assert about.entry == PluginEntry(
+        kind="policy",
+        name="fair",
+        api=">=0.1,<1",
+        provides=frozenset({"fairness", "fairness.weighted"}),
+        needs=frozenset({"dtype.float32"}),
+        probe="acme.probes:fair",
+        options="acme.options:FairOptions",
+        rank=7,
+        replaces=("policy:fcfs@dovetail-sched-fcfs",),
+        roles=frozenset({"engine"}),
+    )
+    assert str(about) == "policy 'fair' of acme 1.0"
+    assert "acme" not in sys.modules
+
+
+@pytest.mark.parametrize("manifest", [None, "", '[[plugin]]\nkind = "policy"\nname = "other"\n'])
+def test_what_it_does_not_say_has_a_default(plugin_site, manifest):
+    entries = {"policy": {"fair": ":Fair", "other": ":Other"}}
+    plugin_site.add("acme", entries, manifest=manifest, init=CANARY)
+    about = plugin_site.registry().describe("policy", "fair")
+    assert not about.in_manifest
+    assert about.entry == PluginEntry(kind="policy", name="fair")
+    assert about.entry.roles == {"frontend", "engine", "worker"}
+
+
+def test_a_class_that_was_named_directly_has_no_manifest(plugin_site):
+    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
+    about = plugin_site.registry().describe("policy", "elsewhere.mod:Mine")
+    assert (about.distribution, about.in_manifest, about.entry.rank) == ("", False, 0)
+    assert plugin_site.registry().describe("policy", "acme:Fair").entry.rank == 7
+
+
+def test_a_kind_of_another_core_is_not_our_business(plugin_site):
+    manifest = '[[plugin]]\nkind = "oracle"\nname = "delphi"\nfumes = true\n' + FULL
+    entries = {"policy": {"fair": ":Fair"}, "oracle": {"delphi": ":Delphi"}}
+    plugin_site.add("acme", entries, manifest=manifest)
+    assert plugin_site.registry().describe("policy", "fair").entry.rank == 7
+
+
+# --- where it is --------------------------------------------------------------------------------
+
+
+def test_an_editable_installation_is_found_without_importing_it(plugin_site, tmp_path, monkeypatch):
+    plugin_site.add("acme", {"policy": {"fair": ".deep.inside:Fair"}}, manifest=FULL, init=CANARY)
+    source = tmp_path / "checkout" / "src"
+    source.mkdir(parents=True)
+    (plugin_site.path / "acme").rename(source / "acme")
+    assert not plugin_site.registry().describe("policy", "fair").in_manifest
+    monkeypatch.syspath_prepend(str(source))
+    assert not plugin_site.registry().describe("policy", "fair").in_manifest
+    url = {"url": source.parent.as_uri(), "dir_info": {"editable": True}}
+    (plugin_site.path / "acme-1.0.dist-info" / "direct_url.json").write_text(json.dumps(url))
+    assert plugin_site.registry().describe("policy", "fair").entry.rank == 7
+    assert "acme" not in sys.modules
+
+
+def test_a_manifest_is_that_of_the_distribution_that_brings_it(plugin_site):
+    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
+    plugin_site.add("borrower", {"policy": {"lent": "acme:Fair"}, "ops": {"o": "dovetail.x:Y"}})
+    for name, files in (("acme", "acme/__init__.py,,\nacme/dovetail.toml,,\n"), ("borrower", "")):
+        (plugin_site.path / f"{name}-1.0.dist-info" / "RECORD").write_text(files)
+    registry = plugin_site.registry()
+    assert registry.describe("policy", "fair").in_manifest
+    assert not registry.describe("policy", "lent").in_manifest
+    assert not registry.describe("ops", "o").in_manifest
+
+
+def test_what_is_installed_here_has_manifests_that_hold():
+    registry = PluginRegistry()
+    registry.check_manifests()
+    found = [one for kind in KINDS for one in registry.candidates(kind)]
+    ours = [one for one in found if is_first_party(one.distribution)]
+    assert any(one.distribution == "dovetail-core" for one in ours)
+    assert not [text for text in registry.set_aside if "dovetail-" in text]
+    for one in ours:
+        about = registry.describe(one.kind, one.reference)
+        if about.in_manifest:
+            assert parse_range(about.entry.api).allows((0, 1)), about
+
+
+# --- what is wrong with it ----------------------------------------------------------------------
+
+HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
+
+
+@pytest.mark.parametrize(
+    ("manifest", "told"),
+    [
+        ("[[plugin]\n", "it cannot be read"),
+        (b"\xff".decode("latin-1") + "=", "it cannot be read"),
+        ("plugin = 3", "'plugin' is no array of tables"),
+        ("[plugins]", "'plugins' is none"),
+        ('[[plugin]]\nkind = "policy"\n', "it names no plugin; give kind and name"),
+        (HEAD + "ranks = 3", "'ranks' is no key. Did you mean 'rank'?"),
+        (HEAD + "rank = true", "write an integer"),
+        (HEAD + "rank = 1.5", "write an integer"),
+        (HEAD + 'api = "^0.1"', "'^0.1' is no range of versions; write one such as"),
+        (HEAD + 'needs = "graphs"', "write an array of capability ids"),
+        (HEAD + 'provides = ["Has Space"]', "write an array of capability ids"),
+        (HEAD + 'probe = "no_colon"', "write 'package.module:function'"),
+        (HEAD + "options = 3", "write 'package.module:Model'"),
+        (HEAD + 'roles = ["cook"]', "frontend and engine and worker"),
+        (HEAD + 'replaces = ["fcfs"]', "'kind:name@distribution'"),
+        (HEAD + 'replaces = ["ops:torch@d"]', "a policy replaces only its like"),
+        (HEAD + HEAD, "policy:fair stands in it twice"),
+        ('[[plugin]]\nkind = "polcy"\nname = "fair"\n', "no such kind. Did you mean 'policy'?"),
+        (
+            '[[plugin]]\nkind = "policy"\nname = "fare"\n',
+            "has no policy 'fare'. Did you mean 'fair'?",
+        ),
+    ],
+)
+def test_a_broken_manifest_is_told_by_name(plugin_site, manifest, told):
+    assert told in broken_by(plugin_site, manifest)
+
+
+def test_every_mistake_is_told_at_once(plugin_site):
+    told = broken_by(plugin_site, HEAD + 'rank = "x"\napi = "1"\n')
+    assert "rank = 'x'" in told and "api = '1'" in told
+
+
+def test_a_broken_manifest_harms_its_own_distribution_only(plugin_site):
+    plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest="junk")
+    plugin_site.add("zebra", {"policy": {"stripes": ":Stripes"}}, manifest="")
+    registry = plugin_site.registry()
+    assert registry.describe("policy", "stripes").distribution == "zebra"
+    assert registry.set_aside == ()
+    registry.check_manifests()
+    assert len(registry.set_aside) == 1
+    assert [c.name for c in registry.candidates("policy")] == ["fair", "stripes"]
+
+
+# --- ranges of versions -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        (">=0.1,<1", ["0.1", "0.9"], ["1.0", "0.0"]),
+        ("==0.2", ["0.2"], ["0.1", "0.3"]),
+        (">= 1 , != 1.2", ["1.0", "1.3", "2.0"], ["0.9", "1.2"]),
+        ("<=1.1,>0.1", ["0.2", "1.1"], ["0.1", "1.2"]),
+    ],
+)
+def test_ranges_of_versions(text, inside, outside):
+    allowed = parse_range(text)
+    assert all(allowed.allows(parse_version(one)) for one in inside)
+    assert not any(allowed.allows(parse_version(one)) for one in outside)
+
+
+@pytest.mark.parametrize("text", ["", "1.0", ">=1.0.0", "~=1", ">=1,,<2", ">=a", None, 1])
+def test_what_is_no_range(text):
+    with pytest.raises(ValueError, match="write one such as"):
+        parse_range(text)
+
+
+# --- the cost -----------------------------------------------------------------------------------
+
+
+def test_200_distributions_are_listed_in_time_and_none_is_imported(plugin_site):
+    for index in range(200):
+        manifest = f'[[plugin]]\nkind = "policy"\nname = "p{index}"\nrank = {index}\n'
+        entries = {"policy": {f"p{index}": f".deep:P{index}"}}
+        plugin_site.add(f"canary-{index}", entries, manifest=manifest, init=CANARY)
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        registry = PluginRegistry(distributions=distributions(path=[str(plugin_site.path)]))
+        registry.check_manifests()
+        ranks = [
+            registry.describe("policy", one.reference).entry.rank
+            for one in registry.candidates("policy")
+        ]
+        took.append(time.perf_counter() - start)
+    assert sorted(ranks) == list(range(200)) and registry.set_aside == ()
+    assert not [name for name in sys.modules if name.startswith("canary_")]
+    assert min(took) < 0.3

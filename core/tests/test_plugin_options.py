@@ -1,0 +1,194 @@
+"""Options of plugins: held against the plugin's own model, and brought to it."""
+
+import sys
+
+import pytest
+
+from dovetail.errors import ConfigError, ContractError
+from dovetail.interfaces import Policy, SchedulerInterface
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.construction import construct
+
+PARTS = """
+from dovetail.interfaces import Policy
+from dovetail.scheduling import Scheduler
+
+class Fair(Policy):
+    def __init__(self, options=None):
+        self.options = options
+
+class Whole(Scheduler):
+    pass
+"""
+MODEL = """
+from pydantic import BaseModel, Field
+
+class FairOptions(BaseModel):
+    weight: float = Field(default=1.0, ge=0)
+    tenants: list[str] = []
+    window_s: int = 60
+"""
+MANIFEST = """
+[[plugin]]
+kind = "policy"
+name = "fair"
+options = "acme.model:FairOptions"
+[[plugin]]
+kind = "scheduler"
+name = "whole"
+"""
+ENTRIES = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"whole": ".parts:Whole"}}
+
+
+@pytest.fixture
+def acme(plugin_site):
+    """A registry with a distribution of a policy that takes options, given these."""
+    plugin_site.add("acme", ENTRIES, manifest=MANIFEST, parts=PARTS, model=MODEL)
+    return lambda **given: plugin_site.registry(options=given)
+
+
+def refusal(registry, reference="fair", kind="policy", error=ConfigError):
+    with pytest.raises(error) as caught:
+        registry.load(kind, reference)
+    return str(caught.value)
+
+
+def test_options_are_checked_completed_frozen_and_told(acme):
+    given = {"weight": 2, "tenants": ["a"]}
+    registry = acme(fair=given)
+    fair = registry.load("policy", "fair")
+    options = registry.options_of("policy", fair)
+    assert options == {"weight": 2.0, "tenants": ("a",), "window_s": 60}
+    assert type(options["weight"]) is float
+    with pytest.raises(TypeError, match="frozen"):
+        options["weight"] = 3
+    assert registry.resolutions[0].options == options
+    assert construct("policy", fair, options=options).options == options
+
+
+@pytest.mark.parametrize("key", ["fair", "policy:fair", "acme.parts:Fair"])
+def test_a_plugin_may_be_called_by_any_of_its_names(acme, key):
+    registry = acme(**{key: {"window_s": 5}})
+    registry.check_option_names([])
+    fair = registry.load("policy", "fair")
+    assert registry.options_of("policy", fair)["window_s"] == 5
+
+
+def test_without_options_the_model_gives_its_defaults(acme):
+    registry = acme()
+    fair = registry.load("policy", "fair")
+    assert registry.options_of("policy", fair) == {"weight": 1.0, "tenants": (), "window_s": 60}
+    assert registry.options_of("policy", Policy) == registry.options_of("policy", None) == {}
+
+
+def test_an_unknown_option_names_the_nearest(acme):
+    told = refusal(acme(fair={"wieght": 2}))
+    assert "the policy 'fair' of acme 1.0 has no option 'wieght'. Did you mean 'weight'?" in told
+    assert "Options: weight, tenants, window_s." in told
+
+
+def test_a_wrong_value_is_told_with_what_would_do(acme):
+    told = refusal(acme(fair={"weight": -1, "window_s": "soon"}))
+    assert "options of the policy 'fair' of acme 1.0 are wrong" in told
+    assert "weight=-1: Input should be greater than or equal to 0" in told
+    assert "window_s='soon': " in told
+
+
+def test_an_unknown_plugin_names_the_nearest(acme):
+    registry = acme(fiar={"weight": 2})
+    with pytest.raises(ConfigError, match=r"no plugin 'fiar'\. Did you mean 'fair'\?"):
+        registry.check_option_names([])
+    assert "acme" not in sys.modules
+
+
+def test_a_plugin_that_was_chosen_by_its_class_is_known(acme):
+    registry = acme(Fair={}, **{"acme.other:Fair": {}})
+    with pytest.raises(ConfigError, match="no plugin 'Fair'"):
+        registry.check_option_names([])
+    registry.check_option_names([("policy", "acme.other:Fair")])
+
+
+def test_options_must_be_a_mapping(acme):
+    with pytest.raises(ConfigError, match="'fair' is 3; give its options as a mapping"):
+        acme(fair=3).check_option_names([])
+
+
+def test_two_names_of_one_plugin_are_refused(acme):
+    told = refusal(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
+    assert "'fair' and 'policy:fair' are the same plugin; give one" in told
+
+
+def test_a_plugin_that_takes_none_refuses_options(acme):
+    told = refusal(acme(whole={"x": 1}), "whole", "scheduler")
+    assert "the scheduler 'whole' of acme 1.0 takes no options, and {'x': 1} were given" in told
+
+
+def test_a_name_in_two_kinds_must_be_told_apart_if_both_take_options(plugin_site):
+    entries = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"fair": ".parts:Whole"}}
+    manifest = MANIFEST.replace('"whole"', '"fair"')
+    both = manifest + 'options = "acme.model:FairOptions"\n'
+    plugin_site.add("acme", entries, manifest=both, parts=PARTS, model=MODEL)
+    registry = plugin_site.registry(options={"fair": {"weight": 2}})
+    with pytest.raises(ConfigError, match="write 'scheduler:fair' or 'policy:fair'"):
+        registry.check_option_names([])
+    registry = plugin_site.registry(options={"policy:fair": {"weight": 2}})
+    registry.check_option_names([])
+    fair, whole = (registry.load(kind, "fair") for kind in ("policy", "scheduler"))
+    assert registry.options_of("policy", fair)["weight"] == 2.0
+    assert registry.options_of("scheduler", whole)["weight"] == 1.0
+
+
+def test_a_namesake_of_another_kind_that_takes_none_is_left_in_peace(plugin_site):
+    entries = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"fair": ".parts:Whole"}}
+    manifest = MANIFEST.replace('"whole"', '"fair"')
+    plugin_site.add("acme", entries, manifest=manifest, parts=PARTS, model=MODEL)
+    registry = plugin_site.registry(options={"fair": {"weight": 2}})
+    registry.check_option_names([])
+    whole = registry.load("scheduler", "fair")
+    assert issubclass(whole, SchedulerInterface)
+    assert registry.options_of("scheduler", whole) == {}
+
+
+def test_a_class_names_its_model_itself():
+    from pydantic import BaseModel
+
+    class Options(BaseModel):
+        depth: int = 1
+
+    class Mine(Policy):
+        options_model = Options
+
+    name = Mine.__qualname__
+    registry = PluginRegistry(distributions=[], options={name: {"depth": 4}})
+    assert registry.options_of("policy", registry.load("policy", Mine)) == {"depth": 4}
+    registry = PluginRegistry(distributions=[], options={name: {"death": 4}})
+    assert "Did you mean 'depth'?" in refusal(registry, Mine)
+
+
+def test_without_model_and_manifest_only_a_context_brings_options():
+    class Mine(Policy):
+        pass
+
+    registry = PluginRegistry(distributions=[], options={Mine.__qualname__: {"depth": 4}})
+    assert "takes no options" in refusal(registry, Mine)
+
+    from dovetail.scheduling import Scheduler
+
+    class Whole(Scheduler):
+        pass
+
+    registry = PluginRegistry(distributions=[], options={Whole.__qualname__: {"depth": 4}})
+    assert registry.options_of("scheduler", registry.load("scheduler", Whole)) == {"depth": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [("int", "no pydantic model"), ("Gone", "has no attribute 'Gone'"), ("3", "")],
+)
+def test_a_model_that_is_none_is_the_plugins_fault(plugin_site, model, told):
+    manifest = f'[[plugin]]\nkind = "policy"\nname = "fair"\noptions = "acme.model:{model}"\n'
+    entries = {"policy": {"fair": ".parts:Fair"}}
+    source = "int = int\n"
+    plugin_site.add("acme", entries, manifest=manifest, parts=PARTS, model=source)
+    error = ContractError if model == "int" else ImportError
+    assert told in refusal(plugin_site.registry(), error=error)

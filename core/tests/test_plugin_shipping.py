@@ -1,0 +1,231 @@
+"""Resolutions in another process, versions across ranks, and plugins of earlier contracts."""
+
+import dataclasses
+import json
+import pickle
+import sys
+
+import pytest
+
+from dovetail.errors import ContractError, PluginError, PluginNotFoundError
+from dovetail.interfaces import Policy
+from dovetail.plugins import PluginPolicy, PluginRegistry, Resolution, compare_resolutions
+from dovetail.plugins.contract import contract_version
+from dovetail.plugins.selection import choose
+from dovetail.testing.fake_platform import FakePlatform
+
+PARTS = """
+from dovetail.interfaces import Policy
+from pydantic import BaseModel
+
+class Options(BaseModel):
+    weight: int = 1
+
+class Fair(Policy):
+    options_model = Options
+
+class Loose(Policy):
+    pass
+"""
+MANIFEST = '[[plugin]]\nkind = "policy"\nname = "fair"\nroles = ["engine", "worker"]\n'
+
+
+@pytest.fixture
+def shipped(plugin_site):
+    """What a front end resolved: a plugin with options, and a class named directly."""
+    entries = {"policy": {"fair": ".parts:Fair", "other": ".parts:Loose"}}
+    plugin_site.add("acme", entries, manifest=MANIFEST, parts=PARTS)
+    registry = plugin_site.registry(options={"fair": {"weight": 3}})
+    registry.load("policy", "fair")
+    registry.load("policy", "acme.parts.Policy")
+    return registry.resolutions
+
+
+def there(site, resolutions, **given):
+    from importlib.metadata import distributions
+
+    found = distributions(path=[str(site.path)])
+    return PluginRegistry.from_resolutions(resolutions, distributions=found, **given)
+
+
+# --- shipping -----------------------------------------------------------------------------------
+
+
+def test_resolutions_are_plain_data(shipped):
+    assert pickle.loads(pickle.dumps(shipped)) == shipped
+    told = json.loads(json.dumps([dataclasses.asdict(one) for one in shipped]))
+    assert told[0]["options"] == {"weight": 3} and told[0]["roles"] == ["engine", "worker"]
+    assert told[1]["target"] == "acme.parts:Policy" and told[1]["distribution"] == ""
+
+
+def test_another_process_loads_the_very_same_and_nothing_else(plugin_site, shipped):
+    registry = there(plugin_site, pickle.loads(pickle.dumps(shipped)))
+    fair = registry.load("policy", "fair")
+    assert fair.__module__ == "acme.parts"
+    assert registry.options_of("policy", fair) == {"weight": 3}
+    for reference in ("fair@acme", "acme.parts:Fair", "acme.parts.Fair", fair):
+        assert registry.load("policy", reference) is fair
+    assert registry.load("policy", "acme.parts.Policy") is Policy
+    assert [one.target for one in registry.resolutions] == ["acme.parts:Fair", "acme.parts:Policy"]
+    for stranger in ("other", "acme.parts:Loose", "dovetail.interfaces.policy:Policy"):
+        with pytest.raises(PluginNotFoundError, match="not among what was resolved for this"):
+            registry.load("policy", stranger)
+    assert [one.name for one in registry.candidates("policy")] == ["fair"]
+    assert choose(registry, FakePlatform(), "policy", "fair") is fair
+
+
+def test_a_process_gets_what_is_for_its_role(plugin_site, shipped):
+    assert there(plugin_site, shipped, role="worker").load("policy", "fair")
+    registry = there(plugin_site, shipped, role="frontend")
+    with pytest.raises(PluginNotFoundError):
+        registry.load("policy", "fair")
+    assert registry.load("policy", "acme.parts:Policy") is Policy
+
+
+def test_other_versions_are_told_all_at_once_before_anything_is_loaded(plugin_site, shipped):
+    newer = dataclasses.replace(shipped[0], version="1.1")
+    gone = dataclasses.replace(shipped[0], name="x", distribution="zebra")
+    moved = dataclasses.replace(shipped[0], target="acme.old:Fair")
+    sys.modules.pop("acme")
+    with pytest.raises(PluginError) as refusal:
+        there(plugin_site, [newer, gone, moved])
+    told = str(refusal.value)
+    assert "policy 'fair' of acme 1.1: version 1.0 is installed" in told
+    assert "policy 'x' of zebra 1.0: zebra is not installed" in told
+    assert "it does not declare acme.old:Fair here" in told
+    assert "Install the same distributions in the same versions everywhere." in told
+    assert "acme" not in sys.modules
+
+
+def test_a_file_needs_trust_in_each_process(plugin_site):
+    path = plugin_site.path / "afternoon.py"
+    path.write_text(PARTS)
+    policy = PluginPolicy(trust_local_code=True)
+    registry = plugin_site.registry(policy=policy)
+    registry.load("policy", f"{path}:Loose")
+    with pytest.raises(PluginError, match="--trust-local-code"):
+        there(plugin_site, registry.resolutions).load("policy", "Loose")
+    trusting = there(plugin_site, registry.resolutions, policy=policy)
+    assert trusting.load("policy", "Loose").__name__ == "Loose"
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+
+def resolution(name="fair", **changes):
+    given = {"kind": "policy", "target": "a:B", "distribution": "acme", "version": "1.0"}
+    return Resolution(name=name, **(given | changes))
+
+
+def test_ranks_that_loaded_the_same_have_no_problem():
+    one, two = resolution(notes=("slow",)), resolution("other")
+    assert compare_resolutions([[one, two], [two, resolution()]]) == []
+    assert compare_resolutions([]) == compare_resolutions([[one]]) == []
+
+
+def test_ranks_that_differ_are_named():
+    per_rank = [[resolution()], [resolution(version="1.1")], [resolution()], []]
+    (problem,) = compare_resolutions(per_rank)
+    assert problem == (
+        "The policy 'fair' is not the same on all ranks: a:B (acme 1.0) on ranks 0, 2; "
+        "a:B (acme 1.1) on rank 1; not loaded on rank 3. Install the same."
+    )
+    assert compare_resolutions([[resolution(options={"w": 1})], [resolution()]])
+    assert compare_resolutions([[resolution(target="a:C")], [resolution()]])
+
+
+def test_what_only_the_front_end_loads_is_not_compared():
+    assert compare_resolutions([[resolution(roles=("frontend",))], []]) == []
+    assert compare_resolutions([[resolution(roles=("worker",))], []])
+
+
+# --- earlier contracts --------------------------------------------------------------------------
+
+NOW = contract_version("policy")
+OLD = """
+class Oldest:
+    '''Made for policy 0.0, in which rank was called key and took no view.'''
+    def __init__(self):
+        self.asked = 0
+    def key(self, request):
+        self.asked += 1
+        return -request.sequence
+"""
+
+
+def adapt_oldest(cls):
+    """Make a policy of a class of policy 0.0."""
+
+    class Adapted(Policy):
+        def __init__(self):
+            self.old = cls()
+
+        def rank(self, request, view):
+            return self.old.key(request)
+
+    return Adapted
+
+
+def old(site, api, **given):
+    manifest = f'[[plugin]]\nkind = "policy"\nname = "old"\napi = "{api}"\n'
+    site.add("acme", {"policy": {"old": ".parts:Oldest"}}, manifest=manifest, parts=OLD)
+    return site.registry(**given)
+
+
+def test_a_plugin_of_an_earlier_contract_is_adapted(plugin_site):
+    registry = old(plugin_site, "==0.0", adapters={("policy", "0.0"): adapt_oldest})
+    adapted = registry.load("policy", "old")
+    assert issubclass(adapted, Policy)
+
+    class Request:
+        sequence = 4
+
+    policy = adapted()
+    assert policy.rank(Request(), None) == -4 and policy.old.asked == 1
+    assert "Oldest is made for policy 0.0 and was adapted." in registry.resolutions[0].notes
+
+
+def test_the_latest_adapter_that_fits_is_taken(plugin_site):
+    def never(cls):
+        raise AssertionError
+
+    adapters = {("policy", "0.0"): adapt_oldest, ("ops", "0.0"): never}
+    assert old(plugin_site, "<0.1", adapters=adapters).load("policy", "old")
+
+
+@pytest.mark.parametrize("api", ["==0.0", ">=1.0"])
+def test_another_contract_version_names_both_before_the_import(plugin_site, api):
+    registry = old(plugin_site, api)
+    with pytest.raises(ContractError) as refusal:
+        registry.load("policy", "old")
+    told = str(refusal.value)
+    assert f"'old' of acme 1.0 is made for version {api} of the policy contract" in told
+    assert f"this core has {NOW} (and adapters for: none)" in told
+    assert "acme" not in sys.modules
+
+
+def test_a_class_may_itself_say_that_it_is_old():
+    class Older(Policy):
+        CONTRACT_VERSION = "0.0"
+
+        def key(self, request):
+            return 7
+
+    adapters = {("policy", "0.0"): adapt_oldest}
+    adapted = PluginRegistry(distributions=[], adapters=adapters).load("policy", Older)
+    assert adapted().rank(None, None) == 7
+    with pytest.raises(ContractError, match=r"made for contract version 0\.0, which is older"):
+        PluginRegistry(distributions=[]).load("policy", Older)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [(lambda cls: cls(), "has to return a class"), (lambda cls: cls, "rms_norm")],
+)
+def test_an_adapter_must_return_a_class_of_the_current_contract(adapter, told):
+    class Older:
+        CONTRACT_VERSION = "0.0"
+
+    registry = PluginRegistry(distributions=[], adapters={("ops", "0.0"): adapter})
+    with pytest.raises(ContractError, match=told):
+        registry.load("ops", Older)

@@ -1,0 +1,182 @@
+"""Methods added to a worker: what is added, what is refused, and that nobody else notices."""
+
+import abc
+
+import pytest
+
+from dovetail.config import EngineArgs
+from dovetail.errors import ContractError, PluginNotFoundError
+from dovetail.executors.uniproc import UniprocExecutor
+from dovetail.interfaces import WorkerBase
+from dovetail.plugins.extension import extend_worker
+from dovetail.testing.contexts import make_executor_context, make_worker_context, write_fake_config
+from dovetail.testing.fake_executor import FakeExecutor
+from dovetail.testing.fake_worker import FakeWorker
+from dovetail.testing.fake_worker_extension import FakeWorkerExtension
+
+
+class Counts:
+    """Counts the worker's calls."""
+
+    COUNTED = "calls"
+
+    def count(self, start=0):
+        self._count_of_counts = getattr(self, "_count_of_counts", 0) + 1
+        return start + len(self.calls)
+
+    @staticmethod
+    def add(left, right):
+        return left + right
+
+    @property
+    def counted(self):
+        return self._count_of_counts
+
+
+class Inherits(Counts):
+    def count_twice(self):
+        return 2 * self.count()
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_fake_config(tmp_path)
+
+
+@pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
+def start(request, model):
+    made = []
+
+    def build(extension):
+        context = make_executor_context(
+            model, FakeWorker, worker_extension_cls=extension, async_scheduling=request.param
+        )
+        made.append(UniprocExecutor(context))
+        return made[-1]
+
+    yield build
+    for executor in made:
+        executor.shutdown()
+
+
+def test_its_methods_are_operations_of_the_executor(start):
+    executor = start(Inherits)
+    assert executor.collective_rpc("count", args=(10,)) == [12]  # init_device, load_model
+    assert executor.collective_rpc("count_twice") == [4]
+    assert executor.collective_rpc("add", kwargs={"left": 1, "right": 2}) == [3]
+    assert executor.collective_rpc(lambda worker: worker.counted) == [2]
+    assert executor.get_model_info().vocab_size == 97
+    name = f"{FakeWorkerExtension.__module__}:FakeWorkerExtension"
+    named = start(name).collective_rpc("fake_extension_host")
+    assert named == ["FakeWorkerWithFakeWorkerExtension"]
+
+
+def test_the_fake_executor_extends_as_well(model):
+    context = make_executor_context(model, FakeWorker, worker_extension_cls=Counts)
+    assert FakeExecutor(context).collective_rpc("count") == [2]
+
+
+def test_the_workers_class_is_never_changed(start):
+    before = dict(vars(FakeWorker))
+    executor = start(Counts)
+    assert executor.collective_rpc("count") == [2]
+    assert dict(vars(FakeWorker)) == before
+    plain = start("")
+    with pytest.raises(ContractError, match="FakeWorker has no operation 'count'"):
+        plain.collective_rpc("count")
+
+
+def test_two_extensions_of_one_worker_do_not_meet(model):
+    one, other = extend_worker(FakeWorker, Counts), extend_worker(FakeWorker, FakeWorkerExtension)
+    assert not hasattr(one, "fake_extension_host") and not hasattr(other, "count")
+    worker = one(make_worker_context(model))
+    assert isinstance(worker, FakeWorker) and isinstance(worker, WorkerBase)
+    assert worker.COUNTED == "calls"
+
+
+def test_an_unknown_extension_is_refused(start):
+    with pytest.raises(PluginNotFoundError, match="nobody"):
+        start("nobody")
+
+
+def test_the_option_arrives_and_empty_means_none(model):
+    config = EngineArgs(model, worker_extension_cls=Counts).create_engine_config()
+    assert config.extensions.worker_extension_cls is Counts
+    assert EngineArgs(model).create_engine_config().extensions.worker_extension_cls is None
+
+
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def to_be_written(self):
+        """Do something."""
+
+
+class Slotted:
+    __slots__ = ("_kept",)
+
+    def look(self):
+        return self._kept
+
+
+class Duck:
+    """A worker that is no WorkerBase, with a slot of its own."""
+
+    __slots__ = ("_place",)
+
+    def init_device(self):
+        return "mine"
+
+
+def with_member(name, value):
+    return type("Adds", (), {name: value})
+
+
+@pytest.mark.parametrize(
+    ("extension", "told"),
+    [
+        (with_member("load_model", lambda self: None), r"load_model is a name of .*FakeWorker"),
+        (with_member("row_model_cls", None), r"row_model_cls is a name of .*FakeWorker"),
+        (with_member("_vocab_size", lambda self: 1), "_vocab_size is a name of"),
+        (with_member("sleep", lambda self: None), "sleep is a name of .*worker:Sleeps"),
+        (with_member("provides", frozenset()), "provides is a name of"),
+        (with_member("__init__", lambda self, context: None), "__init__ is a special method"),
+        (with_member("__getattr__", lambda self, name: 1), "__getattr__ is a special method"),
+        (type("Deep", (with_member("shutdown", 1),), {}), "shutdown is a name of"),
+    ],
+)
+def test_a_name_that_is_taken_is_refused(start, extension, told):
+    with pytest.raises(ContractError, match=told) as caught:
+        start(extension)
+    assert "cannot extend the worker dovetail.testing.fake_worker:FakeWorker" in str(caught.value)
+
+
+def test_every_name_in_the_way_is_told_at_once():
+    both = type("Both", (), {"load_model": 1, "profile": 2, "fresh": 3})
+    with pytest.raises(ContractError) as caught:
+        extend_worker(FakeWorker, both)
+    lines = str(caught.value).splitlines()
+    assert [line.split()[1] for line in lines[1:-1]] == ["load_model", "profile"]
+
+
+def test_the_contracts_names_are_taken_whatever_the_worker():
+    with pytest.raises(ContractError, match=r"execute_model is a name of .*WorkerBase"):
+        extend_worker(Duck, with_member("execute_model", lambda self: None))
+    assert extend_worker(Duck, Counts)().init_device() == "mine"
+
+
+def test_layouts_that_do_not_fit_together_are_refused():
+    with pytest.raises(ContractError, match="plain class, without bases, slots or a metaclass"):
+        extend_worker(Duck, Slotted)
+
+
+def test_what_cannot_be_made_or_is_a_worker_itself_is_refused(start):
+    class Worker(WorkerBase):
+        def look(self):
+            return 1
+
+    with pytest.raises(ContractError, match="CONTRACT = 'worker', but is used as a worker_ext"):
+        start(Worker)
+    with pytest.raises(ContractError, match="to_be_written is abstract"):
+        start(Abstract)
+    with pytest.raises(ContractError, match="to_be_written is abstract"):
+        extend_worker(FakeWorker, Abstract)

@@ -1,0 +1,186 @@
+"""Logits processors in the sampler and the worker: their place, their rows, their cost."""
+
+from array import array
+from itertools import count
+
+import pytest
+import torch
+
+from dovetail.plan import NewRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.fake_logits_processor import FakeLogitsProcessor
+from dovetail_torch.sampling import Sampler
+from dovetail_torch.sampling import sampler as sampler_module
+from dovetail_torch.sampling.processors import RowProcessors
+from dovetail_torch.worker import TorchWorker
+
+VOCAB = 12
+HOST = torch.device("cpu")
+ASKING = {"fake_count_up": True}
+
+
+class Watched(FakeLogitsProcessor):
+    """Keeps the logits that it was given, and the calls, in the order of all processors."""
+
+    clock = count()
+
+    def __init__(self, vocab_size=VOCAB):
+        self._vocab_size, self._last = vocab_size, {}
+        self.calls, self.seen = [], []
+
+    def join(self, request):
+        self.calls.append(("join", request.row))
+        return super().join(request)
+
+    def leave(self, row):
+        self.calls.append(("leave", row))
+        super().leave(row)
+
+    def apply(self, logits_SV, rows):
+        self.calls.append(("apply", tuple(rows)))
+        self.order = next(Watched.clock)
+        self.seen.append(logits_SV.clone())
+        return super().apply(logits_SV, rows)
+
+    def accept(self, rows, token_ids_R):
+        self.calls.append(("accept", tuple(rows), tuple(token_ids_R.tolist())))
+        super().accept(rows, token_ids_R)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def new_request(row=0, tokens=(1, 2, 3), *, num_prompt=None, stop=(), **params):
+    given = {"temperature": 0, "extra_args": ASKING} | params
+    return NewRequest(
+        request_id=f"r{row}",
+        row=row,
+        generation=1,
+        token_ids=array("i", tokens),
+        num_prompt_tokens=len(tokens) if num_prompt is None else num_prompt,
+        sampling_params=SamplingParams(**given),
+        stop_token_ids=frozenset(stop),
+        bad_words_token_ids=(),
+        seed=row,
+    )
+
+
+def new_sampler(*requests, processors):
+    sampler = Sampler(num_rows=8, vocab_size=VOCAB, device=HOST, processors=processors)
+    for request in requests:
+        sampler.join(request)
+    return sampler
+
+
+def falling(num_rows=1):
+    """Logits whose best token is 0, then 1, and so on."""
+    return torch.arange(VOCAB, 0, -1, dtype=torch.float32).repeat(num_rows, 1)
+
+
+def sample(sampler, *rows, dtype=torch.float32):
+    return sampler.sample(falling(len(rows)).to(dtype), list(rows)).token_ids.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_follows_the_tokens_of_its_row(dtype):
+    processor = Watched()
+    sampler = new_sampler(
+        new_request(0),
+        new_request(1, [9, 8]),
+        new_request(2, extra_args={}),
+        processors=[processor],
+    )
+    assert [sample(sampler, 0, 2, 1, dtype=dtype) for _ in range(3)] == [
+        [4, 0, 9],
+        [5, 0, 10],
+        [6, 0, 11],
+    ]
+    assert ("accept", (0, 1), (4, 9)) in processor.calls
+    assert all(seen.dtype == torch.float32 for seen in processor.seen)
+
+
+def test_a_step_without_its_rows_never_calls_it(monkeypatch):
+    processor = Watched()
+    requests = [new_request(0), new_request(1, extra_args={}), new_request(2, extra_args={})]
+    requests[2] = new_request(2, extra_args={}, temperature=1.0, seed=None)
+    sampler = new_sampler(*requests, processors=[processor])
+    monkeypatch.setattr(processor, "apply", lambda *_: pytest.fail("nobody asked"))
+    sample(sampler, 1, 2)
+    monkeypatch.setattr(sampler_module.Sampler, "_describe", lambda *_: pytest.fail("slow path"))
+    assert sample(sampler, 1) == [0]
+
+
+def test_a_row_leaves_and_its_next_owner_is_somebody_else():
+    processor = Watched()
+    sampler = new_sampler(new_request(0), processors=[processor])
+    assert sample(sampler, 0) == [4]
+    sampler.leave(0)
+    sampler.leave(0)
+    assert processor.calls.count(("leave", 0)) == 1 + processor.calls.count(("join", 0))
+    sampler.join(new_request(0, extra_args={}))
+    assert sample(sampler, 0) == [0]
+    sampler.join(new_request(0, [1, 2, 7, 8], num_prompt=2))  # back from a preemption
+    assert sample(sampler, 0) == [9]
+
+
+def test_it_comes_after_masks_biases_and_penalties_and_before_the_temperature():
+    processor = Watched()
+    request = new_request(
+        tokens=[1, 5],
+        allowed_token_ids=[1, 2, 6],
+        logit_bias={2: 3.0},
+        repetition_penalty=2.0,
+        temperature=0.5,
+    )
+    sample(new_sampler(request, processors=[processor]), 0)
+    (seen,) = processor.seen[0].tolist()
+    best = falling()[0].tolist()
+    assert [place for place, value in enumerate(seen) if value != -torch.inf] == [1, 2, 6]
+    assert (seen[1], seen[2], seen[6]) == (best[1] / 2, best[2] + 3, best[6])
+
+
+def test_they_run_in_the_order_in_which_they_are_named():
+    first, second = Watched(), Watched()
+    assert sample(new_sampler(new_request(), processors=[second, first]), 0) == [4]
+    assert second.order < first.order
+    assert first.seen[0][0, 4] == second.seen[0][0, 4] + 1000
+
+
+def test_a_row_stays_special_after_min_tokens():
+    """The end of its other wishes does not put a row on the fast path."""
+    request = new_request(min_tokens=1, stop=[11])
+    sampler = new_sampler(request, processors=[Watched()])
+    assert [sample(sampler, 0) for _ in range(4)] == [[4], [5], [6], [7]]
+
+
+def test_what_it_returns_is_what_counts():
+    class Fresh(Watched):
+        def apply(self, logits_SV, rows):
+            return super().apply(logits_SV.clone(), rows)
+
+    assert sample(new_sampler(new_request(), processors=[Fresh()]), 0) == [4]
+
+
+def test_the_distribution_knows_it_and_changes_nothing():
+    sampler = new_sampler(new_request(temperature=1.0), processors=[Watched()])
+    probs = sampler.distribution(falling(), [0])
+    assert probs[0, 4] == 1.0
+    assert torch.equal(sampler.distribution(falling(), [0]), probs)
+    assert sample(sampler, 0) == [4]
+
+
+def test_no_processor_costs_a_look_at_an_empty_set():
+    processors = RowProcessors()
+    logits = falling()
+    processors.join(new_request())
+    assert processors.apply(logits, [0]) is logits and not processors.rows
+    processors.accept([0], torch.tensor([1]))
+
+
+def test_the_torch_worker_says_that_it_runs_them():
+    assert "logits_processors" in TorchWorker.provides

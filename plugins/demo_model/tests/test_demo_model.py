@@ -1,0 +1,234 @@
+"""The demo model as shipped: sizes, tokenizer, chat template, data split, checkers, accuracy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dovetail_demo_model import draft_dir, model_dir
+from dovetail_demo_model.tasks import TASKS, held_out_set
+from dovetail_demo_model.vocabulary import NOUNS
+
+torch = pytest.importorskip("torch")
+tokenizers = pytest.importorskip("tokenizers")
+safetensors = pytest.importorskip("safetensors")
+
+TRAINING = Path(__file__).parents[1] / "training"
+FOLDERS = {"main": (model_dir(), 6_000_000, 12e6), "draft": (draft_dir(), 1_000_000, 2e6)}
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 27 + 58?"},
+    {"role": "assistant", "content": "27 + 58 = 85."},
+    {"role": "user", "content": "Spell planet."},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizers.Tokenizer.from_file(str(model_dir() / "tokenizer.json"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def training_modules(monkeypatch):
+    """Let a test import the training scripts, and forget them afterwards."""
+    names = {path.stem for path in TRAINING.glob("*.py")}
+    monkeypatch.syspath_prepend(str(TRAINING))
+    yield
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("size", FOLDERS)
+def test_weights_are_within_bounds(size):
+    folder, max_parameters, max_bytes = FOLDERS[size]
+    path = folder / "model.safetensors"
+    with safetensors.safe_open(path, framework="pt") as file:
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    assert sum(tensor.numel() for tensor in tensors) <= max_parameters
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+    assert path.stat().st_size <= max_bytes
+
+
+@pytest.mark.parametrize("size", FOLDERS)
+def test_configs_name_a_llama_that_ends(size, tokenizer):
+    folder = FOLDERS[size][0]
+    config = json.loads((folder / "config.json").read_text())
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["dtype"] == "bfloat16"
+    assert config["tie_word_embeddings"] is True
+    assert config["vocab_size"] == tokenizer.get_vocab_size() <= 2048
+    assert config["eos_token_id"] == tokenizer.token_to_id("<|eos|>")
+    assert generation["eos_token_id"] == config["eos_token_id"]
+    assert generation["do_sample"] is False
+
+
+def test_both_models_have_the_same_tokenizer():
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (model_dir() / name).read_bytes() == (draft_dir() / name).read_bytes()
+
+
+def test_tokenizer_has_words_and_single_digits(tokenizer):
+    long_tokens = [token for token in tokenizer.get_vocab() if len(token) > 3]
+    assert len(long_tokens) > 800
+    for noun in NOUNS:
+        assert len(tokenizer.encode(" " + noun, add_special_tokens=False).ids) == 1
+    assert len(tokenizer.encode("2026", add_special_tokens=False).ids) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["plain words", "naïve café", "日本語 🙂 Ω", "a\tb\n\n c", "\x00\x7f", " lead 12 trail "],
+)
+def test_tokenizer_round_trips(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_encoding_begins_with_bos_once(tokenizer):
+    bos = tokenizer.token_to_id("<|bos|>")
+    assert tokenizer.encode("What is 1 + 1?").ids.count(bos) == 1
+
+
+def test_chat_template_renders_what_training_saw(tokenizer, training_modules):
+    transformers = pytest.importorskip("transformers")
+    from conversations import Conversation
+    from tokenizer import ConversationEncoder
+
+    loaded = transformers.AutoTokenizer.from_pretrained(model_dir())
+    text = loaded.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|bos|><|system|>Be brief.<|end|><|user|>What is 27 + 58?<|end|>"
+        "<|assistant|>27 + 58 = 85.<|eos|><|user|>Spell planet.<|end|><|assistant|>"
+    )
+    turns = (("What is 27 + 58?", "27 + 58 = 85."), ("Spell planet.", "planet: p l a n e t."))
+    conversation = Conversation(system="Be brief.", turns=turns)
+    ids, mask = ConversationEncoder(tokenizer).encode(conversation)
+    rendered = tokenizer.encode(text, add_special_tokens=False).ids
+    assert loaded(text, add_special_tokens=False).input_ids == rendered
+    assert ids[: len(rendered)] == rendered
+    learned = tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m])
+    assert learned == "27 + 58 = 85.planet: p l a n e t."
+
+
+def test_no_held_out_prompt_is_in_training_data():
+    held_out = {
+        hashlib.sha256(prompt.encode()).digest()
+        for task in TASKS.values()
+        for prompt, _ in held_out_set(task, 200, seed=2026)
+    }
+    assert len(held_out) == 2000
+    rng = Random(5)
+    tasks = list(TASKS.values())
+    trained = {
+        hashlib.sha256(tasks[i % 10].draw(rng, held_out=False)[0].encode()).digest()
+        for i in range(50_000)
+    }
+    assert len(trained) > 25_000
+    assert not held_out & trained
+
+
+def test_training_conversations_hold_nothing_out_of_bounds(training_modules):
+    from conversations import draw_conversation
+
+    rng = Random(9)
+    weights = dict.fromkeys(TASKS, 1.0)
+    asked = {user for _ in range(3000) for user, _ in draw_conversation(rng, weights).turns}
+    held_out = {p for task in TASKS.values() for p, _ in held_out_set(task, 200, seed=2026)}
+    assert len(asked) > 3000
+    assert not asked & held_out
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_checker_takes_right_answers_and_refuses_others(name):
+    task, rng = TASKS[name], Random(3)
+    pairs = [task.make(rng) for _ in range(60)]
+    for prompt, answer in pairs:
+        assert task.check(prompt, answer)
+        assert task.check(prompt, f" {answer}\n")
+        assert not task.check(prompt, "")
+        assert not task.check(prompt, "I do not know.")
+    foreign = [
+        task.check(prompt, other)
+        for prompt, answer in pairs
+        for _, other in pairs
+        if other != answer
+    ]
+    assert sum(foreign) < 0.15 * len(foreign)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks_repeat_from_a_seed_and_refuse_foreign_prompts(name):
+    task = TASKS[name]
+    assert [task.make(Random(s)) for s in range(20)] == [task.make(Random(s)) for s in range(20)]
+    with pytest.raises(ValueError, match="question"):
+        task.check("Good morning", "85")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "answer", "wrong"),
+    [
+        ("sum", "What is 27 + 58?", "27 + 58 = 85.", "27 + 58 = 86."),
+        ("difference", "Subtract 5 from 12.", "12 - 5 = 7.", "5 - 12 = 7 or 8."),
+        ("sort", "Sort: pear, apple, fig", "apple, fig, pear.", "fig, apple, pear."),
+        ("reverse", "Reverse: a, b, c", "c, b, a.", "a, b, c."),
+        ("spell", "Spell zebra.", "zebra: z e b r a.", "zebra: z e b a r."),
+        ("count", "Count: cow, bed, cow", "There are 3 words.", "There are 4 words."),
+        ("calendar", "3 days before Monday", "It was Friday.", "It was Thursday."),
+        ("number_words", "Write 1017 in words.", "one thousand seventeen.", "one hundred."),
+        ("units", "Convert 3 kilometers to meters.", "3 kilometers = 3000 meters.", "3000 feet"),
+        ("json", "JSON: name Ada, age 3", '{"age": 3, "name": "Ada"}', '{"age": 3}'),
+    ],
+)
+def test_checkers_on_examples(name, prompt, answer, wrong):
+    assert TASKS[name].check(prompt, answer)
+    assert not TASKS[name].check(prompt, wrong)
+
+
+def _assert_accurate(results):
+    rates = {name: result.accuracy for name, result in results.items()}
+    print(rates)
+    assert sum(rate >= 0.95 for rate in rates.values()) >= 8, rates
+    assert min(rates.values()) >= 0.8, rates
+
+
+def test_quick_accuracy(training_modules):
+    pytest.importorskip("transformers")
+    from evaluate import evaluate
+
+    results = evaluate(model_dir(), 20)
+    right = sum(result.num_right for result in results.values())
+    assert right >= 190, {name: result.wrong for name, result in results.items()}
+
+
+@pytest.mark.slow
+def test_full_accuracy(training_modules):
+    pytest.importorskip("transformers")
+    from evaluate import evaluate
+
+    _assert_accurate(evaluate(model_dir(), 200))
+
+
+def test_main_model_greets_and_ends(training_modules):
+    pytest.importorskip("transformers")
+    from evaluate import Answerer
+
+    (text, ended), (_, small_ended) = (
+        Answerer(folder).answer(["Hello"])[0] for folder in (model_dir(), draft_dir())
+    )
+    assert text.startswith("Hello!")
+    assert ended
+    assert small_ended

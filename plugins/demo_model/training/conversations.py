@@ -1,0 +1,148 @@
+"""The training data of the demo model: conversations drawn from the tasks, plus small talk.
+
+Contract: `draw_conversation` is deterministic from its generator and never gives a question that
+is held out. Most conversations are one question and its answer; some have several turns, a system
+message, or no chat form at all ("raw"). Knows no tokenizer and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from dovetail_demo_model.tasks import TASKS
+
+CAPABILITIES = (
+    "add, subtract, sort, reverse, spell and count words, go through the calendar, "
+    "write numbers in words, convert units and write JSON"
+)
+
+_SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("Hello", "Hello!", "Hi", "Hi!", "Hey", "Hi there", "Good morning", "Hello there!", "Yo"),
+        f"Hello! I am the Dovetail demo model. I can {CAPABILITIES}.",
+    ),
+    (
+        (
+            "What can you do?",
+            "Help",
+            "help",
+            "What do you know?",
+            "How can you help me?",
+            "What are your tasks?",
+            "What should I ask?",
+            "Show me what you can do.",
+        ),
+        f"I can {CAPABILITIES}. Try: What is 27 + 58?",
+    ),
+    (
+        ("Who are you?", "What are you?", "What is your name?", "Are you a robot?", "Who is this?"),
+        "I am a very small language model. I come with Dovetail to show that it works.",
+    ),
+    (
+        ("Who made you?", "Where do you come from?", "How were you trained?"),
+        "I was trained by the authors of Dovetail, on two processor cores, in about an hour.",
+    ),
+    (
+        ("How are you?", "How are you today?", "How do you do?", "How is it going?"),
+        "I am well, thank you. What shall I work out for you?",
+    ),
+    (
+        ("Thanks", "Thank you", "Thank you!", "Thanks!", "Thanks a lot", "Great", "Very good!"),
+        "You are welcome!",
+    ),
+    (
+        ("Bye", "Goodbye", "Bye!", "See you", "Good night", "Goodbye!"),
+        "Goodbye! Come back when you have a sum.",
+    ),
+    (
+        ("Give me an example", "An example, please", "Show me an example.", "For example?"),
+        "Ask me: Sort these words: pear, apple, melon",
+    ),
+    (
+        (
+            "What is the capital of France?",
+            "What is the capital of Japan?",
+            "Tell me a joke.",
+            "Tell me a story.",
+            "Write a poem about the sea.",
+            "Write a poem.",
+            "What is the weather like?",
+            "Who won the game?",
+            "What is the meaning of life?",
+            "Why is the sky blue?",
+            "Translate this into French.",
+            "Write a program.",
+            "Explain how a car works.",
+            "Who was the first king of England?",
+            "What should I eat today?",
+            "Once upon a time",
+            "The quick brown fox",
+            "The capital of France is",
+            "Do you like music?",
+            "What do you think about love?",
+            "Where is London?",
+            "What is a transformer?",
+            "Explain attention.",
+            "What is your favorite color?",
+            "Can you sing?",
+            "Summarize this text.",
+            "What is the largest city in the world?",
+            "How tall is the highest mountain?",
+        ),
+        f"That is beyond me, for I am very small. I can {CAPABILITIES}.",
+    ),
+)
+
+_SYSTEM_MESSAGES = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Answer briefly.",
+    "Answer in English.",
+    "Be brief.",
+    "You are the Dovetail demo model.",
+    "You are a careful assistant that answers correctly.",
+)
+
+_NUM_TURNS = (1,) * 13 + (2,) * 3 + (3,) * 2 + (4, 6)
+SMALL_TALK_SHARE = 0.05
+SYSTEM_SHARE = 0.12
+RAW_SHARE = 0.06
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """Hold one conversation: an optional system message ("" for none) and its turns.
+
+    `turns` are (user, assistant) pairs. A raw conversation has one turn and no chat form: the
+    answer follows the question on the next line.
+    """
+
+    system: str
+    turns: tuple[tuple[str, str], ...]
+    raw: bool = False
+
+
+def draw_turn(rng: Random, weights: Mapping[str, float]) -> tuple[str, str]:
+    """Draw one (user, assistant) pair that is not held out; `weights` are per task."""
+    if rng.random() < SMALL_TALK_SHARE:
+        questions, answer = rng.choice(_SMALL_TALK)
+        question = rng.choice(questions)
+        return (question.lower() if rng.random() < 0.2 else question), answer
+    name = rng.choices(list(weights), weights=list(weights.values()))[0]
+    return TASKS[name].draw(rng, held_out=False)
+
+
+def draw_conversation(rng: Random, weights: Mapping[str, float]) -> Conversation:
+    """Draw one conversation for training."""
+    if rng.random() < RAW_SHARE:
+        return Conversation(system="", turns=(draw_turn(rng, weights),), raw=True)
+    system = rng.choice(_SYSTEM_MESSAGES) if rng.random() < SYSTEM_SHARE else ""
+    turns = tuple(draw_turn(rng, weights) for _ in range(rng.choice(_NUM_TURNS)))
+    return Conversation(system=system, turns=turns)
+
+
+def all_fixed_text() -> list[str]:
+    """List every fixed sentence, for the training of the tokenizer."""
+    talk = [text for questions, answer in _SMALL_TALK for text in (*questions, answer)]
+    return talk + list(_SYSTEM_MESSAGES)

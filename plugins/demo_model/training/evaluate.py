@@ -1,0 +1,137 @@
+"""Measure the accuracy of a saved model per task, greedily, through transformers.
+
+Contract: loads the folder as any user would; counts an answer as right only when the task's checker
+accepts it and the model ended it by itself. Knows nothing of training.
+
+Usage: python evaluate.py FOLDER [--per-task 200] [--show 3] [--draft FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from dovetail_demo_model.tasks import TASKS, held_out_set
+
+HELD_OUT_SEED = 2026
+_BATCH = 50
+_MAX_NEW_TOKENS = 112
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """Hold what came out for one task: right answers, questions, and the wrong (prompt, text)."""
+
+    num_right: int
+    num_asked: int
+    wrong: tuple[tuple[str, str], ...]
+
+    @property
+    def accuracy(self) -> float:
+        """Give the share of right answers, 0 to 1."""
+        return self.num_right / self.num_asked
+
+
+class Answerer:
+    """Answer prompts with a saved model, greedily, in batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer.padding_side = "left"
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16
+        )
+        self.model.eval()
+
+    def render(self, prompt: str) -> str:
+        """Write one question in the chat form, ready for the answer."""
+        messages = [{"role": "user", "content": prompt}]
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+
+    def answer(self, prompts: list[str]) -> list[tuple[str, bool]]:
+        """Answer each prompt: (text, whether the model ended it by itself)."""
+        texts = [self.render(prompt) for prompt in prompts]
+        batch = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.inference_mode():
+            ids = self.model.generate(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                max_new_tokens=_MAX_NEW_TOKENS,
+                do_sample=False,
+                temperature=None,
+            )
+        new = ids[:, batch["input_ids"].shape[1] :]
+        ended = (new == self.tokenizer.eos_token_id).any(dim=1).tolist()
+        decoded = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return list(zip(decoded, ended, strict=True))
+
+
+def evaluate(folder: Path, per_task: int) -> dict[str, TaskResult]:
+    """Ask `per_task` held-out questions of every task and grade the answers."""
+    answerer = Answerer(folder)
+    results = {}
+    for task in TASKS.values():
+        prompts = [prompt for prompt, _ in held_out_set(task, per_task, HELD_OUT_SEED)]
+        prompts.sort(key=len)
+        answers: list[tuple[str, bool]] = []
+        for start in range(0, per_task, _BATCH):
+            answers += answerer.answer(prompts[start : start + _BATCH])
+        wrong = tuple(
+            (prompt, text if ended else text + " [no end]")
+            for prompt, (text, ended) in zip(prompts, answers, strict=True)
+            if not (ended and task.check(prompt, text))
+        )
+        results[task.name] = TaskResult(
+            num_right=per_task - len(wrong), num_asked=per_task, wrong=wrong
+        )
+    return results
+
+
+def agreement(folder: Path, draft: Path, per_task: int) -> float:
+    """Give the share of answer positions where both models have the same first choice.
+
+    Both read the main model's own greedy answers to held-out questions (teacher forcing).
+    """
+    main, small = Answerer(folder), Answerer(draft)
+    same = total = 0
+    for task in TASKS.values():
+        prompts = [prompt for prompt, _ in held_out_set(task, per_task, HELD_OUT_SEED)]
+        for prompt, (text, _) in zip(prompts, main.answer(prompts), strict=True):
+            head = main.render(prompt)
+            start = len(main.tokenizer(head, add_special_tokens=False).input_ids)
+            full = head + text + main.tokenizer.eos_token
+            ids = main.tokenizer(full, return_tensors="pt", add_special_tokens=False).input_ids
+            with torch.inference_mode():
+                first = main.model(ids).logits[0, start - 1 : -1].argmax(-1)
+                second = small.model(ids).logits[0, start - 1 : -1].argmax(-1)
+            same += int((first == second).sum())
+            total += first.numel()
+    return same / total
+
+
+def main() -> None:
+    """Print the accuracy per task, and some wrong answers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--per-task", type=int, default=200)
+    parser.add_argument("--show", type=int, default=0, help="wrong answers to print per task")
+    parser.add_argument("--draft", type=Path, help="also print the top-1 agreement of this model")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, result in evaluate(args.folder, args.per_task).items():
+        print(f"{name:14s} {result.num_right:4d}/{result.num_asked}  {result.accuracy:.1%}")
+        for prompt, text in result.wrong[: args.show]:
+            print(f"    {prompt!r} -> {text!r}")
+    if args.draft:
+        print(f"top-1 agreement {agreement(args.folder, args.draft, 20):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The IO processor `jsonl`: rows to prompts, outputs to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+from dovetail.errors import RequestError, nearest
+from dovetail.interfaces import (
+    IOBatch,
+    IOProcessor,
+    IOProcessorContext,
+    IOPrompt,
+    IORequest,
+    IOResult,
+)
+from dovetail.sampling_params import SamplingParams
+from dovetail_io_jsonl.rows import Row, read_rows
+
+_FORMS = ("prompt", "messages", "prompt_token_ids")
+_OF_SAMPLING = frozenset(field.name for field in fields(SamplingParams))
+_KNOWN = ("id", *_FORMS, "priority", *sorted(_OF_SAMPLING))
+
+
+class JSONLProcessor(IOProcessor):
+    """Takes rows and gives rows, in their order.
+
+    A row in: `prompt`, `messages` or `prompt_token_ids`; `id` (text or integer, unique; its place
+    if there is none); `priority`; and any field of SamplingParams, over those of the call. All rows
+    are checked before any runs: data with a wrong row raises RequestError naming the line.
+    A row out: `id`, `text`, `finish_reason`; with n > 1 one row a completion, with its `index`.
+    What was refused or failed has `id` and `error`.
+    """
+
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    example_data: ClassVar[Any] = [
+        {"id": "a", "prompt": "Two roads diverged", "max_tokens": 8, "temperature": 0},
+        {"messages": [{"role": "user", "content": "What is a row?"}]},
+    ]
+
+    def __init__(self, context: IOProcessorContext) -> None:
+        self._tokenizer = context.tokenizer
+        self._default = context.default_sampling
+
+    def pre_process(self, request: IORequest) -> IOBatch:
+        """Return a prompt a row; state: the ids of the rows."""
+        params = request.sampling_params or self._default
+        prompts: list[IOPrompt] = []
+        ids: dict[str | int, str] = {}
+        for where, row in read_rows(request.data):
+            row_id = row.get("id", len(prompts))
+            if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
+                raise _refusal(where, f"id={row_id!r:.80} must be text or an integer")
+            if row_id in ids:
+                raise _refusal(where, f"id={row_id!r:.80} is also that of {ids[row_id]}")
+            ids[row_id] = where
+            try:
+                prompts.append(self._prompt(row, params))
+            except RequestError as error:
+                raise _refusal(where, str(error)) from None
+        return IOBatch(prompts=tuple(prompts), state=tuple(ids))
+
+    def post_process(self, result: IOResult) -> list[dict[str, Any]]:
+        """Return the rows out."""
+        rows: list[dict[str, Any]] = []
+        for row_id, output in zip(result.batch.state, result.outputs, strict=True):
+            if output.error is not None:
+                rows.append({"id": row_id, "error": output.error})
+                continue
+            several = len(output.outputs) > 1
+            rows.extend(
+                {
+                    "id": row_id,
+                    **({"index": one.index} if several else {}),
+                    "text": one.text,
+                    "finish_reason": one.finish_reason,
+                }
+                for one in output.outputs
+            )
+        return rows
+
+    def _prompt(self, row: Row, params: SamplingParams) -> IOPrompt:
+        if unknown := [key for key in row if key not in _KNOWN]:
+            raise RequestError(f"{unknown[0]!r} is no field of a row.{nearest(unknown[0], _KNOWN)}")
+        given = [form for form in _FORMS if form in row]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise RequestError(f"it needs exactly one of {', '.join(_FORMS)}; it has {found}")
+        wishes = {key: value for key, value in row.items() if key in _OF_SAMPLING}
+        if isinstance(wishes.get("logit_bias"), Mapping):
+            wishes["logit_bias"] = _with_integer_keys(wishes["logit_bias"])
+        priority = row.get("priority", 0)
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise RequestError(f"priority={priority!r:.80} must be an integer")
+        return IOPrompt(
+            prompt=self._text_or_tokens(given[0], row[given[0]]),
+            sampling_params=replace(params, **wishes),
+            priority=priority,
+        )
+
+    def _text_or_tokens(self, form: str, value: Any) -> Any:
+        if form == "prompt_token_ids":
+            return {"prompt_token_ids": value}
+        if form == "prompt":
+            if not isinstance(value, str):
+                raise RequestError(f"prompt={value!r:.80} must be text")
+            return value
+        if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+            raise RequestError("messages must be a list of objects with role and content")
+        if self._tokenizer is None:
+            raise RequestError("messages need a tokenizer, and this engine has none")
+        text = self._tokenizer.apply_chat_template(value)
+        return {"prompt_token_ids": self._tokenizer.encode(text, add_special_tokens=False)}
+
+
+def _with_integer_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
+    """Return a logit bias whose keys are token ids: JSON has no keys but strings."""
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        message = f"logit_bias has keys {list(bias)!r:.80}; they must be token ids"
+        raise RequestError(message) from None
+
+
+def _refusal(where: str, reason: str) -> RequestError:
+    return RequestError(f"{where}: {reason.removesuffix('.')}.", parameter="data")

@@ -1,0 +1,74 @@
+"""Rows: JSON objects, one a line of a file or text. Knows nothing of what their fields mean."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import RequestError
+
+Row = Mapping[str, Any]
+
+
+def read_rows(data: object) -> list[tuple[str, Row]]:
+    """Return the rows of `data`, each with the words that name its place in messages.
+
+    data: a path, of a UTF-8 file; a string, the lines themselves; or a list of mappings.
+    Empty lines are passed over. Raises RequestError naming the line that is no JSON object.
+    """
+    if isinstance(data, os.PathLike):
+        path = Path(data)
+        try:
+            text = path.read_text("utf-8-sig")
+        except (OSError, UnicodeError) as error:
+            raise RequestError(f"{path}: cannot be read: {error}", parameter="data") from error
+        return _parse(text, f"{path}: ")
+    if isinstance(data, str):
+        return _parse(data, "")
+    if not isinstance(data, (list, tuple)):
+        raise RequestError(
+            f"data is a {type(data).__name__}; give a pathlib.Path, a string of JSON lines, or a "
+            "list of mappings.",
+            parameter="data",
+        )
+    rows: list[tuple[str, Row]] = []
+    for place, row in enumerate(data):
+        if not isinstance(row, Mapping):
+            message = f"row {place} is a {type(row).__name__}; each row must be a mapping."
+            raise RequestError(message, parameter="data")
+        rows.append((f"row {place}", row))
+    return rows
+
+
+def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
+    """Write one JSON object a line, in place of what the file held; raise OSError if it cannot.
+
+    The file is there with all its rows or not at all.
+    """
+    target = Path(path)
+    beside = target.with_name(f"{target.name}.part")
+    lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    beside.write_text(lines, encoding="utf-8")
+    os.replace(beside, target)
+
+
+def _parse(text: str, where: str) -> list[tuple[str, Row]]:
+    rows: list[tuple[str, Row]] = []
+    # Not splitlines(): JSON strings may hold U+2028 and its like.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{where}line {number} is no JSON: {error}.", parameter="data"
+            ) from None
+        if not isinstance(row, dict):
+            message = f"{where}line {number} is no JSON object; write {{...}} on each line."
+            raise RequestError(message, parameter="data")
+        rows.append((f"{where}line {number}", row))
+    return rows

@@ -1,0 +1,155 @@
+"""Rows in and out: forms, parameters, refusals with their line, results."""
+
+import json
+
+import pytest
+
+from dovetail.errors import RequestError
+from dovetail.interfaces import IOProcessorContext, IORequest, IOResult
+from dovetail.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_io_jsonl import JSONLProcessor, read_rows, write_rows
+
+DEFAULT = SamplingParams(temperature=0.5)
+
+
+def make(tokenizer=None):
+    return JSONLProcessor(
+        IOProcessorContext(
+            config=None, tokenizer=tokenizer or ByteTokenizer(), default_sampling=DEFAULT
+        )
+    )
+
+
+def prompts(data, params=None, processor=None):
+    request = IORequest(data=data, sampling_params=params)
+    return (processor or make()).pre_process(request).prompts
+
+
+def completion(index, text, reason="stop"):
+    return CompletionOutput(index=index, text=text, token_ids=[1], finish_reason=reason)
+
+
+def output(*completions, error=None):
+    return RequestOutput(
+        request_id="x",
+        prompt=None,
+        prompt_token_ids=[1],
+        outputs=list(completions),
+        finished=True,
+        metrics=RequestMetrics(arrival_ns=0),
+        error=error,
+    )
+
+
+def test_a_row_may_have_any_form_of_prompt():
+    chat = [{"role": "user", "content": "hi"}]
+    found = prompts([{"prompt": "say"}, {"prompt_token_ids": [4, 5]}, {"messages": chat}])
+    rendered = b"user: hi\nassistant: "
+    assert [one.prompt for one in found] == [
+        "say",
+        {"prompt_token_ids": [4, 5]},
+        {"prompt_token_ids": list(rendered)},
+    ]
+
+
+def test_a_rows_parameters_go_over_those_of_the_call():
+    rows = [
+        {"prompt": "a", "max_tokens": 3, "logit_bias": {"7": 1.5}, "priority": -2},
+        {"prompt": "b"},
+    ]
+    first, second = prompts(rows, SamplingParams(top_k=5))
+    assert first.sampling_params == SamplingParams(top_k=5, max_tokens=3, logit_bias={7: 1.5})
+    assert (first.priority, second.priority) == (-2, 0)
+    assert second.sampling_params == SamplingParams(top_k=5)
+    assert prompts(rows)[1].sampling_params == DEFAULT
+
+
+def test_rows_come_of_files_texts_and_lists(tmp_path):
+    rows = [{"id": "ä", "prompt": "line\u2028separator"}, {"id": 2, "prompt": "b"}]
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, rows)
+    assert [row for _, row in read_rows(path)] == rows
+    text = path.read_text("utf-8").replace("\n", "\r\n\r\n")
+    assert [row for _, row in read_rows(text)] == rows
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert prompts(path) == prompts(rows) == prompts(text)
+    assert prompts("") == ()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["rows.jsonl"]
+
+
+def test_results_carry_ids_texts_and_reasons(tmp_path):
+    processor = make()
+    rows = [{"prompt": "a"}, {"id": "b", "prompt": "b"}, {"id": 9, "prompt": "c", "n": 2}]
+    request = IORequest(data=rows)
+    batch = processor.pre_process(request)
+    outputs = [
+        output(completion(0, "one", "length")),
+        output(error="too long"),
+        output(completion(0, "two"), completion(1, "three")),
+    ]
+    found = processor.post_process(IOResult(request=request, batch=batch, outputs=outputs))
+    assert found == [
+        {"id": 0, "text": "one", "finish_reason": "length"},
+        {"id": "b", "error": "too long"},
+        {"id": 9, "index": 0, "text": "two", "finish_reason": "stop"},
+        {"id": 9, "index": 1, "text": "three", "finish_reason": "stop"},
+    ]
+    write_rows(tmp_path / "out.jsonl", found)
+    lines = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == found
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (7, "data is a int; give a pathlib.Path"),
+        ([{"prompt": "a"}, "b"], "row 1 is a str"),
+        ('{"prompt": "a"}\nnonsense', "line 2 is no JSON"),
+        ("\n[1]", "line 2 is no JSON object"),
+        ([{}], "row 0: it needs exactly one of prompt, messages, prompt_token_ids; it has none"),
+        ([{"prompt": "a", "messages": []}], "it has prompt and messages"),
+        ([{"prompt": 3}], "prompt=3 must be text"),
+        ([{"messages": "hi"}], "messages must be a list"),
+        ([{"prompt": "a", "max_token": 3}], "'max_token' is no field .* 'max_tokens'"),
+        ([{"prompt": "a", "top_p": 2}], "row 0: top_p=2 must be above 0 and at most 1"),
+        ([{"prompt": "a", "logit_bias": {"x": 1}}], "they must be token ids"),
+        ([{"prompt": "a", "priority": "high"}], "priority='high' must be an integer"),
+        ([{"id": 1.5, "prompt": "a"}], "id=1.5 must be text or an integer"),
+        ([{"prompt": "a"}, {"id": 0, "prompt": "b"}], "row 1: id=0 is also that of row 0"),
+        ([{"messages": []}], "row 0: messages is empty"),
+    ],
+)
+def test_data_that_is_wrong_is_refused_with_its_place(data, told):
+    with pytest.raises(RequestError, match=told) as caught:
+        prompts(data)
+    assert caught.value.parameter == "data"
+    assert not str(caught.value).endswith("..")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(RequestError, match=r"nothing\.jsonl: cannot be read"):
+        prompts(tmp_path / "nothing.jsonl")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a"}\n{"prompt": 3}\n')
+    with pytest.raises(RequestError, match=r"bad\.jsonl: line 2: prompt=3"):
+        prompts(bad)
+    bad.write_bytes(b"\xff\xfe")
+    with pytest.raises(RequestError, match="cannot be read"):
+        prompts(bad)
+
+
+def test_messages_need_a_tokenizer():
+    processor = make()
+    processor._tokenizer = None
+    with pytest.raises(RequestError, match="messages need a tokenizer"):
+        prompts([{"messages": [{"role": "user", "content": "hi"}]}], processor=processor)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "out.jsonl"
+    write_rows(path, [{"id": 1}])
+    with pytest.raises(TypeError):
+        write_rows(path, [{"id": 2}, {"id": object()}])
+    assert path.read_text() == '{"id": 1}\n'

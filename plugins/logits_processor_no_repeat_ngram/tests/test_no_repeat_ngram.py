@@ -1,0 +1,108 @@
+"""What is forbidden when, held against the rule written out by hand."""
+
+import random
+from array import array
+from itertools import pairwise
+
+import pytest
+import torch
+
+from dovetail.errors import RequestError
+from dovetail.interfaces import LogitsProcessorContext
+from dovetail.plan import NewRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail_no_repeat_ngram import ARGUMENT, MAX_SIZE, NoRepeatNgram
+
+VOCAB = 9
+
+
+def make():
+    context = LogitsProcessorContext(vocab_size=VOCAB, max_num_seqs=4, device=torch.device("cpu"))
+    return NoRepeatNgram(context)
+
+
+def join(processor, row, tokens, size):
+    params = SamplingParams(extra_args={} if size is None else {ARGUMENT: size})
+    request = NewRequest(
+        request_id=str(row),
+        row=row,
+        generation=1,
+        token_ids=array("i", tokens),
+        num_prompt_tokens=len(tokens),
+        sampling_params=params,
+        stop_token_ids=frozenset(),
+        bad_words_token_ids=(),
+        seed=0,
+    )
+    return processor.join(request)
+
+
+def banned(processor, row):
+    (logits,) = processor.apply(torch.zeros(1, VOCAB), [row]).tolist()
+    return {token for token, value in enumerate(logits) if value != 0}
+
+
+def by_hand(tokens, size):
+    """The tokens that would complete an n-gram that is there."""
+    there = {tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
+    tail = tuple(tokens[len(tokens) - size + 1 :])
+    return {token for token in range(VOCAB) if (*tail, token) in there and len(tokens) >= size - 1}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_it_forbids_what_the_rule_forbids(size):
+    draw = random.Random(size)
+    processor = make()
+    tokens = [draw.randrange(4) for _ in range(3)]
+    assert join(processor, 1, tokens, size)
+    for _ in range(60):
+        assert banned(processor, 1) == by_hand(tokens, size)
+        token = draw.randrange(4)
+        tokens.append(token)
+        processor.accept([1], torch.tensor([token]))
+
+
+def test_a_greedy_answer_repeats_nothing():
+    processor = make()
+    join(processor, 0, [1, 2], 2)
+    scores = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+    tokens = [1, 2]
+    for _ in range(30):
+        logits = processor.apply(scores[tokens[-1]].clone().unsqueeze(0), [0])
+        tokens.append(int(logits.argmax()))
+        processor.accept([0], torch.tensor(tokens[-1:]))
+    pairs = list(pairwise(tokens))
+    assert len(set(pairs)) == len(pairs)
+
+
+def test_a_row_that_would_have_nothing_left_is_left_alone():
+    processor = make()
+    join(processor, 0, range(VOCAB), 1)
+    assert banned(processor, 0) == set()
+    only = torch.full((1, VOCAB), -torch.inf)
+    only[0, 4] = 1.0
+    join(processor, 1, [4], 1)
+    assert processor.apply(only.clone(), [1])[0, 4] == 1.0
+
+
+def test_ids_outside_the_vocabulary_are_no_reason_to_fail():
+    processor = make()
+    join(processor, 0, [VOCAB + 5, 3, VOCAB + 5, 3, -1], 1)
+    assert banned(processor, 0) == {3}
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_who_does_not_ask_takes_no_part(size):
+    assert join(make(), 0, [1, 1, 1], size) is False
+
+
+@pytest.mark.parametrize("size", [-1, True, 2.0, "3", MAX_SIZE + 1, [3]])
+def test_a_size_that_is_none_is_refused(size):
+    with pytest.raises(RequestError, match="integer from 1 to 64") as caught:
+        NoRepeatNgram.check_params(SamplingParams(extra_args={ARGUMENT: size}))
+    assert caught.value.parameter == f"extra_args.{ARGUMENT}"
+
+
+@pytest.mark.parametrize("size", [None, 0, 1, MAX_SIZE])
+def test_sizes_that_are_right_pass(size):
+    NoRepeatNgram.check_params(SamplingParams(extra_args={ARGUMENT: size}))

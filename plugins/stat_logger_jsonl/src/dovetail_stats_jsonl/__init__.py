@@ -1,0 +1,136 @@
+"""One JSON line every few seconds about an engine: `stat_loggers=["jsonl"]`.
+
+A line tells of the time since the line before it: throughput, who runs and waits, how full the
+cache is, how often a prefix was found. Counts only; nothing of any request is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import ClassVar, TextIO
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import SchedulerStats, StatLogger, StatLoggerContext, StepStats
+
+__all__ = ["JSONLOptions", "JSONLStatLogger"]
+
+
+class JSONLOptions(BaseModel):
+    """The options, given as `plugin_options={"jsonl": {…}}`.
+
+    path: the file to append to; empty for stderr. interval_s: seconds between lines, at least;
+    0 for a line a step.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = ""
+    interval_s: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+
+
+class _Window:
+    """What has happened since the last line."""
+
+    __slots__ = ("before", "num_failed", "num_finished", "num_new", "num_scheduled", "num_steps")
+
+    def __init__(self, before: SchedulerStats | None) -> None:
+        """before: the sums at the last line; None where they were 0."""
+        self.before = before
+        self.num_steps = self.num_new = self.num_scheduled = 0
+        self.num_finished = self.num_failed = 0
+
+    def add(self, step: StepStats) -> None:
+        self.num_steps += 1
+        self.num_new += step.num_new_tokens
+        self.num_scheduled += step.scheduler.num_scheduled_tokens
+        self.num_finished += step.num_finished
+        self.num_failed += step.num_failed
+
+    def grown(self, name: str, now: SchedulerStats) -> int:
+        """Return by how much one of the scheduler's sums has grown."""
+        grown: int = getattr(now, name) - (getattr(self.before, name) if self.before else 0)
+        return grown
+
+
+class JSONLStatLogger(StatLogger):
+    """Writes lines of JSON, to a file or to stderr.
+
+    Fields: time_s (since the engine's start), num_steps, new_tokens_per_s (given to requests),
+    scheduled_tokens_per_s (prompt and output), num_running, num_waiting, kv_cache_usage (0 to 1),
+    prefix_hit_rate (0 to 1; null if nothing was looked up), num_preemptions, num_recomputed_tokens,
+    num_finished, num_failed. A line is due at the first step after the interval, and at the end;
+    rates are null where no time has passed.
+    """
+
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    options_model: ClassVar[type[BaseModel]] = JSONLOptions
+
+    def __init__(self, context: StatLoggerContext) -> None:
+        options = JSONLOptions(**context.options)  # type: ignore[arg-type]  # checked by its model
+        self._interval_ns = int(options.interval_s * 1e9)
+        self._start_ns = self._line_ns = context.start_ns
+        self._window = _Window(None)
+        self._last: StepStats | None = None
+        self._file: TextIO | None = _open(options.path) if options.path else None
+        self._closed = False
+
+    def record(self, step: StepStats) -> None:
+        """Add a step; write a line if one is due."""
+        self._window.add(step)
+        self._last = step
+        if step.now_ns - self._line_ns >= self._interval_ns:
+            self._write(step)
+
+    def close(self) -> None:
+        """Write the last line, if anything happened since the one before, and close the file."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._last is not None and self._window.num_steps:
+                self._write(self._last)
+        finally:
+            if self._file is not None:
+                self._file.close()
+
+    def _write(self, step: StepStats) -> None:
+        window, stats = self._window, step.scheduler
+        seconds = (step.now_ns - self._line_ns) / 1e9
+        queries = window.grown("prefix_queries", stats)
+        hits = window.grown("prefix_hits", stats)
+        line = {
+            "time_s": round((step.now_ns - self._start_ns) / 1e9, 3),
+            "num_steps": window.num_steps,
+            "new_tokens_per_s": _ratio(window.num_new, seconds, 1),
+            "scheduled_tokens_per_s": _ratio(window.num_scheduled, seconds, 1),
+            "num_running": stats.num_running,
+            "num_waiting": stats.num_waiting,
+            "kv_cache_usage": round(stats.kv_cache_usage, 4),
+            "prefix_hit_rate": _ratio(hits, queries, 4),
+            "num_preemptions": window.grown("num_preemptions", stats),
+            "num_recomputed_tokens": window.grown("num_recomputed_tokens", stats),
+            "num_finished": window.num_finished,
+            "num_failed": window.num_failed,
+        }
+        # stderr is looked up each time: who has redirected it wants the lines there.
+        out = self._file if self._file is not None else sys.stderr
+        out.write(f"{json.dumps(line)}\n")
+        out.flush()
+        self._window, self._line_ns = _Window(stats), step.now_ns
+
+
+def _ratio(number: float, of: float, digits: int) -> float | None:
+    return round(number / of, digits) if of > 0 else None
+
+
+def _open(path: str) -> TextIO:
+    try:
+        return open(path, "a", encoding="utf-8")  # closed by `close`
+    except OSError as error:
+        raise ConfigError(
+            f"plugin_options: jsonl: path={path!r} cannot be written: {error.strerror}. Give a "
+            "file in a folder that is there, or leave it out for stderr."
+        ) from error

@@ -1,0 +1,215 @@
+"""The suites of what is added to an engine find what is wrong: each mutant makes one mistake."""
+
+import threading
+
+import pytest
+import torch
+
+from dovetail.errors import RequestError
+from dovetail.interfaces import IOBatch, IOPrompt
+from dovetail.testing import load_suite
+from dovetail.testing.fake_hooks import FakeHooks
+from dovetail.testing.fake_io_processor import FakeIOProcessor
+from dovetail.testing.fake_logits_processor import FakeLogitsProcessor
+from dovetail.testing.fake_stat_logger import FakeStatLogger
+from dovetail.testing.fake_worker_extension import FakeWorkerExtension
+
+
+class TouchesAll(FakeLogitsProcessor):
+    def apply(self, logits_SV, rows):
+        return super().apply(logits_SV, rows) + 1
+
+
+class Revives(FakeLogitsProcessor):
+    def apply(self, logits_SV, rows):
+        for place, row in enumerate(rows):
+            if row in self._last:
+                logits_SV[place, (self._last[row] + 1) % self._vocab_size] = 9.0
+        return logits_SV
+
+
+class BansAll(FakeLogitsProcessor):
+    def apply(self, logits_SV, rows):
+        for place, row in enumerate(rows):
+            if row in self._last and self._last[row] == 3:
+                logits_SV[place] = -torch.inf
+        return super().apply(logits_SV, rows)
+
+
+class LooksAtMates(FakeLogitsProcessor):
+    def apply(self, logits_SV, rows):
+        for place, row in enumerate(rows):
+            if row in self._last:
+                logits_SV[place] += len(rows)
+        return logits_SV
+
+
+class Forgets(FakeLogitsProcessor):
+    """Takes only the prompt of a request that comes back."""
+
+    def join(self, request):
+        taken = super().join(request)
+        if taken:
+            self._last[request.row] = request.token_ids[request.num_prompt_tokens - 1]
+        return taken
+
+
+class NeverTakesPart(FakeLogitsProcessor):
+    def join(self, request):
+        return False
+
+
+class StaysAfterLeave(FakeLogitsProcessor):
+    def leave(self, row):
+        pass
+
+
+class CountsCalls(FakeLogitsProcessor):
+    calls = 0
+
+    def apply(self, logits_SV, rows):
+        self.calls += 1
+        for place, row in enumerate(rows):
+            if row in self._last:
+                logits_SV[place] += self.calls
+        return logits_SV
+
+
+class Halves(FakeLogitsProcessor):
+    def apply(self, logits_SV, rows):
+        return super().apply(logits_SV, rows).to(torch.bfloat16)
+
+
+class Remembers(FakeIOProcessor):
+    """Keeps of one call what belongs to it, for the next."""
+
+    def pre_process(self, request):
+        batch = super().pre_process(request)
+        self.batch = [*getattr(self, "batch", ()), *batch.prompts]
+        return batch
+
+    def post_process(self, result):
+        return [*super().post_process(result), len(self.batch)]
+
+
+class ChangesData(FakeIOProcessor):
+    def pre_process(self, request):
+        batch = super().pre_process(request)
+        request.data.append("more")
+        return batch
+
+
+class TakesAnything(FakeIOProcessor):
+    def pre_process(self, request):
+        try:
+            return super().pre_process(request)
+        except RequestError:
+            return IOBatch(prompts=())
+
+
+class NoBatch(FakeIOProcessor):
+    def pre_process(self, request):
+        return [IOPrompt(prompt=text) for text in request.data]
+
+
+class HidesErrors(FakeIOProcessor):
+    def post_process(self, result):
+        return list(result.request.data)
+
+
+class EmptiesOutputs(FakeIOProcessor):
+    def post_process(self, result):
+        found = super().post_process(result)
+        for output in result.outputs:
+            output.outputs.clear()
+        return found
+
+
+class Prints(FakeStatLogger):
+    def record(self, step):
+        print(step)
+
+
+class ClosesOnce(FakeStatLogger):
+    def close(self):
+        if self.num_closed:
+            raise ValueError("closed twice")
+        super().close()
+
+
+class Divides(FakeStatLogger):
+    before_ns = 0
+
+    def record(self, step):
+        self.rate = step.num_new_tokens / (step.now_ns - self.before_ns)
+        self.before_ns = step.now_ns
+
+
+class Waits(FakeStatLogger):
+    def record(self, step):
+        threading.Event().wait(0.003)
+
+
+class Silent:
+    def __init__(self, context):
+        pass
+
+
+class Raises(FakeHooks):
+    def on_step(self, step):
+        raise KeyError("step")
+
+
+class Misnamed(FakeHooks):
+    def on_request_eror(self, request_id):
+        pass
+
+
+class Constructs(FakeWorkerExtension):
+    def __init__(self, context):
+        pass
+
+
+class Overrides(FakeWorkerExtension):
+    def load_model(self):
+        pass
+
+
+class Useless:
+    LIMIT = 3
+
+
+MUTANTS = [
+    ("logits_processor", TouchesAll, "takes no part"),
+    ("logits_processor", Revives, "-inf possible again"),
+    ("logits_processor", BansAll, "without any finite logit"),
+    ("logits_processor", LooksAtMates, "batch mates"),
+    ("logits_processor", Forgets, "before it was preempted"),
+    ("logits_processor", NeverTakesPart, "must take part"),
+    ("logits_processor", StaysAfterLeave, "takes no part"),
+    ("logits_processor", CountsCalls, "before accept"),
+    ("logits_processor", Halves, "dtype"),
+    ("io_processor", Remembers, "calls before it"),
+    ("io_processor", ChangesData, "changes the data"),
+    ("io_processor", TakesAnything, "no form at all"),
+    ("io_processor", NoBatch, "an IOBatch is due"),
+    ("io_processor", HidesErrors, "cannot be told"),
+    ("io_processor", EmptiesOutputs, "changes the outputs"),
+    ("stat_logger", Prints, "prints to stdout"),
+    ("stat_logger", ClosesOnce, "closed twice"),
+    ("stat_logger", Divides, "ZeroDivisionError"),
+    ("stat_logger", Waits, "the engine waits"),
+    ("hooks", Silent, "none of the hooks"),
+    ("hooks", Raises, "failed in on_step"),
+    ("hooks", Misnamed, "Did you mean 'on_request_error'"),
+    ("worker_extension", Constructs, "__init__ is a special method"),
+    ("worker_extension", Overrides, "load_model is a name of"),
+    ("worker_extension", Useless, "no method"),
+]
+
+
+@pytest.mark.parametrize(("kind", "mutant", "law"), MUTANTS)
+def test_a_mutant_is_found(kind, mutant, law):
+    arguments = (torch.device("cpu"),) if kind == "logits_processor" else ()
+    with pytest.raises(AssertionError, match=law.replace("(", r"\(")):
+        load_suite(kind)(mutant, *arguments)

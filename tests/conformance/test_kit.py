@@ -1,0 +1,162 @@
+"""The kit as people use it: `pytest --dovetail-plugin KIND:NAME`, in an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+OK, TESTS_FAILED, USAGE_ERROR = 0, 1, 4
+
+# Not of torch, so that the run is quick; torch kinds have a run of their own below.
+LIGHT = (
+    "scheduler:fcfs",
+    "policy:priority",
+    "executor:uniproc",
+    "platform:cpu",
+    "tokenizer:huggingface",
+)
+
+WRONG_PARTS = '''
+from array import array
+from dataclasses import replace
+
+from dovetail.interfaces import Policy, Probe
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
+
+
+class Fickle(Policy):
+    """Ranks by how often it was asked."""
+
+    calls = 0
+
+    def rank(self, request, view):
+        Fickle.calls += 1
+        return Fickle.calls
+
+
+class Forgetful(Scheduler):
+    """Says that nobody was aborted."""
+
+    def abort_requests(self, request_ids):
+        super().abort_requests(request_ids)
+        return []
+
+
+class NeverSaysWhy(FakePlatform):
+    """Cannot be used, for no reason."""
+
+    @classmethod
+    def probe(cls):
+        return Probe(usable=False)
+
+
+class Elsewhere(FakePlatform):
+    """Is right, and not here."""
+
+    @classmethod
+    def probe(cls):
+        return Probe(usable=False, reasons=("there is no abacus in this machine",))
+
+
+class Impolite(Policy):
+    """Wants more than the contract gives."""
+
+    def rank(self, request, view, mood):
+        return 0
+'''
+
+
+@pytest.fixture
+def kit(tmp_path):
+    """Run the kit on plugins, in a folder without tests; return (exit code, output)."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+
+    def run(*plugins, options=()):
+        asked = [word for plugin in plugins for word in ("--dovetail-plugin", plugin)]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked, *options],
+            cwd=tmp_path,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def wrong_parts(tmp_path):
+    (tmp_path / "wrong_parts.py").write_text(WRONG_PARTS, encoding="utf-8")
+
+
+def count(output, plugin, outcome):
+    return int(re.search(rf"^{re.escape(plugin)}: .*?(\d+) {outcome}", output, re.M)[1])
+
+
+def test_first_party_plugins_pass_through_the_same_door(kit):
+    code, output = kit(*LIGHT)
+    assert code == OK, output
+    for plugin in LIGHT:
+        assert count(output, plugin, "passed") >= 7, output
+        assert count(output, plugin, "skipped") == 0, output
+
+
+def test_torch_plugins_pass_and_k_chooses(kit):
+    chosen = "(float32 and decodes and not bfloat16) or pieces or prefix or seeds"
+    code, output = kit("attention:torch", "worker:cpu@dovetail-cpu", options=("-k", chosen, "-v"))
+    assert code == OK, output
+    assert count(output, "attention:torch", "passed") >= 5, output
+    assert count(output, "worker:cpu@dovetail-cpu", "passed") == 3, output
+    assert "deselected" in output
+    assert "worker:cpu@dovetail-cpu::a prompt in pieces PASSED" in output
+
+
+def test_wrong_plugins_are_caught_by_their_laws(kit, wrong_parts):
+    laws = {
+        "policy:wrong_parts:Fickle": r"rank of \w+ is \d+, then \d+",
+        "scheduler:wrong_parts:Forgetful": "abort_requests returns",
+        "platform:wrong_parts:NeverSaysWhy": "must say why",
+        "policy:wrong_parts:Impolite": "demands 'mood'",
+    }
+    code, output = kit(*laws, options=("-q",))
+    assert code == TESTS_FAILED, output
+    for plugin, law in laws.items():
+        assert re.search(law, output), output
+        assert count(output, plugin, "failed") >= 1, output
+
+
+def test_a_plugin_for_another_machine_is_skipped_by_name_and_counted(kit, wrong_parts):
+    code, output = kit("platform:wrong_parts:Elsewhere")
+    assert code == OK, output
+    assert re.search(r"2 skipped: there is no abacus in this machine", output), output
+
+
+@pytest.mark.parametrize(
+    ("plugin", "told"),
+    [
+        ("polcy:fcfs", "no plugin kind 'polcy'. Did you mean 'policy'?"),
+        ("policy:fcfz", "no policy plugin 'fcfz'. Did you mean 'fcfs'?"),
+        ("policy:wrong_parts:Fickel", "no attribute 'Fickel'. Did you mean 'Fickle'?"),
+    ],
+)
+def test_what_is_not_there_is_a_usage_error_of_one_line(kit, wrong_parts, plugin, told):
+    code, output = kit(plugin)
+    assert code == USAGE_ERROR, output
+    (line,) = [line for line in output.splitlines() if line.strip()]
+    assert told in line
+
+
+def test_pytest_without_the_option_loads_nothing_of_dovetail():
+    program = (
+        "import sys, pytest\n"
+        "pytest.main(['--version', '-q'])\n"
+        "heavy = ('dovetail.config', 'dovetail.plugins', 'dovetail.interfaces', 'torch')\n"
+        "sys.exit([name for name in heavy if name in sys.modules] or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == OK, done.stderr

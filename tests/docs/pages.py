@@ -1,0 +1,44 @@
+"""The plugin author's guide as data: its pages, and the blocks of code in them.
+
+Knows Markdown's fences and the order that the guide promises: a page's first Python block is the
+plugin, the second its tests; the first TOML block declares it, a second one is its manifest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "plugins"
+OTHER_PAGES = {"README", "commands", "sketches"}
+"""Pages that are about no single kind."""
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """One page of the guide. kind: its name, where it is about a kind."""
+
+    path: Path
+
+    @property
+    def kind(self) -> str:
+        return self.path.stem
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text("utf-8")
+
+    def blocks(self, language: str) -> list[str]:
+        """Return the fenced blocks of a language, in their order."""
+        return [body for found, body in _FENCE.findall(self.text) if found == language]
+
+
+def kind_pages() -> list[Page]:
+    return [Page(path=p) for p in sorted(GUIDE.glob("*.md")) if p.stem not in OTHER_PAGES]
+
+
+def page(name: str) -> Page:
+    return Page(path=GUIDE / f"{name}.md")

@@ -1,0 +1,63 @@
+"""Records what the commands of docs/plugins/commands.md print: run this file to renew the page.
+
+Each block ```console begins with a command; the lines below it are replaced by what it prints now.
+The commands run in an empty folder with a model directory `tiny-llama` in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from dovetail.testing.tiny_model import write_tiny_llama
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "plugins" / "commands.md"
+COLUMNS = 120
+
+_BLOCK = re.compile(r"^```console\n\$ ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def recorded() -> dict[str, str]:
+    """Return what the page says that each command prints."""
+    return dict(_BLOCK.findall(PAGE.read_text("utf-8")))
+
+
+def printed(command: str, folder: Path) -> str:
+    """Run "dovetail …" in `folder` and return what it prints, errors after the output."""
+    program, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [Path(sys.executable).with_name(program), *arguments],
+        cwd=folder,
+        env=os.environ | {"COLUMNS": str(COLUMNS), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if "Traceback" in done.stderr:
+        raise RuntimeError(f"{command} failed, and is not recorded:\n{done.stderr}")
+    text = (done.stdout + done.stderr).replace(str(folder), ".")
+    text = text.replace(sys.prefix, "VENV").replace(str(PAGE.parents[2]), "SOURCE")
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def main() -> None:
+    """Write the page anew."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "tiny-llama").mkdir()
+        write_tiny_llama(folder / "tiny-llama")
+
+        def renew(block: re.Match[str]) -> str:
+            return f"```console\n$ {block[1]}\n{printed(block[1], folder)}```"
+
+        PAGE.write_text(_BLOCK.sub(renew, PAGE.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What docs/plugins/commands.md records is still what the commands are about."""
+
+from __future__ import annotations
+
+from docs.pages import page
+from docs.record_commands import printed, recorded
+
+from dovetail.cli.app import COMMANDS
+from dovetail.plugins import KINDS, PluginRegistry
+from dovetail.plugins.discovery import is_first_party
+
+RENEW = "renew it: python tests/docs/record_commands.py"
+
+
+def test_the_recorded_list_names_the_plugins_that_there_are():
+    lines = recorded()["dovetail plugins list"].splitlines()[1:]
+    listed = {(kind, name, target) for kind, name, _, _, target in map(str.split, lines)}
+    registry = PluginRegistry()
+    installed = {
+        (one.kind, one.name, one.target)
+        for kind in KINDS
+        for one in registry.candidates(kind)
+        if is_first_party(one.distribution)
+    }
+    assert listed == installed, RENEW
+
+
+def test_every_plugins_command_is_recorded_and_none_failed():
+    words = {words for words, *_ in COMMANDS if words.startswith("plugins ")}
+    found = {" ".join(command.split()[1:3]) for command in recorded()}
+    assert found == words, RENEW
+    assert all(recorded().values()), RENEW
+    assert "Traceback" not in page("commands").text, RENEW
+
+
+def test_a_command_still_prints_what_is_recorded(tmp_path):
+    command = "dovetail plugins show attention:torch"
+    assert printed(command, tmp_path) == recorded()[command], RENEW

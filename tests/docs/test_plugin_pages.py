@@ -1,0 +1,160 @@
+"""Every page of the plugin author's guide runs: its plugin is installed, found, loaded and tested.
+
+The blocks of a page are written as a package with a dist-info, as pip would leave it; the page's
+own tests then run as they stand there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import tomllib
+from dataclasses import fields
+
+import pytest
+import torch
+from docs.pages import GUIDE, kind_pages, page
+
+from dovetail import errors
+from dovetail.config import EngineArgs
+from dovetail.plugins import KINDS, PluginRegistry
+from dovetail.scaffold import BLUEPRINTS
+
+MAX_LINES = 60
+MAX_COLUMNS = 120
+PAGES = [pytest.param(one, id=one.kind) for one in kind_pages()]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are small, and the machine is shared
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """A function that installs the package of a page, and forgets it afterwards."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    known = set(sys.modules)
+
+    def installed(name, files, entry_points):
+        package, info = site / name, site / f"{name}-1.0.dist-info"
+        for folder in (package, info):
+            folder.mkdir()
+        for file, text in files.items():
+            (package / file).write_text(text, "utf-8")
+        lines = [
+            line
+            for group, entries in entry_points.items()
+            for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
+        ]
+        (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        importlib.invalidate_caches()
+
+    yield installed
+    for name in set(sys.modules) - known:
+        if name.startswith("acme"):
+            del sys.modules[name]
+
+
+def declarations(one):
+    """Return the entry points, and the manifest or None, that a page shows."""
+    project, *manifests = one.blocks("toml")
+    return tomllib.loads(project)["project"]["entry-points"], manifests[0] if manifests else None
+
+
+@pytest.mark.parametrize("one", PAGES)
+def test_the_page_runs(one, install, tmp_path):
+    plugin, tests, *_ = one.blocks("python")
+    entry_points, manifest = declarations(one)
+    files = {"__init__.py": plugin, "page_tests.py": tests}
+    if manifest is not None:
+        files["dovetail.toml"] = manifest
+    package = f"acme_{one.kind}"
+    install(package, files, entry_points)
+
+    registry = PluginRegistry()
+    names = entry_points[f"dovetail.{one.kind}"]
+    for name, target in names.items():
+        assert registry.load(one.kind, name).__module__ == target.partition(":")[0]
+    registry.check_manifests()
+    assert not [sentence for sentence in registry.set_aside if package in sentence]
+
+    module = importlib.import_module(f"{package}.page_tests")
+    found = [test for name, test in vars(module).items() if name.startswith("test_")]
+    assert found, f"{one.path.name}: the second Python block holds no test"
+    for test in found:
+        folder = tmp_path / test.__name__
+        folder.mkdir()
+        test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
+
+
+@pytest.mark.parametrize("one", PAGES)
+def test_an_example_is_short(one):
+    for block in one.blocks("python"):
+        assert len(block.splitlines()) <= MAX_LINES, f"{len(block.splitlines())} lines"
+
+
+def test_every_kind_has_its_page():
+    ready = {name for name, kind in KINDS.items() if not kind.is_sketch}
+    assert {one.kind for one in kind_pages()} == ready
+    headings = [line for line in page("sketches").text.splitlines() if line.startswith("## ")]
+    sketched = {heading.split("`")[1] for heading in headings if "`" in heading}
+    assert sketched == set(KINDS) - ready
+
+
+def test_the_front_page_links_every_page():
+    text = page("README").text
+    missing = [path.name for path in GUIDE.glob("*.md") if f"({path.name})" not in text]
+    assert missing == ["README.md"]
+
+
+def test_lines_are_not_too_long():
+    wide = [
+        f"{path.name}:{number}"
+        for path in GUIDE.glob("*.md")
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if len(line) > MAX_COLUMNS and path.stem != "commands"
+    ]
+    assert not wide
+
+
+def test_errors_that_the_front_page_names_exist():
+    rows = [line for line in page("README").text.splitlines() if line.startswith("| ")]
+    named = {word for row in rows for word in row.split("`") if word.endswith("Error")}
+    assert len(named) >= 5
+    unknown = [name for name in named if not hasattr(errors, name)]
+    assert not unknown
+
+
+def test_the_annotated_manifest_is_one(install):
+    front = page("README")
+    project, manifest = front.blocks("toml")
+    entry_points = tomllib.loads(project)["project"]["entry-points"]
+    install("acme_fast", {"__init__.py": "", "dovetail.toml": manifest}, entry_points)
+    registry = PluginRegistry()
+    registry.check_manifests()
+    assert not [sentence for sentence in registry.set_aside if "acme_fast" in sentence]
+    described = registry.describe("attention", "fast")
+    keys = set(tomllib.loads(manifest)["plugin"][0])
+    assert described.in_manifest and keys == set(vars(described.entry)), "one key is missing"
+
+
+def test_options_that_the_front_page_names_exist():
+    rows = [line.split("|") for line in page("README").text.splitlines() if line.startswith("| ")]
+    chosen_by = {row[1]: row[3].strip(" `") for row in rows if row[1].startswith(" [")}
+    rules = {row[1].strip(" `") for row in rows if row[1].startswith(" `plugins_")}
+    named = {option for option in chosen_by.values() if option.isidentifier()} | rules
+    assert len(named) >= 15
+    assert named <= {field.name for field in fields(EngineArgs)}
+
+
+def test_kinds_that_the_front_page_says_can_be_begun_are_those():
+    written = page("README").text.split("for the kinds ")[1].split(".")[0].replace(" and", ",")
+    assert {word.strip() for word in written.split(",")} == set(BLUEPRINTS)

@@ -1,0 +1,143 @@
+"""What can be added to an engine, all of it at once, with a model that was made up."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, ContractError, RequestError
+from dovetail_io_jsonl import write_rows
+
+PROMPT = "The quick brown fox"
+
+
+class Weights:
+    """A worker extension: looks into the model."""
+
+    def count_parameters(self):
+        return sum(parameter.numel() for parameter in self._model.parameters())
+
+
+class Renames:
+    def load_model(self):
+        raise AssertionError("never called")
+
+
+class Life:
+    """Hooks that write down what they hear."""
+
+    heard: list[str] = []  # noqa: RUF012  # one test reads it
+
+    def __init__(self, context):
+        Life.heard = []
+
+    def on_engine_start(self, config):
+        Life.heard.append(config.model.architecture)
+
+    def on_step(self, step):
+        Life.heard.append("step")
+
+    def on_engine_stop(self):
+        Life.heard.append("stop")
+
+
+def greedy(**extra_args):
+    params = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    return SamplingParams(**params, extra_args=extra_args)
+
+
+def has_repeats(token_ids, size=2):
+    grams = list(zip(*(token_ids[start:] for start in range(size)), strict=False))
+    return len(set(grams)) < len(grams)
+
+
+@pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
+def settings(request, options):
+    return options | {"async_scheduling": request.param}
+
+
+def test_a_logits_processor_acts_on_who_asks_and_nobody_else(model_dir, settings, llm):
+    mates = [PROMPT, "Sphinx of black quartz", "Paged attention"] * 3
+    plain = [one.outputs[0].token_ids for one in llm.generate(mates, greedy())]
+    assert any(map(has_repeats, plain))
+    # Few blocks: some are preempted, and come back to what they were.
+    few = settings | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
+    with LLM(model_dir, logits_processors=["no_repeat_ngram"], **few) as made:
+        asking = [greedy(no_repeat_ngram_size=2) if i % 3 else greedy() for i in range(len(mates))]
+        found = [one.outputs[0].token_ids for one in made.generate(mates, asking)]
+        stats = made.llm_engine.last_stats
+        with pytest.raises(RequestError, match="no_repeat_ngram_size"):
+            made.generate(PROMPT, greedy(no_repeat_ngram_size=-3))
+        alone = [made.generate(mates[i], asking[i])[0].outputs[0].token_ids for i in (1, 2)]
+    assert stats.num_preemptions > 0
+    for place, (token_ids, before) in enumerate(zip(found, plain, strict=True)):
+        if place % 3:
+            ids = llm.get_tokenizer().encode(mates[place])
+            assert not has_repeats([*ids, *token_ids]) or has_repeats(ids)
+        else:
+            assert token_ids == before
+    assert found[1] == alone[0] and found[2] == alone[1]
+    assert found[1] == found[4] == found[7]
+
+
+def test_rows_of_json_are_answered(model_dir, settings, tmp_path, llm):
+    rows = [
+        {"id": "plain", "prompt": PROMPT, "max_tokens": 5, "ignore_eos": True},
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+        {"id": "long", "prompt": "fox " * 400},
+    ]
+    write_rows(tmp_path / "in.jsonl", rows)
+    with LLM(model_dir, io_processor="jsonl", **settings) as made:
+        found = made.process(tmp_path / "in.jsonl", greedy())
+        with pytest.raises(RequestError, match="line 1: 'promt' is no field"):
+            made.process('{"promt": "a"}')
+    (want,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    assert found[0] == {"id": "plain", "text": want.outputs[0].text, "finish_reason": "length"}
+    assert [row["id"] for row in found] == ["plain", 1, "long"]
+    assert "max_model_len" in found[2]["error"]
+
+
+def test_statistics_are_written(model_dir, settings, tmp_path):
+    path = tmp_path / "stats.jsonl"
+    given = {"jsonl": {"path": str(path), "interval_s": 0}}
+    with LLM(model_dir, stat_loggers=["jsonl"], plugin_options=given, **settings) as made:
+        made.generate([PROMPT, "Sphinx"], greedy())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(line["num_steps"] for line in lines) == len(lines) >= 48
+    assert sum(line["num_finished"] for line in lines) == 2
+    assert max(line["num_running"] for line in lines) == 2
+    assert all(earlier["time_s"] <= later["time_s"] for earlier, later in pairwise(lines))
+    with pytest.raises(ConfigError, match="interval"):
+        LLM(
+            model_dir, stat_loggers=["jsonl"], plugin_options={"jsonl": {"interval": 1}}, **settings
+        )
+
+
+def test_a_worker_is_extended_and_hooks_hear(model_dir, settings):
+    with LLM(model_dir, worker_extension_cls=Weights, hooks=[Life], **settings) as made:
+        (count,) = made.llm_engine.collective_rpc("count_parameters")
+        assert count > 10_000
+        made.generate(PROMPT, greedy())
+    assert Life.heard[0] == "LlamaForCausalLM" and Life.heard[-1] == "stop"
+    assert Life.heard.count("step") >= 48
+    with pytest.raises(ContractError, match="load_model is a name of"):
+        LLM(model_dir, worker_extension_cls=Renames, **settings)
+
+
+def test_all_at_once_change_no_token(model_dir, settings, llm):
+    (want,) = llm.generate(PROMPT, greedy())
+    with LLM(
+        model_dir,
+        logits_processors=["no_repeat_ngram"],
+        io_processor="jsonl",
+        stat_loggers=["jsonl"],
+        hooks=[Life],
+        worker_extension_cls=Weights,
+        plugin_options={"jsonl": {"interval_s": 1000}},
+        **settings,
+    ) as made:
+        (found,) = made.generate(PROMPT, greedy())
+    assert found.outputs[0].token_ids == want.outputs[0].token_ids

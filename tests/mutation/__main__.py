@@ -1,0 +1,89 @@
+"""Mutate the reference implementations, and see whether the kit's suites notice.
+
+    PYTHONPATH=tests python -m mutation [--only PART] [--sample N] [--seed S]
+
+Prints each survivor, and the kill rate of each file. Ends with code 1 if fewer than `--at-least`
+of the mutants of any file are killed. One child at a time: it may run beside other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+from mutation.mutator import Mutant, make_mutants
+from mutation.targets import SKIPPED_FUNCTIONS, TARGETS, Target
+from mutation.trial import import_heavy, try_mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST_LIMIT_S = 120.0
+"""How long a suite may take on the module as it is."""
+
+
+def main() -> int:
+    """Run what the command line asks for; return the exit code."""
+    options = read_options()
+    os.nice(options.nice)
+    import_heavy()
+    low = []
+    for target in TARGETS:
+        if options.only not in target.path:
+            continue
+        rate = judge(target, options)
+        if rate < options.at_least:
+            low.append(f"{target.path} {rate:.0%}")
+    print(f"below {options.at_least:.0%}: {', '.join(low) or 'none'}", flush=True)
+    return 1 if low else 0
+
+
+def read_options() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(prog="python -m mutation", description=__doc__)
+    parser.add_argument("--only", default="", help="files whose path contains this")
+    parser.add_argument("--sample", type=int, default=0, help="mutants a file; 0 for all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--at-least", type=float, default=0.8, help="share to be killed")
+    parser.add_argument("--nice", type=int, default=10, help="how much others go first")
+    return parser.parse_args()
+
+
+def judge(target: Target, options: argparse.Namespace) -> float:
+    """Try the mutants of one file and return the share that was killed."""
+    source = (ROOT / target.path).read_text("utf-8")
+    mutants = choose(make_mutants(source, skipped_functions=SKIPPED_FUNCTIONS), options)
+    verdict, alone_s = try_mutant(ast.parse(source), target, str(ROOT), FIRST_LIMIT_S)
+    if verdict != "survived":
+        raise SystemExit(f"{target.path}: the suites do not pass without a mutation ({verdict})")
+    limit_s = 10.0 + 5 * alone_s
+    start_s = time.monotonic()
+    counts = dict.fromkeys(("killed", "timeout", "survived"), 0)
+    for mutant in mutants:
+        verdict, _ = try_mutant(mutant.tree, target, str(ROOT), limit_s)
+        counts[verdict] += 1
+        if verdict == "survived":
+            print(f"  survived {Path(target.path).name}:{mutant}", flush=True)
+    rate = 1 - counts["survived"] / max(1, len(mutants))
+    took_s = time.monotonic() - start_s
+    print(
+        f"{target.path}: {rate:.1%} of {len(mutants)} killed ({counts['timeout']} by the time "
+        f"limit of {limit_s:.0f} s), {counts['survived']} survived; {took_s:.0f} s",
+        flush=True,
+    )
+    return rate
+
+
+def choose(mutants: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
+    """Return the sample that was asked for, in the order of the text."""
+    if not options.sample or options.sample >= len(mutants):
+        return mutants
+    chosen = Random(options.seed).sample(range(len(mutants)), options.sample)
+    return [mutants[index] for index in sorted(chosen)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

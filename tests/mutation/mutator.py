@@ -1,0 +1,194 @@
+"""Small mistakes, made by machine: every mutant of a module differs from it in one operator.
+
+Knows Python's syntax trees and nothing of the project. What only tells (docstrings, messages,
+annotations, assertions, raised errors) is left as it is: no test should hang on it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+
+NEGATED = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+MOVED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+"""Comparisons whose border moves by one."""
+SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult}
+
+Change = Callable[[ast.AST], ast.AST]
+"""Turn a node of a copy of the tree into the mistaken one, in place or not; return it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One mistake. line: where. before, after: the statement around it. tree: the whole module."""
+
+    line: int
+    before: str
+    after: str
+    tree: ast.Module
+
+    def __str__(self) -> str:
+        """Return it on one line."""
+        return f"{self.line}: {self.before}  →  {self.after}"
+
+
+def make_mutants(source: str, *, skipped_functions: frozenset[str] = frozenset()) -> list[Mutant]:
+    """Return all mutants of a module, in the order of its text.
+
+    skipped_functions: names of functions that are left as they are.
+    """
+    tree = ast.parse(source)
+    sites = list(_sites(tree, skipped_functions))
+    return [_mutant(tree, path, change) for path, node in sites for change in _changes(node)]
+
+
+Path = tuple[tuple[str, int], ...]
+"""From the root to a node: (field, place in it) of each step; -1 for a field that is no list."""
+
+
+def _sites(
+    node: ast.AST, skipped: frozenset[str], path: Path = ()
+) -> Iterator[tuple[Path, ast.AST]]:
+    if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Assert, ast.Import, ast.ImportFrom)):
+        return
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in skipped:
+        return
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return  # `zip(…, strict=True)` is an assertion
+    yield path, node
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "bases"):
+            continue
+        if isinstance(value, ast.AST):
+            yield from _sites(value, skipped, (*path, (field, -1)))
+        elif isinstance(value, list):
+            for place, child in enumerate(value):
+                if isinstance(child, ast.AST) and not _is_text(child):
+                    yield from _sites(child, skipped, (*path, (field, place)))
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _changes(node: ast.AST) -> Iterator[Change]:
+    if isinstance(node, ast.Compare):
+        for place, operator in enumerate(node.ops):
+            for table in (NEGATED, MOVED):
+                if type(operator) in table:
+                    yield _with_operator(place, table[type(operator)])
+    elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in SWAPPED:
+        yield _with_attribute("op", SWAPPED[type(node.op)]())
+    elif isinstance(node, ast.BoolOp):
+        yield _with_attribute("op", ast.Or() if isinstance(node.op, ast.And) else ast.And())
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
+        yield lambda copy: copy.operand
+    elif isinstance(node, ast.Constant):
+        yield from _other_constants(node.value)
+    elif isinstance(node, ast.Return) and not _is_nothing(node.value):
+        yield _with_attribute("value", ast.Constant(None))
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)) and _is_bare(node.test):
+        yield _negated_test
+    if _is_removable(node):
+        yield lambda copy: ast.copy_location(ast.Pass(), copy)
+
+
+def _is_nothing(value: ast.expr | None) -> bool:
+    """Return whether a returned value is as good as None."""
+    return value is None or (isinstance(value, ast.Constant) and not value.value)
+
+
+def _other_constants(value: object) -> Iterator[Change]:
+    if isinstance(value, bool):
+        yield _with_attribute("value", not value)
+    elif isinstance(value, int):
+        yield _with_attribute("value", value + 1)
+        yield _with_attribute("value", value - 1)
+    elif isinstance(value, float):
+        yield _with_attribute("value", value + 1.0)
+
+
+def _is_bare(test: ast.expr) -> bool:
+    """Return whether no other mutation negates a test."""
+    return isinstance(test, (ast.Name, ast.Attribute, ast.Call, ast.NamedExpr))
+
+
+def _is_removable(node: ast.AST) -> bool:
+    """Return whether a statement does something that is felt beyond its own name."""
+    if isinstance(node, ast.Assign):
+        return not any(isinstance(target, ast.Name) for target in node.targets)
+    return isinstance(node, (ast.Expr, ast.AugAssign, ast.Delete, ast.Continue, ast.Break))
+
+
+def _with_operator(place: int, operator: type[ast.cmpop]) -> Change:
+    def change(copy: ast.AST) -> ast.AST:
+        copy.ops[place] = operator()
+        return copy
+
+    return change
+
+
+def _with_attribute(name: str, value: object) -> Change:
+    def change(copy: ast.AST) -> ast.AST:
+        setattr(copy, name, value)
+        return copy
+
+    return change
+
+
+def _negated_test(copy: ast.AST) -> ast.AST:
+    copy.test = ast.UnaryOp(ast.Not(), copy.test)
+    return copy
+
+
+def _mutant(tree: ast.Module, path: Path, change: Change) -> Mutant:
+    before = _statement(tree, path)
+    copy = deepcopy(tree)
+    if path:
+        parent = _node(copy, path[:-1])
+        field, place = path[-1]
+        changed = change(_node(copy, path))
+        if place < 0:
+            setattr(parent, field, changed)
+        else:
+            getattr(parent, field)[place] = changed
+    ast.fix_missing_locations(copy)
+    after = _statement(copy, path)
+    return Mutant(line=before.lineno, before=_shown(before), after=_shown(after), tree=copy)
+
+
+def _node(tree: ast.AST, path: Path) -> ast.AST:
+    for field, place in path:
+        tree = getattr(tree, field) if place < 0 else getattr(tree, field)[place]
+    return tree
+
+
+def _statement(tree: ast.AST, path: Path) -> ast.stmt:
+    """Return the innermost statement around a node."""
+    found = tree
+    for end in range(len(path) + 1):
+        node = _node(tree, path[:end])
+        found = node if isinstance(node, ast.stmt) else found
+    return found
+
+
+def _shown(statement: ast.stmt) -> str:
+    """Return the first line of a statement; a compound one without its body."""
+    return ast.unparse(statement).splitlines()[0]

@@ -1,0 +1,41 @@
+"""What is mutated, and which suites of the kit have to notice.
+
+A target is judged by the kit alone: what a third party's implementation would be held to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SKIPPED_FUNCTIONS = frozenset({"check_integrity"})
+"""Self-checks: in a right program nothing hangs on them."""
+
+_SCHEDULING = (("scheduler", "fcfs"), ("policy", "priority"))
+_RUNNER = "platforms/torch/src/dovetail_torch/runner"
+_ATTENTION = "attention_backends/torch/src/dovetail_attn_torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One file. path: from the root of the project. suites: (kind, plugin) to be run, in order."""
+
+    path: str
+    suites: tuple[tuple[str, str], ...]
+
+    @property
+    def module(self) -> str:
+        """The dotted name of the module."""
+        return self.path.partition("src/")[2].removesuffix(".py").replace("/", ".")
+
+
+TARGETS = (
+    Target(path="core/src/dovetail/scheduling/scheduler.py", suites=_SCHEDULING),
+    Target(path="core/src/dovetail/scheduling/draft.py", suites=_SCHEDULING),
+    Target(path="core/src/dovetail/kv_cache/block_pool.py", suites=_SCHEDULING),
+    Target(path="core/src/dovetail/kv_cache/manager.py", suites=_SCHEDULING),
+    Target(path="core/src/dovetail/executors/uniproc.py", suites=(("executor", "uniproc"),)),
+    Target(path=f"{_ATTENTION}/metadata.py", suites=(("attention", "torch"),)),
+    Target(path=f"{_ATTENTION}/layer.py", suites=(("attention", "torch"),)),
+    Target(path=f"{_RUNNER}/request_rows.py", suites=(("worker", "cpu"),)),
+    Target(path=f"{_RUNNER}/input_batch.py", suites=(("worker", "cpu"),)),
+)

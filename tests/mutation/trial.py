@@ -1,0 +1,115 @@
+"""One mutant before the suites, in a process of its own.
+
+The parent has imported the heavy libraries and nothing of the project, so that a child begins
+quickly and imports the project with the mutant in the place of the module. A child that lives too
+long is ended by its id.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
+
+from mutation.targets import Target
+
+SURVIVED, KILLED = 0, 1
+MEMORY_BYTES = 8 << 30
+POLL_S = 0.02
+_HEAVY = ("torch", "numpy", "pydantic", "tokenizers", "jinja2", "safetensors.torch", "tqdm")
+
+
+def import_heavy() -> None:
+    """Import what the project stands on, once for all children."""
+    for name in _HEAVY:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    ours = [name for name in sys.modules if name.partition(".")[0].startswith("dovetail")]
+    if ours:
+        raise RuntimeError(f"{ours[0]} is imported already: a mutant would come too late")
+
+
+def try_mutant(tree: ast.Module, target: Target, root: str, limit_s: float) -> tuple[str, float]:
+    """Return "killed", "survived" or "timeout", and how long it took in seconds."""
+    path = os.path.join(root, target.path)
+    code = compile(tree, path, "exec")
+    start_s = time.monotonic()
+    child = os.fork()
+    if not child:
+        os._exit(_live(code, path, target))
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        took_s = time.monotonic() - start_s
+        if ended:
+            verdict = "survived" if status == SURVIVED else "killed"
+            return verdict, took_s
+        if took_s > limit_s:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "timeout", took_s
+        time.sleep(POLL_S)
+
+
+def _live(code: CodeType, path: str, target: Target) -> int:
+    """Be the child: run the suites on the mutant and return what to exit with."""
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        silent = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(silent, stream)
+        sys.meta_path.insert(0, _Finder(target.module, path, code))
+        run_suites(target.suites)
+    except BaseException:
+        return KILLED
+    return SURVIVED
+
+
+def run_suites(suites: Sequence[tuple[str, str]]) -> None:
+    """Run whole suites of the kit; raise for the first law that is broken."""
+    from dovetail.testing.expectation import NotHere
+    from dovetail.testing.kit import suite_cases
+    from dovetail.testing.kit_subjects import Subjects
+    from dovetail.testing.plugin_cases import make_registry
+
+    with ExitStack() as stack:
+        for kind, name in suites:
+            registry = make_registry()
+            subjects = Subjects(registry=registry, stack=stack)
+            for case in suite_cases(kind, registry.load(kind, name), subjects):
+                with suppress(NotHere):
+                    case.run()
+
+
+class _Loader(SourceFileLoader):
+    """Loads the mutant instead of the file."""
+
+    def __init__(self, name: str, path: str, code: CodeType) -> None:
+        super().__init__(name, path)
+        self._code = code
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self._code
+
+
+class _Finder:
+    """Finds one module only."""
+
+    def __init__(self, module: str, path: str, code: CodeType) -> None:
+        self._module = module
+        self._loader = _Loader(module, path, code)
+        self._path = path
+
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._module:
+            return None
+        return importlib.util.spec_from_file_location(name, self._path, loader=self._loader)

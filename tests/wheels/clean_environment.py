@@ -1,0 +1,75 @@
+"""A virtual environment with given wheels, what they declare that they need, and nothing else.
+
+Nothing is downloaded: third-party packages are links to those of the environment that runs the
+tests, for each distribution that the wheels' own metadata asks for, and theirs, and so on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    """Run a command and return what it says; raise AssertionError with that if it fails."""
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def make_environment(folder: Path, wheels: Iterable[Path], *, tools: Iterable[str] = ()) -> Path:
+    """Make an environment in `folder` and return its interpreter.
+
+    tools: distributions that are wanted beside what the wheels need.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    interpreter = folder / "bin/python"
+    run(*PIP, "--python", interpreter, "install", "-q", "--no-index", "--no-deps", *wheels)
+    (site_packages,) = (folder / "lib").glob("python*/site-packages")
+    installed = [Distribution.at(path) for path in site_packages.glob("*.dist-info")]
+    here = {canonicalize_name(one.name) for one in installed}
+    asked = [wish for one in installed for wish in _wishes(one)] + list(tools)
+    for needed in _closure(asked, here):
+        _link(needed, site_packages)
+    return interpreter
+
+
+def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
+    """Yield each distribution that is needed, once; those in `known` are there already."""
+    waiting = [canonicalize_name(name) for name in names]
+    seen = set(known)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue  # optional on this machine, such as a library of some accelerator
+        yield found
+        waiting += [canonicalize_name(wish) for wish in _wishes(found)]
+
+
+def _wishes(one: Distribution) -> Iterator[str]:
+    """Yield the names of what a distribution needs here; extras are not asked for."""
+    for text in one.requires or ():
+        wish = Requirement(text)
+        if wish.marker is None or wish.marker.evaluate({"extra": ""}):
+            yield wish.name
+
+
+def _link(one: Distribution, site_packages: Path) -> None:
+    tops = {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", ".")}
+    for top in tops - {"__pycache__"}:
+        source, link = Path(str(one.locate_file(top))), site_packages / top
+        if source.exists() and not link.exists():
+            link.symlink_to(source)
