@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from random import Random
 
@@ -75,6 +77,13 @@ def test_configs_name_a_llama_that_ends(size, tokenizer):
     assert config["eos_token_id"] == tokenizer.token_to_id("<|eos|>")
     assert generation["eos_token_id"] == config["eos_token_id"]
     assert generation["do_sample"] is False
+
+
+def test_entry_points_name_the_two_folders():
+    project = tomllib.loads((TRAINING.parent / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["dovetail.checkpoint"]
+    folders = {name: EntryPoint(name, value, "").load()() for name, value in points.items()}
+    assert folders == {"demo": model_dir(), "demo-draft": draft_dir()}
 
 
 def test_both_models_have_the_same_tokenizer():
