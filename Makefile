@@ -14,7 +14,7 @@ CODE   := $(wildcard conftest.py core platforms attention_backends schedulers mo
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check features bench soak clean
+.PHONY: help demo test check features wheels bench soak clean
 
 help:  ## say what the targets do
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -47,6 +47,9 @@ check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/architecture
+
+wheels: $(STAMP)  ## run the kit on each member's wheel, alone in an environment of its own
+	$(BIN)/python -m pytest -q -m slow tests/wheels
 
 bench: $(STAMP)  ## measure the host cost of a step, and offline throughput
 	$(BIN)/python bench/step_overhead.py

@@ -116,7 +116,11 @@ def test_a_manifest_is_that_of_the_distribution_that_brings_it(plugin_site):
     plugin_site.add("borrower", {"policy": {"lent": "acme:Fair"}, "ops": {"o": "dovetail.x:Y"}})
     for name, files in (("acme", "acme/__init__.py,,\nacme/dovetail.toml,,\n"), ("borrower", "")):
         (plugin_site.path / f"{name}-1.0.dist-info" / "RECORD").write_text(files)
+    url = {"url": (plugin_site.path / "elsewhere").as_uri(), "dir_info": {"editable": True}}
+    (plugin_site.path / "borrower-1.0.dist-info" / "direct_url.json").write_text(json.dumps(url))
     registry = plugin_site.registry()
+    registry.check_manifests()
+    assert registry.set_aside == ()
     assert registry.describe("policy", "fair").in_manifest
     assert not registry.describe("policy", "lent").in_manifest
     assert not registry.describe("ops", "o").in_manifest

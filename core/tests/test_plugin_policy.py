@@ -187,7 +187,7 @@ def test_of_two_namesakes_a_denied_one_does_not_count(plugin_site):
 def test_precedence_is_preference_then_rank_then_ours_then_name(plugin_site):
     install(
         plugin_site,
-        *("zeta", "acme", "dovetail-b", "dovetail-a", "dovetail-low"),
+        *("zeta", "acme", "aardvark", "dovetail-b", "dovetail-a", "dovetail-low"),
         **{"zeta": {"rank": 5}, "dovetail-low": {"rank": -1}},
     )
     registry = plugin_site.registry(policy=PluginPolicy(allow=("*:*@*",)))
@@ -196,6 +196,7 @@ def test_precedence_is_preference_then_rank_then_ours_then_name(plugin_site):
         "zeta@zeta",
         "dovetail-a@dovetail-a",
         "dovetail-b@dovetail-b",
+        "aardvark@aardvark",
         "dovetail-low@dovetail-low",
     ]
     assert sys.modules.keys().isdisjoint({"acme", "zeta", "dovetail_a"})
@@ -271,6 +272,16 @@ def test_a_denied_one_replaces_nothing(plugin_site):
     assert (
         plugin_site.registry(policy=policy).resolve("policy", "fair").distribution == "dovetail-a"
     )
+
+
+def test_a_broken_manifest_neither_ranks_nor_replaces(plugin_site):
+    plugin_site.add("dovetail-a", {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
+    manifest = entry("turbo", rank=9, **REPLACES) + entry("polished", rank="'x'")
+    entries = {"policy": {"turbo": ".parts:Fair", "polished": ".parts:Fair"}}
+    plugin_site.add("acme", entries, manifest=manifest, parts=PARTS)
+    registry = plugin_site.registry(policy=CONSENT)
+    assert registry.resolve("policy", "fair").distribution == "dovetail-a"
+    assert order(registry)[0] == "fair@dovetail-a"
 
 
 def test_two_that_replace_one_are_an_error(plugin_site):

@@ -19,11 +19,11 @@ LIGHT = (
 )
 
 WRONG_PARTS = '''
-from array import array
 from dataclasses import replace
 
 from dovetail.interfaces import Policy, Probe
 from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_attention import FakeAttentionBackend
 from dovetail.testing.fake_platform import FakePlatform
 
 
@@ -59,6 +59,14 @@ class Elsewhere(FakePlatform):
     @classmethod
     def probe(cls):
         return Probe(usable=False, reasons=("there is no abacus in this machine",))
+
+
+class NeedsAbacus(FakeAttentionBackend):
+    """Is right, and made for a device that is not here."""
+
+    capabilities = replace(
+        FakeAttentionBackend.capabilities, device_types=frozenset({"abacus"})
+    )
 
 
 class Impolite(Policy):
@@ -106,10 +114,13 @@ def test_first_party_plugins_pass_through_the_same_door(kit):
         assert count(output, plugin, "skipped") == 0, output
 
 
-def test_torch_plugins_pass_and_k_chooses(kit):
+def test_torch_plugins_pass_and_k_chooses(kit, wrong_parts):
     chosen = "(float32 and decodes and not bfloat16) or pieces or prefix or seeds"
-    code, output = kit("attention:torch", "worker:cpu@dovetail-cpu", options=("-k", chosen, "-v"))
+    plugins = ("attention:torch", "worker:cpu@dovetail-cpu", "attention:wrong_parts:NeedsAbacus")
+    code, output = kit(*plugins, options=("-k", chosen, "-v"))
     assert code == OK, output
+    assert count(output, "attention:wrong_parts:NeedsAbacus", "passed") == 0, output
+    assert re.search(r"\d+ skipped: it runs on abacus, and this machine has no", output), output
     assert count(output, "attention:torch", "passed") >= 5, output
     assert count(output, "worker:cpu@dovetail-cpu", "passed") == 3, output
     assert "deselected" in output

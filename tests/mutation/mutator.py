@@ -69,15 +69,20 @@ def _sites(
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return  # `zip(…, strict=True)` is an assertion
     yield path, node
+    for step, child in _children(node):
+        yield from _sites(child, skipped, (*path, step))
+
+
+def _children(node: ast.AST) -> Iterator[tuple[tuple[str, int], ast.AST]]:
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "bases"):
             continue
         if isinstance(value, ast.AST):
-            yield from _sites(value, skipped, (*path, (field, -1)))
-        elif isinstance(value, list):
-            for place, child in enumerate(value):
-                if isinstance(child, ast.AST) and not _is_text(child):
-                    yield from _sites(child, skipped, (*path, (field, place)))
+            yield (field, -1), value
+            continue
+        listed = enumerate(value if isinstance(value, list) else ())
+        nodes = ((place, child) for place, child in listed if isinstance(child, ast.AST))
+        yield from (((field, place), child) for place, child in nodes if not _is_text(child))
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -90,10 +95,7 @@ def _is_text(node: ast.AST) -> bool:
 
 def _changes(node: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.Compare):
-        for place, operator in enumerate(node.ops):
-            for table in (NEGATED, MOVED):
-                if type(operator) in table:
-                    yield _with_operator(place, table[type(operator)])
+        yield from _other_comparisons(node)
     elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in SWAPPED:
         yield _with_attribute("op", SWAPPED[type(node.op)]())
     elif isinstance(node, ast.BoolOp):
@@ -113,6 +115,12 @@ def _changes(node: ast.AST) -> Iterator[Change]:
 def _is_nothing(value: ast.expr | None) -> bool:
     """Return whether a returned value is as good as None."""
     return value is None or (isinstance(value, ast.Constant) and not value.value)
+
+
+def _other_comparisons(node: ast.Compare) -> Iterator[Change]:
+    for place, operator in enumerate(node.ops):
+        others = (table.get(type(operator)) for table in (NEGATED, MOVED))
+        yield from (_with_operator(place, other) for other in others if other is not None)
 
 
 def _other_constants(value: object) -> Iterator[Change]:

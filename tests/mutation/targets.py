@@ -10,7 +10,11 @@ from dataclasses import dataclass
 SKIPPED_FUNCTIONS = frozenset({"check_integrity"})
 """Self-checks: in a right program nothing hangs on them."""
 
-_SCHEDULING = (("scheduler", "fcfs"), ("policy", "priority"))
+_SCHEDULING = (
+    ("policy", "priority"),
+    ("scheduler", "fcfs"),
+    ("policy", "dovetail.testing.fake_policy:AgeingPolicy"),
+)
 _RUNNER = "platforms/torch/src/dovetail_torch/runner"
 _ATTENTION = "attention_backends/torch/src/dovetail_attn_torch"
 

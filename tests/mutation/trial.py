@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from itertools import chain
 from types import CodeType, ModuleType
 
 from mutation.targets import Target
@@ -79,13 +80,13 @@ def run_suites(suites: Sequence[tuple[str, str]]) -> None:
     from dovetail.testing.kit_subjects import Subjects
     from dovetail.testing.plugin_cases import make_registry
 
-    with ExitStack() as stack:
-        for kind, name in suites:
-            registry = make_registry()
-            subjects = Subjects(registry=registry, stack=stack)
-            for case in suite_cases(kind, registry.load(kind, name), subjects):
-                with suppress(NotHere):
-                    case.run()
+    registry, stack = make_registry(), ExitStack()
+    subjects = Subjects(registry=registry, stack=stack)
+    cases = (suite_cases(kind, registry.load(kind, name), subjects) for kind, name in suites)
+    with stack:
+        for case in chain.from_iterable(cases):
+            with suppress(NotHere):
+                case.run()
 
 
 class _Loader(SourceFileLoader):

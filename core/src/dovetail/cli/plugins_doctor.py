@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_json, print_line, print_table
 from dovetail.cli.terminal import printable, progress_note
-from dovetail.doctor import BROKEN, OK, Finding, examine
+from dovetail.doctor import BROKEN, NOTE, OK, WARNING, Finding, examine
 from dovetail.doctor.examination import DEADLINE_S
 from dovetail.errors import ConfigError
 
@@ -55,8 +55,13 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
         print_table(("", "", ""), rows)
         print_line("")
     counts = Counter(finding.verdict for finding in findings)
-    told = [f"{counts[verdict]} {verdict}" for verdict in (BROKEN, "warning", "note", OK)]
+    told = [f"{counts[BROKEN]} broken", _count(counts[WARNING], WARNING)]
+    told += [_count(counts[NOTE], NOTE), f"{counts[OK]} ok"]
     print_line(", ".join(told) + ".", style="bold red" if counts[BROKEN] else "bold green")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_plain(finding: Finding) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 STYLES: Mapping[str, str] = {
     "taken": "bold green",
@@ -40,7 +41,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+        table.add_row(*map(_cell, row, headings))
     console = Console()
     if not console.is_terminal:
         unbounded = console.options.update(max_width=100_000)
@@ -61,6 +62,13 @@ def print_line(text: str, *, style: str = "") -> None:
 def print_json(value: object) -> None:
     """Print dataclasses and what they hold as JSON; sets are sorted, classes named."""
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+
+
+def _cell(text: str, heading: str) -> Text:
+    """Return a cell; a word that says how something is stands in a column without a heading."""
+    from rich.text import Text
+
+    return Text(text, style="" if heading else STYLES.get(text, ""))
 
 
 def _console() -> Console:

@@ -150,22 +150,30 @@ def _reports(
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while (clock.now_ns() - since_ns) / 1e9 < deadline_s:
-            # A process that the plugin started may hold the pipe, so that its end says nothing.
-            is_gone = process.poll() is not None
-            if not selector.select(0 if is_gone else _POLL_S):
-                if is_gone:
-                    yield None
-                    return
+            data = _receive(process, pipe, selector)
+            if data is None:
                 continue
-            data = os.read(pipe.fileno(), 65536)
-            *lines, left = (left + data).split(b"\n")
-            for line in lines:
-                since_ns = clock.now_ns()
-                yield json.loads(line)
             if not data:
-                process.wait()
                 yield None
                 return
+            *lines, left = (left + data).split(b"\n")
+            since_ns = clock.now_ns() if lines else since_ns
+            yield from (json.loads(line) for line in lines)
+
+
+def _receive(
+    process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
+) -> bytes | None:
+    """Return what the process says; b"" if it is gone, None if it is silent for the moment."""
+    # The pipe's end alone says nothing: a child of the plugin may hold it, and a plugin close it.
+    is_gone = process.poll() is not None
+    if selector.select(0 if is_gone else _POLL_S):
+        data = os.read(pipe.fileno(), 65536)
+        if data:
+            return data
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+    return b"" if is_gone else None
 
 
 def _trial(plugin: Candidate, facts: dict[str, Any], noise: str) -> Trial:

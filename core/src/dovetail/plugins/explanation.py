@@ -116,12 +116,15 @@ def explain(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
 
 def _explain_picks(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
     """Explain places for those whom the user named, and for nobody else."""
-    verdicts, errors = [], []
+    verdicts: list[Verdict] = []
+    errors: list[str] = []
+    unknown: list[str | type] = []
     for place, reference in enumerate(wanted.references, 1):
         try:
             meant = registry.resolve(kind, reference)
         except PluginError as refusal:
             errors.append(str(refusal))
+            unknown.append(reference)
             continue
         verdict = replace(Verdict.of(meant, standing=wanted.why), place=place)
         verdict = _judge(registry, kind, reference, verdict, wanted.ask)
@@ -132,7 +135,7 @@ def _explain_picks(registry: PluginRegistry, kind: str, wanted: Wanted) -> Expla
         verdicts.append(verdict)
     names = " and ".join(map(str, wanted.references))
     otherwise = f"{names} is asked for" if names else "nobody is asked for"
-    verdicts += _others(registry, kind, verdicts, otherwise)
+    verdicts += _asked_in_vain(_others(registry, kind, verdicts, otherwise), unknown)
     error = "\n".join(errors)
     return Explanation(kind=kind, wanted=wanted, verdicts=tuple(verdicts), error=error)
 
@@ -184,7 +187,8 @@ def _explain_scheduler(registry: PluginRegistry, kind: str, wanted: Wanted) -> E
             verdicts = [_of_core(scheduler_cls, f"the policy {reference} is asked for")]
         else:
             otherwise = f"the scheduler {reference} is asked for, not a policy"
-    verdicts += _others(registry, kind, verdicts, otherwise)
+    rest = _others(registry, kind, verdicts, otherwise)
+    verdicts += _asked_in_vain(rest, (reference,)) if error else rest
     return Explanation(kind=kind, wanted=wanted, verdicts=tuple(verdicts), error=error)
 
 
@@ -267,6 +271,17 @@ def _others(
         replace(Verdict.of(one), reasons=(_absence(registry, one) or otherwise or _outside(one),))
         for one in registry.candidates(kind)
         if (one.name, one.distribution) not in known
+    ]
+
+
+def _asked_in_vain(verdicts: Sequence[Verdict], references: Sequence[object]) -> list[Verdict]:
+    """Return `verdicts`, with those marked that failing references may have meant."""
+    text = "it is asked for, but cannot be taken: the error says why"
+    return [
+        replace(verdict, state=REFUSED, reasons=(text,))
+        if {verdict.name, f"{verdict.name}@{verdict.distribution}"}.intersection(references)
+        else verdict
+        for verdict in verdicts
     ]
 
 

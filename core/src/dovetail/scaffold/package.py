@@ -80,7 +80,7 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
         "cls": _class_name(named.stem, blueprint.suffix),
         "worker_cls": _class_name(named.stem, "Worker"),
         "runtime_cls": _class_name(named.stem, "Runtime"),
-        "builder_cls": _class_name(named.stem, "AttentionMetadataBuilder"),
+        "builder_cls": _class_name(named.stem, "MetadataBuilder"),
         "layer_cls": _class_name(named.stem, "AttentionLayer" if kind == "attention" else "Layer"),
     }
     core = _requirement()

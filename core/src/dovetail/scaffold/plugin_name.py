@@ -19,7 +19,7 @@ from dovetail.plugins.registry import PluginRegistry
 
 _OURS = "dovetail"
 _FOLDERS_OF_A_PACKAGE = frozenset({"src", "tests"})
-_MAX_LENGTH = 40
+_MAX_LENGTH = 30
 _NAME = re.compile(rf"[A-Za-z][A-Za-z0-9_]{{0,{_MAX_LENGTH - 1}}}")
 _WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 

@@ -25,6 +25,7 @@ from dovetail.interfaces.attention import (
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail.testing.attention import reference_attention
+from dovetail.testing.attention_batch import check_batch
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,10 @@ class FakeAttentionMetadata:
 
 
 class FakeAttentionBuilder(AttentionMetadataBuilder):
-    """Looks up each row's slots, one by one. May wait for the device."""
+    """Looks up each row's slots, one by one, and holds the batch against its law first.
+
+    May wait for the device. Raises AssertionError for a batch that its contract does not allow.
+    """
 
     def __init__(self, context: AttentionGroupContext) -> None:
         self._block_size = context.spec.block_size
@@ -50,6 +54,7 @@ class FakeAttentionBuilder(AttentionMetadataBuilder):
     def build(self, batch: AttentionBatch) -> FakeAttentionMetadata:
         """Return this step's metadata. Only reads `batch`."""
         size = self._block_size
+        check_batch(batch, size)
         runs = [
             (query_len, [table[p // size] * size + p % size for p in range(seq_len)])
             for query_len, seq_len, table in zip(

@@ -43,3 +43,18 @@ class FakePolicy(Policy):
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
         """Note it."""
         self.heard.append(("on_finish", request.request_id))
+
+
+class AgeingPolicy(Policy):
+    """Lets those that have waited longer overtake priorities: a rank that changes with time."""
+
+    static_rank = False
+    preempts = True
+
+    def rank(self, request: RequestView, view: SchedulerView) -> int:
+        """Return the priority in milliseconds, less the age."""
+        return request.priority * 10_000_000 - (view.now_ns - request.arrival_ns)
+
+    def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
+        """Return the running request of the worst rank."""
+        return max(running, key=lambda request: self.rank(request, view))

@@ -17,6 +17,7 @@ from typing import Any
 from dovetail.errors import PluginError
 from dovetail.plugins import PluginPolicy, PluginRegistry, check_contract
 from dovetail.plugins.loading import Origin, load_target
+from dovetail.plugins.manifest import PluginEntry
 from dovetail.testing.case import Case
 from dovetail.testing.expectation import NotHere, expect, judging
 
@@ -72,21 +73,26 @@ def plugin_cases(subject: PluginSubject) -> Iterator[Case]:
         "loaded twice in a clean process": _check_loading,
         "contract": _check_contract,
     }
-    if _declares(subject, "options"):
+    entry = _entry(subject)
+    if entry.options or _class_options(subject) is not None:
         checks["options"] = _check_options
-    if _declares(subject, "probe"):
+    if entry.probe:
         checks["probe"] = _check_probe
     for name, check in checks.items():
         yield Case(name=name, run=partial(_judge, check, subject))
 
 
-def _declares(subject: PluginSubject, what: str) -> bool:
-    """Return whether a plugin's manifest, or its class, names options or a probe."""
+def _entry(subject: PluginSubject) -> PluginEntry:
+    """Return what a manifest says of a plugin; defaults where it cannot be read."""
     try:
-        entry = subject.registry.describe(subject.kind, subject.reference).entry
+        return subject.registry.describe(subject.kind, subject.reference).entry
     except PluginError:
-        return False  # the case "manifest" tells
-    return bool(getattr(entry, what)) or hasattr(subject.cls, f"{what}_model")
+        # The case "manifest" tells.
+        return PluginEntry(kind=subject.kind, name=subject.reference)
+
+
+def _class_options(subject: PluginSubject) -> object:
+    return getattr(subject.cls, "options_model", None)
 
 
 def _judge(check: Any, subject: PluginSubject) -> None:
@@ -142,10 +148,10 @@ def why_unusable(subject: PluginSubject) -> str:
 
 
 def _options_model(subject: PluginSubject) -> object:
-    about = subject.registry.describe(subject.kind, subject.reference)
-    if about.entry.options:
-        return load_target(about.entry.options, Origin(asked=subject.reference))
-    return getattr(subject.cls, "options_model", None)
+    named = _entry(subject).options
+    if named:
+        return load_target(named, Origin(asked=subject.reference))
+    return _class_options(subject)
 
 
 def _run_child(what: str, subject: PluginSubject) -> None:

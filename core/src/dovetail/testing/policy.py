@@ -7,6 +7,7 @@ and that cannot be written to; its ranks and victims are watched while the sched
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
@@ -14,7 +15,15 @@ from dovetail.interfaces.scheduler import SchedulerInterface
 from dovetail.scheduling import Scheduler
 from dovetail.testing.case import Case, run_all
 from dovetail.testing.expectation import expect, judging
+from dovetail.testing.policy_accounts import PolicyAccounts
+from dovetail.testing.policy_programs import (
+    check_newcomer,
+    check_room_for_all,
+    check_short_seats,
+    make_referee,
+)
 from dovetail.testing.scheduler import scheduler_cases
+from dovetail.testing.scheduler_program import Referee
 
 NUM_PROGRAMS = 24
 
@@ -30,10 +39,14 @@ def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) 
 
 def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> Iterator[Case]:
     """Yield the suite's cases: its declarations, and the scheduler suite with it in charge."""
-    yield Case(name="declarations", run=lambda: _check_declarations(policy_cls))
+    yield Case(name="declarations", run=partial(_check_declarations, policy_cls))
+    yield Case(name="room for all", run=partial(_check_room, policy_cls))
+    yield Case(name="short seats", run=partial(_check_seats, policy_cls))
+    yield Case(name="one newcomer", run=partial(_check_one_newcomer, policy_cls))
     yield from scheduler_cases(
         Scheduler,
         policy=_watched(policy_cls),
+        keeps_prefixes=True,
         num_programs=num_programs,
         after_step=_check_after_step,
     )
@@ -43,6 +56,26 @@ def _check_declarations(policy_cls: type[Policy]) -> None:
     for name in ("static_rank", "preempts"):
         value = getattr(policy_cls, name)
         expect(isinstance(value, bool), f"{name} is {value!r}; it must be True or False")
+
+
+def _check_room(policy_cls: type[Policy]) -> None:
+    referee, policy = _make(policy_cls)
+    check_room_for_all(referee, policy.accounts)
+
+
+def _check_seats(policy_cls: type[Policy]) -> None:
+    referee, policy = _make(policy_cls)
+    check_short_seats(referee, policy.accounts, policy)
+
+
+def _check_one_newcomer(policy_cls: type[Policy]) -> None:
+    referee, policy = _make(policy_cls, depth=2)
+    check_newcomer(referee, policy.accounts, policy)
+
+
+def _make(policy_cls: type[Policy], *, depth: int = 1) -> tuple[Referee, _Watching]:
+    referee = make_referee(_watched(policy_cls), _check_after_step, depth=depth)
+    return referee, cast("_Watching", cast("Scheduler", referee.scheduler).policy)
 
 
 def _check_after_step(scheduler: SchedulerInterface) -> None:
@@ -97,27 +130,33 @@ def _watched(policy_cls: type[Policy]) -> type[Policy]:
 class _Watching(Policy):
     """Hands proxies to a policy of `watched_cls`, and holds what comes back against the law.
 
-    _waiting: requests without a row, by id, with the rank that each had when it began to wait.
+    accounts: what it was told. Its own promises are held by `check_waiting`.
     """
 
     watched_cls: type[Policy] = Policy
 
     def __init__(self) -> None:
         self._policy = self.watched_cls()
-        self._waiting: dict[str, tuple[RequestView, Any]] = {}
+        self.accounts = PolicyAccounts(static_rank=self.watched_cls.static_rank)
+        self._promised: dict[str, Any] = {}
         self._view: SchedulerView | None = None
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
         first = self._policy.rank(*_shown(request, view))
         again = self._policy.rank(*_shown(request, view))
         expect(first == again, f"rank of {request.request_id} is {first!r}, then {again!r}")
-        for name, (_, other) in self._waiting.items():
+        for other in self.accounts.waiting:
             try:
-                expect(first < other or other <= first, f"{first!r} and {other!r} have no order")
+                expect(
+                    first < other.rank or other.rank <= first,
+                    f"{first!r} and {other.rank!r} have no order",
+                )
             except TypeError as error:
                 raise AssertionError(
-                    f"ranks of {request.request_id} and {name} cannot be compared: {error}"
+                    f"ranks of {request.request_id} and {other.request.request_id} cannot be "
+                    f"compared: {error}"
                 ) from error
+        self.accounts.ranked(request, first)
         return first
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
@@ -131,41 +170,48 @@ class _Watching(Policy):
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
         self._view = view
         self._policy.on_arrival(*_shown(request, view))
-        self._wait(request, view)
+        self._promise(request, view)
+        self.accounts.arrive(request)
+        self.accounts.ranked(request, self._promised[request.request_id])
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        self._waiting.pop(request.request_id, None)
+        self.accounts.grant(request, num_tokens)
         shown, shown_view = _shown(request, view)
         self._policy.on_granted(shown, num_tokens, shown_view)
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
+        self.accounts.output(request, num_tokens)
         shown, shown_view = _shown(request, view)
         self._policy.on_output(shown, num_tokens, shown_view)
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
+        self.accounts.evict(request, num_tokens_lost)
         shown, shown_view = _shown(request, view)
         self._policy.on_evict(shown, num_tokens_lost, shown_view)
-        self._wait(request, view)
+        self._promise(request, view)
+        self.accounts.ranked(request, self._promised[request.request_id])
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        self._waiting.pop(request.request_id, None)
+        self.accounts.finish(request)
         self._policy.on_finish(*_shown(request, view))
 
     def check_waiting(self) -> None:
         """Hold the ranks of those that wait against what `static_rank` promises."""
-        if not self.static_rank or self._view is None:
+        if self._view is None:
             return
-        for name, (request, rank) in self._waiting.items():
-            now = self._policy.rank(*_shown(request, self._view))
+        self.accounts.check_view(self._view)
+        for account in self.accounts.waiting if self.static_rank else ():
+            name = account.request.request_id
+            now = self._policy.rank(*_shown(account.request, self._view))
             expect(
-                now == rank,
-                f"rank of {name} was {rank!r} and is {now!r} while it waits; static_rank promises "
-                "that it never changes",
+                now == self._promised[name],
+                f"rank of {name} was {self._promised[name]!r} and is {now!r} while it waits; "
+                "static_rank promises that it never changes",
             )
 
-    def _wait(self, request: RequestView, view: SchedulerView) -> None:
-        rank = self._policy.rank(*_shown(request, view))
-        self._waiting[request.request_id] = request, rank
+    def _promise(self, request: RequestView, view: SchedulerView) -> None:
+        """Note the rank with which a request begins to wait."""
+        self._promised[request.request_id] = self._policy.rank(*_shown(request, view))
 
 
 def _shown(request: RequestView, view: SchedulerView) -> tuple[RequestView, SchedulerView]:

@@ -286,7 +286,13 @@ class Referee:
         """Prompts are cut only where that is allowed, and only so long."""
         limits = self.limits
         longest = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-        for row, count, samples in zip(plan.rows, plan.num_tokens, plan.samples, strict=True):
+        runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
+        for row, start, count, samples in runs:
+            expect(
+                start + count < limits.max_model_len,
+                f"row {row} runs position {start + count - 1}: the token after it would be beyond "
+                f"max_model_len={limits.max_model_len}",
+            )
             expect(count <= longest, f"row {row} runs {count} tokens at once, over {longest}")
             whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
             expect(

@@ -14,7 +14,6 @@ import torch
 
 from dovetail.errors import CapacityError, ConfigError
 from dovetail.interfaces import (
-    AttentionAsk,
     AttentionBackend,
     GrammarOutput,
     KVCacheConfig,
@@ -31,6 +30,7 @@ from dovetail.interfaces import (
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.construction import construct
 from dovetail.plugins.instance import Options, make_instance
+from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail.result import ModelRunnerOutput
 from dovetail_torch.device_runtime import DeviceRuntime
@@ -203,22 +203,15 @@ class TorchWorker(WorkerBase):
         )
 
     def _choose_attention(self) -> type[AttentionBackend]:
-        context, cache = self._context, self._context.config.cache
-        features = set()
-        if any(layer.sliding_window for layer in self._layers.values()):
-            features.add("sliding_window")
-        if any(layer.soft_cap for layer in self._layers.values()):
-            features.add("soft_cap")
-        layer = next(iter(self._layers.values()))
-        ask = AttentionAsk(
-            device_type=self._device.type,
-            dtype=context.config.model.dtype,
-            kv_cache_dtype=cache.kv_cache_dtype,
+        context, layers = self._context, self._layers.values()
+        layer = next(iter(layers))
+        facts = AttentionFacts(
             head_size=layer.head_size,
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
-            block_size=cache.block_size or 1,
-            features=frozenset(features),
+            sliding_window=any(other.sliding_window for other in layers),
+            soft_cap=any(other.soft_cap for other in layers),
         )
+        ask = attention_ask(facts, context.config, self._device.type)
         reference = context.config.compute.attention_backend
         return choose_attention(context.plugins, context.platform, reference, ask)

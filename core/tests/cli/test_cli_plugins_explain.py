@@ -1,0 +1,92 @@
+"""`dovetail plugins explain`: what is printed, what it exits with, what is not imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.testing.tiny_model import write_tiny_llama
+
+PLATFORM = ["--platform", "bigram_dovetail:BigramPlatform"]
+
+
+def test_who_is_taken_stands_first_with_the_reason(capsys):
+    assert main(["plugins", "explain", "scheduler", "--scheduler-cls", "priority"]) == 0
+    headline, _, heading, first, *rest = capsys.readouterr().out.splitlines()
+    assert headline == "scheduler on the platform cpu: priority (scheduler_cls names it)."
+    assert heading.split() == ["scheduler", "distribution", "why"]
+    assert first.split()[:3] == ["1", "taken", "priority"]
+    (fcfs,) = [line for line in rest if " fcfs " in line]
+    assert "priority is asked for" in fcfs and fcfs.split()[:2] == ["–", "out"]
+
+
+def test_attention_is_held_against_the_model(tmp_path, capsys):
+    model = write_tiny_llama(tmp_path, sliding_window=5)
+    arguments = ["--model", str(model), "--block-size", "32", *PLATFORM]
+    assert main(["plugins", "explain", "attention", *arguments]) == 0
+    told = capsys.readouterr().out
+    assert "Asked of it: head size 8, 4 heads over 2 key-value heads, float32" in told
+    assert "blocks of 32" in told and "sliding_window" in told
+
+
+def test_json_is_one_object_with_the_ask(tmp_path, capsys):
+    model = write_tiny_llama(tmp_path)
+    arguments = ["--json", "--model", str(model), *PLATFORM]
+    assert main(["plugins", "explain", "attention", *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ask"]["head_size"] == 8
+    assert told["ask"]["features"] == []
+    assert told["chosen"] == [v["name"] for v in told["verdicts"] if v["state"] == "taken"]
+    assert told["error"] == ""
+
+
+def test_a_place_that_stays_empty_is_an_error(capsys):
+    assert main(["plugins", "explain", "ops", "--ops", "nobody", *PLATFORM]) == 1
+    told = capsys.readouterr().out
+    assert "none can be taken" in told
+    assert "There is no ops plugin 'nobody'" in told
+
+
+def test_kinds_that_nobody_takes_yet_say_so(capsys):
+    assert main(["plugins", "explain", "grammar"]) == 0
+    assert "no part of the engine takes plugins of this kind yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["shceduler"], "scheduler"),
+        (["ops", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["ops", "--max-num-seqs", "0"], "max_num_seqs"),
+        (["ops", "--platform", "nobody"], "nobody"),
+        (["ops", "--max-num-seq", "3"], "--max-num-seqs"),
+    ],
+)
+def test_mistakes_are_told_briefly(arguments, told, capsys):
+    assert main(["plugins", "explain", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error and len(error.splitlines()) <= 3
+
+
+def test_the_ask_needs_no_tensor_library(tmp_path):
+    """Only loading a backend may import one: with none installed but asked for, nothing does."""
+    write_tiny_llama(tmp_path)
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'transformers'): sys.modules[name] = None\n"
+        "from dovetail.config import EngineArgs\n"
+        "from dovetail.engine.choice import explain_choice\n"
+        f"args = EngineArgs(model={str(tmp_path)!r}, platform='cpu')\n"
+        "explanation = explain_choice('attention', args)\n"
+        "print(explanation.wanted.ask.head_size, [v.state for v in explanation.verdicts])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("8 [") and "taken" not in done.stdout

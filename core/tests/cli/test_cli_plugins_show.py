@@ -1,0 +1,135 @@
+"""`dovetail plugins show`: what is printed, and what is not imported for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from dovetail.cli import main
+
+SOURCE = """
+from typing import ClassVar
+from pydantic import BaseModel
+from dovetail.interfaces import Policy
+
+print("hello")
+
+class Options(BaseModel):
+    model_config = {"extra": "forbid"}
+    kinds: ClassVar[int] = 3
+    patience: int = 7
+    name: str
+
+class Mine(Policy):
+    static_rank = False
+
+class Wrong:
+    pass
+"""
+MANIFEST = """
+[[plugin]]
+kind = "policy"
+name = "shown"
+api = ">=0.1,<1"
+needs = ["paged_kv_cache"]
+options = "shown_mod:Options"
+rank = 4
+replaces = ["policy:fcfs@dovetail-sched-fcfs"]
+"""
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    package = tmp_path / "shown_mod"
+    package.mkdir()
+    (package / "__init__.py").write_text(SOURCE)
+    (package / "dovetail.toml").write_text(MANIFEST)
+    info = tmp_path / "shown_dist-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shown-dist\nVersion: 2.5\n")
+    (info / "entry_points.txt").write_text(
+        "[dovetail.policy]\nshown = shown_mod:Mine\nwrong = shown_mod:Wrong\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("shown_mod", None)
+
+
+def rows(text):
+    return dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) > 1)
+
+
+def test_everything_is_shown_and_nothing_imported(site, capsys):
+    assert main(["plugins", "show", "policy:shown"]) == 0
+    told = capsys.readouterr().out
+    assert "shown_mod" not in sys.modules
+    shown = rows(told)
+    assert shown["class"].strip() == "shown_mod:Mine"
+    assert shown["distribution"].strip() == "shown-dist 2.5"
+    assert shown["source"].strip() == str(site / "shown_mod/__init__.py")
+    assert "takes in this core's 0.1" in shown["api"]
+    assert shown["needs"].strip() == "paged_kv_cache"
+    assert shown["rank"].strip() == "4"
+    assert shown["roles"].strip() == "engine, frontend, worker"
+    assert "policy:fcfs@dovetail-sched-fcfs, if plugins_allow" in shown["replaces"]
+    assert "shown_mod:Options" in told
+    assert "patience: int = 7" in told and "name: str (must be given)" in told
+    assert "kinds" not in told and "model_config" not in told
+
+
+def test_loading_adds_what_the_class_declares(site, capsys):
+    # `policy` is asked for a class that declares nothing wrong but needs an option.
+    (site / "shown_mod/dovetail.toml").write_text("")
+    assert main(["plugins", "show", "policy:shown@shown-dist", "--load"]) == 0
+    shown = rows(capsys.readouterr().out)
+    assert "meets its contract" in shown["loaded"]
+    assert shown["static_rank"].strip() == "False"
+    assert "printed 'hello'" in shown["note"]
+    assert "none; these are defaults" in shown["manifest"]
+
+
+def test_json_is_one_object(site, capsys):
+    assert main(["plugins", "show", "policy:shown", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["plugin"]["description"]["entry"]["rank"] == 4
+    assert told["plugin"]["options"][0] == {"name": "patience", "type": "int", "default": "7"}
+    assert told["loaded"] is None
+
+
+def test_what_does_not_keep_its_contract_is_told(site, capsys):
+    assert main(["plugins", "show", "policy:wrong", "--load", "--json"]) == 1
+    told = capsys.readouterr()
+    assert "does not meet the contract" in json.loads(told.out)["problem"]
+    assert "does not meet the contract" in told.err
+
+
+def test_a_class_path_is_shown_too(capsys):
+    path = "dovetail.testing.fake_policy:FakePolicy"
+    assert main(["plugins", "show", f"policy:{path}"]) == 0
+    shown = rows(capsys.readouterr().out)
+    assert shown["source"].strip().endswith("dovetail/testing/fake_policy.py")
+    assert "named directly" in shown["distribution"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "told"),
+    [
+        ("shown", "Write policy:shown"),
+        ("polcy:shown", "Did you mean 'policy'"),
+        ("policy:shwn", "Did you mean 'shown'"),
+        ("policy:", "KIND:NAME"),
+        ("nobody", "KIND:NAME"),
+    ],
+)
+def test_mistakes_are_told_with_what_to_write(site, plugin, told, capsys):
+    assert main(["plugins", "show", plugin]) == 2
+    error = capsys.readouterr().err
+    assert told in error and len(error.splitlines()) <= 3
+
+
+def test_a_class_whose_source_is_not_found_is_only_named(site, capsys):
+    (site / "shown_mod/dovetail.toml").write_text(MANIFEST.replace("shown_mod:Opt", "gone:Opt"))
+    assert main(["plugins", "show", "policy:shown"]) == 0
+    assert "gone:Options (its fields cannot be read" in capsys.readouterr().out

@@ -1,0 +1,85 @@
+"""What a model asks of attention: as config.json has it, and as the worker finds it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.config import EngineArgs
+from dovetail.engine.choice import explain_choice
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.attention_ask import read_attention_facts
+from dovetail.plugins.selection import choose_platform
+from dovetail.testing.tiny_model import write_tiny_llama
+
+HEADS = {"num_attention_heads": 4, "hidden_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("fields", "windowed"),
+    [
+        ({}, False),
+        ({"sliding_window": 9}, True),
+        ({"sliding_window": None}, False),
+        ({"sliding_window": 9, "use_sliding_window": False}, False),
+        ({"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, True),
+        ({"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 2}, False),
+        ({"sliding_window": 9, "max_window_layers": 1}, False),
+        ({"sliding_window": 9, "layer_types": ["full_attention"] * 2}, False),
+        ({"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}, True),
+    ],
+)
+def test_a_window_is_read_as_config_json_means_it(fields, windowed):
+    facts = read_attention_facts({**HEADS, "num_hidden_layers": 2, **fields})
+    assert facts.sliding_window is windowed
+
+
+def test_heads_are_read_with_their_defaults():
+    facts = read_attention_facts(HEADS)
+    assert (facts.head_size, facts.num_heads, facts.num_kv_heads) == (8, 4, 4)
+    nested = read_attention_facts({"text_config": {**HEADS, "head_dim": 16}})
+    assert nested.head_size == 16
+    assert read_attention_facts({**HEADS, "attn_logit_softcapping": 50.0}).soft_cap
+    assert read_attention_facts({"vocab_size": 7}) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("MistralForCausalLM", {"sliding_window": 9}),
+        ("MistralForCausalLM", {"sliding_window": None, "head_dim": 16}),
+        ("Qwen2ForCausalLM", {"sliding_window": 9, "max_window_layers": 1}),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1},
+        ),
+        ("Qwen3ForCausalLM", {"num_key_value_heads": 4}),
+    ],
+)
+def test_the_ask_of_config_json_is_the_workers(architecture, fields, tmp_path, monkeypatch):
+    worker = pytest.importorskip("dovetail_torch.worker")
+    contexts = pytest.importorskip("dovetail.testing.contexts")
+    model = write_tiny_llama(tmp_path, architectures=[architecture], **fields)
+    asks = []
+    choose_one = worker.choose_attention
+
+    def spy(plugins, platform, reference, ask):
+        asks.append(ask)
+        return choose_one(plugins, platform, reference, ask)
+
+    monkeypatch.setattr(worker, "choose_attention", spy)
+    platform = choose_platform(PluginRegistry(), "cpu")
+    context = contexts.make_worker_context(model, platform, load_format="dummy")
+    made = worker.TorchWorker(context)
+    made.init_device()
+    made.load_model()
+    made.shutdown()
+    options = {**contexts.SMALL_ENGINE, "load_format": "dummy"}
+    explanation = explain_choice("attention", EngineArgs(model=model, platform="cpu", **options))
+    assert [explanation.wanted.ask] == asks
+
+
+def test_without_a_model_attention_says_that_nothing_is_known_of_the_ask():
+    explanation = explain_choice("attention")
+    assert explanation.wanted.ask is None
+    assert "--model" in explanation.wanted.why

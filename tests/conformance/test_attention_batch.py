@@ -1,0 +1,58 @@
+"""The strict attention backend finds batches that are wrong in one field."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail.interfaces import AttentionBatch
+from dovetail.testing.attention_batch import check_batch
+
+SIZE = 4
+
+
+def right_batch():
+    """Return a batch of a decode, a chunk and a prompt; the second row has a block in reserve."""
+    return AttentionBatch(
+        query_start_R1=torch.tensor([0, 1, 4, 6], dtype=torch.int32),
+        seq_lens_R=torch.tensor([5, 7, 2], dtype=torch.int32),
+        block_table_RM=torch.tensor([[3, 1, 0], [5, 2, 6], [4, 0, 0]], dtype=torch.int32),
+        slot_mapping_T=torch.tensor([4, 8, 9, 10, 16, 17]),
+        query_lens=[1, 3, 2],
+        seq_lens=[5, 7, 2],
+    )
+
+
+def changed(name, place, value):
+    batch = right_batch()
+    column = getattr(batch, name)
+    if isinstance(column, torch.Tensor):
+        column = column.clone()
+    column[place] = value
+    return replace(batch, **{name: column})
+
+
+WRONG = {
+    "another slot": changed("slot_mapping_T", 3, 11),
+    "a slot of the neighbour": changed("slot_mapping_T", 0, 20),
+    "a stale entry": changed("block_table_RM", (2, 2), 7),
+    "a block twice": changed("block_table_RM", (1, 2), 5),
+    "another block": changed("block_table_RM", (0, 1), 2),
+    "host and device differ": changed("seq_lens", 1, 8),
+    "another start": changed("query_start_R1", 2, 3),
+    "other counts": changed("query_lens", 2, 1),
+    "a wide type": replace(right_batch(), seq_lens_R=torch.tensor([5, 7, 2])),
+    "a narrow type": replace(
+        right_batch(), slot_mapping_T=right_batch().slot_mapping_T.to(torch.int32)
+    ),
+}
+
+
+def test_a_right_batch_passes():
+    check_batch(right_batch(), SIZE)
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_batch_is_found(mistake):
+    with pytest.raises(AssertionError):
+        check_batch(WRONG[mistake], SIZE)
