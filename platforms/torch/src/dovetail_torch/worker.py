@@ -28,9 +28,9 @@ from dovetail.interfaces import (
     WorkerContext,
 )
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
 from dovetail.plugins.construction import construct
 from dovetail.plugins.instance import Options, make_instance
-from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail.result import ModelRunnerOutput
 from dovetail_torch.device_runtime import DeviceRuntime
