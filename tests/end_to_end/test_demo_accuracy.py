@@ -105,9 +105,7 @@ def installed(kind: str) -> list[str]:
 )
 def test_the_engine_answers_as_transformers_does(scheduler, attention, per_task, capsys):
     theirs = accuracy_through_transformers(per_task)
-    ours = accuracy_through_engine(
-        per_task, scheduler_cls=scheduler, attention_backend=attention
-    )
+    ours = accuracy_through_engine(per_task, scheduler_cls=scheduler, attention_backend=attention)
     count = len(questions(per_task))
     with capsys.disabled():
         print(f"\n{scheduler}, {attention}: {ours:.2%} of {count}; transformers {theirs:.2%}")

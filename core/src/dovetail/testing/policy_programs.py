@@ -68,6 +68,11 @@ def check_short_seats(referee: Referee, accounts: PolicyAccounts, policy: Policy
     referee.drain()
     if not policy.preempts:
         expect(accounts.num_evicted == 0, "preempts is False, and a seat was taken away")
+    stats = referee.last_stats
+    expect(
+        stats is None or stats.num_preemptions == accounts.num_evicted,
+        f"{stats}: the policy has heard of {accounts.num_evicted} evictions",
+    )
 
 
 def check_newcomer(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
