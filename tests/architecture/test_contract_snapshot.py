@@ -7,6 +7,7 @@ import pytest
 
 from architecture.snapshot import FILE, SHARED, changes, governing_contracts, take, unraised
 
+CHANGELOG = FILE.parents[2] / "core" / "CONTRACTS.md"
 RENEW = "python tests/architecture/snapshot.py --write"
 
 
@@ -22,6 +23,13 @@ def test_contracts_are_as_recorded(current):
     advice = unraised(recorded, current) or ["the versions are raised: now renew the snapshot"]
     assert not found, "\n".join(["contracts changed:", *lines, *advice, f"then: {RENEW}"])
     assert recorded["versions"] == current["versions"], f"renew the snapshot: {RENEW}"
+
+
+def test_every_version_has_its_line_in_the_changelog(current):
+    text = CHANGELOG.read_text("utf-8")
+    for contract, version in current["versions"].items():
+        line = f"| {contract} | {version} |"
+        assert line in text, f"say what changed: core/CONTRACTS.md lacks '{line}'"
 
 
 def test_every_module_has_a_version_that_speaks_for_it(current):
