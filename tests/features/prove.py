@@ -21,7 +21,8 @@ def outcomes(tests: list[str], *options: str) -> dict[str, set[str]]:
     """Run `tests` and return, for each, the outcomes of its cases: passed, failed, skipped."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options]
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "junit_family=xunit1"]
+        command += [f"--junitxml={report}", *options]
         subprocess.run([*command, *tests], cwd=ROOT, check=False, capture_output=True)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     return {test: {_outcome(case) for case in cases if _is_of(case, test)} for test in tests}
