@@ -1,7 +1,6 @@
 """The conformance suite of the executor contract, for any executor.
 
-It brings its own workers: strict ones, slow ones and ones that fail on demand. They are classes of
-this module, so that an executor may make them in other processes. Needs no model and no device.
+It brings its own workers (`executor_workers`). Needs no model and no device.
 """
 
 from __future__ import annotations
@@ -26,8 +25,17 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail.testing.case import Case
 from dovetail.testing.contexts import SMALL_ENGINE, make_executor_context, write_fake_config
+from dovetail.testing.executor_workers import (
+    SLOW_S,
+    FailingWorker,
+    ObedientWorker,
+    SlowWorker,
+    UnloadableWorker,
+    count_calls,
+    read_log,
+)
 from dovetail.testing.expectation import NotHere, expect, expect_error, judging
-from dovetail.testing.fake_worker import DEFAULT_VOCAB_SIZE, FakeWorker
+from dovetail.testing.fake_worker import DEFAULT_VOCAB_SIZE
 from dovetail.testing.row_model import RowModel
 
 NUM_BLOCKS = 33
@@ -45,46 +53,6 @@ _START = [
 ]
 
 
-class ObedientWorker(FakeWorker):
-    """A strict worker with a few operations of its own."""
-
-    def recorded_calls(self) -> list[str]:
-        """Return the names of the methods called so far."""
-        return list(self.calls)
-
-    def add(self, left: int, *, right: int) -> int:
-        """Return the sum."""
-        return left + right
-
-    def dawdle(self, seconds: float) -> str:
-        """Return "done" after `seconds`."""
-        Event().wait(seconds)
-        return "done"
-
-
-class FailingWorker(ObedientWorker):
-    """Fails when it executes step 2."""
-
-    def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute plans, but for one."""
-        if plan.step_id == 2:
-            raise RuntimeError("a failure on demand")
-        super().execute_model(plan)
-
-
-class UnloadableWorker(ObedientWorker):
-    """Cannot load its model."""
-
-    def load_model(self) -> None:
-        """Refuse."""
-        raise ModelError("there is no model, on demand")
-
-
-def count_calls(worker: ObedientWorker, offset: int) -> int:
-    """Return how many calls a worker has had, and `offset`; an operation that is a callable."""
-    return len(worker.recorded_calls()) + offset
-
-
 def check_executor(executor_cls: type[Executor], *, takes_callables: bool = True) -> None:
     """Check an executor against its whole contract; raise AssertionError with the law broken.
 
@@ -98,6 +66,7 @@ def check_executor(executor_cls: type[Executor], *, takes_callables: bool = True
 def executor_cases(executor_cls: type[Executor], *, takes_callables: bool = True) -> Iterator[Case]:
     """Yield the suite's cases, at one and at two steps at a time."""
     yield Case(name="a model that cannot be loaded", run=partial(_check_unloadable, executor_cls))
+    yield Case(name="the end within a step", run=partial(_check_end, executor_cls))
     for ahead in (False, True):
         steps = "two steps" if ahead else "one step"
         for name, check in _CHECKS.items():
@@ -113,28 +82,51 @@ def _check_with(
 ) -> None:
     """Check a new executor of a worker that is right, or fails on demand where that is checked."""
     worker_cls = FailingWorker if check is _check_failure else ObedientWorker
-    with judging("in the constructor"):
-        executor = _make(executor_cls, worker_cls, ahead=ahead)
-    with judging(f"in {check.__name__}, asked to plan ahead: {ahead}"):
-        try:
-            most = executor.max_concurrent_steps
-            expect(most in (1, 2), f"max_concurrent_steps is {most}; it must be 1 or 2")
-            if ahead and most == 1:
-                raise NotHere("it does one step at a time only")
-            check(executor)
-        finally:
-            executor.shutdown()
+    with TemporaryDirectory() as folder:
+        with judging("in the constructor"):
+            executor = _make(executor_cls, worker_cls, Path(folder), ahead=ahead)
+        with judging(f"in {check.__name__}, asked to plan ahead: {ahead}"):
+            try:
+                _check_depth(executor, ahead=ahead)
+                check(executor)
+            finally:
+                executor.shutdown()
+            expect("shutdown" in read_log(Path(folder)), "after shutdown its worker lives on")
+
+
+def _check_depth(executor: Executor, *, ahead: bool) -> None:
+    most = executor.max_concurrent_steps
+    expect(most in (1, 2), f"max_concurrent_steps is {most}; it must be 1 or 2")
+    expect(ahead or most == 1, f"max_concurrent_steps is {most} with async_scheduling=False")
+    if ahead and most == 1:
+        raise NotHere("it does one step at a time only")
 
 
 def _check_unloadable(executor_cls: type[Executor]) -> None:
     law = "the constructor hands on why a model cannot be loaded"
-    expect_error(ModelError, lambda: _make(executor_cls, UnloadableWorker, ahead=False), law)
-
-
-def _make(executor_cls: type[Executor], worker_cls: type[WorkerBase], *, ahead: bool) -> Executor:
     with TemporaryDirectory() as folder:
-        model_dir = write_fake_config(Path(folder))
-        return executor_cls(make_executor_context(model_dir, worker_cls, async_scheduling=ahead))
+        make = partial(_make, executor_cls, UnloadableWorker, Path(folder), ahead=False)
+        expect_error(ModelError, make, law)
+        expect("shutdown" in read_log(Path(folder)), "a worker that failed to load lives on")
+
+
+def _check_end(executor_cls: type[Executor]) -> None:
+    """The end waits for what is being done: a worker is not shut down within a step."""
+    with judging("in the end"), TemporaryDirectory() as folder:
+        executor = _make(executor_cls, SlowWorker, Path(folder), ahead=True)
+        start(executor)
+        executor.execute_model(make_plans()[0])
+        executor.shutdown()
+        Event().wait(2 * SLOW_S)
+        log = read_log(Path(folder))
+        expect(log[-1:] == ["shutdown"], f"a worker did {log}; the end comes last")
+
+
+def _make(
+    executor_cls: type[Executor], worker_cls: type[WorkerBase], folder: Path, *, ahead: bool
+) -> Executor:
+    model_dir = write_fake_config(folder)
+    return executor_cls(make_executor_context(model_dir, worker_cls, async_scheduling=ahead))
 
 
 def make_plans() -> list[SchedulerOutput]:
@@ -249,6 +241,8 @@ def _check_steps(executor: Executor) -> None:
         steps == ["execute_model", "sample_tokens"] * len(plans),
         f"the worker was called {steps}",
     )
+    threads = executor.collective_rpc("num_threads")
+    expect(threads == [1] * len(threads), f"steps came from {threads} threads; one is right")
 
 
 def _check_operations(executor: Executor) -> None:

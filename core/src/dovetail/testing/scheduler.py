@@ -205,6 +205,26 @@ def _check_refusals(
         expect_error(RequestError, partial(add, make_request("a", prompt)), law)
     referee.add(make_request("a", range(15), max_tokens=9))
     referee.drain()
+    if keeps_cache:
+        long = replace(_LIMITS, max_num_batched_tokens=64, max_model_len=64)
+        add = _referee(scheduler_cls, policy, keeps_cache, limits=long).scheduler.add_request
+        law = "a prompt that is larger than the cache is refused"
+        expect_error(RequestError, partial(add, make_request("a", range(33))), law)
+
+
+def _check_every_block(
+    scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
+) -> None:
+    """One request alone may need every block, at once or one after the other."""
+    for num_prompt in (3, 13):
+        kv_cache = make_kv_cache(num_blocks=5, block_size=4, keeps=keeps_cache)
+        limits = replace(_LIMITS, max_num_batched_tokens=16)
+        program = Program(seed=0, limits=limits, kv_cache=kv_cache)
+        referee = Referee(scheduler_cls, program, policy=policy)
+        referee.add(make_request("a", range(num_prompt), max_tokens=15 - num_prompt))
+        referee.drain()
+        stats = referee.last_stats
+        expect(stats is None or not stats.num_preemptions, f"{stats}: one request was alone")
 
 
 def _check_aborts(
@@ -229,4 +249,5 @@ _CHECKS: Mapping[str, _Check] = {
     "idle": _check_idle,
     "what must be refused": _check_refusals,
     "aborts": _check_aborts,
+    "every block": _check_every_block,
 }

@@ -331,6 +331,8 @@ class Referee:
         )
         expect(stats.num_scheduled_tokens == plan.total_num_tokens, f"{stats}: tokens of the plan")
         self._check_usage(stats)
+        asked = self.limits.enable_prefix_caching or not stats.prefix_queries
+        expect(asked, f"{stats}: prefixes are looked up, and prefix caching is off")
         self._accounts.check(stats)
         self.last_stats = stats
 

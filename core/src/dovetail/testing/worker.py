@@ -27,6 +27,8 @@ NUM_TOKENS = 5
 PROMPT_LENGTHS = (1, 5, 9, 14)
 BLOCK_SIZE = 4
 """Of models that keep nothing, so that no spec states one."""
+LONGEST = 64
+MAX_STEP_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,34 @@ def _check_chunks(case: _Case) -> None:
         rig.leave(2)
 
 
+def _check_dependence(case: _Case) -> None:
+    """What comes depends on the prompt: on its last token, and by way of a cache on its first."""
+    places = (-1, 0) if case.keeps_cache else (-1,)
+    for place in places:
+        found = set()
+        for change in range(1, 7):
+            prompt = list(case.prompts[2])
+            prompt[place] = (prompt[place] + change) % case.info.vocab_size
+            case.rig.join(0, prompt)
+            found.add(tuple(case.rig.generate(0, 2)))
+            case.rig.leave(0)
+        expect(len(found) > 1, f"whatever stands at place {place} of a prompt, {found} comes")
+
+
+def _check_longest(case: _Case) -> None:
+    """A request as long as any may be, in two ways of cutting it."""
+    rng, vocab_size = Random(5), case.info.vocab_size
+    prompt = [rng.randrange(vocab_size) for _ in range(LONGEST - NUM_TOKENS)]
+    found = []
+    for first in (MAX_STEP_TOKENS, MAX_STEP_TOKENS - 5):
+        case.rig.join(0, prompt)
+        case.rig.run(0, first)
+        case.rig.step()
+        found.append(case.rig.generate(0, NUM_TOKENS))
+        case.rig.leave(0)
+    expect(found[0] == found[1], f"a request of {LONGEST} tokens gives {found[0]}, and {found[1]}")
+
+
 def _check_together(case: _Case) -> None:
     """Rows that join one after another and run in changing order do not see each other."""
     rig = case.rig
@@ -345,6 +375,8 @@ _CHECKS: Mapping[str, Callable[[_Case], None]] = {
     "rows used again": _check_reuse,
     "leave and join in one plan": _check_leave_and_join,
     "a prompt in pieces": _check_chunks,
+    "what a token depends on": _check_dependence,
+    "as long as may be": _check_longest,
     "rows side by side": _check_together,
     "a mixed plan": _check_mixed_plan,
     "resumed after a preemption": _check_resume,
