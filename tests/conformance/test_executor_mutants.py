@@ -1,6 +1,7 @@
 """The executor suite finds executors that are wrong: each mutant makes one mistake."""
 
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -141,7 +142,53 @@ class NeverDone(FakeExecutor):
         return future
 
 
+class TwoThreads(UniprocExecutor):
+    """Works with two threads at a time."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = ThreadPoolExecutor(max_workers=2)
+
+    def execute_model(self, plan):
+        done = super().execute_model(plan)
+        if self._thread is not None:
+            self._thread.submit(time.sleep, 0.02)
+        return done
+
+
+class EndsWithinAStep(UniprocExecutor):
+    """Shuts its worker down while that is at work."""
+
+    def shutdown(self):
+        if not self._closed and self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._closed = True
+            self._worker.shutdown()
+        super().shutdown()
+
+
+class ForgetsItsWorker(FakeExecutor):
+    """Lets its worker live on."""
+
+    def shutdown(self):
+        self._dead = "it was shut down"
+
+
+class AheadUnasked(UniprocExecutor):
+    """Takes two steps at a time, whatever was asked."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.max_concurrent_steps = 2
+
+
 MUTANTS = [
+    TwoThreads,
+    EndsWithinAStep,
+    ForgetsItsWorker,
+    AheadUnasked,
     Reorders,
     ExecutesTwice,
     SamplesLate,

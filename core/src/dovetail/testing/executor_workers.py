@@ -87,10 +87,12 @@ class SlowWorker(ObedientWorker):
     """Takes its time over each plan, and notes when it is done."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute a plan, slowly."""
+        """Execute a plan, slowly; note its end also where it fails."""
         Event().wait(SLOW_S)
-        super().execute_model(plan)
-        self.note("executed")
+        try:
+            super().execute_model(plan)
+        finally:
+            self.note("executed")
 
 
 def read_log(model_dir: Path) -> list[str]:
