@@ -1,7 +1,7 @@
 """Records what the commands of docs/plugins/commands.md print: run this file to renew the page.
 
 Each block ```console begins with a command; the lines below it are replaced by what it prints now.
-The commands run in an empty folder with a model directory `tiny-llama` in it.
+The commands run in an empty folder, on the demo model.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from dovetail.testing.tiny_model import write_tiny_llama
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plugins" / "commands.md"
 COLUMNS = 120
@@ -50,8 +48,6 @@ def main() -> None:
     """Write the page anew."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "tiny-llama").mkdir()
-        write_tiny_llama(folder / "tiny-llama")
 
         def renew(block: re.Match[str]) -> str:
             return f"```console\n$ {block[1]}\n{printed(block[1], folder)}```"
