@@ -270,7 +270,9 @@ def test_ctrl_c_and_ctrl_d_on_a_terminal(spell) -> None:
     terminal = Terminal("chat", *options, "--max-num-seqs", "1", "--max-tokens", "1000000")
     try:
         terminal.wait_for("> ")
-        terminal.type("half a line\x03")
+        terminal.type("half a line")
+        terminal.wait_for("half a line")  # echoed: the line is being read, and Ctrl-C is its
+        terminal.type("\x03")
         terminal.wait_for("> ", times=2)
         terminal.type("go\n")
         terminal.wait_for("abc abc")
