@@ -1,0 +1,237 @@
+"""How near the packed linears of dovetail-cpu-kernels come to what the machine can do.
+
+Method: each weight of a 0.6 B model's shapes is packed once and copied until the copies have at
+least 160 MB, so that nothing stays in a cache; one pass over the copies is one native replay.
+Beside every measurement, in the same run and by the same threads, the read bandwidth (256 MiB) and
+the peak of the multiply instruction in registers are probed: the first percentage is weight bytes
+per second against the bandwidth, the second operations per second against the peak. Median of 7
+passes, 3 above 64 rows. `--team` is a decode-like pass, alone and beside one busy process.
+
+    python bench/cpu_kernels.py [--kinds bf16,int8,int4] [--group 32] [--threads 1,2]
+        [--rows 1,2,4,8,16,32,64,256,512] [--shapes qkv,o,gate_up,down,head] [--team] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import dovetail_cpu_kernels as native
+from dovetail_cpu_kernels import linear, probe
+
+SHAPES = {
+    "qkv": (4096, 1024),
+    "o": (1024, 2048),
+    "gate_up": (6144, 1024),
+    "down": (1024, 3072),
+    "head": (151936, 1024),
+}
+MIN_BYTES = 160 << 20
+PROBE_BYTES = 256 << 20
+TEAM_LAYERS = 28
+HOG_PASSES = 60
+
+
+class Call(ctypes.Structure):
+    """`dk_call`."""
+
+    _fields_ = (("fn", ctypes.c_void_p), ("args", ctypes.c_void_p))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of the table; rates per second, `*_share` against the probe of the same run."""
+
+    kind: str
+    shape: str
+    threads: int
+    rows: int
+    us: float
+    gb: float
+    bandwidth_share: float
+    gflop: float
+    peak_share: float
+    spread: float
+
+
+class Memory:
+    """Native memory, given back at the end of a `with`."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.address = native.library().dk_alloc(num_bytes)
+
+    def __enter__(self) -> int:
+        """Return the address."""
+        return self.address
+
+    def __exit__(self, *_: object) -> None:
+        """Unmap it."""
+        native.library().dk_free(self.address, self.num_bytes)
+
+
+def fill_bf16(address: int, count: int, seed: int) -> None:
+    """Write `count` bf16 values between 1 and 2 in magnitude, of both signs."""
+    block = random.Random(seed).randbytes(1 << 20)
+    words = bytearray(block)
+    words[1::2] = bytes((byte & 0x80) | 0x3F for byte in words[1::2])
+    for at in range(0, count * 2, len(words)):
+        ctypes.memmove(address + at, bytes(words), min(len(words), count * 2 - at))
+
+
+def timed_passes(calls: ctypes.Array[Call], repeats: int) -> list[float]:
+    """Return the seconds of each of `repeats` replays of `calls`, after one to warm up."""
+    library, times = native.library(), []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        library.dk_replay(ctypes.addressof(calls), len(calls))
+        times.append(time.perf_counter() - began)
+    return times[1:]
+
+
+def calls_of(kind: int, args: list[linear.LinearArgs]) -> ctypes.Array[Call]:
+    """Return the recorded calls of `args`."""
+    function = ctypes.cast(linear.operation(kind), ctypes.c_void_p).value
+    return (Call * len(args))(*(Call(function, ctypes.addressof(one)) for one in args))
+
+
+def measure(name: str, kind: int, group: int, wish: argparse.Namespace) -> Iterator[Figure]:
+    """Yield the figures of one weight, over threads and rows."""
+    N, K = SHAPES[name]
+    shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group if kind == linear.INT4 else 0)
+    size = -(-shape.num_bytes // 4096) * 4096
+    copies = max(2, MIN_BYTES // size + 1)
+    most = max(wish.rows)
+    with (
+        Memory(N * K * 2) as weight,
+        Memory(size * copies) as packed,
+        Memory(most * (K + N) * 2) as rows,
+        Memory(PROBE_BYTES) as probed,
+    ):
+        fill_bf16(weight, N * K, seed=N)
+        fill_bf16(rows, most * K, seed=K)
+        ctypes.memset(probed, 1, PROBE_BYTES)
+        linear.pack(shape, weight, packed)
+        for copy in range(1, copies):
+            ctypes.memmove(packed + copy * size, packed, shape.num_bytes)
+        args = [linear.new_args(shape, packed + copy * size) for copy in range(copies)]
+        for one in args:
+            one.x, one.y = rows, rows + most * K * 2
+        for threads in wish.threads:
+            native.set_num_threads(threads)
+            for count in wish.rows:
+                yield figure_of(name, shape, args, count, probed)
+
+
+def figure_of(
+    name: str, shape: linear.PackedLinear, args: list[linear.LinearArgs], count: int, probed: int
+) -> Figure:
+    """Measure `count` rows, with the probes before and behind."""
+    used = args if count <= 64 else args[: max(1, len(args) // 8)]
+    for one in used:
+        one.M = count
+    bandwidth = [probe.read_bandwidth(probed, PROBE_BYTES) for _ in range(2)][1:]
+    instruction = linear.BF16 if shape.kind == linear.BF16 else linear.INT8
+    peak = probe.multiply_rate(instruction)
+    times = timed_passes(calls_of(shape.kind, used), 7 if count <= 64 else 3)
+    bandwidth.append(probe.read_bandwidth(probed, PROBE_BYTES))
+    seconds = statistics.median(times) / len(used)
+    rate, flops = shape.num_bytes / seconds, 2 * count * shape.N * shape.K / seconds
+    return Figure(
+        kind=linear.KIND_NAMES[shape.kind] + (f"g{shape.group}" if shape.group else ""),
+        shape=name,
+        threads=native.num_threads(),
+        rows=count,
+        us=seconds * 1e6,
+        gb=rate / 1e9,
+        bandwidth_share=rate / statistics.mean(bandwidth),
+        gflop=flops / 1e9,
+        peak_share=flops / peak,
+        spread=(max(times) - min(times)) / statistics.median(times),
+    )
+
+
+def burn() -> None:
+    """Keep one core busy until killed."""
+    while True:
+        pass
+
+
+def measure_team() -> dict[str, float]:
+    """Return milliseconds of a decode-like pass of 112 linears, alone and beside a hog."""
+    shapes = [linear.PackedLinear(kind=linear.BF16, N=N, K=K) for N, K in list(SHAPES.values())[:4]]
+    sizes = [-(-shape.num_bytes // 4096) * 4096 for shape in shapes]
+    native.set_num_threads(os.cpu_count() or 1)
+    with Memory(sum(sizes) * TEAM_LAYERS) as packed, Memory(1 << 20) as rows:
+        ctypes.memset(packed, 0, sum(sizes) * TEAM_LAYERS)
+        args, at = [], packed
+        for _ in range(TEAM_LAYERS):
+            for shape, size in zip(shapes, sizes, strict=True):
+                one = linear.new_args(shape, at)
+                one.x, one.y, one.M = rows, rows + (1 << 19), 1
+                args.append(one)
+                at += size
+        calls = calls_of(linear.BF16, args)
+        alone = timed_passes(calls, HOG_PASSES)
+        hog = multiprocessing.get_context("spawn").Process(target=burn, daemon=True)
+        hog.start()
+        time.sleep(1.0)
+        beside = timed_passes(calls, HOG_PASSES)
+        hog.kill()
+        hog.join()
+    return {
+        "alone_ms": statistics.median(alone) * 1e3,
+        "hog_ms": statistics.median(beside) * 1e3,
+        "hog_mean_ms": statistics.mean(beside) * 1e3,
+        "hog_worst_ms": max(beside) * 1e3,
+    }
+
+
+def numbers(text: str) -> list[int]:
+    """Parse a list of integers."""
+    return [int(word) for word in text.split(",")]
+
+
+def main() -> None:
+    """Measure what was asked and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--kinds", default="bf16,int8,int4", type=lambda text: text.split(","))
+    parser.add_argument("--shapes", default="qkv,head", type=lambda text: text.split(","))
+    parser.add_argument("--threads", default="1,2", type=numbers)
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64,256,512", type=numbers)
+    parser.add_argument("--group", default=32, type=int)
+    parser.add_argument("--team", action="store_true")
+    parser.add_argument("--json")
+    wish = parser.parse_args()
+    print(native.status())
+    figures = []
+    for kind in wish.kinds:
+        for name in wish.shapes:
+            for one in measure(name, linear.KIND_NAMES.index(kind), wish.group, wish):
+                figures.append(one)
+                print(
+                    f"{one.kind:8} {one.shape:8} T={one.threads} M={one.rows:4} {one.us:9.1f} us  "
+                    f"{one.gb:6.1f} GB/s ({one.bandwidth_share:4.0%})  "
+                    f"{one.gflop:7.1f} GFLOP/s ({one.peak_share:4.0%})  spread {one.spread:4.0%}",
+                    flush=True,
+                )
+    team = measure_team() if wish.team else {}
+    for key, value in team.items():
+        print(f"team {key:14} {value:7.2f}")
+    if wish.json:
+        with open(wish.json, "w", encoding="utf-8") as file:
+            json.dump({"linear": [asdict(one) for one in figures], "team": team}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+/* The C ABI of the small operations between the products. As in dovetail_kernels.h: nothing is
+ * checked here, strides count elements, bf16 in and out, float32 within. Rows may be views: of
+ * [outer, inner, size] only the last dimension is contiguous. A row's bits depend on that row only.
+ */
+#ifndef DOVETAIL_OPS_H
+#define DOVETAIL_OPS_H
+
+#include "dovetail_kernels.h"
+
+/* y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension. y may be x. */
+typedef struct dk_rms_norm_args {
+  const void* x; /* bf16 [outer, inner, size] */
+  void* y;       /* bf16, the same shape */
+  int64_t num_outer, num_inner;
+  int64_t x_outer_stride, x_inner_stride;
+  int64_t y_outer_stride, y_inner_stride;
+  const void* weight; /* bf16 [size] */
+  int64_t size;
+  float eps;
+  float weight_offset; /* 1 for weights that are stored as differences from 1, else 0 */
+} dk_rms_norm_args;
+DK_API void dk_rms_norm(const dk_rms_norm_args* args);
+
+/* residual = x + residual, rounded to bf16; y = the norm of that, as above. y may be x. */
+typedef struct dk_add_rms_norm_args {
+  const void* x;  /* bf16 [rows, size] */
+  void* residual; /* bf16 [rows, size]; changed */
+  void* y;        /* bf16 [rows, size] */
+  int64_t num_rows;
+  int64_t x_stride, residual_stride, y_stride;
+  const void* weight; /* bf16 [size] */
+  int64_t size;
+  float eps;
+  float weight_offset;
+} dk_add_rms_norm_args;
+DK_API void dk_add_rms_norm(const dk_add_rms_norm_args* args);
+
+/* Turn queries and keys by their positions, in halves: of the first `rotary_size` features i of the
+ * first half turns with i of the second. Features beyond it pass through. Outputs may be inputs. */
+typedef struct dk_rotary_args {
+  const void* q; /* bf16 [tokens, heads, head_size] */
+  const void* k; /* bf16 [tokens, kv heads, head_size] */
+  void* q_out;
+  void* k_out;
+  const int64_t* positions; /* [tokens] */
+  int64_t num_tokens;
+  int64_t q_token_stride, q_head_stride;
+  int64_t k_token_stride, k_head_stride;
+  int64_t q_out_token_stride, q_out_head_stride;
+  int64_t k_out_token_stride, k_out_head_stride;
+  const float* cos_sin; /* [positions, rotary_size]: cosines, then sines; rows contiguous */
+  int64_t num_heads, num_kv_heads, head_size;
+  int64_t rotary_size; /* even */
+} dk_rotary_args;
+DK_API void dk_rotary(const dk_rotary_args* args);
+
+/* y[i] = f(x[i]) * x[size + i]: f = silu, or gelu by its tanh form. */
+typedef struct dk_gate_mul_args {
+  const void* x; /* bf16 [rows, 2 size] */
+  void* y;       /* bf16 [rows, size] */
+  int64_t num_rows;
+  int64_t x_stride, y_stride;
+  int64_t size;
+} dk_gate_mul_args;
+DK_API void dk_silu_mul(const dk_gate_mul_args* args);
+DK_API void dk_gelu_tanh_mul(const dk_gate_mul_args* args);
+
+/* y[t] = table[ids[t]]. */
+typedef struct dk_embedding_args {
+  const int64_t* ids; /* [tokens], each a row of the table */
+  void* y;            /* bf16 [tokens, size] */
+  int64_t num_tokens;
+  int64_t y_stride;
+  const void* table; /* bf16 [rows, size] */
+  int64_t table_stride;
+  int64_t size;
+} dk_embedding_args;
+DK_API void dk_embedding(const dk_embedding_args* args);
+
+#endif

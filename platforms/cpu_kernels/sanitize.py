@@ -1,0 +1,66 @@
+"""Run every kernel at every level under the address and undefined-behaviour sanitizers.
+
+Compiles the library's sources and `sanitize/*.cpp` into one program and runs it: random shapes on
+exactly sized memory, results held against plain sums (`sanitize/cases.h` says how to add a case).
+Ends with the program's status; 0 means that all is well.
+
+    python platforms/cpu_kernels/sanitize.py [--turns 12] [--folder DIR] [--thread]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+
+
+def build_driver(folder: Path, sanitizers: str) -> Path:
+    """Compile library and cases into `folder`; return the program. Raises BuildError."""
+    setup: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    flags = (*setup["FLAGS"], *FLAGS, f"-fsanitize={sanitizers}")
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = [
+        setup["Object"](source=source, path=folder / f"{source.stem}.o", flags=())
+        for source in sorted((ROOT / "sanitize").glob("*.cpp"))
+    ]
+    objects = [*setup["plan"](folder), *cases]
+    setup["compile_all"](compiler, objects, flags)
+    program = folder / "driver"
+    paths = [str(one.path) for one in objects]
+    setup["run"]([*compiler, *flags, *paths, "-o", str(program)], "linking the driver")
+    return program
+
+
+def main() -> None:
+    """Build, run, and end with the driver's status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--turns", type=int, default=12, help="runs of each case at each level")
+    parser.add_argument("--folder", type=Path, help="keep the objects here; only changes compile")
+    parser.add_argument("--thread", action="store_true", help="look for data races instead")
+    wish = parser.parse_args()
+    sanitizers = "thread" if wish.thread else "address,undefined"
+    with tempfile.TemporaryDirectory() as temporary:
+        began = time.monotonic()
+        program = build_driver(wish.folder or Path(temporary), sanitizers)
+        built = time.monotonic()
+        done = subprocess.run([str(program), str(wish.turns)], check=False)
+        ran = time.monotonic() - built
+    print(f"sanitize: built in {built - began:.0f} s, ran {ran:.0f} s, status {done.returncode}")
+    sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+// Attention: random batches in two steps, every window, cap and cache, held against sums in double.
+#include <cmath>
+#include <vector>
+
+#include "cases.h"
+#include "dovetail_attention.h"
+
+namespace {
+
+using cases::Buffer;
+using cases::Random;
+
+struct Shape {
+  int64_t runs, kv_heads, group, size, block_size, kind, window, num_blocks, width;
+  float scale, soft_cap;
+  int64_t heads() const { return kv_heads * group; }
+};
+
+// A row as it should be: all its keys and values, in the order of positions.
+struct Row {
+  std::vector<int32_t> blocks;
+  std::vector<float> keys, values;  // [positions, kv heads, size]
+  int64_t length = 0;
+};
+
+Shape random_shape(Random& random) {
+  static const int64_t sizes[] = {16, 32, 48, 64, 80, 96, 128, 256};
+  static const int64_t block_sizes[] = {16, 32, 48, 64};
+  Shape s{};
+  s.runs = random.between(1, 5);
+  s.kv_heads = random.between(1, 3);
+  s.group = random.coin() ? random.between(1, 4) : random.between(1, 13);
+  s.size = sizes[random.below(8)];
+  s.block_size = block_sizes[random.below(4)];
+  s.kind = random.coin() ? DK_CACHE_BF16 : DK_CACHE_INT8;
+  s.window = random.coin() ? 0 : random.between(1, 400);
+  s.scale = 1.0f / std::sqrt(static_cast<float>(s.size));
+  s.soft_cap = random.coin() ? 0.0f : 2.0f;
+  return s;
+}
+
+// One step over a cache, all its memory exactly as large as it must be.
+class Step {
+ public:
+  Step(Random& random, const Shape& s, std::vector<Row>& rows, Buffer<char>& cache)
+      : s_(s), rows_(rows), start_(s.runs + 1), lens_(s.runs), table_(s.runs * s.width) {
+    for (int64_t r = 0; r < s.runs; ++r) {
+      const int64_t kinds[] = {1, 1, random.between(1, 9), random.between(0, 70)};
+      const int64_t query_len = rows[r].length == 0 && random.coin() ? random.between(250, 300)
+                                                                      : kinds[random.below(4)];
+      start_[r + 1] = start_[r] + static_cast<int32_t>(query_len);
+      rows[r].length += query_len;
+      lens_[r] = static_cast<int32_t>(rows[r].length);
+      for (size_t b = 0; b < rows[r].blocks.size(); ++b) {
+        table_[r * s.width + b] = rows[r].blocks[b];
+      }
+    }
+    run(random, cache);
+  }
+
+ private:
+  void run(Random& random, Buffer<char>& cache) {
+    const int64_t tokens = start_[s_.runs], all = s_.heads() + 2 * s_.kv_heads;
+    const int64_t token_stride = all * s_.size + random.below(5);
+    Buffer<uint16_t> qkv(tokens * token_stride, random.below(8));
+    Buffer<uint16_t> out(tokens * s_.heads() * s_.size, random.below(8));
+    Buffer<int64_t> slots(tokens);
+    Buffer<float> workspace(random.coin() ? 0 : 40000);
+    cases::fill(qkv, random);
+    for (int64_t r = 0; r < s_.runs; ++r) add_tokens(qkv, token_stride, slots, r);
+    const dk_attention_batch batch{s_.runs, tokens};
+    dk_attention_args a{};
+    a.q = qkv.data();
+    a.k = qkv.data() + s_.heads() * s_.size;
+    a.v = qkv.data() + (s_.heads() + s_.kv_heads) * s_.size;
+    a.out = out.data();
+    a.q_token_stride = a.k_token_stride = a.v_token_stride = token_stride;
+    a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = s_.size;
+    a.out_token_stride = s_.heads() * s_.size;
+    a.cache = cache.data();
+    a.block_stride = dk_attention_block_bytes(s_.kv_heads, s_.size, s_.block_size, s_.kind);
+    a.batch = &batch;
+    a.query_start = start_.data();
+    a.seq_lens = lens_.data();
+    a.block_table = table_.data();
+    a.slot_mapping = slots.data();
+    a.block_table_stride = s_.width;
+    a.workspace = workspace.data();
+    a.workspace_floats = workspace.size();
+    a.num_heads = s_.heads();
+    a.num_kv_heads = s_.kv_heads;
+    a.head_size = s_.size;
+    a.block_size = s_.block_size;
+    a.cache_kind = s_.kind;
+    a.window = s_.window;
+    a.scale = s_.scale;
+    a.soft_cap = s_.soft_cap;
+    dk_attention(&a);
+    for (int n = 0; n < 12 && tokens; ++n) check_one(random, qkv, token_stride, out);
+  }
+
+  void add_tokens(Buffer<uint16_t>& qkv, int64_t token_stride, Buffer<int64_t>& slots, int64_t r) {
+    Row& row = rows_[r];
+    for (int64_t t = start_[r]; t < start_[r + 1]; ++t) {
+      const int64_t position = row.length - start_[r + 1] + t;
+      slots[t] = row.blocks[position / s_.block_size] * s_.block_size + position % s_.block_size;
+      for (int64_t i = 0; i < s_.kv_heads * s_.size; ++i) {
+        const int64_t at = t * token_stride + s_.heads() * s_.size + i;
+        row.keys.push_back(cases::from_bf16(qkv[at]));
+        row.values.push_back(cases::from_bf16(qkv[at + s_.kv_heads * s_.size]));
+      }
+    }
+  }
+
+  void check_one(Random& random, Buffer<uint16_t>& qkv, int64_t token_stride,
+                 Buffer<uint16_t>& out) {
+    const int64_t t = random.below(start_[s_.runs]), head = random.below(s_.heads());
+    int64_t r = 0;
+    while (start_[r + 1] <= t) ++r;
+    const Row& row = rows_[r];
+    const int64_t position = row.length - start_[r + 1] + t, kv_head = head / s_.group;
+    const int64_t first = s_.window && position + 1 > s_.window ? position + 1 - s_.window : 0;
+    std::vector<double> weights;
+    double sum = 0;
+    for (int64_t p = first; p <= position; ++p) {
+      double score = 0;
+      for (int64_t d = 0; d < s_.size; ++d) {
+        score += static_cast<double>(cases::from_bf16(qkv[t * token_stride + head * s_.size + d])) *
+                 row.keys[(p * s_.kv_heads + kv_head) * s_.size + d];
+      }
+      score *= s_.scale;
+      if (s_.soft_cap > 0) score = s_.soft_cap * std::tanh(score / s_.soft_cap);
+      weights.push_back(std::exp(score));
+      sum += weights.back();
+    }
+    for (int64_t d = 0; d < s_.size; ++d) {
+      double want = 0;
+      for (int64_t p = first; p <= position; ++p) {
+        want += weights[p - first] / sum * row.values[(p * s_.kv_heads + kv_head) * s_.size + d];
+      }
+      const double got = cases::from_bf16(out[(t * s_.heads() + head) * s_.size + d]);
+      const double tolerance = s_.kind == DK_CACHE_INT8 ? 0.03 : 0.012;
+      cases::check(std::fabs(got - want) < tolerance, "attention is wrong");
+    }
+  }
+
+  const Shape& s_;
+  std::vector<Row>& rows_;
+  Buffer<int32_t> start_, lens_, table_;
+};
+
+}  // namespace
+
+DK_CASE(attention) {
+  Shape s = random_shape(random);
+  std::vector<Row> rows(s.runs);
+  int32_t next = 1;
+  s.width = 0;
+  for (Row& row : rows) {
+    const int64_t num_blocks = (2 * 300 + s.block_size - 1) / s.block_size;
+    for (int64_t b = 0; b < num_blocks; ++b) row.blocks.push_back(next++);
+    if (num_blocks > s.width) s.width = num_blocks;
+  }
+  Buffer<char> cache(next * dk_attention_block_bytes(s.kv_heads, s.size, s.block_size, s.kind));
+  memset(cache.data(), 0xff, cache.size());  // NaN in bf16 and float32
+  Step(random, s, rows, cache);
+  Step(random, s, rows, cache);
+}

@@ -1,0 +1,34 @@
+// Runs every case at every level: driver [turns [part of a name]]. Ends with 1 on a wrong result,
+// by a signal when it hangs; the sanitizers end it too.
+#include <unistd.h>
+
+#include "cases.h"
+
+namespace cases {
+static Case* first_case = nullptr;
+Case::Case(const char* name_, void (*run_)(Random&)) : name(name_), run(run_), next(first_case) {
+  first_case = this;
+}
+}  // namespace cases
+
+int main(int argc, char** argv) {
+  const int64_t turns = argc > 1 ? atoll(argv[1]) : 40;
+  const char* const part = argc > 2 ? argv[2] : "";
+  for (int64_t level = 0; level <= dk_highest_level(); ++level) {
+    cases::check(dk_set_level(level) == level, "the level was not taken");
+    for (const cases::Case* one = cases::first_case; one; one = one->next) {
+      if (!strstr(one->name, part)) continue;
+      alarm(60);
+      uint64_t seed = static_cast<uint64_t>(one->name[0]);
+      for (const char* letter = one->name; *letter; ++letter) seed = seed * 131 + *letter;
+      for (int64_t turn = 0; turn < turns; ++turn) {
+        dk_set_num_threads(turn % 2 ? 3 : 1);
+        cases::Random random(seed + turn);
+        one->run(random);
+      }
+      printf("level %lld: %s, %lld turns\n", (long long)level, one->name, (long long)turns);
+      fflush(stdout);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,184 @@
+// The small operations: random sizes, strides and skews, held against plain sums in double.
+#include <cmath>
+#include <vector>
+
+#include "cases.h"
+#include "dovetail_ops.h"
+#include "dovetail_sampling.h"
+
+namespace {
+
+using cases::Buffer;
+using cases::from_bf16;
+using cases::Random;
+
+void check_close(double got, double want, const char* what) {
+  cases::check(std::fabs(got - want) <= 0.006 * std::fmax(1.0, std::fabs(want)), what);
+}
+
+double scale_of(Buffer<uint16_t>& x, int64_t first, int64_t size, double eps) {
+  double sum = 0;
+  for (int64_t i = 0; i < size; ++i) sum += std::pow(from_bf16(x[first + i]), 2);
+  return 1 / std::sqrt(sum / size + eps);
+}
+
+// The last row ends where the memory does.
+int64_t extent(int64_t rows, int64_t stride, int64_t size) { return (rows - 1) * stride + size; }
+
+void run_gate(Random& random, void (*function)(const dk_gate_mul_args*), double (*of)(double)) {
+  const int64_t rows = random.between(1, 9), size = random.between(1, 100);
+  const int64_t x_stride = 2 * size + random.below(4), y_stride = size + random.below(4);
+  Buffer<uint16_t> x(extent(rows, x_stride, 2 * size), random.below(8));
+  Buffer<uint16_t> y(extent(rows, y_stride, size), random.below(8));
+  cases::fill(x, random);
+  const dk_gate_mul_args args{x.data(), y.data(), rows, x_stride, y_stride, size};
+  function(&args);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < size; ++i) {
+      const double gate = from_bf16(x[r * x_stride + i]);
+      const double up = from_bf16(x[r * x_stride + size + i]);
+      check_close(from_bf16(y[r * y_stride + i]), of(gate) * up, "a gate is wrong");
+    }
+  }
+}
+
+}  // namespace
+
+DK_CASE(rms_norm) {
+  const int64_t outer = random.between(1, 6), inner = random.between(1, 4);
+  const int64_t size = random.between(1, 200), inner_stride = size + random.below(3);
+  const int64_t outer_stride = inner * inner_stride + random.below(3);
+  const int64_t count = (outer - 1) * outer_stride + extent(inner, inner_stride, size);
+  Buffer<uint16_t> x(count, random.below(8)), y(count, random.below(8));
+  Buffer<uint16_t> weight(size, random.below(8));
+  cases::fill(x, random);
+  cases::fill(weight, random);
+  const float offset = random.coin() ? 1.0f : 0.0f;
+  dk_rms_norm_args args{};
+  args.x = x.data();
+  args.y = y.data();
+  args.num_outer = outer;
+  args.num_inner = inner;
+  args.x_outer_stride = args.y_outer_stride = outer_stride;
+  args.x_inner_stride = args.y_inner_stride = inner_stride;
+  args.weight = weight.data();
+  args.size = size;
+  args.eps = 1e-5f;
+  args.weight_offset = offset;
+  dk_rms_norm(&args);
+  for (int64_t row = 0; row < outer * inner; ++row) {
+    const int64_t first = row / inner * outer_stride + row % inner * inner_stride;
+    const double scale = scale_of(x, first, size, 1e-5);
+    for (int64_t i = 0; i < size; ++i) {
+      const double want = from_bf16(x[first + i]) * scale * (from_bf16(weight[i]) + offset);
+      check_close(from_bf16(y[first + i]), want, "a norm is wrong");
+    }
+  }
+}
+
+DK_CASE(add_rms_norm) {
+  const int64_t rows = random.between(1, 9), size = random.between(1, 200);
+  const int64_t stride = size + random.below(4);
+  const int64_t count = extent(rows, stride, size);
+  Buffer<uint16_t> x(count, random.below(8)), residual(count, random.below(8));
+  Buffer<uint16_t> y(count, random.below(8)), weight(size, random.below(8));
+  for (auto* buffer : {&x, &residual, &weight}) cases::fill(*buffer, random);
+  const dk_add_rms_norm_args args{x.data(), residual.data(), y.data(), rows,  stride, stride,
+                                  stride,   weight.data(),   size,     1e-5f, 0.0f};
+  dk_add_rms_norm(&args);
+  for (int64_t row = 0; row < rows; ++row) {
+    const double scale = scale_of(residual, row * stride, size, 1e-5);
+    for (int64_t i = 0; i < size; ++i) {
+      const double want = from_bf16(residual[row * stride + i]) * scale * from_bf16(weight[i]);
+      check_close(from_bf16(y[row * stride + i]), want, "a norm of a sum is wrong");
+    }
+  }
+}
+
+DK_CASE(rotary) {
+  const int64_t tokens = random.between(1, 9), heads = random.between(1, 4);
+  const int64_t kv_heads = random.between(1, 2), all = heads + kv_heads;
+  const int64_t half = random.between(1, 40), size = 2 * half + random.below(20);
+  Buffer<uint16_t> qk(tokens * all * size, random.below(8));
+  Buffer<uint16_t> out(tokens * all * size, random.below(8));
+  Buffer<float> table(30 * 2 * half);
+  Buffer<int64_t> positions(tokens);
+  cases::fill(qk, random);
+  cases::fill(table, random);
+  for (int64_t t = 0; t < tokens; ++t) positions[t] = random.below(30);
+  dk_rotary_args args{};
+  args.q = qk.data();
+  args.k = qk.data() + heads * size;
+  args.q_out = out.data();
+  args.k_out = out.data() + heads * size;
+  args.positions = positions.data();
+  args.num_tokens = tokens;
+  args.q_token_stride = args.k_token_stride = all * size;
+  args.q_out_token_stride = args.k_out_token_stride = all * size;
+  args.q_head_stride = args.k_head_stride = args.q_out_head_stride = args.k_out_head_stride = size;
+  args.cos_sin = table.data();
+  args.num_heads = heads;
+  args.num_kv_heads = kv_heads;
+  args.head_size = size;
+  args.rotary_size = 2 * half;
+  dk_rotary(&args);
+  for (int64_t row = 0; row < tokens * all; ++row) {
+    const int64_t angles = positions[row / all] * 2 * half;
+    for (int64_t i = 0; i < size; ++i) {
+      double want = from_bf16(qk[row * size + i]);
+      if (i < 2 * half) {
+        const double cosine = table[angles + i % half], sine = table[angles + half + i % half];
+        const double other = from_bf16(qk[row * size + (i + half) % (2 * half)]);
+        want = want * cosine + (i < half ? -other : other) * sine;
+      }
+      check_close(from_bf16(out[row * size + i]), want, "a rotary embedding is wrong");
+    }
+  }
+}
+
+DK_CASE(silu_mul) {
+  run_gate(random, dk_silu_mul, [](double x) { return x / (1 + std::exp(-x)); });
+}
+
+DK_CASE(gelu_tanh_mul) {
+  run_gate(random, dk_gelu_tanh_mul, [](double x) {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  });
+}
+
+DK_CASE(embedding) {
+  const int64_t tokens = random.between(1, 40), rows = random.between(1, 30);
+  const int64_t size = random.between(1, 90);
+  Buffer<uint16_t> table(rows * size, random.below(8)), y(tokens * size, random.below(8));
+  Buffer<int64_t> ids(tokens);
+  cases::fill(table, random);
+  for (int64_t t = 0; t < tokens; ++t) ids[t] = random.below(rows);
+  const dk_embedding_args args{ids.data(), y.data(), tokens, size, table.data(), size, size};
+  dk_embedding(&args);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const bool same = !memcmp(y.data() + t * size, table.data() + ids[t] * size, size * 2);
+    cases::check(same, "an embedding is wrong");
+  }
+}
+
+DK_CASE(argmax) {
+  const int64_t rows = random.between(1, 5), size = random.between(1, 2500);
+  const int64_t stride = size + random.below(4);
+  Buffer<uint16_t> logits(extent(rows, stride, size), random.below(8));
+  Buffer<int64_t> ids(rows);
+  Buffer<float> sums(rows);
+  cases::fill(logits, random);
+  const dk_argmax_args args{logits.data(), ids.data(), sums.data(), rows, stride, size, 0};
+  dk_argmax(&args);
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t best = 0;
+    double sum = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const float x = from_bf16(logits[r * stride + i]);
+      if (x > from_bf16(logits[r * stride + best])) best = i;
+      sum += std::exp(x);
+    }
+    cases::check(ids[r] == best, "an argmax is wrong");
+    check_close(sums[r], std::log(sum), "a logsumexp is wrong");
+  }
+}

@@ -1,0 +1,183 @@
+"""Build the native library of dovetail-cpu-kernels with nothing but a C++ compiler.
+
+Every `src/native/*_level.cpp` is compiled once per instruction set level, every other source once,
+two at a time, and all is linked into one `_native.so` beside the package. A build that fails does
+not fail the installation: `_build.json` beside the library says which compiler ran, or why there
+is none.
+
+    CXX=clang++ pip install ./platforms/cpu_kernels       another compiler
+    python setup.py build_ext --inplace                   in place; only what changed is compiled
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from setuptools import Distribution, Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = "dovetail_cpu_kernels"
+LIBRARY = "_native.so"
+REPORT = "_build.json"
+MAX_JOBS = 2
+# Contraction off: a product and a sum give the same bits wherever the compiler meets them.
+FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
+FLAGS += ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+OPTIMISATION = "-O3"
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+# In the order of DK_PORTABLE ... DK_AVX512_BF16 of dovetail_kernels.h.
+LEVELS: dict[str, tuple[str, ...]] = {
+    "portable": (),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
+}
+
+
+class BuildError(Exception):
+    """The library cannot be built here; the message is the reason that users see."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Object:
+    """One compilation: a source, the flags of its own, and where the object file goes."""
+
+    source: Path
+    path: Path
+    flags: tuple[str, ...]
+
+
+def is_x86() -> bool:
+    """Tell whether the machine is one for which the vector levels exist."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def plan(folder: Path) -> list[Object]:
+    """Return what to compile into `folder`, lowest level first: so they are linked (dispatch.h)."""
+    sources = sorted((ROOT / "src/native").glob("*.cpp"))
+    levelled = [source for source in sources if source.stem.endswith("_level")]
+    objects = [
+        Object(source=source, path=folder / f"{source.stem}.o", flags=())
+        for source in sources
+        if source not in levelled
+    ]
+    for number, (name, flags) in enumerate(LEVELS.items()):
+        macros = (f"-DDK_LEVEL={number}", f"-DDK_LEVEL_NAMESPACE={name}")
+        for source in levelled if name == "portable" or is_x86() else ():
+            path = folder / f"{source.stem}.{name}.o"
+            objects.append(Object(source=source, path=path, flags=(*macros, *flags)))
+    return objects
+
+
+def run(command: list[str], purpose: str) -> None:
+    """Run a compiler; raise BuildError with the end of what it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"no C++ compiler: {command[0]}: {error.strerror}") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise BuildError(f"{command[0]} ended with {done.returncode} while {purpose}: {said}")
+
+
+def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ...]) -> None:
+    """Compile what is older than its source or any header; the long ones first."""
+    headers = [*ROOT.glob("include/*.h"), *ROOT.glob("src/native/*.h"), Path(__file__)]
+    changed = max(path.stat().st_mtime for path in headers)
+    includes = (f"-I{ROOT / 'include'}", f"-I{ROOT / 'src/native'}")
+
+    def is_old(one: Object) -> bool:
+        newest = max(changed, one.source.stat().st_mtime)
+        return not one.path.is_file() or one.path.stat().st_mtime < newest
+
+    def compile_one(one: Object) -> None:
+        fresh = one.path.with_suffix(".tmp.o")
+        what = (*one.flags, "-c", str(one.source), "-o", str(fresh))
+        run([*compiler, *flags, *includes, *what], f"compiling {one.path.stem}")
+        fresh.replace(one.path)
+
+    old = sorted(filter(is_old, objects), key=lambda one: one.path.stem, reverse=True)
+    with ThreadPoolExecutor(min(MAX_JOBS, os.cpu_count() or 1)) as pool:
+        list(pool.map(compile_one, old))
+
+
+def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> str:
+    """Build the library as `target` with objects in `folder`; return the compiler's command.
+
+    Raises BuildError where that is impossible.
+    """
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"the thread team is written for Linux, and this is {sys.platform}")
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = plan(folder)
+    run([*compiler, "--version"], "asking for its version")
+    flags = (*FLAGS, *(flags or (OPTIMISATION,)))
+    compile_all(compiler, objects, flags)
+    fresh = target.with_suffix(".tmp.so")
+    paths = [str(one.path) for one in objects]
+    run([*compiler, *flags, "-shared", *paths, "-o", str(fresh)], "linking")
+    fresh.replace(target)
+    return shlex.join(compiler)
+
+
+class BuildNative(build_ext):
+    """Build the library instead of a Python extension, and report instead of failing."""
+
+    def run(self) -> None:
+        """Write the library and the report to the package's place."""
+        in_place = self.inplace or getattr(self, "editable_mode", False)
+        package = (ROOT / "src" if in_place else Path(self.build_lib)) / PACKAGE
+        package.mkdir(parents=True, exist_ok=True)
+        library, report = package / LIBRARY, {"compiler": "", "reason": ""}
+        try:
+            report["compiler"] = build_library(library, Path(self.build_temp))
+        except BuildError as error:
+            library.unlink(missing_ok=True)
+            report["reason"] = str(error)
+            print(f"warning: no native kernels: {error}", file=sys.stderr)
+        (package / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+    def get_outputs(self) -> list[str]:
+        """Return what was written, for the record of installed files."""
+        package = Path(self.build_lib) / PACKAGE
+        return [str(path) for path in (package / LIBRARY, package / REPORT) if path.is_file()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Return no links for editable installations: they build in place."""
+        return {}
+
+
+class PlatformWheel(bdist_wheel):
+    """Tag wheels with the platform, and with any Python 3: the library is loaded by ctypes."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return (python, abi, platform)."""
+        return "py3", "none", super().get_tag()[2]
+
+
+class NativeDistribution(Distribution):
+    """A distribution that is never pure Python."""
+
+    def has_ext_modules(self) -> bool:
+        """Say yes, whatever could be built."""
+        return True
+
+
+if __name__ == "__main__":
+    setup(
+        distclass=NativeDistribution,
+        ext_modules=[Extension(f"{PACKAGE}._native", sources=[])],
+        cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
+    )

@@ -1,0 +1,24 @@
+"""Native CPU kernels behind a plain C ABI: the library, its status, and ctypes structs.
+
+Contract: `include/dovetail_kernels.h`. Needs neither torch nor numpy, and runs nothing on import.
+"""
+
+from dovetail_cpu_kernels.library import (
+    LEVELS,
+    NativeStatus,
+    NativeUnavailableError,
+    library,
+    num_threads,
+    set_num_threads,
+    status,
+)
+
+__all__ = [
+    "LEVELS",
+    "NativeStatus",
+    "NativeUnavailableError",
+    "library",
+    "num_threads",
+    "set_num_threads",
+    "status",
+]

@@ -1,0 +1,78 @@
+"""Paged attention as ctypes structs: the layout of `dovetail_attention.h`.
+
+An `AttentionArgs` is filled once for a layer; between calls only what changed is set. Addresses are
+integers, such as `tensor.data_ptr()`; whoever owns the memory keeps it alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from dovetail_cpu_kernels.library import library
+
+CACHE_BF16, CACHE_INT8 = 0, 1
+BLOCK_MULTIPLE = 16
+"""Block sizes are multiples of it, head sizes too."""
+MAX_HEAD_SIZE = 512
+
+
+class AttentionBatchSize(ctypes.Structure):
+    """`dk_attention_batch`: runs and tokens of a step."""
+
+    _fields_ = (
+        ("num_runs", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+    )
+
+
+class AttentionArgs(ctypes.Structure):
+    """`dk_attention_args`. What changes from call to call stands first, as 14 integers."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("q_token_stride", ctypes.c_int64),
+        ("q_head_stride", ctypes.c_int64),
+        ("k_token_stride", ctypes.c_int64),
+        ("k_head_stride", ctypes.c_int64),
+        ("v_token_stride", ctypes.c_int64),
+        ("v_head_stride", ctypes.c_int64),
+        ("out_token_stride", ctypes.c_int64),
+        ("out_head_stride", ctypes.c_int64),
+        ("cache", ctypes.c_void_p),
+        ("block_stride", ctypes.c_int64),
+        ("batch", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("slot_mapping", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_floats", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_size", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("cache_kind", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+    )
+
+
+def attention_operation() -> ctypes._NamedFuncPointer:
+    """Return `dk_attention`: call it with the address of an AttentionArgs."""
+    function = library().dk_attention
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function
+
+
+def attention_block_bytes(
+    num_kv_heads: int, head_size: int, block_size: int, cache_kind: int
+) -> int:
+    """Return the bytes of one block of one layer's cache."""
+    function = library().dk_attention_block_bytes
+    function.argtypes, function.restype = [ctypes.c_int64] * 4, ctypes.c_int64
+    return int(function(num_kv_heads, head_size, block_size, cache_kind))

@@ -1,0 +1,140 @@
+"""The native library as this process sees it: found or not, its level, its threads.
+
+Loaded once, on first use. Knows no tensor library: memory is given as addresses. Operations check
+nothing (see `dovetail_kernels.h`); who fills their structs answers for shapes and addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ABI_VERSION = 1
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")  # DK_PORTABLE ... DK_AVX512_BF16
+LEVEL_VARIABLE = "DOVETAIL_CPU_LEVEL"
+MAX_THREADS = 64
+LIBRARY = Path(__file__).with_name("_native.so")
+BUILD_REPORT = Path(__file__).with_name("_build.json")
+
+_INT64 = ctypes.c_int64
+_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+    "dk_abi_version": (_INT64, []),
+    "dk_level": (_INT64, []),
+    "dk_highest_level": (_INT64, []),
+    "dk_set_level": (_INT64, [_INT64]),
+    "dk_set_num_threads": (None, [_INT64]),
+    "dk_num_threads": (_INT64, []),
+    "dk_alloc": (ctypes.c_void_p, [_INT64]),
+    "dk_free": (None, [ctypes.c_void_p, _INT64]),
+    "dk_replay": (None, [ctypes.c_void_p, _INT64]),
+    "dk_record_begin": (None, []),
+    "dk_record_end": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "dk_record_free": (None, [ctypes.c_void_p]),
+    "dk_packed_bytes": (_INT64, [_INT64] * 5),
+}
+
+
+class NativeUnavailableError(ImportError):
+    """There is no native library here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeStatus:
+    """What the native library is here.
+
+    available: it can be used. level: the instruction set in use, one of LEVELS, or "".
+    reason: why it is not available, or why the level is not the CPU's highest; else "".
+    compiler: the command that built it, or "".
+    """
+
+    available: bool
+    level: str
+    reason: str
+    compiler: str
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the native library, loaded once, at the level that the environment asks for.
+
+    Operations, `void dk_<op>(const dk_<op>_args*)`, are called with one pointer: set `argtypes` to
+    `[ctypes.c_void_p]` and pass `ctypes.addressof(args)` or the struct's own byref. Calls release
+    the interpreter's lock.
+
+    Raises NativeUnavailableError with the reason, and what to do.
+    """
+    if not LIBRARY.is_file():
+        raise NativeUnavailableError(_missing_reason())
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailableError(f"{LIBRARY.name} cannot be loaded: {error}") from error
+    found = loaded.dk_abi_version()
+    if found != ABI_VERSION:
+        raise NativeUnavailableError(
+            f"{LIBRARY.name} has ABI version {found}, and this package needs {ABI_VERSION}: "
+            "install dovetail-cpu-kernels again"
+        )
+    wish = _wished_level()
+    if wish is not None:
+        loaded.dk_set_level(wish)
+    return loaded
+
+
+def status() -> NativeStatus:
+    """Say whether the native library can be used, at which level, and if not, why."""
+    compiler = _build_report().get("compiler", "")
+    try:
+        loaded = library()
+    except NativeUnavailableError as error:
+        return NativeStatus(available=False, level="", reason=str(error), compiler=compiler)
+    level, highest = loaded.dk_level(), loaded.dk_highest_level()
+    lowered = f"{LEVEL_VARIABLE} or a caller chose it; this CPU can run {LEVELS[highest]}"
+    reason = lowered if level < highest else ""
+    return NativeStatus(available=True, level=LEVELS[level], reason=reason, compiler=compiler)
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Give the team `num_threads` threads, the caller among them; ends those there were.
+
+    Raises ValueError outside 1 to 64.
+    """
+    if not 1 <= num_threads <= MAX_THREADS:
+        raise ValueError(f"{num_threads} threads asked: the team has 1 to {MAX_THREADS}")
+    library().dk_set_num_threads(num_threads)
+
+
+def num_threads() -> int:
+    """Return the number of threads of the team, the caller among them."""
+    return int(library().dk_num_threads())
+
+
+def _wished_level() -> int | None:
+    name = os.environ.get(LEVEL_VARIABLE, "")
+    if not name:
+        return None
+    if name not in LEVELS:
+        raise NativeUnavailableError(
+            f"{LEVEL_VARIABLE} is {name!r}: it must be one of {', '.join(LEVELS)}, or not set"
+        )
+    return LEVELS.index(name)
+
+
+def _build_report() -> dict[str, str]:
+    try:
+        report: dict[str, str] = json.loads(BUILD_REPORT.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return report
+
+
+def _missing_reason() -> str:
+    why = _build_report().get("reason") or "it was not built"
+    return f"no {LIBRARY.name}: {why}; with a C++17 compiler, install dovetail-cpu-kernels again"

@@ -1,0 +1,134 @@
+"""Packed linears as ctypes structs, laid out as in `dovetail_kernels.h`, and packing with checks.
+
+A `LinearArgs` is filled once and used again; between calls only what changed is set. Addresses are
+integers, such as `tensor.data_ptr()`; whoever owns the memory keeps it alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from dovetail_cpu_kernels.library import library
+
+BF16, INT8, INT4 = 0, 1, 2
+GATE_UP, OUT_F32, BATCH_INVARIANT = 1, 2, 4
+KIND_NAMES = ("bf16", "int8", "int4")
+INT4_GROUPS = (32, 64, 128)
+MAX_INT8_K = 131072  # sums of int8 products stay in 32 bits
+
+
+class PackLinearArgs(ctypes.Structure):
+    """`dk_pack_linear_args`."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("packed", ctypes.c_void_p),
+        ("num_nonfinite", ctypes.c_void_p),
+        ("N", ctypes.c_int64),
+        ("K", ctypes.c_int64),
+        ("ld", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("flags", ctypes.c_int64),
+    )
+
+
+class LinearArgs(ctypes.Structure):
+    """`dk_linear_args`."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("packed", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("M", ctypes.c_int64),
+        ("N", ctypes.c_int64),
+        ("K", ctypes.c_int64),
+        ("ldx", ctypes.c_int64),
+        ("ldy", ctypes.c_int64),
+        ("ld_residual", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("flags", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedLinear:
+    """Shape of a packed weight [N, K].
+
+    kind: BF16, INT8 or INT4. group: k of one scale, INT4 only. gate_up: the first half of the rows
+    are gates and the second ups, and the linear gives silu(gate) * up of N / 2 columns.
+    """
+
+    kind: int
+    N: int
+    K: int
+    group: int = 0
+    gate_up: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a shape that cannot be packed."""
+        name = KIND_NAMES[self.kind]
+        if self.N < 1 or self.K < 1:
+            raise ValueError(f"a weight of [{self.N}, {self.K}] has no elements")
+        if self.gate_up and self.N % 2:
+            raise ValueError(f"gate and up need an even number of rows, not {self.N}")
+        if self.kind == INT4 and self.group not in INT4_GROUPS:
+            raise ValueError(f"int4 groups are of 32, 64 or 128 weights, not of {self.group}")
+        if self.kind == INT8 and self.K > MAX_INT8_K:
+            raise ValueError(f"{name} takes at most {MAX_INT8_K} inputs, not {self.K}")
+
+    @property
+    def flags(self) -> int:
+        """The flags that packing and operation must agree on."""
+        return GATE_UP if self.gate_up else 0
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of y."""
+        return self.N // 2 if self.gate_up else self.N
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the packed weight; its buffer begins on a 64 byte boundary."""
+        args = (self.kind, self.N, self.K, self.group, self.flags)
+        return int(library().dk_packed_bytes(*args))
+
+
+def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None) -> int:
+    """Pack bf16 `weight` [N, K] into `packed`, on the team; return how many weights are not finite.
+
+    weight, packed: addresses; `packed` on a 64 byte boundary, with `shape.num_bytes` bytes.
+    ld: elements from one row to the next, K by default. If the result is not 0, `packed` is of no
+    use.
+    """
+    num_nonfinite = ctypes.c_int64(0)
+    args = PackLinearArgs(
+        weight,
+        packed,
+        ctypes.addressof(num_nonfinite),
+        shape.N,
+        shape.K,
+        shape.K if ld is None else ld,
+        shape.group,
+        shape.flags,
+    )
+    function = getattr(library(), f"dk_pack_linear_{KIND_NAMES[shape.kind]}")
+    function(ctypes.byref(args))
+    return num_nonfinite.value
+
+
+def new_args(shape: PackedLinear, packed: int) -> LinearArgs:
+    """Return a struct for `shape` and contiguous rows; x, y and M must be set, the rest may."""
+    args = LinearArgs(packed=packed, N=shape.N, K=shape.K, ldx=shape.K)
+    args.ldy = args.ld_residual = shape.num_outputs
+    args.group, args.flags = shape.group, shape.flags
+    return args
+
+
+def operation(kind: int) -> ctypes._NamedFuncPointer:
+    """Return the native function of `kind`: call it with the address of a LinearArgs."""
+    function = getattr(library(), f"dk_linear_{KIND_NAMES[kind]}")
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function

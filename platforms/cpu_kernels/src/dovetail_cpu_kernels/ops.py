@@ -1,0 +1,138 @@
+"""The small operations as ctypes structs: `dovetail_ops.h` and `dovetail_sampling.h`.
+
+A struct is filled once and used again; between calls only what changed is set. Addresses are
+integers, such as `tensor.data_ptr()`; whoever owns the memory keeps it alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from dovetail_cpu_kernels.library import library
+
+_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class RMSNormArgs(ctypes.Structure):
+    """`dk_rms_norm_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("y", _POINTER),
+        ("num_outer", _INT64),
+        ("num_inner", _INT64),
+        ("x_outer_stride", _INT64),
+        ("x_inner_stride", _INT64),
+        ("y_outer_stride", _INT64),
+        ("y_inner_stride", _INT64),
+        ("weight", _POINTER),
+        ("size", _INT64),
+        ("eps", _FLOAT),
+        ("weight_offset", _FLOAT),
+    )
+
+
+class AddRMSNormArgs(ctypes.Structure):
+    """`dk_add_rms_norm_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("residual", _POINTER),
+        ("y", _POINTER),
+        ("num_rows", _INT64),
+        ("x_stride", _INT64),
+        ("residual_stride", _INT64),
+        ("y_stride", _INT64),
+        ("weight", _POINTER),
+        ("size", _INT64),
+        ("eps", _FLOAT),
+        ("weight_offset", _FLOAT),
+    )
+
+
+class RotaryArgs(ctypes.Structure):
+    """`dk_rotary_args`."""
+
+    _fields_ = (
+        ("q", _POINTER),
+        ("k", _POINTER),
+        ("q_out", _POINTER),
+        ("k_out", _POINTER),
+        ("positions", _POINTER),
+        ("num_tokens", _INT64),
+        ("q_token_stride", _INT64),
+        ("q_head_stride", _INT64),
+        ("k_token_stride", _INT64),
+        ("k_head_stride", _INT64),
+        ("q_out_token_stride", _INT64),
+        ("q_out_head_stride", _INT64),
+        ("k_out_token_stride", _INT64),
+        ("k_out_head_stride", _INT64),
+        ("cos_sin", _POINTER),
+        ("num_heads", _INT64),
+        ("num_kv_heads", _INT64),
+        ("head_size", _INT64),
+        ("rotary_size", _INT64),
+    )
+
+
+class GateMulArgs(ctypes.Structure):
+    """`dk_gate_mul_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("y", _POINTER),
+        ("num_rows", _INT64),
+        ("x_stride", _INT64),
+        ("y_stride", _INT64),
+        ("size", _INT64),
+    )
+
+
+class EmbeddingArgs(ctypes.Structure):
+    """`dk_embedding_args`."""
+
+    _fields_ = (
+        ("ids", _POINTER),
+        ("y", _POINTER),
+        ("num_tokens", _INT64),
+        ("y_stride", _INT64),
+        ("table", _POINTER),
+        ("table_stride", _INT64),
+        ("size", _INT64),
+    )
+
+
+class ArgmaxArgs(ctypes.Structure):
+    """`dk_argmax_args`."""
+
+    _fields_ = (
+        ("logits", _POINTER),
+        ("ids", _POINTER),
+        ("logsumexp", _POINTER),
+        ("num_rows", _INT64),
+        ("stride", _INT64),
+        ("size", _INT64),
+        ("is_float32", _INT64),
+    )
+
+
+OPS: dict[str, type[ctypes.Structure]] = {
+    "rms_norm": RMSNormArgs,
+    "add_rms_norm": AddRMSNormArgs,
+    "rotary": RotaryArgs,
+    "silu_mul": GateMulArgs,
+    "gelu_tanh_mul": GateMulArgs,
+    "embedding": EmbeddingArgs,
+    "argmax": ArgmaxArgs,
+}
+"""The struct of each operation."""
+
+
+def op(name: str) -> ctypes._NamedFuncPointer:
+    """Return the operation `name` of `OPS`: call it with the address of its struct."""
+    if name not in OPS:
+        raise ValueError(f"no operation {name!r}: there are {', '.join(OPS)}")
+    function = getattr(library(), f"dk_{name}")
+    function.argtypes, function.restype = [ctypes.c_void_p], None
+    return function

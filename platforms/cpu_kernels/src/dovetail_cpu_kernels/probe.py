@@ -1,0 +1,56 @@
+"""Probes: how fast this machine reads memory and multiplies, by the team and level in use.
+
+For benchmarks: measure them beside a kernel, in the same run; bandwidth comes and goes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+from dovetail_cpu_kernels.library import library
+
+PIECE_BYTES = 256 << 10
+NUM_ITERATIONS = 64 << 12
+
+
+class ProbeReadArgs(ctypes.Structure):
+    """`dk_probe_read_args`."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_int64),
+    )
+
+
+class ProbeMultiplyArgs(ctypes.Structure):
+    """`dk_probe_multiply_args`."""
+
+    _fields_ = (
+        ("result", ctypes.c_void_p),
+        ("kind", ctypes.c_int64),
+        ("iterations", ctypes.c_int64),
+    )
+
+
+def read_bandwidth(memory: int, num_bytes: int) -> float:
+    """Read `num_bytes` (rounded down to 256 KiB) at `memory` once; return bytes per second."""
+    result = ctypes.c_int64(0)
+    whole = num_bytes // PIECE_BYTES * PIECE_BYTES
+    args = ProbeReadArgs(memory, ctypes.addressof(result), whole)
+    began = time.perf_counter()
+    library().dk_probe_read(ctypes.byref(args))
+    return whole / (time.perf_counter() - began)
+
+
+def multiply_rate(kind: int) -> float:
+    """Multiply in registers for some milliseconds; return operations per second.
+
+    kind: `linear.BF16` or `linear.INT8`. A product and its addition count as two.
+    """
+    result = ctypes.c_int64(0)
+    args = ProbeMultiplyArgs(ctypes.addressof(result), kind, NUM_ITERATIONS)
+    began = time.perf_counter()
+    library().dk_probe_multiply(ctypes.byref(args))
+    return result.value / (time.perf_counter() - began)

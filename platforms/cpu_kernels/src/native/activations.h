@@ -1,0 +1,168 @@
+// Packing of activations: rows of bf16 or quantised int8 into tiles [unit][row], zeros for padding.
+//
+// Quantisation is symmetric: scale = max |x| / 127, q = x * (127 / max |x|) to nearest even. A
+// group whose largest value is below 1e-30 becomes zeros with scale 0; one with a NaN or an
+// infinity becomes zeros with scale NaN, so that what it reaches is NaN and not a plausible
+// number.
+#pragma once
+#include "linear.h"
+#include "simd.h"
+
+namespace dk::DK_LEVEL_NAMESPACE {
+
+struct GroupScale {
+  float scale, inverse;
+};
+
+DK_INLINE GroupScale scale_of(uint32_t largest_bits) {
+  float largest;
+  memcpy(&largest, &largest_bits, 4);
+  if (largest_bits >= 0x7f800000) return {__builtin_nanf(""), 0.0f};
+  if (largest < 1e-30f) return {0.0f, 0.0f};
+  return {largest / 127.0f, 127.0f / largest};
+}
+
+// The largest magnitude of x[0, n), as a bf16 without its sign; NaN and infinities are the largest.
+DK_INLINE uint32_t largest_of(const uint16_t* x, int64_t n) {
+  uint32_t largest = 0;
+  int64_t k = 0;
+#if DK_LEVEL >= 1
+  const __m256i magnitude = _mm256_set1_epi16(0x7fff);
+  __m256i most = _mm256_setzero_si256();
+  for (; k + 16 <= n; k += 16) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + k));
+    most = _mm256_max_epu16(most, _mm256_and_si256(v, magnitude));
+  }
+  // The one horizontal instruction finds the least: of the complement.
+  const __m128i low = _mm256_castsi256_si128(most), high = _mm256_extracti128_si256(most, 1);
+  const __m128i complement = _mm_xor_si128(_mm_max_epu16(low, high), _mm_set1_epi16(-1));
+  const __m128i least = _mm_minpos_epu16(complement);
+  largest = 0xffffu & ~static_cast<uint32_t>(_mm_cvtsi128_si32(least));
+#endif
+  for (; k < n; ++k) {
+    const uint32_t magnitude = x[k] & 0x7fffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+// q[0, n) = x * inverse to nearest even; returns the sum of q. Results are at most 127 in
+// magnitude.
+DK_INLINE int32_t round_group(const uint16_t* x, int64_t n, float inverse, int8_t* q) {
+  int32_t total = 0;
+  int64_t k = 0;
+#if DK_LEVEL >= 2
+  VI sum = zero_int();
+  for (; k + 16 <= n; k += 16) {
+    const VI v = round_to_int(mul(load_bf16(x + k), set1(inverse)));
+    sum = add_int(sum, v);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + k), _mm512_cvtepi32_epi8(v));
+  }
+  total = _mm512_reduce_add_epi32(sum);
+#elif DK_LEVEL == 1
+  VI sum = zero_int();
+  const __m256i order = _mm256_setr_epi32(0, 4, 0, 0, 1, 5, 0, 0);
+  for (; k + 16 <= n; k += 16) {
+    const VI a = round_to_int(mul(load_bf16(x + k), set1(inverse)));
+    const VI b = round_to_int(mul(load_bf16(x + k + 8), set1(inverse)));
+    sum = add_int(sum, add_int(a, b));
+    // Packing works within halves: 4-byte pieces come out as a0 b0 . . a1 b1 . .
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), zero_int());
+    const __m256i sorted = _mm256_permutevar8x32_epi32(bytes, order);
+    const __m128i low = _mm256_castsi256_si128(sorted), high = _mm256_extracti128_si256(sorted, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + k), _mm_unpacklo_epi64(low, high));
+  }
+  int32_t sums[kWidth];
+  store_int(sums, sum);
+  for (const int32_t each : sums) total += each;
+#endif
+  for (; k < n; ++k) {
+    // Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
+    const float shifted = bf16_to_float(x[k]) * inverse + 12582912.0f;
+    int32_t bits;
+    memcpy(&bits, &shifted, 4);
+    q[k] = static_cast<int8_t>(bits - 0x4b400000);
+    total += q[k];
+  }
+  return total;
+}
+
+// Quantise x[0, n) into q; returns the scale, and the sum of q in `sum`.
+DK_INLINE float quantise_group(const uint16_t* x, int64_t n, int8_t* q, int32_t* sum) {
+  const GroupScale group = scale_of(largest_of(x, n) << 16);
+  if (group.inverse == 0.0f) {
+    memset(q, 0, n);
+    *sum = 0;
+  } else {
+    *sum = round_group(x, n, group.inverse, q);
+  }
+  return group.scale;
+}
+
+#if DK_LEVEL >= 2
+// Transpose 16 rows of 16 words, in registers.
+DK_INLINE void transpose_16(__m512i* r) {
+  __m512i t[16];
+  DK_UNROLL for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  DK_UNROLL for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  DK_UNROLL for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
+    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
+    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
+    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
+  }
+  DK_UNROLL for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
+    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
+  }
+}
+#endif
+
+// Transpose `rows` rows of num_bytes bytes each, `stride` bytes apart, into out[unit][tile_rows]
+// words of 4 bytes; bytes behind num_bytes and rows behind `rows` (at most tile_rows <= 12) become
+// zero.
+DK_INLINE void transpose_words(const char* in, int64_t stride, int64_t num_bytes, int64_t rows,
+                               uint32_t* out, int64_t tile_rows, int64_t num_units) {
+  if (tile_rows == 1) {
+    memcpy(out, in, num_bytes);
+    memset(reinterpret_cast<char*>(out) + num_bytes, 0, num_units * 4 - num_bytes);
+    return;
+  }
+#if DK_LEVEL >= 2
+  const __mmask16 kept = first(tile_rows);
+  for (int64_t u = 0; u < num_units; u += 16) {
+    const int64_t left = num_bytes - u * 4;
+    const __mmask64 bytes = left <= 0 ? 0 : left < 64 ? (1ull << left) - 1 : ~0ull;
+    __m512i r[16];
+    DK_UNROLL for (int i = 0; i < 16; ++i) {
+      r[i] = i < rows ? _mm512_maskz_loadu_epi8(bytes, in + i * stride + u * 4) : zero_int();
+    }
+    transpose_16(r);
+    const int64_t units = num_units - u < 16 ? num_units - u : 16;
+    DK_UNROLL for (int i = 0; i < 16; ++i) {
+      if (i < units) _mm512_mask_storeu_epi32(out + (u + i) * tile_rows, kept, r[i]);
+    }
+  }
+#else
+  for (int64_t r = 0; r < tile_rows; ++r) {
+    for (int64_t u = 0; u < num_units; ++u) {
+      const int64_t left = r < rows ? num_bytes - u * 4 : 0;
+      uint32_t word = 0;
+      if (left > 0) memcpy(&word, in + r * stride + u * 4, left < 4 ? left : 4);
+      out[u * tile_rows + r] = word;
+    }
+  }
+#endif
+}
+
+}  // namespace dk::DK_LEVEL_NAMESPACE

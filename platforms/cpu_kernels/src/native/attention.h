@@ -1,0 +1,72 @@
+// What the planner of attention (attention.cpp) hands to the kernels of a level
+// (attention_level.cpp).
+//
+// The context is cut at multiples of kChunk positions. Each chunk gives every query row a maximum,
+// a sum and a weighted sum of values; chunks are combined in their order, always by the same
+// formula. So the same bits come out wherever the work was cut: for one token or a prompt, on one
+// thread or many. Masked positions have weight 0 and change nothing.
+#pragma once
+#include <cstdint>
+
+#include "dispatch.h"
+#include "dovetail_attention.h"
+
+namespace dk {
+
+constexpr int kChunk = 256;  // positions; multiple of 32
+constexpr int kPanel = 16;   // tokens of a panel of keys
+constexpr int kMaxHeadSize = 512;
+
+// Sizes that follow from the arguments. Bytes of a block: keys, values, then scales.
+struct AttentionShape {
+  int64_t group;            // query heads of a key-value head
+  int64_t element_bytes;    // of the cache
+  int64_t head_bytes;       // keys (or values) of one head in a block
+  int64_t values_offset;
+  int64_t key_scales_offset, value_scales_offset;
+  int64_t block_bytes;      // of what is used of a block
+
+  DK_INLINE explicit AttentionShape(const dk_attention_args& a)
+      : group(a.num_heads / a.num_kv_heads), element_bytes(a.cache_kind == DK_CACHE_INT8 ? 1 : 2) {
+    head_bytes = a.block_size * a.head_size * element_bytes;
+    values_offset = a.num_kv_heads * head_bytes;
+    key_scales_offset = 2 * values_offset;
+    const int64_t scales = a.cache_kind == DK_CACHE_INT8 ? a.num_kv_heads * a.block_size * 4 : 0;
+    value_scales_offset = key_scales_offset + scales;
+    block_bytes = value_scales_offset + scales;
+  }
+};
+
+// A piece of attention: tokens of one run, some key-value heads, some chunks of the context.
+struct AttentionItem {
+  int32_t run;
+  int32_t first_token, num_tokens;  // of the run's tokens in this step
+  int32_t first_head, num_heads;    // key-value heads
+  int32_t first_chunk, end_chunk;
+  bool streams;  // few rows: go through the blocks once for all heads, in the order of memory
+  bool writes;   // the run has one token, and this item has its chunk: write it to the cache first
+  float* partial;  // where the results of chunks go, from chunk kept_from on; NULL: combined here
+  int32_t kept_from;
+  int64_t cost;
+};
+
+// Results of the chunks of a run, to be combined: for a row of the run (head, token, query head of
+// the group) and a chunk, maximum, sum and D weighted values.
+struct AttentionSplit {
+  int32_t run;
+  int32_t first_chunk, end_chunk;
+  float* partial;
+};
+DK_INLINE int64_t partial_row_floats(const dk_attention_args& a) { return a.head_size + 2; }
+
+struct AttentionTable {
+  int64_t (*scratch_bytes)(const dk_attention_args& a, const AttentionItem& item);
+  void (*write)(const dk_attention_args& a, int64_t first_token, int64_t end_token,
+                int64_t first_head, int64_t end_head);
+  void (*attend)(const dk_attention_args& a, const AttentionItem& item, char* scratch);
+  void (*combine)(const dk_attention_args& a, const AttentionSplit& split, int64_t kv_head);
+};
+
+}  // namespace dk
+
+DK_DECLARE_TABLES(dk::AttentionTable, attention_table)

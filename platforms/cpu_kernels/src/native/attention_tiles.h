@@ -1,0 +1,243 @@
+// The micro-kernels of attention: scores of a tile of rows, their softmax, their weighted values.
+//
+// A tile has 1 .. kMaxRows query rows. Each score is one chain of dots over the pairs of features
+// in order, each output element one over the pairs of tokens in order, whatever the tile: the bits
+// of a row do not depend on which rows share its tile. Knows panels and weights, no blocks and no
+// runs.
+#pragma once
+#include "attention.h"
+#include "attention_simd.h"
+
+namespace dk::DK_LEVEL_NAMESPACE {
+
+// Registers: rows x panels sums, the panels' operands, one broadcast (or two, in halves, without
+// bf16).
+#if DK_LEVEL >= 2
+constexpr int kMaxRows = 12, kMaxPanels = 2, kMaxSums = 24;
+#elif DK_LEVEL == 1
+constexpr int kMaxRows = 4, kMaxPanels = 1, kMaxSums = 4;
+#else
+constexpr int kMaxRows = 2, kMaxPanels = 1, kMaxSums = 2;
+#endif
+constexpr float kMasked = -__builtin_inff();
+constexpr float kLowest = -1e30f;  // below every score; finite, so that no difference is NaN
+
+// Rows of queries against up to kMaxPanels panels of 16 keys; scores not scaled.
+struct ScoreTile {
+  const uint32_t* queries;  // a row's pairs of features, side by side
+  int64_t query_stride;     // words
+  int64_t num_pairs;
+  const uint32_t* keys[kMaxPanels];
+  const char* ahead;  // memory that comes next, as much as this tile reads
+  float* scores;      // row stride kChunk
+};
+
+template <int R, int P>
+static void score_tile(const ScoreTile& t) {
+  Vec sum[R][P];
+  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < P; ++j) sum[r][j] = zero();
+  const uint32_t* query = t.queries;
+  for (int64_t i = 0; i < t.num_pairs; ++i) {
+    Words key[P];
+    DK_UNROLL for (int j = 0; j < P; ++j) {
+      prefetch(t.ahead + (i * P + j) * 64);
+      key[j] = load_words(t.keys[j] + i * kLanes);
+    }
+    DK_UNROLL for (int r = 0; r < R; ++r) {
+      const Words x = set_words(query[r * t.query_stride + i]);
+      DK_UNROLL for (int j = 0; j < P; ++j) sum[r][j] = dot(sum[r][j], key[j], x);
+    }
+  }
+  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < P; ++j)
+    store(t.scores + r * kChunk + j * kPanel, sum[r][j]);
+}
+
+// Values of neighbouring tokens of a chunk.
+struct ValueSegment {
+  const uint32_t* values;  // [D / 16][panel_stride / 16][16 features], a word per pair of tokens
+  int64_t panel_stride;    // words
+  int64_t first_pair, num_pairs;  // where the weights of these tokens are; how many
+  const char* ahead;
+};
+
+// Rows of weights (bf16) times values, over segments in order.
+struct ValueTile {
+  const uint32_t* weights;  // pairs of tokens; row stride kChunk / 2
+  const ValueSegment* segments;
+  int num_segments;
+  int num_panels;  // D / 16
+  float* out;      // row stride out_stride
+  int64_t out_stride;
+  bool fresh;         // start from 0 instead of adding to `out`
+  const float* keep;  // if given: out[r] = out[r] * keep[r] + sum * take[r], the sum from 0 on
+  const float* take;
+};
+
+template <int R, int V>
+static void value_columns(const ValueTile& t, int panel) {
+  Vec sum[R][V];
+  float* const out = t.out + panel * kLanes;
+  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < V; ++j)
+    sum[r][j] = t.fresh || t.keep ? zero() : load(out + r * t.out_stride + j * kLanes);
+  for (int s = 0; s < t.num_segments; ++s) {
+    const ValueSegment& segment = t.segments[s];
+    const uint32_t* values = segment.values + panel * segment.panel_stride;
+    const uint32_t* weights = t.weights + segment.first_pair;
+    const char* ahead = segment.ahead + panel * segment.num_pairs * 64;
+    for (int64_t i = 0; i < segment.num_pairs; ++i) {
+      Words value[V];
+      DK_UNROLL for (int j = 0; j < V; ++j) {
+        prefetch(ahead + (i * V + j) * 64);
+        value[j] = load_words(values + j * segment.panel_stride + i * kLanes);
+      }
+      DK_UNROLL for (int r = 0; r < R; ++r) {
+        const Words x = set_words(weights[r * (kChunk / 2) + i]);
+        DK_UNROLL for (int j = 0; j < V; ++j) sum[r][j] = dot(sum[r][j], value[j], x);
+      }
+    }
+  }
+  DK_UNROLL for (int r = 0; r < R; ++r) DK_UNROLL for (int j = 0; j < V; ++j) {
+    float* const place = out + r * t.out_stride + j * kLanes;
+    if (t.keep) sum[r][j] = fma(load(place), set(t.keep[r]), mul(sum[r][j], set(t.take[r])));
+    store(place, sum[r][j]);
+  }
+}
+
+template <int R>
+static void value_tile(const ValueTile& t) {
+  constexpr int kWide = kMaxSums / R >= 8 ? 8 : kMaxSums / R >= 4 ? 4 : kMaxSums / R >= 2 ? 2 : 1;
+  int panel = 0;
+  for (; panel + kWide <= t.num_panels; panel += kWide) value_columns<R, kWide>(t, panel);
+  if constexpr (kWide > 4) {
+    for (; panel + 4 <= t.num_panels; panel += 4) value_columns<R, 4>(t, panel);
+  }
+  if constexpr (kWide > 2) {
+    for (; panel + 2 <= t.num_panels; panel += 2) value_columns<R, 2>(t, panel);
+  }
+  if constexpr (kWide > 1) {
+    for (; panel < t.num_panels; ++panel) value_columns<R, 1>(t, panel);
+  }
+}
+
+struct TileFunctions {
+  void (*score_one)(const ScoreTile&);
+  void (*score_two)(const ScoreTile&);  // the same where kMaxPanels is 1
+  void (*values)(const ValueTile&);
+};
+#define DK_TILE(R) {score_tile<R, 1>, score_tile<R, kMaxPanels>, value_tile<R>}
+static const TileFunctions kTiles[kMaxRows + 1] = {
+    {},         DK_TILE(1),
+    DK_TILE(2),
+#if DK_LEVEL >= 1
+    DK_TILE(3), DK_TILE(4),
+#endif
+#if DK_LEVEL >= 2
+    DK_TILE(5), DK_TILE(6), DK_TILE(7),  DK_TILE(8),
+    DK_TILE(9), DK_TILE(10), DK_TILE(11), DK_TILE(12),
+#endif
+};
+#undef DK_TILE
+
+// Turn scores of a chunk into weights. Panels first_panel .. end_panel are there.
+struct SoftmaxTile {
+  float* scores;      // changed; row stride kChunk
+  uint16_t* weights;  // bf16, row stride kChunk
+  int num_rows, first_panel, end_panel;
+  const int* first;  // positions that row r sees, within the chunk: first[r] .. end[r]
+  const int* end;
+  const float* key_scales;  // by position of the chunk, finite; NULL where keys are no integers
+  const float* value_scales;
+  float scale, soft_cap;
+  float* max;  // out, by row: the greatest score times log2(e), kLowest where nothing is seen
+  float* sum;  // out, by row: of the weights, before they are rounded
+};
+
+static DK_INLINE void shape_scores(const SoftmaxTile& t, float* scores) {
+  for (int j = t.first_panel; j < t.end_panel; ++j) {
+    Vec x = load(scores + j * kPanel);
+    if (t.key_scales) x = mul(x, load(t.key_scales + j * kPanel));
+    if (t.soft_cap > 0.f) {
+      x = mul(tanh_of(mul(x, set(t.scale / t.soft_cap))), set(t.soft_cap));
+    }
+    store(scores + j * kPanel, x);
+  }
+}
+
+// Return the greatest score that the row sees; hide the others.
+static DK_INLINE Vec mask_scores(const SoftmaxTile& t, float* scores, int first, int end) {
+  Vec best = set(kLowest);
+  if (first <= t.first_panel * kPanel && end >= t.end_panel * kPanel) {
+    for (int j = t.first_panel; j < t.end_panel; ++j) best = max(best, load(scores + j * kPanel));
+    return best;
+  }
+  for (int j = t.first_panel; j < t.end_panel; ++j) {
+    const int start = j * kPanel;
+    const Vec x = keep_lanes(load(scores + start), first - start, end - start, set(kMasked));
+    store(scores + start, x);
+    best = max(best, x);
+  }
+  return best;
+}
+
+static DK_INLINE void softmax_tile(const SoftmaxTile& t) {
+  const float factor = (t.soft_cap > 0.f ? 1.f : t.scale) * kLog2E;
+  const bool shaped = t.key_scales || t.soft_cap > 0.f;
+  Vec best[kMaxRows];
+  // All maxima first, then all exponentials: what waits in one row overlaps with the next.
+  for (int r = 0; r < t.num_rows; ++r) {
+    if (shaped) shape_scores(t, t.scores + r * kChunk);
+    best[r] = mask_scores(t, t.scores + r * kChunk, t.first[r], t.end[r]);
+  }
+  for (int r = 0; r < t.num_rows; ++r) t.max[r] = reduce_max(best[r]) * factor;
+  for (int r = 0; r < t.num_rows; ++r) {
+    const float* const scores = t.scores + r * kChunk;
+    uint16_t* const weights = t.weights + r * kChunk;
+    const Vec top = set(-t.max[r]);
+    Vec sum = zero();
+    int j = t.first_panel;
+    for (; j + 2 <= t.end_panel; j += 2) {
+      Vec x = exp2_of(fma(load(scores + j * kPanel), set(factor), top));
+      Vec y = exp2_of(fma(load(scores + (j + 1) * kPanel), set(factor), top));
+      sum = add(add(sum, x), y);
+      if (t.value_scales) x = mul(x, load(t.value_scales + j * kPanel));
+      if (t.value_scales) y = mul(y, load(t.value_scales + (j + 1) * kPanel));
+      store_bf16_pair(weights + j * kPanel, x, y);
+    }
+    if (j < t.end_panel) {
+      Vec x = exp2_of(fma(load(scores + j * kPanel), set(factor), top));
+      sum = add(sum, x);
+      if (t.value_scales) x = mul(x, load(t.value_scales + j * kPanel));
+      store_bf16(weights + j * kPanel, x);
+    }
+    t.sum[r] = reduce_add(sum);
+  }
+}
+
+// What is left of the results so far, and what a chunk's count, when rows' maxima are put together:
+// keep and take, by row; the maxima and sums are brought forward. n <= 16 rows.
+static DK_INLINE void merge_rows(int n, float* max_so_far, float* sum_so_far,
+                                 const float* chunk_max, const float* chunk_sum, float* keep,
+                                 float* take) {
+  float room[4][kLanes] = {};
+  for (int r = 0; r < n; ++r) {
+    room[0][r] = max_so_far[r];
+    room[1][r] = chunk_max[r];
+    room[2][r] = sum_so_far[r];
+    room[3][r] = chunk_sum[r];
+  }
+  const Vec old_max = load(room[0]), new_max = load(room[1]), top = max(old_max, new_max);
+  const Vec kept = exp2_of(sub(old_max, top)), taken = exp2_of(sub(new_max, top));
+  const Vec sum = fma(load(room[2]), kept, mul(load(room[3]), taken));
+  store(room[0], top);
+  store(room[1], kept);
+  store(room[2], taken);
+  store(room[3], sum);
+  for (int r = 0; r < n; ++r) {
+    max_so_far[r] = room[0][r];
+    keep[r] = room[1][r];
+    take[r] = room[2][r];
+    sum_so_far[r] = room[3][r];
+  }
+}
+
+}  // namespace dk::DK_LEVEL_NAMESPACE

@@ -1,0 +1,113 @@
+// Packed linears: passes over the rows, packing of activations, panels spread over the team.
+//
+// Results do not depend on the batch: how rows are cut into passes and tiles, and which thread
+// computes a panel, changes neither the order in which a sum is made (linear_level.cpp,
+// linear_int4_level.cpp) nor the quantisation of a row (activations.h). DK_BATCH_INVARIANT
+// therefore asks for nothing more.
+#include "linear.h"
+
+#include <atomic>
+
+#include "record.h"
+#include "team.h"
+
+namespace dk {
+namespace {
+
+constexpr int64_t kSharedPackingRows = 16;  // fewer are packed by the caller alone
+
+int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// The tile height with the least work: padding counts as rows, and each tile costs some more.
+int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
+  const int64_t highest = kernels.max_tile_rows;
+  if (num_rows <= highest) return num_rows;
+  int64_t best = highest;
+  double least = 1e30;
+  for (int64_t rows = highest; rows >= (highest + 1) / 2; --rows) {
+    const double tiles = static_cast<double>((num_rows + rows - 1) / rows);
+    const double work = tiles * (static_cast<double>(rows) + kernels.row_cost);
+    if (work < least) {
+      least = work;
+      best = rows;
+    }
+  }
+  return best;
+}
+
+// Run one pass. Scratch holds packed activations, scales and corrections, one after the other.
+void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_groups,
+              int64_t num_panels) {
+  const int64_t num_tiles = job.num_tiles(), rows = num_tiles * job.tile_rows;
+  const int64_t packed_bytes = padded(rows * job.num_units * kernels.unit_bytes, 64);
+  const int64_t scale_bytes = padded(rows * num_groups * 4, 64);
+  char* const memory = scratch(kOperationScratch, packed_bytes + 2 * scale_bytes);
+  job.activations = memory;
+  job.scales = reinterpret_cast<float*>(memory + packed_bytes);
+  job.corrections = reinterpret_cast<int32_t*>(memory + packed_bytes + scale_bytes);
+  if (job.num_rows < kSharedPackingRows) {
+    kernels.pack_rows(job, 0, num_tiles);
+  } else {
+    const auto pack = [&](int64_t begin, int64_t end) { kernels.pack_rows(job, begin, end); };
+    parallel_for(num_tiles, 1, pack);
+  }
+  const auto compute = [&](int64_t begin, int64_t end) { kernels.compute(job, begin, end); };
+  parallel_for(num_panels, 1, compute);
+}
+
+void run_linear(const LinearKernels& kernels, int64_t kind, const dk_linear_args& args) {
+  const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
+  const int64_t num_groups = kind == DK_INT4 ? shape.num_units * 8 / args.group : 1;
+  const int64_t num_passes = (args.M + kMaxRowsPerPass - 1) / kMaxRowsPerPass;
+  for (int64_t pass = 0; pass < num_passes; ++pass) {
+    const int64_t begin = args.M * pass / num_passes, end = args.M * (pass + 1) / num_passes;
+    LinearJob job{};
+    job.args = &args;
+    job.x = static_cast<const uint16_t*>(args.x) + begin * args.ldx;
+    job.first_row = begin;
+    job.num_rows = end - begin;
+    job.tile_rows = pick_tile_rows(kernels, job.num_rows);
+    job.num_units = shape.num_units;
+    run_pass(kernels, job, num_groups, shape.num_panels);
+  }
+}
+
+void run_packing(const PackKernels& kernels, int64_t kind, const dk_pack_linear_args& args) {
+  const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
+  std::atomic<int64_t> num_nonfinite{0};
+  parallel_for(shape.num_panels, 4, [&](int64_t begin, int64_t end) {
+    num_nonfinite += kernels.pack(args, begin, end);
+  });
+  *args.num_nonfinite = num_nonfinite;
+}
+
+}  // namespace
+}  // namespace dk
+
+int64_t dk_packed_bytes(int64_t kind, int64_t N, int64_t K, int64_t group, int64_t) {
+  const dk::PackedShape shape = dk::packed_shape(kind, N, K, group);
+  return shape.num_panels * shape.panel_bytes;
+}
+
+void dk_pack_linear_bf16(const dk_pack_linear_args* args) {
+  dk::run_packing(DK_PICK(pack_bf16), DK_BF16, *args);
+}
+void dk_pack_linear_int8(const dk_pack_linear_args* args) {
+  dk::run_packing(DK_PICK(pack_int8), DK_INT8, *args);
+}
+void dk_pack_linear_int4(const dk_pack_linear_args* args) {
+  dk::run_packing(DK_PICK(pack_int4), DK_INT4, *args);
+}
+
+void dk_linear_bf16(const dk_linear_args* args) {
+  dk::note(dk_linear_bf16, args);
+  dk::run_linear(DK_PICK(linear_bf16), DK_BF16, *args);
+}
+void dk_linear_int8(const dk_linear_args* args) {
+  dk::note(dk_linear_int8, args);
+  dk::run_linear(DK_PICK(linear_int8), DK_INT8, *args);
+}
+void dk_linear_int4(const dk_linear_args* args) {
+  dk::note(dk_linear_int4, args);
+  dk::run_linear(DK_PICK(linear_int4), DK_INT4, *args);
+}

@@ -1,0 +1,72 @@
+// What passes between linear.cpp, which spreads a packed linear over the team, and the kernels of a
+// level (linear_level.cpp, linear_int4_level.cpp, pack_level.cpp), which compute a range of panels.
+//
+// Packed weights: panels of 32 columns, `num_units` units each, 128 bytes a unit.
+//     bf16   [panel][unit][32 columns][2 k]                          K padded to 8
+//     int8   [panel]{ [unit][32][4 k] of q + 128, 32 float scales }  K padded to 16
+//     int4   [panel][group]{ [unit][32][8 k], 32 bf16 scales }       K padded to the group
+// Of the 4 bytes of an int4 unit and column, low nibbles are k 0..3 and high ones k 4..7, of q + 8.
+// With DK_GATE_UP columns 0..15 of a panel are gates and 16..31 the ups of the same 16 outputs.
+// Packed activations: [tile of rows][unit][row], zero where a row or k is padding; kernels choose
+// the bytes of a unit. int8 and int4 keep scales and corrections beside them.
+#pragma once
+#include "dispatch.h"
+
+namespace dk {
+
+constexpr int64_t kColumns = 32;
+constexpr int64_t kUnitBytes = kColumns * 4;
+constexpr int64_t kMaxRowsPerPass = 240;  // packed activations of a pass stay in the L2 cache
+
+// One pass over the weights for `num_rows` rows.
+struct LinearJob {
+  const dk_linear_args* args;
+  const uint16_t* x;     // first row of the pass
+  int64_t first_row, num_rows, tile_rows;
+  int64_t num_units;     // of weights; int4: units of 8 k
+  char* activations;     // [tiles * tile_rows rows], unit_bytes a unit
+  float* scales;         // int8: [row]; int4: [tile][group][row in tile]
+  int32_t* corrections;  // the same shape: what the offset of the weights adds, times -1
+
+  DK_INLINE int64_t num_tiles() const { return (num_rows + tile_rows - 1) / tile_rows; }
+};
+
+struct LinearKernels {
+  int64_t max_tile_rows;
+  float row_cost;        // work that a tile costs beside that of its rows, in rows
+  int64_t unit_bytes;    // of packed activations, per unit of weights and row
+  void (*pack_rows)(const LinearJob& job, int64_t first_tile, int64_t end_tile);
+  void (*compute)(const LinearJob& job, int64_t first_panel, int64_t end_panel);
+};
+
+// Pack panels [first, end); returns the number of weights that are not finite.
+struct PackKernels {
+  int64_t (*pack)(const dk_pack_linear_args& args, int64_t first_panel, int64_t end_panel);
+};
+
+// Shape of packed weights.
+struct PackedShape {
+  int64_t num_panels, num_units, panel_bytes;
+};
+DK_INLINE PackedShape packed_shape(int64_t kind, int64_t N, int64_t K, int64_t group) {
+  const int64_t multiple = kind == DK_BF16 ? 8 : kind == DK_INT8 ? 16 : group;
+  const int64_t padded = (K + multiple - 1) / multiple * multiple;
+  const int64_t per_unit = kind == DK_BF16 ? 2 : kind == DK_INT8 ? 4 : 8;
+  const int64_t num_units = padded / per_unit;
+  const int64_t scales = kind == DK_BF16 ? 0 : kind == DK_INT8 ? kColumns * 4
+                                                               : padded / group * kColumns * 2;
+  return {(N + kColumns - 1) / kColumns, num_units, num_units * kUnitBytes + scales};
+}
+
+// Columns of a panel that leave the kernel, and how many of them exist in the last panel.
+DK_INLINE int64_t outputs_per_panel(int64_t flags) { return flags & DK_GATE_UP ? 16 : 32; }
+DK_INLINE int64_t num_outputs(int64_t N, int64_t flags) { return flags & DK_GATE_UP ? N / 2 : N; }
+
+}  // namespace dk
+
+DK_DECLARE_TABLES(dk::LinearKernels, linear_bf16)
+DK_DECLARE_TABLES(dk::LinearKernels, linear_int8)
+DK_DECLARE_TABLES(dk::LinearKernels, linear_int4)
+DK_DECLARE_TABLES(dk::PackKernels, pack_bf16)
+DK_DECLARE_TABLES(dk::PackKernels, pack_int8)
+DK_DECLARE_TABLES(dk::PackKernels, pack_int4)

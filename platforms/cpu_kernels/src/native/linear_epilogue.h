@@ -1,0 +1,75 @@
+// The end of a packed linear, for one tile of rows and one panel: bias, silu(gate) * up, residual,
+// rounding, and the store into rows of any stride. Knows no kind of weights: sums come as floats.
+#pragma once
+#include "linear.h"
+#include "simd.h"
+
+namespace dk::DK_LEVEL_NAMESPACE {
+
+// Where the outputs of one panel go.
+struct PanelOutput {
+  int64_t first_column, num_columns;  // of the output; what exists of the panel
+  const uint16_t* bias;               // of the first column, or null
+  const uint16_t* up_bias;            // with DK_GATE_UP
+};
+
+DK_INLINE PanelOutput panel_output(const dk_linear_args& args, int64_t panel) {
+  const int64_t outputs = num_outputs(args.N, args.flags), width = outputs_per_panel(args.flags);
+  PanelOutput out{panel * width, outputs - panel * width, nullptr, nullptr};
+  if (out.num_columns > width) out.num_columns = width;
+  if (args.bias) {
+    out.bias = static_cast<const uint16_t*>(args.bias) + out.first_column;
+    out.up_bias = out.bias + outputs;
+  }
+  return out;
+}
+
+DK_INLINE VF silu(VF x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+
+DK_INLINE void store_output(const dk_linear_args& args, int64_t row, int64_t column, VF v,
+                            int64_t n) {
+  if (args.residual) {
+    const auto* residual = static_cast<const uint16_t*>(args.residual) + row * args.ld_residual;
+    v = add(v, load_bf16_n(residual + column, n));
+  }
+  if (args.flags & DK_OUT_F32) {
+    store_n(static_cast<float*>(args.y) + row * args.ldy + column, v, n);
+  } else {
+    store_bf16_n(static_cast<uint16_t*>(args.y) + row * args.ldy + column, v, n);
+  }
+}
+
+// Finish rows [0, num_rows) of a tile that begins at `first_row` of y; sum(row, vector) gives
+// kWidth columns of the scaled sums. Elements are finished each by itself: neighbours do not
+// matter.
+template <class Sum>
+DK_INLINE void finish_tile(const dk_linear_args& args, const PanelOutput& out, int64_t first_row,
+                           int64_t num_rows, Sum sum) {
+  const bool whole = out.num_columns == kColumns;
+  if (whole && !args.bias && !args.residual && !(args.flags & (DK_GATE_UP | DK_OUT_F32))) {
+    // The usual case, straight: it is a tenth of the work where k is small.
+    auto* y = static_cast<uint16_t*>(args.y) + first_row * args.ldy + out.first_column;
+    for (int64_t r = 0; r < num_rows; ++r, y += args.ldy) {
+      DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) store_bf16(y + v * kWidth, sum(r, v));
+    }
+    return;
+  }
+  const bool gated = args.flags & DK_GATE_UP;
+  const int vectors = gated ? kVectorsPerPanel / 2 : kVectorsPerPanel;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t offset = v * kWidth, left = out.num_columns - offset;
+      if (left <= 0) break;
+      VF value = sum(r, v);
+      if (out.bias) value = add(value, load_bf16_n(out.bias + offset, left));
+      if (gated) {
+        VF up = sum(r, v + vectors);
+        if (out.bias) up = add(up, load_bf16_n(out.up_bias + offset, left));
+        value = mul(silu(value), up);
+      }
+      store_output(args, first_row + r, out.first_column + offset, value, left);
+    }
+  }
+}
+
+}  // namespace dk::DK_LEVEL_NAMESPACE

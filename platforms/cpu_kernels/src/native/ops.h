@@ -1,0 +1,18 @@
+// The small operations of a level, on a range of rows.
+#pragma once
+#include "dispatch.h"
+#include "dovetail_ops.h"
+
+namespace dk {
+
+struct OpsTable {
+  void (*rms_norm)(const dk_rms_norm_args&, int64_t begin, int64_t end);  // of outer x inner rows
+  void (*add_rms_norm)(const dk_add_rms_norm_args&, int64_t begin, int64_t end);
+  void (*rotary)(const dk_rotary_args&, int64_t begin, int64_t end);
+  void (*silu_mul)(const dk_gate_mul_args&, int64_t begin, int64_t end);
+  void (*gelu_tanh_mul)(const dk_gate_mul_args&, int64_t begin, int64_t end);
+};
+
+}  // namespace dk
+
+DK_DECLARE_TABLES(dk::OpsTable, ops_table)

@@ -1,0 +1,147 @@
+// The small operations at a level: 16 numbers at a time, the last ones of a row in a padded vector.
+//
+// Sums of squares are two chains of fused products, then one: the same for every row of a size.
+#include "attention_simd.h"
+#include "ops.h"
+
+namespace dk::DK_LEVEL_NAMESPACE {
+namespace {
+
+// The first n < 16 numbers; zeros behind them.
+Vec load_bf16_first(const uint16_t* p, int64_t n) {
+  uint16_t room[kLanes] = {};
+  memcpy(room, p, n * 2);
+  return load_bf16(room);
+}
+void store_bf16_first(uint16_t* p, Vec x, int64_t n) {
+  uint16_t room[kLanes];
+  store_bf16(room, x);
+  memcpy(p, room, n * 2);
+}
+
+float scale_of_row(const uint16_t* x, int64_t size, float eps) {
+  Vec even = zero(), odd = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+    const Vec a = load_bf16(x + i), b = load_bf16(x + i + kLanes);
+    even = fma(a, a, even);
+    odd = fma(b, b, odd);
+  }
+  for (; i < size; i += kLanes) {
+    const Vec a = size - i >= kLanes ? load_bf16(x + i) : load_bf16_first(x + i, size - i);
+    even = fma(a, a, even);
+  }
+  return 1.f / __builtin_sqrtf(reduce_add(add(even, odd)) / static_cast<float>(size) + eps);
+}
+
+void normalise(const uint16_t* x, const uint16_t* weight, float offset, float eps, int64_t size,
+               uint16_t* y) {
+  const Vec scale = set(scale_of_row(x, size, eps)), one = set(offset);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    store_bf16(y + i, mul(mul(load_bf16(x + i), scale), add(load_bf16(weight + i), one)));
+  }
+  if (i < size) {
+    const Vec w = add(load_bf16_first(weight + i, size - i), one);
+    store_bf16_first(y + i, mul(mul(load_bf16_first(x + i, size - i), scale), w), size - i);
+  }
+}
+
+void rms_norm(const dk_rms_norm_args& a, int64_t begin, int64_t end) {
+  const auto* const weight = static_cast<const uint16_t*>(a.weight);
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t outer = row / a.num_inner, inner = row % a.num_inner;
+    const int64_t x = outer * a.x_outer_stride + inner * a.x_inner_stride;
+    const int64_t y = outer * a.y_outer_stride + inner * a.y_inner_stride;
+    normalise(static_cast<const uint16_t*>(a.x) + x, weight, a.weight_offset, a.eps, a.size,
+              static_cast<uint16_t*>(a.y) + y);
+  }
+}
+
+void add_rms_norm(const dk_add_rms_norm_args& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const uint16_t* const x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
+    uint16_t* const sum = static_cast<uint16_t*>(a.residual) + row * a.residual_stride;
+    int64_t i = 0;
+    for (; i + kLanes <= a.size; i += kLanes) {
+      store_bf16(sum + i, add(load_bf16(x + i), load_bf16(sum + i)));
+    }
+    if (i < a.size) {
+      const int64_t n = a.size - i;
+      store_bf16_first(sum + i, add(load_bf16_first(x + i, n), load_bf16_first(sum + i, n)), n);
+    }
+    normalise(sum, static_cast<const uint16_t*>(a.weight), a.weight_offset, a.eps, a.size,
+              static_cast<uint16_t*>(a.y) + row * a.y_stride);
+  }
+}
+
+// One head: features of the first half with their partners of the second.
+void turn(const uint16_t* x, const float* cosines, int64_t half, int64_t passed, uint16_t* y) {
+  const float* const sines = cosines + half;
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Vec a = load_bf16(x + i), b = load_bf16(x + half + i);
+    const Vec c = load(cosines + i), s = load(sines + i), minus = sub(zero(), s);
+    store_bf16(y + i, fma(b, minus, mul(a, c)));
+    store_bf16(y + half + i, fma(a, s, mul(b, c)));
+  }
+  for (; i < half; ++i) {
+    const float a = float_of_bf16(x[i]), b = float_of_bf16(x[half + i]);
+    y[i] = bf16_of_float(a * cosines[i] - b * sines[i]);
+    y[half + i] = bf16_of_float(b * cosines[i] + a * sines[i]);
+  }
+  if (y != x && passed) memcpy(y + 2 * half, x + 2 * half, passed * 2);
+}
+
+void rotary(const dk_rotary_args& a, int64_t begin, int64_t end) {
+  const int64_t half = a.rotary_size / 2, passed = a.head_size - a.rotary_size;
+  for (int64_t t = begin; t < end; ++t) {
+    const float* const cosines = a.cos_sin + a.positions[t] * a.rotary_size;
+    const auto* const q = static_cast<const uint16_t*>(a.q) + t * a.q_token_stride;
+    const auto* const k = static_cast<const uint16_t*>(a.k) + t * a.k_token_stride;
+    auto* const q_out = static_cast<uint16_t*>(a.q_out) + t * a.q_out_token_stride;
+    auto* const k_out = static_cast<uint16_t*>(a.k_out) + t * a.k_out_token_stride;
+    for (int64_t h = 0; h < a.num_heads; ++h) {
+      turn(q + h * a.q_head_stride, cosines, half, passed, q_out + h * a.q_out_head_stride);
+    }
+    for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+      turn(k + h * a.k_head_stride, cosines, half, passed, k_out + h * a.k_out_head_stride);
+    }
+  }
+}
+
+struct Silu {
+  static DK_INLINE Vec of(Vec x) { return mul(x, sigmoid_of(x)); }
+};
+// Hendrycks and Gimpel 2016, arXiv:1606.08415: x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+struct GeluTanh {
+  static DK_INLINE Vec of(Vec x) {
+    constexpr float kFactor = 2.f * 0.7978845608f;
+    const Vec inner = mul(x, fma(mul(x, x), set(kFactor * 0.044715f), set(kFactor)));
+    return mul(x, sigmoid_of(inner));
+  }
+};
+
+template <class Function>
+void gate_mul(const dk_gate_mul_args& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const uint16_t* const gate = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
+    const uint16_t* const up = gate + a.size;
+    uint16_t* const y = static_cast<uint16_t*>(a.y) + row * a.y_stride;
+    int64_t i = 0;
+    for (; i + kLanes <= a.size; i += kLanes) {
+      store_bf16(y + i, mul(Function::of(load_bf16(gate + i)), load_bf16(up + i)));
+    }
+    if (i < a.size) {
+      const int64_t n = a.size - i;
+      const Vec last = mul(Function::of(load_bf16_first(gate + i, n)), load_bf16_first(up + i, n));
+      store_bf16_first(y + i, last, n);
+    }
+  }
+}
+
+}  // namespace
+
+const OpsTable ops_table = {rms_norm, add_rms_norm, rotary, gate_mul<Silu>, gate_mul<GeluTanh>};
+
+}  // namespace dk::DK_LEVEL_NAMESPACE

@@ -1,0 +1,21 @@
+// Noting operations while they are done: the first line of each exported operation is
+// dk::note(dk_<op>, args). Costs one look at a flag where nobody records.
+#pragma once
+#include <cstddef>
+
+#include "dispatch.h"
+
+namespace dk {
+
+extern thread_local bool is_recording;
+
+// Keep the operation and a copy of its struct, on this thread's record.
+void note_call(void (*operation)(const void*), const void* args, size_t num_bytes);
+
+template <class Args>
+DK_INLINE void note(void (*operation)(const Args*), const Args* args) {
+  if (!is_recording) return;
+  note_call(reinterpret_cast<void (*)(const void*)>(operation), args, sizeof(Args));
+}
+
+}  // namespace dk

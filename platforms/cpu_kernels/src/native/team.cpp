@@ -1,0 +1,252 @@
+// The thread team: one word holds the region's number, whether it is open, and how many workers are
+// in it, so that joining is one compare-and-swap which fails once the region is closed.
+#include "team.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#if DK_X86
+#include <immintrin.h>
+#endif
+
+namespace dk {
+namespace {
+
+constexpr uint64_t kOpen = 1 << 15;         // below: workers inside; above: the region's number
+constexpr uint64_t kInside = kOpen - 1;
+constexpr int kNumberShift = 16;
+constexpr int kWorkerSpins = 2000;          // some 25 us, then the worker parks
+constexpr int kCallerSpins = 400;           // then the caller gives up its core to the straggler
+constexpr int64_t kStallNs = 200'000;       // waiting longer means that a core is contended
+constexpr int64_t kBackOffFactor = 10;      // then work alone for this multiple of the wait
+constexpr int64_t kMaxBackOffNs = 20'000'000;
+
+void relax() {
+#if DK_X86
+  _mm_pause();
+#else
+  asm volatile("" ::: "memory");
+#endif
+}
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
+}
+
+void park(std::atomic<uint32_t>& word, uint32_t while_it_is) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, nullptr, nullptr, 0);
+}
+
+void unpark_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1 << 20, nullptr, nullptr, 0);
+}
+
+// Constant-initialised and never destroyed: workers may outlive static destructors.
+struct Team {
+  alignas(64) std::atomic<uint64_t> state{0};
+  alignas(64) std::atomic<uint32_t> wake{0};
+  std::atomic<uint32_t> sleepers{0};
+  alignas(64) std::atomic<uint32_t> caller_waits{0};
+  alignas(64) std::atomic<bool> busy{false};  // held by whoever runs a region or changes the team
+  std::atomic<bool> quit{false};
+  std::atomic<int> wanted{1};
+  RegionFunction fn = nullptr;
+  void* body = nullptr;
+  int64_t alone_until_ns = 0;
+  int num_workers = 0;
+  pthread_t workers[kMaxThreads];
+};
+Team team;
+
+bool joinable(uint64_t state, uint64_t last) {
+  return (state & kOpen) && (state >> kNumberShift) != last;
+}
+
+void leave_region() {
+  const uint64_t left = team.state.fetch_sub(1) - 1;
+  if ((left & kInside) || (left & kOpen) || !team.caller_waits.load()) return;
+  team.caller_waits.store(0);
+  unpark_all(team.caller_waits);
+}
+
+void park_worker(uint64_t last) {
+  const uint32_t seen = team.wake.load();
+  team.sleepers.fetch_add(1);
+  // A region opened before `sleepers` rose is seen here; one opened later raises `wake`.
+  if (!joinable(team.state.load(), last) && !team.quit.load()) park(team.wake, seen);
+  team.sleepers.fetch_sub(1);
+}
+
+void* run_worker(void* opaque) {
+  const int thread = static_cast<int>(reinterpret_cast<intptr_t>(opaque));
+  uint64_t last = 0;
+  int idle = 0;
+  while (!team.quit.load(std::memory_order_relaxed)) {
+    uint64_t state = team.state.load(std::memory_order_acquire);
+    if (joinable(state, last)) {
+      if (!team.state.compare_exchange_weak(state, state + 1)) continue;
+      last = state >> kNumberShift;
+      team.fn(team.body, thread);
+      leave_region();
+      idle = 0;
+    } else if (++idle < kWorkerSpins) {
+      relax();
+    } else {
+      park_worker(last);
+      idle = 0;
+    }
+  }
+  return nullptr;
+}
+
+void stop_workers() {
+  team.quit.store(true);
+  team.wake.fetch_add(1);
+  unpark_all(team.wake);
+  for (int t = 0; t < team.num_workers; ++t) pthread_join(team.workers[t], nullptr);
+  team.num_workers = 0;
+  team.quit.store(false);
+}
+
+// In the child of a fork only the forking thread exists: begin anew, workers come when first
+// needed.
+void forget_workers() {
+  team.state.store(0);
+  team.sleepers.store(0);
+  team.caller_waits.store(0);
+  team.quit.store(false);
+  team.num_workers = 0;
+  team.alone_until_ns = 0;
+  team.busy.store(false);
+}
+
+bool acquire_team() { return !team.busy.exchange(true, std::memory_order_acquire); }
+void release_team() { team.busy.store(false, std::memory_order_release); }
+
+// Make the workers that are missing. Signals are for the threads of the host program.
+void start_workers() {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  while (team.num_workers + 1 < team.wanted.load()) {
+    const intptr_t thread = team.num_workers + 1;
+    pthread_t* const handle = &team.workers[team.num_workers];
+    if (pthread_create(handle, nullptr, run_worker, reinterpret_cast<void*>(thread)) != 0) {
+      team.wanted.store(team.num_workers + 1);  // the system gives no more: make do
+      break;
+    }
+    ++team.num_workers;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// Wait until no worker is inside the closed region. One that is late was preempted in a piece: the
+// core is contended, so the next regions are run alone for a while.
+void wait_for_workers() {
+  int spins = 0;
+  int64_t began_ns = 0;
+  while (team.state.load(std::memory_order_acquire) & kInside) {
+    if (++spins < kCallerSpins) {
+      relax();
+      continue;
+    }
+    if (!began_ns) began_ns = now_ns();
+    team.caller_waits.store(1);
+    if (team.state.load() & kInside) park(team.caller_waits, 1);
+    team.caller_waits.store(0);
+  }
+  if (!began_ns) return;
+  const int64_t ended_ns = now_ns(), waited_ns = ended_ns - began_ns;
+  if (waited_ns < kStallNs) return;
+  team.alone_until_ns = ended_ns + std::min(waited_ns * kBackOffFactor, kMaxBackOffNs);
+}
+
+__attribute__((constructor)) void prepare_for_forks() {
+  pthread_atfork(nullptr, nullptr, forget_workers);
+}
+
+// Idle workers are ended with the library; a region that still runs is left to the process's end.
+__attribute__((destructor)) void end_team() {
+  if (acquire_team()) stop_workers();
+}
+
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kExactScratch = true;  // so that its ends are watched
+#else
+constexpr bool kExactScratch = false;
+#endif
+
+struct Scratch {
+  char* memory[kNumScratchSlots] = {};
+  size_t sizes[kNumScratchSlots] = {};
+  ~Scratch() {
+    for (char* each : memory) free(each);
+  }
+};
+thread_local Scratch thread_scratch;
+
+}  // namespace
+
+int num_threads() { return team.wanted.load(std::memory_order_relaxed); }
+
+void run_region(RegionFunction fn, void* body) {
+  if (num_threads() == 1 || !acquire_team()) {
+    fn(body, 0);
+    return;
+  }
+  if (team.alone_until_ns && now_ns() < team.alone_until_ns) {
+    fn(body, 0);
+    release_team();
+    return;
+  }
+  team.alone_until_ns = 0;
+  if (team.num_workers + 1 < team.wanted.load()) start_workers();
+  team.fn = fn;
+  team.body = body;
+  const uint64_t number = (team.state.load(std::memory_order_relaxed) >> kNumberShift) + 1;
+  team.state.store(number << kNumberShift | kOpen);
+  if (team.sleepers.load()) {
+    team.wake.fetch_add(1);
+    unpark_all(team.wake);
+  }
+  fn(body, 0);
+  team.state.fetch_and(~kOpen);
+  wait_for_workers();
+  release_team();
+}
+
+char* scratch(ScratchSlot slot, size_t num_bytes) {
+  char*& memory = thread_scratch.memory[slot];
+  size_t& size = thread_scratch.sizes[slot];
+  if (num_bytes <= size && !kExactScratch) return memory;
+  free(memory);
+  size = kExactScratch ? num_bytes : num_bytes + num_bytes / 2 + 4096;
+  void* fresh = nullptr;
+  // An operation has no way to say that there is no memory, and nothing to go on with.
+  if (posix_memalign(&fresh, 64, size) != 0) abort();
+  return memory = static_cast<char*>(fresh);
+}
+
+}  // namespace dk
+
+void dk_set_num_threads(int64_t n) {
+  const int wanted = static_cast<int>(std::clamp<int64_t>(n, 1, dk::kMaxThreads));
+  while (!dk::acquire_team()) sched_yield();
+  if (wanted != dk::team.wanted.load()) {
+    dk::stop_workers();
+    dk::team.wanted.store(wanted);
+  }
+  dk::release_team();
+}
+
+int64_t dk_num_threads(void) { return dk::num_threads(); }

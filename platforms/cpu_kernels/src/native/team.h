@@ -1,0 +1,102 @@
+// The thread team of the process: how an operation is spread over the cores.
+//
+// A region is a function that the caller and every worker which comes in time run together, each
+// claiming pieces of a common range: first of its own contiguous share, so that memory is read in
+// streams, then of the others'. A worker may join only while the region is open, and the caller
+// never waits for one that has not joined: who is descheduled delays nobody, unless in the middle
+// of a piece. Regions of several callers do not mix: whoever finds the team busy (also a region
+// inside a region) does all the work alone. The team knows nothing about what it runs.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "dispatch.h"
+
+namespace dk {
+
+constexpr int kMaxThreads = 64;
+
+// Threads of the team, the caller among them.
+int num_threads();
+
+// Run fn(body) on the caller and on the workers that join; return when all have left it. Each gets
+// its own index in [0, num_threads()).
+using RegionFunction = void (*)(void* body, int thread);
+void run_region(RegionFunction fn, void* body);
+
+// Memory of the calling thread on a 64 byte boundary, contents undefined, valid until its next
+// call with the same slot, kept for the thread's life. What the caller of an operation gets may be
+// shared with workers during a region; within a region take another slot.
+enum ScratchSlot { kOperationScratch, kRegionScratch, kOtherScratch, kNumScratchSlots };
+char* scratch(ScratchSlot slot, size_t num_bytes);
+
+// The pieces of [0, num_items) that are still to do: a counter per thread on its own cache line.
+class Pieces {
+ public:
+  DK_INLINE Pieces(int64_t num_items, int64_t grain, int threads)
+      : threads_(threads), grain_(grain) {
+    for (int t = 0; t < threads; ++t) {
+      shares_[t].next.store(num_items * t / threads, std::memory_order_relaxed);
+      shares_[t].end = num_items * (t + 1) / threads;
+    }
+  }
+
+  // Claim the next piece for `thread`; false when nothing is left. Touches no floating point.
+  DK_INLINE bool claim(int thread, int64_t& begin, int64_t& end) {
+    for (int k = 0; k < threads_; ++k) {
+      Share& share = shares_[thread + k < threads_ ? thread + k : thread + k - threads_];
+      if (share.next.load(std::memory_order_relaxed) >= share.end) continue;
+      begin = share.next.fetch_add(grain_, std::memory_order_relaxed);
+      if (begin >= share.end) continue;
+      end = begin + grain_ < share.end ? begin + grain_ : share.end;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  int threads_;
+  int64_t grain_;
+  Share shares_[kMaxThreads];
+};
+
+// Run body(next) once on each thread that joins; `next(begin, end)` claims its pieces of [0,
+// num_items), `grain` items at most, until it returns false. For bodies that prepare something
+// first.
+template <class F>
+void parallel_ranges(int64_t num_items, int64_t grain, F body) {
+  const int threads = num_threads();
+  if (num_items <= 0) return;
+  struct Region {
+    Pieces pieces;
+    F& body;
+  } region{Pieces(num_items, grain, threads), body};
+  const auto enter = [](void* opaque, int thread) {
+    Region& shared = *static_cast<Region*>(opaque);
+    shared.body([&shared, thread](int64_t& begin, int64_t& end) {
+      return shared.pieces.claim(thread, begin, end);
+    });
+  };
+  if (threads == 1 || num_items <= grain) {
+    enter(&region, 0);
+  } else {
+    run_region(enter, &region);
+  }
+}
+
+// Run body(begin, end) over pieces that cover [0, num_items) exactly once, `grain` items at most
+// each.
+template <class F>
+void parallel_for(int64_t num_items, int64_t grain, F body) {
+  parallel_ranges(num_items, grain, [&body](auto&& next) {
+    int64_t begin, end;
+    while (next(begin, end)) body(begin, end);
+  });
+}
+
+}  // namespace dk

@@ -1,0 +1,146 @@
+"""Building and finding the library: levels, and what is said where there is no compiler."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dovetail_cpu_kernels as native
+
+MEMBER = Path(__file__).resolve().parents[1]
+PROGRAM = (
+    "import json, dataclasses, dovetail_cpu_kernels as native;"
+    "print(json.dumps(dataclasses.asdict(native.status())))"
+)
+
+needs_library = pytest.mark.skipif(
+    not native.status().available, reason=f"no native library: {native.status().reason}"
+)
+
+
+def copy_member(folder):
+    """A copy without anything that was built."""
+    ignored = shutil.ignore_patterns(
+        "build", "*.egg-info", "__pycache__", "_native*", "_build.json"
+    )
+    return Path(shutil.copytree(MEMBER, folder / "member", ignore=ignored))
+
+
+def run_setup(member, *command, **variables):
+    arguments = [sys.executable, "setup.py", "-q", *command]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(arguments, cwd=member, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr
+
+
+def status_of(source, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(source), **variables}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "says"),
+    [
+        ("/bin/false", "ended with 1"),
+        ("/nowhere/c++", "No such file"),
+        ("c++ -fnonsense", "fnonsense"),
+    ],
+)
+def test_a_build_that_fails_leaves_a_package_that_says_why(tmp_path, compiler, says):
+    if compiler.startswith("c++") and not shutil.which("c++"):
+        pytest.skip("no c++")
+    member = copy_member(tmp_path)
+    warned = run_setup(member, "build_ext", "--inplace", CXX=compiler)
+    assert "no native kernels" in warned
+    status = status_of(member / "src")
+    assert not status["available"] and status["level"] == ""
+    assert says in status["reason"] and "C++17 compiler" in status["reason"]
+
+
+def test_a_wheel_without_a_library_carries_the_reason(tmp_path):
+    member = copy_member(tmp_path)
+    run_setup(member, "bdist_wheel", "--dist-dir", str(tmp_path / "wheels"), CXX="/bin/false")
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    assert re.fullmatch(r"dovetail_cpu_kernels-.*-py3-none-linux_\w+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    assert "/bin/false" in status_of(tmp_path / "installed")["reason"]
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda content: b"no library", "cannot be loaded"),
+        (lambda content: b"", "cannot be loaded"),
+    ],
+)
+def test_a_damaged_library_is_no_library(tmp_path, damage, says):
+    package = Path(
+        shutil.copytree(
+            MEMBER / "src/dovetail_cpu_kernels", tmp_path / "src" / "dovetail_cpu_kernels"
+        )
+    )
+    library = package / "_native.so"
+    library.write_bytes(damage(library.read_bytes()))
+    status = status_of(tmp_path / "src")
+    assert not status["available"] and says in status["reason"]
+
+
+@needs_library
+def test_the_environment_lowers_the_level():
+    source = MEMBER / "src"
+    highest = status_of(source, DOVETAIL_CPU_LEVEL="")
+    assert highest["available"] and not highest["reason"]
+    for level in native.LEVELS[: native.LEVELS.index(highest["level"])]:
+        status = status_of(source, DOVETAIL_CPU_LEVEL=level)
+        assert status["level"] == level and highest["level"] in status["reason"]
+    refused = status_of(source, DOVETAIL_CPU_LEVEL="mmx")
+    assert not refused["available"] and "portable, avx2, avx512" in refused["reason"]
+
+
+@needs_library
+def test_an_older_library_is_refused(tmp_path):
+    """A library of another ABI, after an update of the package without a rebuild."""
+    source = tmp_path / "src"
+    package = Path(
+        shutil.copytree(MEMBER / "src/dovetail_cpu_kernels", source / "dovetail_cpu_kernels")
+    )
+    text = (package / "library.py").read_text("utf-8")
+    (package / "library.py").write_text(re.sub(r"(?m)^ABI_VERSION = .*", "ABI_VERSION = 999", text))
+    status = status_of(source)
+    assert not status["available"] and "ABI version" in status["reason"]
+
+
+@needs_library
+def test_the_abi_of_the_header_is_that_of_the_package():
+    header = (MEMBER / "include/dovetail_kernels.h").read_text("utf-8")
+    assert f"#define DK_ABI_VERSION {native.library().dk_abi_version()}" in header
+
+
+@pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
+def test_a_level_shares_no_function_with_other_levels(tmp_path):
+    """The linker would keep one copy, perhaps the one that an older CPU cannot run."""
+    setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
+    objects = [one for one in setup["plan"](tmp_path) if one.path.name.endswith("_level.avx2.o")]
+    setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))
+    for one in objects:
+        told = subprocess.run(["nm", "-C", one.path], capture_output=True, text=True).stdout
+        shared = re.findall(r"^\w* +[WVu] (.*)$", told, re.M)
+        assert not shared, f"{one.source.name}: make these inline by force, or avoid them: {shared}"
+    assert bool(objects) == setup["is_x86"]()
+
+
+def test_nothing_is_compiled_for_the_machine_it_is_built_on():
+    assert "-march" not in (MEMBER / "setup.py").read_text("utf-8")

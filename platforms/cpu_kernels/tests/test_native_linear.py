@@ -1,0 +1,241 @@
+"""Packed linears at every level of this CPU, against float64 sums of the same quantised numbers."""
+
+import ctypes
+import random
+
+import pytest
+import torch
+
+import dovetail_cpu_kernels as native
+from dovetail_cpu_kernels import linear
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+
+# Relative error in norm. bf16 outputs: 2^-9 at most an element. float32: sums of up to 1,024 terms;
+# int4 and gates add one rounding a group and a vector exponential.
+TOLERANCE = {torch.bfloat16: 3e-3, torch.float32: 3e-6}
+LEVELS = range(native.library().dk_highest_level() + 1) if native.status().available else ()
+KINDS = [
+    (linear.BF16, 0),
+    (linear.INT8, 0),
+    (linear.INT4, 32),
+    (linear.INT4, 64),
+    (linear.INT4, 128),
+]
+ROWS = (1, 2, 3, 6, 7, 12, 13, 24, 33, 64, 250)
+SHAPES = ((64, 128), (50, 37), (130, 300), (33, 1), (1, 65), (256, 1024))
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    yield
+    native.library().dk_set_level(native.library().dk_highest_level())
+    native.set_num_threads(1)
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: native.LEVELS[level])
+def level(request):
+    assert native.library().dk_set_level(request.param) == request.param
+    return request.param
+
+
+class Weight:
+    """A random weight [N, K], packed; `exact` is what the packed form stands for, in float64."""
+
+    def __init__(self, kind, N, K, *, group=0, gate_up=False, seed=0):
+        self.shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group, gate_up=gate_up)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.plain = self.random(N, K, scale=K**-0.5)
+        self.memory = torch.zeros(self.shape.num_bytes + 64, dtype=torch.uint8)
+        self.packed = -(-self.memory.data_ptr() // 64) * 64
+        assert linear.pack(self.shape, self.plain.data_ptr(), self.packed) == 0
+        self.exact = quantised_weight(self.plain, self.shape)
+
+    def random(self, *size, scale=1.0):
+        return (torch.randn(*size, generator=self.generator) * scale).bfloat16()
+
+    def apply(self, x, *, bias=None, residual=None, dtype=torch.bfloat16, out=None):
+        rows, columns = x.shape[0], self.shape.num_outputs
+        y = torch.full((rows, columns), 7.0, dtype=dtype) if out is None else out
+        args = linear.new_args(self.shape, self.packed)
+        args.x, args.y, args.M = x.data_ptr(), y.data_ptr(), rows
+        args.ldx, args.ldy = x.stride(0), y.stride(0)
+        args.flags |= linear.OUT_F32 * (y.dtype == torch.float32)
+        if bias is not None:
+            args.bias = bias.data_ptr()
+        if residual is not None:
+            args.residual, args.ld_residual = residual.data_ptr(), residual.stride(0)
+        linear.operation(self.shape.kind)(ctypes.addressof(args))
+        return y
+
+    def reference(self, x, *, bias=None, residual=None):
+        y = quantised_input(x, self.shape) @ self.exact.T
+        y = y if bias is None else y + bias.double()
+        if self.shape.gate_up:
+            gate, up = y.chunk(2, dim=1)
+            y = torch.nn.functional.silu(gate) * up
+        return y if residual is None else y + residual.double()
+
+
+def divided(numerator, x):
+    """A true division: torch gives scalar / tensor as scalar times the reciprocal."""
+    return torch.full_like(x, numerator) / x
+
+
+def in_groups(x, group):
+    return torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+
+
+def quantised_bytes(x, group):
+    """int8 with a scale per row and group, as the kernels quantise."""
+    x = in_groups(x, group)
+    largest = x.abs().amax(2, keepdim=True)
+    q = torch.where(largest > 0, (x * divided(127.0, largest)).round(), torch.zeros_like(x))
+    return (q.double() * (largest / 127).double()).flatten(1)
+
+
+def quantised_input(x, shape):
+    if shape.kind == linear.BF16:
+        return x.double()
+    return quantised_bytes(x, shape.K if shape.kind == linear.INT8 else shape.group)
+
+
+def quantised_weight(w, shape):
+    if shape.kind == linear.BF16:
+        return w.double()
+    if shape.kind == linear.INT8:
+        return quantised_bytes(w, shape.K)
+    groups = in_groups(w, shape.group)
+    scale = (groups.abs().amax(2, keepdim=True) / 7).bfloat16().float()
+    q = (groups * divided(1.0, scale)).round().clamp(-7, 7)
+    return torch.where(scale > 0, q.double() * scale.double(), 0.0).flatten(1)
+
+
+def assert_near(y, reference):
+    error = ((y.double() - reference).norm() / reference.norm()).item()
+    assert error < TOLERANCE[y.dtype], error
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS)
+def test_every_shape_equals_the_reference(level, kind, group):
+    for N, K in SHAPES:
+        weight = Weight(kind, N, K, group=group, seed=N)
+        for rows in ROWS:
+            x = weight.random(rows, K)
+            assert_near(weight.apply(x, dtype=torch.float32), weight.reference(x))
+            assert_near(weight.apply(x), weight.reference(x))
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[:3])
+@pytest.mark.parametrize("gate_up", [False, True])
+def test_epilogues(level, kind, group, gate_up):
+    for N, K, rows in ((100, 96, 5), (38, 70, 17), (256, 512, 1)):
+        weight = Weight(kind, N, K, group=group, gate_up=gate_up, seed=rows)
+        columns = weight.shape.num_outputs
+        x, bias = weight.random(rows, K), weight.random(N)
+        residual = weight.random(rows, columns)
+        for options in (
+            {"bias": bias},
+            {"residual": residual},
+            {"bias": bias, "residual": residual},
+        ):
+            assert_near(weight.apply(x, **options), weight.reference(x, **options))
+        expected = weight.reference(x, residual=residual)
+        assert weight.apply(x, residual=residual, out=residual) is residual
+        assert_near(residual, expected)
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[:3])
+def test_rows_lie_anywhere(level, kind, group):
+    """Odd addresses and strides; what lies between the rows of y is left alone."""
+    N, K, rows = 45, 77, 14
+    weight = Weight(kind, N, K, group=group)
+    x = weight.random(rows, K + 6)[:, 3 : K + 3]
+    whole = torch.full((rows, N + 5), 7.0, dtype=torch.bfloat16)
+    y = weight.apply(x, out=whole[:, 1 : N + 1])
+    assert_near(y, weight.reference(x))
+    assert (whole[:, 0] == 7).all() and (whole[:, N + 1 :] == 7).all()
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[:3])
+def test_a_row_does_not_depend_on_its_batch(level, kind, group):
+    """Bits of a row: alone, in batches of every kind of tiling, on one thread and on three."""
+    chance = random.Random(kind)
+    weight = Weight(kind, 200, 600, group=group)
+    x = weight.random(300, 600)
+    alone = torch.cat([weight.apply(x[i : i + 1], dtype=torch.float32) for i in range(len(x))])
+    for rows in (2, 3, 5, 7, 12, 13, 16, 25, 32, 100, 241, 300):
+        for threads in (1, 3):
+            native.set_num_threads(threads)
+            begin = chance.randrange(len(x) - rows + 1)
+            batch = weight.apply(x[begin : begin + rows], dtype=torch.float32)
+            assert torch.equal(batch, alone[begin : begin + rows]), (rows, threads)
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[1:3])
+def test_levels_pack_the_same_bytes(kind, group):
+    packed = []
+    for level in LEVELS:
+        native.library().dk_set_level(level)
+        weight = Weight(kind, 70, 333, group=group, gate_up=True, seed=1)
+        begin = weight.packed - weight.memory.data_ptr()
+        packed.append(weight.memory[begin : begin + weight.shape.num_bytes])
+    assert all(torch.equal(packed[0], other) for other in packed[1:])
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[:3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_bad_weights_are_counted(level, kind, group, bad):
+    shape = linear.PackedLinear(kind=kind, N=50, K=70, group=group)
+    weight = torch.ones(50, 70, dtype=torch.bfloat16)
+    weight[3, 69] = weight[49, 0] = bad
+    memory = torch.zeros(shape.num_bytes + 64, dtype=torch.uint8)
+    assert linear.pack(shape, weight.data_ptr(), -(-memory.data_ptr() // 64) * 64) == 2
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[:3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_inputs_stay_visible_and_alone(level, kind, group, bad):
+    weight = Weight(kind, 64, 128, group=group)
+    x = weight.random(9, 128)
+    good = weight.apply(x)
+    x[4, 17] = bad
+    y = weight.apply(x)
+    assert not y[4].isfinite().any()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(y[others], good[others])
+
+
+def test_zeros_and_tiny_numbers(level):
+    for kind, group in KINDS[:3]:
+        weight = Weight(kind, 64, 128, group=group)
+        x = torch.zeros(3, 128, dtype=torch.bfloat16)
+        x[1] = 1e-38
+        assert weight.apply(x, dtype=torch.float32).abs().max() < 1e-35
+
+
+def test_replay_repeats_operations():
+    weight = Weight(linear.BF16, 64, 64)
+    x, y = weight.random(2, 64), torch.zeros(2, 64, dtype=torch.bfloat16)
+    args = linear.new_args(weight.shape, weight.packed)
+    args.x, args.y, args.M = x.data_ptr(), y.data_ptr(), 2
+    function = ctypes.cast(linear.operation(linear.BF16), ctypes.c_void_p).value
+    calls = (ctypes.c_void_p * 4)(
+        function, ctypes.addressof(args), function, ctypes.addressof(args)
+    )
+    native.library().dk_replay(ctypes.addressof(calls), 2)
+    assert torch.equal(y, weight.apply(x))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"kind": linear.BF16, "N": 0, "K": 3}, "no elements"),
+        ({"kind": linear.INT4, "N": 4, "K": 64, "group": 48}, "32, 64 or 128"),
+        ({"kind": linear.INT8, "N": 4, "K": 200_000}, "131072"),
+        ({"kind": linear.BF16, "N": 5, "K": 8, "gate_up": True}, "even"),
+    ],
+)
+def test_shapes_that_cannot_be(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        linear.PackedLinear(**wrong)

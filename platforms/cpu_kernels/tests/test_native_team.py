@@ -1,0 +1,76 @@
+"""The thread team: compiled with its cases of `sanitize/`, without sanitizers, and run."""
+
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import dovetail_cpu_kernels as native
+
+MEMBER = Path(__file__).resolve().parents[1]
+COMPILER = shlex.split(os.environ.get("CXX") or "c++")
+SOURCES = ("src/native/team.cpp", "src/native/dispatch.cpp")
+CASES = ("sanitize/team_cases.cpp", "sanitize/driver.cpp")
+
+needs_compiler = pytest.mark.skipif(not shutil.which(COMPILER[0]), reason=f"no {COMPILER[0]}")
+needs_library = pytest.mark.skipif(
+    not native.status().available, reason=f"no native library: {native.status().reason}"
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    program = tmp_path_factory.mktemp("team") / "driver"
+    flags = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")["FLAGS"]
+    includes = [f"-I{MEMBER / folder}" for folder in ("include", "src/native", "sanitize")]
+    sources = [str(MEMBER / source) for source in (*SOURCES, *CASES)]
+    command = [*COMPILER, *flags, "-O1", *includes, *sources, "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "case", ["items", "ranges", "nested", "callers", "starved", "hog", "fork", "parked"]
+)
+def test_every_item_is_done_exactly_once(driver, case):
+    command = [str(driver), "20", case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "20 turns" in done.stdout, "no case was run"
+
+
+@needs_library
+def test_the_number_of_threads_is_kept_and_bounded():
+    try:
+        native.set_num_threads(3)
+        assert native.num_threads() == 3
+        with pytest.raises(ValueError, match="1 to 64"):
+            native.set_num_threads(0)
+        assert native.num_threads() == 3
+    finally:
+        native.set_num_threads(1)
+
+
+@needs_library
+def test_idle_workers_use_no_time():
+    """Workers spin for microseconds and then park: an idle second costs next to nothing."""
+    from dovetail_cpu_kernels import probe
+
+    native.set_num_threads(4)
+    memory = native.library().dk_alloc(8 << 20)
+    try:
+        probe.read_bandwidth(memory, 8 << 20)
+        time.sleep(0.1)
+        before = time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - before < 0.05
+    finally:
+        native.library().dk_free(memory, 8 << 20)
+        native.set_num_threads(1)
