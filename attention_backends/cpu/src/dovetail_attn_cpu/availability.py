@@ -1,0 +1,14 @@
+"""Whether the native library is there: asked before the backend is chosen. Imports no torch."""
+
+from __future__ import annotations
+
+from dovetail.interfaces import Probe
+from dovetail_cpu_kernels import status
+
+
+def probe() -> Probe:
+    """Return whether the native library can be loaded, and if not, why."""
+    found = status()
+    if found.available:
+        return Probe(usable=True)
+    return Probe(usable=False, reasons=(f"the native library is missing: {found.reason}",))

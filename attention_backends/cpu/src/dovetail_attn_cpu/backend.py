@@ -1,0 +1,88 @@
+"""The attention backend `cpu`: what it claims, the shape of its cache, how its parts are made.
+
+One native call a layer and step writes the keys and values and attends (dovetail_attention.h). What
+it does not claim is refused, so that another backend serves. It refuses to know the worker, the
+model and the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import (
+    AttentionAsk,
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec
+from dovetail_attn_cpu.availability import probe
+from dovetail_attn_cpu.layer import CPUAttentionLayer
+from dovetail_attn_cpu.metadata import CACHE_KINDS, CPUMetadataBuilder
+from dovetail_cpu_kernels.attention import BLOCK_MULTIPLE, attention_block_bytes
+
+
+class CPUAttentionBackend(AttentionBackend):
+    """Paged attention on the CPU: bf16 queries, a cache of bf16 or int8.
+
+    Prefill chunks and decodes may be mixed in a step. A token's output has the same bits whatever
+    its batch mates, the chunks of its prompt, the block size and the number of threads.
+    """
+
+    name: ClassVar[str] = "cpu"
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
+        dtypes=frozenset({"bfloat16"}),
+        device_types=frozenset({"cpu"}),
+        kv_cache_dtypes=frozenset(CACHE_KINDS),
+        head_sizes=frozenset(range(16, 257, 16)),
+        block_size_multiple=BLOCK_MULTIPLE,
+        features=frozenset({"sliding_window", "soft_cap", "padded_pages", "batch_invariant"}),
+    )
+
+    @classmethod
+    def refusals(cls, ask: AttentionAsk) -> Sequence[str]:
+        """Return why the native library cannot be used, or ()."""
+        return probe().reasons
+
+    @staticmethod
+    def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """Return [N, elements of a block]: packed panels (and scales), as the kernels read them."""
+        return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
+
+    @staticmethod
+    def create_builder(context: AttentionGroupContext) -> CPUMetadataBuilder:
+        """Return the metadata builder of a group; ConfigError for a cache that is not claimed."""
+        spec = context.spec
+        if spec.dtype not in CACHE_KINDS:
+            raise ConfigError(
+                f"the attention backend 'cpu' was asked for a KV cache of {spec.dtype}; "
+                f"it does {', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
+            )
+        block_bytes = attention_block_bytes(
+            spec.num_kv_heads, spec.head_size, spec.block_size, CACHE_KINDS[spec.dtype]
+        )
+        if block_bytes != spec.page_size_bytes:
+            raise ConfigError(
+                f"blocks of {spec.page_size_bytes} bytes are given to the attention backend 'cpu'; "
+                f"a block of {spec.dtype} takes {block_bytes}. Give the spec scale_bytes=4 for int8"
+            )
+        return CPUMetadataBuilder(context)
+
+    @staticmethod
+    def create_layer(context: AttentionLayerContext) -> CPUAttentionLayer:
+        """Return the attention of a layer; ConfigError for what the kernels cannot do."""
+        if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
+            raise ConfigError(
+                f"{context.layer_name} asks for {context.num_heads} query heads over "
+                f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
+                "second. Check num_attention_heads and num_key_value_heads in config.json"
+            )
+        if context.scale <= 0:
+            raise ConfigError(
+                f"{context.layer_name} scales its scores by {context.scale}; the attention backend "
+                "'cpu' needs a factor above 0. Choose attention_backend='torch'"
+            )
+        return CPUAttentionLayer(context)

@@ -1,0 +1,104 @@
+"""Attention of one layer: one native call that writes the step's keys and values, then attends.
+
+The arguments' struct is made once; a call sets the addresses of its tensors. The layer refuses to
+know blocks, rows and positions.
+
+Shape legend: T tokens of the step, H query heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import torch
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext
+from dovetail_attn_cpu.metadata import CPUAttentionMetadata
+from dovetail_cpu_kernels.attention import AttentionArgs, attention_operation
+
+# The first 14 members of AttentionArgs: one write instead of 14.
+_CHANGING = struct.Struct("@14q")
+
+
+class CPUAttentionLayer(AttentionLayer):
+    """Attention of one layer over packed blocks.
+
+    args: the struct of its last call, at an address that stays: a recorder may keep it.
+    """
+
+    def __init__(self, context: AttentionLayerContext) -> None:
+        self._context = context
+        self._operation = attention_operation()
+        self._metadata: CPUAttentionMetadata | None = None
+        self.args = AttentionArgs(
+            num_heads=context.num_heads,
+            num_kv_heads=context.num_kv_heads,
+            head_size=context.head_size,
+            window=context.sliding_window,
+            scale=context.scale,
+            soft_cap=context.soft_cap,
+        )
+        self._address = ctypes.addressof(self.args)
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: CPUAttentionMetadata,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """Write k and v to the cache, attend causally, and write the result to `out_THD`.
+
+        bf16; q, k, v and out may be strided, the last dimension excepted; blocks may lie apart.
+        Raises ContractError if the layer's window, heads or head size are not its KV-cache group's.
+        """
+        if metadata is not self._metadata:
+            self._bind(metadata)
+        q_stride, k_stride, v_stride = q_THD.stride(), k_TKD.stride(), v_TKD.stride()
+        out_stride = out_THD.stride()
+        _CHANGING.pack_into(
+            self.args,
+            0,
+            q_THD.data_ptr(),
+            k_TKD.data_ptr(),
+            v_TKD.data_ptr(),
+            out_THD.data_ptr(),
+            q_stride[0],
+            q_stride[1],
+            k_stride[0],
+            k_stride[1],
+            v_stride[0],
+            v_stride[1],
+            out_stride[0],
+            out_stride[1],
+            kv_cache.data_ptr(),
+            kv_cache.stride(0) * kv_cache.itemsize,
+        )
+        self._operation(self._address)
+
+    def _bind(self, metadata: CPUAttentionMetadata) -> None:
+        """Point the struct at the group's metadata, which stays where it is."""
+        context = self._context
+        own = (context.sliding_window, context.num_kv_heads, context.head_size)
+        group = (metadata.sliding_window, metadata.num_kv_heads, metadata.head_size)
+        if own != group:
+            raise ContractError(
+                f"{context.layer_name} has window, key-value heads and head size {own}, its "
+                f"KV-cache group {group}; give layers of different sorts groups of their own"
+            )
+        args = self.args
+        args.batch = ctypes.addressof(metadata.size)
+        args.query_start = metadata.query_start_R1.data_ptr()
+        args.seq_lens = metadata.seq_lens_R.data_ptr()
+        args.block_table = metadata.block_table_RM.data_ptr()
+        args.block_table_stride = metadata.block_table_RM.stride(0)
+        args.slot_mapping = metadata.slot_mapping_T.data_ptr()
+        args.workspace = metadata.workspace.data_ptr()
+        args.workspace_floats = metadata.workspace.numel()
+        args.block_size = metadata.block_size
+        args.cache_kind = metadata.cache_kind
+        self._metadata = metadata

@@ -1,0 +1,86 @@
+"""A step's shape at addresses that never change, filled once a step for all layers of a group.
+
+The kernels read it where it lies, so that a recorded call sees the next step's contents. The
+builder knows the group's cache; it refuses to know query heads, scales and soft caps, which are the
+layer's.
+
+Shape legend: T tokens, R requests, M block-table width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionMetadataBuilder,
+)
+from dovetail_cpu_kernels.attention import CACHE_BF16, CACHE_INT8, AttentionBatchSize
+
+CACHE_KINDS = {"bfloat16": CACHE_BF16, "int8": CACHE_INT8}
+
+# Partial results of a context that several threads share: 8 MiB, touched only as far as they go.
+WORKSPACE_FLOATS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CPUAttentionMetadata:
+    """Where a step's shape is found; the same object at every step.
+
+    size: numbers of runs and tokens. Of query_start_R1, seq_lens_R, block_table_RM (int32) and
+    slot_mapping_T (int64) the parts count that it says. workspace: float32, nobody's between calls.
+    """
+
+    block_size: int
+    cache_kind: int
+    num_kv_heads: int
+    head_size: int
+    sliding_window: int
+    query_start_R1: torch.Tensor
+    seq_lens_R: torch.Tensor
+    block_table_RM: torch.Tensor
+    slot_mapping_T: torch.Tensor
+    workspace: torch.Tensor
+    size: AttentionBatchSize = field(default_factory=AttentionBatchSize)
+
+
+class CPUMetadataBuilder(AttentionMetadataBuilder):
+    """Copies each batch into the one `CPUAttentionMetadata` that it owns."""
+
+    def __init__(self, context: AttentionGroupContext) -> None:
+        spec, num_rows = context.spec, context.max_num_seqs
+        width = -(-context.max_model_len // spec.block_size)
+        self._metadata = CPUAttentionMetadata(
+            block_size=spec.block_size,
+            cache_kind=CACHE_KINDS[spec.dtype],
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            sliding_window=spec.sliding_window,
+            query_start_R1=torch.zeros(num_rows + 1, dtype=torch.int32),
+            seq_lens_R=torch.zeros(num_rows, dtype=torch.int32),
+            block_table_RM=torch.zeros((num_rows, width), dtype=torch.int32),
+            slot_mapping_T=torch.zeros(context.max_num_batched_tokens, dtype=torch.int64),
+            workspace=torch.empty(WORKSPACE_FLOATS, dtype=torch.float32),
+        )
+        self._query_start_R1 = self._metadata.query_start_R1.numpy()
+        self._seq_lens_R = self._metadata.seq_lens_R.numpy()
+        self._block_table_RM = self._metadata.block_table_RM.numpy()
+        self._slot_mapping_T = self._metadata.slot_mapping_T.numpy()
+
+    def build(self, batch: AttentionBatch) -> CPUAttentionMetadata:
+        """Return this step's metadata, in the memory of the last one. Only reads `batch`."""
+        metadata, num_runs = self._metadata, batch.num_requests
+        num_tokens = len(batch.slot_mapping_T)
+        # As arrays, of the same memory: a tensor's operations cost more than the copying.
+        table_RM = batch.block_table_RM.numpy()
+        width = min(table_RM.shape[1], self._block_table_RM.shape[1])
+        self._query_start_R1[: num_runs + 1] = batch.query_start_R1.numpy()
+        self._seq_lens_R[:num_runs] = batch.seq_lens_R.numpy()
+        self._block_table_RM[:num_runs, :width] = table_RM[:, :width]
+        self._slot_mapping_T[:num_tokens] = batch.slot_mapping_T.numpy()
+        metadata.size.num_runs = num_runs
+        metadata.size.num_tokens = num_tokens
+        return metadata

@@ -1,0 +1,331 @@
+"""Backend `cpu` against the conformance suite at every level, and what is its own.
+
+Tolerance: 2e-2 of max(1, |value|), as the suite states for bf16. An int8 cache is held to that
+against the reference over keys and values that are rounded as the cache rounds them: each to 1/127
+of the greatest of its token and head.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dovetail_cpu_kernels as native
+from dovetail.errors import ConfigError, ContractError
+from dovetail.interfaces.attention import (
+    AttentionAsk,
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
+from dovetail.testing.attention import (
+    AttentionCase,
+    check_backend,
+    check_case,
+    reference_attention,
+)
+from dovetail_attn_cpu import availability
+from dovetail_attn_cpu.backend import CPUAttentionBackend
+
+CPU = torch.device("cpu")
+LEVELS = range(native.library().dk_highest_level() + 1) if native.status().available else ()
+needs_library = pytest.mark.skipif(not LEVELS, reason=native.status().reason or "no library")
+TOLERANCE = 2e-2
+
+
+@pytest.fixture(params=LEVELS, ids=lambda level: native.LEVELS[level])
+def level(request):
+    assert native.library().dk_set_level(request.param) == request.param
+    return request.param
+
+
+class Rows:
+    """Random rows over one cache, run in steps of any cut; what comes out is kept by row."""
+
+    def __init__(self, lengths, *, seed=0, padding=0, **shape):
+        self.case = AttentionCase(runs=(), **{"dtype": "bfloat16", "block_size": 32} | shape)
+        case, generator = self.case, torch.Generator().manual_seed(seed)
+        self.cache_dtype = torch.bfloat16
+        self.kv = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
+        self.qkv = [
+            torch.randn((n, sum(self.kv), case.head_size), generator=generator) for n in lengths
+        ]
+        self.qkv = [x.bfloat16() for x in self.qkv]
+        self.out = [torch.zeros_like(x[:, : case.num_heads]) for x in self.qkv]
+        self.done = [0] * len(lengths)
+        counts = [-(-n // case.block_size) for n in lengths]
+        order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+        self.blocks = [[order.pop() for _ in range(count)] for count in counts]
+        self.padding = padding
+
+    def with_cache(self, dtype):
+        """Take a cache whose blocks lie `padding` elements apart, all of it NaN or nonsense."""
+        spec = replace(self.case.spec, dtype=dtype, scale_bytes=SCALE_BYTES.get(dtype, 0))
+        num_blocks = sum(map(len, self.blocks)) + 1
+        shape = CPUAttentionBackend.kv_cache_shape(num_blocks, spec)
+        self.spec, self.cache_dtype = spec, getattr(torch, dtype)
+        memory = torch.empty((num_blocks, shape[1] + self.padding), dtype=self.cache_dtype)
+        memory.view(torch.uint8).fill_(0xFF)  # NaN in bf16, and in the scales of int8
+        self.cache = memory[:, : shape[1]]
+        self.builder = CPUAttentionBackend.create_builder(group_context(spec, len(self.qkv)))
+        self.layer = CPUAttentionBackend.create_layer(layer_context(self.case))
+        return self
+
+    def step(self, counts):
+        """Run so many tokens of each row, in one call."""
+        runs = [(row, self.done[row], n) for row, n in enumerate(counts) if n]
+        tokens = torch.cat([self.qkv[row][first : first + n] for row, first, n in runs])
+        out = torch.full(
+            (len(tokens), self.case.num_heads, self.case.head_size), torch.nan
+        ).bfloat16()
+        q, k, v = tokens.split(self.kv, dim=1)
+        self.layer.forward(q, k, v, self.cache, self.builder.build(self.batch(runs)), out)
+        for (row, first, n), part in zip(runs, out.split([n for *_, n in runs]), strict=True):
+            self.out[row][first : first + n] = part
+            self.done[row] += n
+        return self
+
+    def batch(self, runs):
+        size = self.case.block_size
+        width = max(map(len, self.blocks))
+        table = [self.blocks[row] + [0] * (width - len(self.blocks[row])) for row, *_ in runs]
+        slots = [
+            self.blocks[row][p // size] * size + p % size
+            for row, first, n in runs
+            for p in range(first, first + n)
+        ]
+        query_lens = [n for *_, n in runs]
+        seq_lens = [first + n for _, first, n in runs]
+        return AttentionBatch(
+            query_start_R1=torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0).int(),
+            seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32),
+            block_table_RM=torch.tensor(table, dtype=torch.int32),
+            slot_mapping_T=torch.tensor(slots),
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+        )
+
+    def worst_error(self):
+        """Return the greatest error against the float64 reference, relative above 1."""
+        case, worst = self.case, 0.0
+        for qkv, out in zip(self.qkv, self.out, strict=True):
+            q, k, v = qkv.split(self.kv, dim=1)
+            if self.cache_dtype == torch.int8:
+                k, v = rounded(k), rounded(v)
+            want = reference_attention(
+                q,
+                k,
+                v,
+                scale=case.scale,
+                sliding_window=case.sliding_window,
+                soft_cap=case.soft_cap,
+            )
+            error = (out.double() - want).abs() / want.abs().clamp_min(1)
+            worst = max(worst, float(error.nan_to_num(nan=float("inf")).max()))
+        return worst
+
+
+def rounded(x_TKD):
+    """Return what int8 with a scale per token and head makes of x, float32."""
+    inverse = 127 / x_TKD.float().abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    return (x_TKD.float() * inverse).round() / inverse
+
+
+def group_context(spec, num_rows=16):
+    return AttentionGroupContext(
+        spec=spec,
+        device=CPU,
+        max_num_seqs=num_rows,
+        max_num_batched_tokens=4096,
+        max_model_len=4096,
+    )
+
+
+def layer_context(case, **changes):
+    values = {
+        "layer_name": "layers.3.attn",
+        "num_heads": case.num_heads,
+        "num_kv_heads": case.num_kv_heads,
+        "head_size": case.head_size,
+        "scale": case.scale,
+        "dtype": torch.bfloat16,
+        "device": CPU,
+        "sliding_window": case.sliding_window,
+        "soft_cap": case.soft_cap,
+    }
+    return AttentionLayerContext(**(values | changes))
+
+
+@needs_library
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_backend_passes_the_conformance_suite(level, num_threads):
+    native.set_num_threads(num_threads)
+    check_backend(CPUAttentionBackend, CPU)
+
+
+@needs_library
+@pytest.mark.parametrize("seed", range(4))
+def test_random_batches(level, seed):
+    rng = random.Random(seed)
+    native.set_num_threads(rng.choice([1, 2, 3]))
+    num_kv_heads = rng.choice([1, 2, 3])
+    runs = [(rng.randrange(400), rng.choice([1, 1, rng.randrange(1, 70)])) for _ in range(5)]
+    case = AttentionCase(
+        runs=((0, 1), *runs),
+        dtype="bfloat16",
+        num_heads=num_kv_heads * rng.choice([1, 2, 3, 4, 7, 13]),
+        num_kv_heads=num_kv_heads,
+        head_size=rng.choice([64, 80, 96, 128, 256]),
+        block_size=rng.choice([16, 32, 48, 64]),
+        sliding_window=rng.choice([0, 0, rng.randrange(1, 500)]),
+        soft_cap=rng.choice([0.0, 0.0, 0.7]),
+        seed=seed,
+    )
+    check_case(CPUAttentionBackend, case, CPU)
+
+
+def cuts_of(lengths, seed):
+    """Yield the counts of steps that bring all rows to their lengths, in chunks of any size."""
+    rng, left = random.Random(seed), list(lengths)
+    while any(left):
+        counts = [min(n, rng.choice([0, 1, 1, 7, 40, 300])) for n in left]
+        left = [n - count for n, count in zip(left, counts, strict=True)]
+        if any(counts):
+            yield counts
+
+
+SHAPES = [
+    {"num_heads": 16, "num_kv_heads": 8, "head_size": 64},
+    {"num_heads": 6, "num_kv_heads": 2, "head_size": 80, "sliding_window": 90},
+    {"num_heads": 14, "num_kv_heads": 1, "head_size": 32, "soft_cap": 1.5},
+]
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "window", "capped"])
+def test_bits_of_a_row_depend_on_nothing_but_the_row(level, shape, dtype):
+    lengths = (530, 3, 270)
+    native.set_num_threads(1)
+    whole = Rows(lengths, **shape).with_cache(dtype).step(lengths)
+    assert whole.worst_error() < TOLERANCE
+    for seed, (num_threads, block_size) in enumerate([(1, 16), (2, 32), (3, 48)]):
+        native.set_num_threads(num_threads)
+        rows = Rows(lengths, block_size=block_size, padding=64 * seed, **shape).with_cache(dtype)
+        for counts in cuts_of(lengths, seed):
+            rows.step(counts)
+        for row in range(len(lengths)):
+            assert torch.equal(rows.out[row], whole.out[row]), (num_threads, block_size, row)
+
+
+@needs_library
+def test_long_contexts_are_shared_out_and_put_together_exactly(level):
+    shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32}
+    outs = []
+    for num_threads in (1, 2, 4):
+        native.set_num_threads(num_threads)
+        rows = Rows((1300, 5), **shape).with_cache("bfloat16").step((1298, 4))
+        outs.append(rows.step((1, 0)).step((1, 1)).out)
+        assert rows.worst_error() < TOLERANCE
+    for out in outs[1:]:
+        assert all(map(torch.equal, out, outs[0]))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_nan_of_one_row_stays_with_it(level, dtype):
+    rows = Rows((40, 40), num_heads=4, num_kv_heads=2).with_cache(dtype)
+    rows.qkv[0][20] = torch.nan
+    rows.step((39, 39)).step((1, 1))
+    assert rows.out[0][20:].isnan().all()
+    assert rows.out[1].isfinite().all()
+
+
+@needs_library
+def test_zeros_have_a_scale_of_zero():
+    rows = Rows((9,), num_heads=4, num_kv_heads=2).with_cache("int8")
+    rows.qkv[0].zero_()
+    assert torch.equal(rows.step((9,)).out[0], torch.zeros(9, 4, 64).bfloat16())
+
+
+@needs_library
+def test_recorded_call_sees_the_contents_of_the_next_step():
+    """The struct, its metadata and its tensors stay where they are; only contents change."""
+    rows = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
+    want = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
+    want.step((1, 1)).step((1, 1))
+    qkv = torch.stack([rows.qkv[0][50], rows.qkv[1][20]])
+    out = torch.zeros(2, 4, 64).bfloat16()
+    metadata = rows.builder.build(rows.batch([(0, 50, 1), (1, 20, 1)]))
+    rows.layer.forward(*qkv.split(rows.kv, dim=1), rows.cache, metadata, out)
+    call = (ctypes.c_void_p * 2)(
+        ctypes.cast(native.library().dk_attention, ctypes.c_void_p).value,
+        ctypes.addressof(rows.layer.args),
+    )
+    qkv.copy_(torch.stack([rows.qkv[0][51], rows.qkv[1][21]]))
+    rows.builder.build(rows.batch([(0, 51, 1), (1, 21, 1)]))
+    native.library().dk_replay(ctypes.addressof(call), 1)
+    assert torch.equal(out, torch.stack([want.out[0][51], want.out[1][21]]))
+
+
+@needs_library
+def test_row_without_tokens_is_passed_over():
+    rows = Rows((20, 20), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((20, 20))
+    batch = rows.batch([(0, 20, 0), (1, 20, 0)])
+    empty = torch.zeros(0, 8, 64).bfloat16()
+    q, k, v = empty.split(rows.kv, dim=1)
+    rows.layer.forward(q, k, v, rows.cache, rows.builder.build(batch), q.clone())
+
+
+@needs_library
+def test_layer_refuses_a_group_that_is_not_its_own():
+    rows = Rows((4,), num_heads=4, num_kv_heads=2).with_cache("bfloat16")
+    rows.layer = CPUAttentionBackend.create_layer(layer_context(rows.case, sliding_window=4))
+    with pytest.raises(ContractError, match=r"layers\.3\.attn has window"):
+        rows.step((4,))
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"num_kv_heads": 3}, "8 query heads over 3"), ({"scale": -1.0}, "attention_backend='torch'")],
+)
+def test_layers_that_it_cannot_do_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        CPUAttentionBackend.create_layer(layer_context(AttentionCase(runs=()), **changes))
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"dtype": "int8"}, "scale_bytes=4")],
+)
+def test_caches_that_it_cannot_do_are_refused(changes, message):
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype="bfloat16")
+    with pytest.raises(ConfigError, match=message):
+        CPUAttentionBackend.create_builder(group_context(replace(spec, **changes)))
+
+
+def test_other_dtypes_are_left_to_other_backends():
+    ask = AttentionAsk(
+        device_type="cpu",
+        dtype="float32",
+        kv_cache_dtype="float32",
+        head_size=64,
+        num_heads=8,
+        num_kv_heads=2,
+        block_size=16,
+    )
+    assert any("dtype float32" in why for why in CPUAttentionBackend.capabilities.refusals(ask))
+
+
+def test_without_a_library_it_says_why(monkeypatch):
+    missing = native.NativeStatus(available=False, level="", reason="no compiler", compiler="")
+    monkeypatch.setattr(availability, "status", lambda: missing)
+    assert not availability.probe().usable
+    assert "no compiler" in availability.probe().reasons[0]

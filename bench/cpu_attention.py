@@ -1,0 +1,242 @@
+"""Time the attention backend `cpu` beside the bounds of the machine and beside torch.
+
+Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). Needs the
+members of this repository and a native library.
+
+Method: several layers with caches of their own, more than the processor's cache holds, are called
+in turn, as a model does; block tables are shuffled. Each figure is the median of the rounds (first
+two left out), the fastest and slowest beside it. Decodes are held against the read probe of the
+same round, in bytes of keys and values of useful tokens. Prefills count 4 H D for each pair of a
+token and a token that it sees. torch: `scaled_dot_product_attention` on contiguous keys that
+nobody had to gather, without a cache; it runs on as many threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
+from dovetail_attn_cpu.backend import CPUAttentionBackend
+from dovetail_cpu_kernels import set_num_threads, status
+from dovetail_cpu_kernels.probe import read_bandwidth
+
+PROBE_BYTES = 256 << 20
+LEAST_CACHE_BYTES = 96 << 20
+"""What the caches of all layers take at least: three times the last cache of a usual processor."""
+MAX_LAYERS = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step to time: each row's tokens before it, and the tokens that every row runs."""
+
+    label: str
+    contexts: tuple[int, ...]
+    query_len: int = 1
+
+
+STEPS = (
+    Step(label="decode  1 x 300", contexts=(299,)),
+    Step(label="decode  1 x 4096", contexts=(4095,)),
+    Step(label="decode 16 x 300", contexts=(299,) * 16),
+    Step(label="decode 64 x 300", contexts=(299,) * 64),
+    Step(label="prefill 1024", contexts=(0,), query_len=1024),
+    Step(label="chunk 256 after 300", contexts=(300,), query_len=256),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all steps of a run share. heads: query heads, key-value heads, head size."""
+
+    heads: tuple[int, int, int]
+    block_size: int
+    cache_dtype: str
+    rounds: int
+
+    @property
+    def spec(self) -> FullAttentionSpec:
+        """What a layer keeps."""
+        _, num_kv_heads, head_size = self.heads
+        return FullAttentionSpec(
+            block_size=self.block_size,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            dtype=self.cache_dtype,
+            scale_bytes=SCALE_BYTES.get(self.cache_dtype, 0),
+        )
+
+
+def make_probe() -> Callable[[], float]:
+    """Return a function that reads memory on the team's threads and returns bytes a second."""
+    memory = torch.zeros(PROBE_BYTES, dtype=torch.int8)
+    return lambda: read_bandwidth(memory.data_ptr(), memory.numel())
+
+
+def make_batch(step: Step, block_size: int) -> tuple[AttentionBatch, int]:
+    """Return the batch of a step, blocks shuffled, and how many blocks the cache has."""
+    num_rows, query_len = len(step.contexts), step.query_len
+    seq_lens = tuple(context + query_len for context in step.contexts)
+    width = -(-max(seq_lens) // block_size)
+    num_blocks = num_rows * width + 1
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randperm(num_blocks - 1, generator=generator).view(num_rows, width) + 1
+    slots = [
+        int(table[row, position // block_size]) * block_size + position % block_size
+        for row, context in enumerate(step.contexts)
+        for position in range(context, context + query_len)
+    ]
+    batch = AttentionBatch(
+        query_start_R1=torch.arange(num_rows + 1, dtype=torch.int32) * query_len,
+        seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32),
+        block_table_RM=table.int(),
+        slot_mapping_T=torch.tensor(slots),
+        query_lens=(query_len,) * num_rows,
+        seq_lens=seq_lens,
+    )
+    return batch, num_blocks
+
+
+def prepare(step: Step, setting: Setting) -> Callable[[], int]:
+    """Return a function that runs the step in every layer, and returns how many there are."""
+    num_heads, num_kv_heads, head_size = setting.heads
+    batch, num_blocks = make_batch(step, setting.block_size)
+    spec = setting.spec
+    context = AttentionGroupContext(
+        spec=spec,
+        device=torch.device("cpu"),
+        max_num_seqs=batch.num_requests,
+        max_num_batched_tokens=sum(batch.query_lens),
+        max_model_len=max(batch.seq_lens),
+    )
+    layer_context = AttentionLayerContext(
+        layer_name="bench",
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        scale=head_size**-0.5,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    shape = CPUAttentionBackend.kv_cache_shape(num_blocks, spec)
+    num_layers = min(MAX_LAYERS, -(-LEAST_CACHE_BYTES // (num_blocks * spec.page_size_bytes)))
+    dtype = getattr(torch, setting.cache_dtype)
+    caches = [torch.ones(shape, dtype=dtype) for _ in range(num_layers)]
+    layers = [CPUAttentionBackend.create_layer(layer_context) for _ in range(num_layers)]
+    metadata = CPUAttentionBackend.create_builder(context).build(batch)
+    qkv = torch.randn(sum(batch.query_lens), num_heads + 2 * num_kv_heads, head_size)
+    q, k, v = qkv.bfloat16().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    out = torch.empty(q.shape, dtype=q.dtype)
+
+    def all_layers() -> int:
+        for layer, cache in zip(layers, caches, strict=True):
+            layer.forward(q, k, v, cache, metadata, out)
+        return num_layers
+
+    return all_layers
+
+
+def prepare_torch(step: Step, heads: tuple[int, int, int]) -> Callable[[], int]:
+    """Return a function that attends once with torch; rows of equal length are one batch."""
+    num_heads, num_kv_heads, head_size = heads
+    rows, length = len(step.contexts), step.contexts[0] + step.query_len
+    q = torch.randn(rows, num_heads, step.query_len, head_size).bfloat16()
+    k, v = torch.randn(2, rows, num_kv_heads, length, head_size).bfloat16()
+    mask = None
+    if step.query_len > 1 and step.contexts[0]:
+        mask = torch.ones(step.query_len, length, dtype=torch.bool).tril(step.contexts[0])
+    causal = step.query_len > 1 and mask is None
+
+    def attend() -> int:
+        scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=True)
+        return 1
+
+    return attend
+
+
+def work_of(step: Step, setting: Setting) -> tuple[str, float]:
+    """Return the unit of a step and how many of it a layer does: bytes read, or operations."""
+    num_heads, _, head_size = setting.heads
+    if step.query_len == 1:
+        token_bytes = setting.spec.page_size_bytes // setting.block_size
+        return "GB/s", sum(context + 1 for context in step.contexts) * token_bytes
+    seen = sum(c + t + 1 for c in step.contexts for t in range(step.query_len))
+    return "GFLOP/s", 4.0 * num_heads * head_size * seen
+
+
+def measure(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+    """Return the ns of a layer, by name and round, after two rounds to warm up; they take turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 2):
+        for name, call in calls.items():
+            start = time.perf_counter_ns()
+            num_layers = call()
+            found[name].append((time.perf_counter_ns() - start) / num_layers)
+    return {name: times[2:] for name, times in found.items()}
+
+
+def report(step: Step, setting: Setting, num_threads: int) -> str:
+    """Return a line with the figures of one step."""
+    probe, rates = make_probe(), []
+
+    def run_probe() -> int:
+        rates.append(probe())
+        return 1
+
+    times = measure({"probe": run_probe, "cpu": prepare(step, setting)}, setting.rounds)
+    # By itself: torch's threads spin after each call, on the cores of the team.
+    times |= measure({"torch": prepare_torch(step, setting.heads)}, setting.rounds)
+    unit, work = work_of(step, setting)
+    own, peer = times["cpu"], median(times["torch"])
+    bandwidth = median(rates[2:]) / 1e9
+    share = f"{work / median(own) / bandwidth:>5.0%} of {bandwidth:.0f} GB/s" * (unit == "GB/s")
+    return (
+        f"{num_threads} thr  {step.label:<20}{median(own) / 1e3:>8.0f} µs "
+        f"({min(own) / 1e3:.0f} - {max(own) / 1e3:.0f})"
+        f"{work / median(own):>8.1f} {unit:<8}{share:<18}"
+        f" torch {peer / 1e3:>7.0f} µs = {peer / median(own):>5.1f} x"
+    )
+
+
+def main() -> None:
+    """Print a line for every number of threads and step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--heads", default="16/8/128", help="query / key-value heads / head size")
+    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--cache", default="bfloat16", choices=sorted({"bfloat16", "int8"}))
+    parser.add_argument("--steps", default="", help="only those whose label contains this")
+    arguments = parser.parse_args()
+    num_heads, num_kv_heads, head_size = map(int, arguments.heads.split("/"))
+    setting = Setting(
+        heads=(num_heads, num_kv_heads, head_size),
+        block_size=arguments.block_size,
+        cache_dtype=arguments.cache,
+        rounds=arguments.rounds,
+    )
+    print(f"{arguments.heads} heads, blocks of {setting.block_size}, cache {setting.cache_dtype},")
+    print(f"torch {torch.__version__}, level {status().level}, {setting.rounds} rounds")
+    steps = [step for step in STEPS if arguments.steps in step.label]
+    with torch.inference_mode():
+        for num_threads in map(int, arguments.threads.split(",")):
+            torch.set_num_threads(num_threads)
+            set_num_threads(num_threads)
+            for step in steps:
+                print(report(step, setting, num_threads), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The native attention backend under the engine: near the torch backend, and equal to itself.
+
+What is compared with torch is the first greedy token from a random model's flat logits in bf16, so
+agreement is asked of most prompts. With itself it agrees in all tokens: native linears and
+attention give a row the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import dovetail_cpu_kernels as native
+from dovetail import LLM, SamplingParams
+from dovetail.errors import PluginError
+from end_to_end.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+
+PROMPTS = [[random.Random(n).randrange(5, 60) for _ in range(n)] for n in (1, 5, 40, 90, 120)]
+PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def wide_dir(tmp_path_factory, one_thread):
+    """A model whose heads are wide enough for the kernels."""
+    return make_checkpoint(tmp_path_factory.mktemp("wide"), hidden_size=128)
+
+
+@pytest.fixture(scope="module")
+def tokens_of(wide_dir):
+    """What each prompt gets, by engine options; computed once."""
+    known = {}
+
+    def tokens(**options):
+        key = tuple(sorted(options.items()))
+        if key not in known:
+            with LLM(wide_dir, dtype="bfloat16", num_gpu_blocks_override=64, **options) as llm:
+                outputs = llm.generate(PROMPTS, PARAMS)
+            known[key] = [list(output.outputs[0].token_ids) for output in outputs]
+        return known[key]
+
+    return tokens
+
+
+def agreement(got, want):
+    """Share of prompts whose first token is the same."""
+    return sum(a[0] == b[0] for a, b in zip(got, want, strict=True)) / len(want)
+
+
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+def test_native_attention_agrees_with_torch(tokens_of, cache):
+    want = tokens_of(attention_backend="torch")
+    got = tokens_of(attention_backend="cpu", kv_cache_dtype=cache)
+    assert agreement(got, want) >= 0.8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_num_batched_tokens": 32}, {"max_num_seqs": 1}, {"block_size": 32}],
+    ids=["chunks", "alone", "blocks"],
+)
+def test_tokens_do_not_depend_on_chunks_mates_or_blocks(tokens_of, options):
+    """Linears of torch do depend on the number of rows; tokens may differ by that, rarely."""
+    want = tokens_of(attention_backend="cpu")
+    assert tokens_of(attention_backend="cpu", **options) == want
+
+
+def test_what_it_cannot_do_is_refused_with_the_reason(wide_dir):
+    with pytest.raises(PluginError, match="dtype float32 is asked; it does bfloat16"):
+        LLM(wide_dir, dtype="float32", attention_backend="cpu", num_gpu_blocks_override=64)
