@@ -7,6 +7,7 @@ from docs.record_commands import printed, recorded
 
 from dovetail.cli.app import COMMANDS
 from dovetail.plugins import KINDS, PluginRegistry
+from dovetail.plugins.commands import find_commands
 from dovetail.plugins.discovery import is_first_party
 
 RENEW = "renew it: python tests/docs/record_commands.py"
@@ -16,11 +17,10 @@ def test_the_recorded_list_names_the_plugins_that_there_are():
     lines = recorded()["dovetail plugins list"].splitlines()[1:]
     listed = {(kind, name, target) for kind, name, _, _, target in map(str.split, lines)}
     registry = PluginRegistry()
+    found = [one for kind in KINDS for one in registry.candidates(kind)]
+    found += [command.plugin for command in find_commands(()).usable]
     installed = {
-        (one.kind, one.name, one.target)
-        for kind in KINDS
-        for one in registry.candidates(kind)
-        if is_first_party(one.distribution)
+        (one.kind, one.name, one.target) for one in found if is_first_party(one.distribution)
     }
     assert listed == installed, RENEW
 

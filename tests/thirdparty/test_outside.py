@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BIGRAM = Path(__file__).with_name("bigram")
+TURNS = Path(__file__).with_name("turns")
 PUBLISHED = frozenset(
     {
         "dovetail",
@@ -50,6 +51,32 @@ if __name__ == "__main__":
     }))
 """
 
+POLICY_SCRIPT = """
+import json, sys
+from dovetail import LLM, SamplingParams
+from dovetail.testing import load_suite
+from turns_dovetail import TurnsPolicy
+
+if __name__ == "__main__":
+    model, prompts, num_tokens = json.loads(sys.argv[1])
+    load_suite("policy")(TurnsPolicy, num_programs=6)
+    llm = LLM(
+        model=model,
+        platform="bigram",
+        worker_cls="bigram",
+        scheduler_cls="turns",
+        max_num_seqs=1,
+        skip_tokenizer_init=True,
+    )
+    params = SamplingParams(max_tokens=num_tokens, temperature=0, detokenize=False)
+    outputs = llm.generate(prompts, params)
+    ends = [output.metrics.finished_ns for output in outputs]
+    print(json.dumps({
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "order": sorted(range(len(ends)), key=lambda place: ends[place]),
+    }))
+"""
+
 
 def run(*command, **variables):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
@@ -70,20 +97,20 @@ def pip(*arguments):
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Wheels of the core and of the package, built by the backend that is installed here."""
+    """Wheels of the core and of the packages, built by the backend that is installed here."""
     folder = tmp_path_factory.mktemp("wheels")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    pip("wheel", ROOT / "core", BIGRAM, *options)
+    pip("wheel", ROOT / "core", BIGRAM, TURNS, *options)
     return sorted(folder.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
 def python(wheels, request):
-    """The interpreter of an environment with the two wheels and what they need; no torch.
+    """The interpreter of an environment with the wheels and what they need; no torch.
 
     What they need is installed once for each state of the requirements; the wheels every time.
     """
-    needs = (ROOT / "core/pyproject.toml", BIGRAM / "pyproject.toml")
+    needs = [folder / "pyproject.toml" for folder in (ROOT / "core", BIGRAM, TURNS)]
     constraints = ROOT / "requirements/constraints.txt"
     state = b"".join(path.read_bytes() for path in (*needs, constraints)) + sys.version.encode()
     name = f"outside-{hashlib.sha256(state).hexdigest()[:12]}"
@@ -128,6 +155,15 @@ def test_an_outside_package_generates_without_torch(python, model, table):
     assert told["loaded"] == []
 
 
+def test_an_outside_policy_is_chosen_by_name_and_obeyed(python, model, table):
+    prompts = [[token] * length for token, length in enumerate((2, 4, 6, 3, 5))]
+    arguments = json.dumps([str(model), prompts, NUM_TOKENS])
+    (model / "policy.py").write_text(POLICY_SCRIPT)
+    told = json.loads(run(python, "-I", model / "policy.py", arguments).splitlines()[-1])
+    assert told["tokens"] == [walk(table, prompt[-1], NUM_TOKENS) for prompt in prompts]
+    assert told["order"] == [3, 0, 4, 1, 2]
+
+
 def test_its_entry_points_are_found_by_name(python):
     program = (
         "from importlib.metadata import entry_points\n"
@@ -143,7 +179,7 @@ def test_its_entry_points_are_found_by_name(python):
 
 def test_it_imports_published_names_only():
     private = []
-    for path in sorted(BIGRAM.rglob("*.py")):
+    for path in sorted([*BIGRAM.rglob("*.py"), *TURNS.rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []

@@ -16,6 +16,7 @@ from dovetail.interfaces import (
     Depth,
     EngineCoreOutputs,
     Finished,
+    PauseScope,
     SchedulerContext,
     SchedulerInterface,
 )
@@ -51,6 +52,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._out: deque[_Outstanding] = deque()
         self._last_step: dict[int, int] = {}
         self._step_id = -1
+        self._pause: PauseScope | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Let `request` wait for a row; raise RequestError if it can never run."""
@@ -74,9 +76,9 @@ class RoundRobinScheduler(SchedulerInterface):
 
     def schedule(self) -> SchedulerOutput:
         """Plan a step of the next request in turn that can run."""
-        while self._waiting and self._rows.num_free:
+        while not self._pause and self._waiting and self._rows.num_free:
             self._admit(self._waiting.popleft())
-        request = self._next()
+        request = None if self._pause is PauseScope.ALL else self._next()
         if request is not None:
             self._run(request)
         plan = self._builder.build()
@@ -114,7 +116,19 @@ class RoundRobinScheduler(SchedulerInterface):
 
     def depth(self) -> Depth:
         """Return how many requests stand where."""
-        return Depth(num_waiting=len(self._waiting), num_running=len(self._running))
+        num_waiting, num_running = len(self._waiting), len(self._running)
+        paused = {None: 0, PauseScope.NEW: num_waiting, PauseScope.ALL: num_waiting + num_running}
+        return Depth(
+            num_waiting=num_waiting, num_running=num_running, num_paused=paused[self._pause]
+        )
+
+    def pause(self, scope: PauseScope) -> None:
+        """Give nobody a row, or run nobody, until `resume`."""
+        self._pause = scope
+
+    def resume(self) -> None:
+        """Lift a pause."""
+        self._pause = None
 
     def reset_prefix_cache(self) -> bool:
         """Return True: nothing is cached."""

@@ -1,0 +1,66 @@
+"""Deficit longest prefix match: cached prefixes first, among the tenants that are in credit.
+
+Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025, arXiv:2501.14312. As in
+deficit round robin, a tenant spends a quantum and pays for what was computed for it; when all that
+wait are spent, each gets another. A large quantum favours the cache, a small one fairness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dovetail.interfaces import CONTINUE, Grant, Policy, RequestView, Run, SchedulerView, Wish
+
+
+class DLPMOptions(BaseModel):
+    """The options. quantum: weighted tokens. output_weight: cost of one; of a prompt token 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quantum: float = Field(default=4096.0, gt=0, allow_inf_nan=False)
+    output_weight: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+
+
+class DLPMPolicy(Policy):
+    """Admit the longest cached prefix of a tenant whose deficit counter is above 0."""
+
+    static_rank = False
+    options_model: ClassVar[type[BaseModel]] = DLPMOptions
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        self._options = DLPMOptions.model_validate(options or {})
+        self._credits: defaultdict[str, float] = defaultdict(float)
+
+    def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int, int]:
+        """Return (refills until the tenant is in credit, -cached tokens, arrival)."""
+        refills = max(0, 1 + math.floor(-self._credits[request.tenant] / self._options.quantum))
+        return refills, -view.num_cached_tokens(request), request.sequence
+
+    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+        """Continue all that run; admit the best of a tenant in credit until one is denied."""
+        yield CONTINUE
+        waiting = list(view.waiting) if view.seats_left else []
+        while waiting:
+            best = next((one for one in waiting if self._credits[one.tenant] > 0), None)
+            if best is None:
+                self._refill(waiting)
+                continue
+            grant = yield Run(best)
+            if not grant:
+                return
+            waiting.remove(best)
+            if not best.num_preemptions:  # what is computed again is no service
+                self._credits[best.tenant] -= best.num_prompt_tokens - grant.num_cached
+
+    def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
+        """Charge output tokens."""
+        self._credits[request.tenant] -= self._options.output_weight * num_tokens
+
+    def _refill(self, waiting: list[RequestView]) -> None:
+        for tenant in {request.tenant for request in waiting}:
+            self._credits[tenant] += self._options.quantum

@@ -1,0 +1,58 @@
+"""Earliest deadline first.
+
+Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
+Environment", Journal of the ACM 20(1), 1973. A request's deadline is that of its first token; those
+without one come last, in the order of arrival. Under overload it serves lost causes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from dovetail.interfaces import (
+    CONTINUE,
+    Displace,
+    Grant,
+    Policy,
+    RequestView,
+    Run,
+    SchedulerView,
+    Wish,
+)
+
+
+class EDFOptions(BaseModel):
+    """The options. displace: whether a later deadline gives up its seat to an earlier one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    displace: bool = True
+
+
+class EDFPolicy(Policy):
+    """Serve by (deadline, arrival); the latest deadline gives way."""
+
+    preempts = True
+    options_model: ClassVar[type[BaseModel]] = EDFOptions
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        displace = EDFOptions.model_validate(options or {}).displace
+        self._admit = Displace if displace else Run
+
+    def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int, int]:
+        """Return (whether it has no deadline, the deadline, place in the order of arrival)."""
+        return not request.deadline_ns, request.deadline_ns, request.sequence
+
+    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+        """Continue all that run; admit by deadline, displacing later ones if that is wanted."""
+        yield CONTINUE
+        for request in view.waiting:
+            if not (yield self._admit(request)):
+                return
+
+    def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
+        """Return the running request of the latest deadline."""
+        return max(running, key=lambda request: self.rank(request, view))

@@ -1,0 +1,49 @@
+"""Highest response ratio next: short requests first, until a long one has waited long enough.
+
+Source: Brinch Hansen, "Short-Term Scheduling in Multiprogramming Systems", SOSP 1971. The response
+ratio is (wait + work) / work; it grows while a request waits, the faster the shorter it is, and
+without a bound, so that none waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dovetail.interfaces import Policy, RequestView, SchedulerView
+from dovetail_sched_research.predictors import PredictorName, make_predictor
+
+
+class HRRNOptions(BaseModel):
+    """The options.
+
+    predictor: oracle, noisy:SIGMA, bucketed:BASE or constant:N. prompt_weight: work of a prompt
+    token that is not in the prefix cache, where an output token is 1.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    predictor: PredictorName = "oracle"
+    prompt_weight: float = Field(default=0.05, ge=0, allow_inf_nan=False)
+
+
+class HRRNPolicy(Policy):
+    """Serve by waiting time over work, the highest first."""
+
+    static_rank = False
+    options_model: ClassVar[type[BaseModel]] = HRRNOptions
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        self._options = HRRNOptions.model_validate(options or {})
+        self._predict = make_predictor(self._options.predictor)
+
+    def rank(self, request: RequestView, view: SchedulerView) -> tuple[float, int]:
+        """Return (-wait / work, arrival): the order of response ratios, in whatever unit."""
+        wait_ns = view.now_ns - request.arrival_ns
+        return -wait_ns / self._work(request, view), request.sequence
+
+    def _work(self, request: RequestView, view: SchedulerView) -> float:
+        uncached = request.num_prompt_tokens - view.num_cached_tokens(request)
+        return self._predict(request) + self._options.prompt_weight * max(0, uncached)

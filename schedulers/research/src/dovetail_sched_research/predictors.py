@@ -1,0 +1,92 @@
+"""How long will an output be? Predictors for the policies that serve the shortest first.
+
+A predictor is a pure function of what a scheduler may see: a request's declared expectation,
+`SamplingParams(extra_args={"expected_tokens": n})`, or its `max_tokens`. Nobody reads the future;
+"oracle" is one only as far as the caller tells the truth. Real predictors, a small model that reads
+the prompt say, write their guess there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from dovetail.interfaces import RequestView
+
+Predictor = Callable[[RequestView], float]
+"""Expected output tokens of a request, all together, at least 1."""
+
+
+def expect_declared(request: RequestView) -> float:
+    """Return what the request declares, if that is a sensible number, else its `max_tokens`."""
+    most = request.max_total_tokens - request.num_prompt_tokens
+    declared = request.sampling_params.extra_args.get("expected_tokens")
+    if isinstance(declared, bool) or not isinstance(declared, int | float):
+        return most
+    return declared if 1 <= declared <= most else most
+
+
+def make_predictor(text: str) -> Predictor:
+    """Return the predictor of that name; raise ValueError for one that is not known.
+
+    oracle: `expect_declared`. noisy:SIGMA: that times a log-normal factor, drawn once a request
+    from its place in the order of arrival. bucketed:BASE: that rounded up to a power of BASE, as S3
+    does (Jin et al., NeurIPS 2023, arXiv:2306.06000). constant:N: N for everyone.
+    """
+    name, _, number = text.partition(":")
+    if name == "oracle" and not number:
+        return expect_declared
+    make, least = _PREDICTORS.get(name, (None, 0.0))
+    if make is None:
+        known = "oracle, noisy:SIGMA, bucketed:BASE, constant:N"
+        raise ValueError(f"there is no predictor {text!r}; choose one of {known}")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > least):
+        raise ValueError(f"predictor {text!r}: write {name}:NUMBER, with a number above {least:g}")
+    return make(value)
+
+
+def _noisy(sigma: float) -> Predictor:
+    def expect_roughly(request: RequestView) -> float:
+        error = Random(request.sequence).gauss(0.0, sigma)
+        return max(1.0, expect_declared(request) * math.exp(error))
+
+    return expect_roughly
+
+
+def _bucketed(base: float) -> Predictor:
+    def expect_bucket(request: RequestView) -> float:
+        bucket = 1.0
+        while bucket < expect_declared(request):
+            bucket *= base
+        return bucket
+
+    return expect_bucket
+
+
+def _constant(value: float) -> Predictor:
+    return lambda request: value
+
+
+_PREDICTORS: dict[str, tuple[Callable[[float], Predictor], float]] = {
+    "noisy": (_noisy, 0.0),
+    "bucketed": (_bucketed, 1.0),
+    "constant": (_constant, 0.0),
+}
+"""Name to (maker, the number that its number must exceed)."""
+
+
+def _checked(text: str) -> str:
+    make_predictor(text)
+    return text
+
+
+PredictorName = Annotated[str, AfterValidator(_checked)]
+"""The type of an option that names a predictor."""

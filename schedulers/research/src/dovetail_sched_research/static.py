@@ -1,0 +1,26 @@
+"""Static batching: nobody joins a batch that runs.
+
+How engines served before continuous batching, and the baseline that Orca (Yu et al., OSDI 2022)
+was measured against. Knows nothing of lengths: the longest output keeps all seats to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from dovetail.interfaces import CONTINUE, Grant, Policy, Run, SchedulerView, Wish
+
+
+class StaticPolicy(Policy):
+    """Fill the seats when the last batch is done; hold blocks for the longest output there is."""
+
+    work_conserving = False
+
+    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+        """Continue the batch; admit in the order of arrival if there is none."""
+        if view.running:
+            yield CONTINUE
+            return
+        for request in view.waiting:
+            if not (yield Run(request, reserve=request.max_total_tokens)):
+                return

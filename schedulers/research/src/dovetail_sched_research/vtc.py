@@ -1,0 +1,100 @@
+"""Virtual token counter: tenants get equal shares of service, and idling earns no credit.
+
+Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588. Each
+tenant has a counter of the service that it was given, in weighted tokens over its own weight; the
+tenant of the lowest counter is served next. Who returns from idling is lifted to the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Mapping, Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dovetail.interfaces import CONTINUE, Grant, Policy, RequestView, Run, SchedulerView, Wish
+
+
+class VTCOptions(BaseModel):
+    """The options.
+
+    prompt_weight, output_weight: cost of a prompt token and of an output token. weights: the share
+    of a tenant by its name, where it is not 1.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    output_weight: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
+
+
+class VTCPolicy(Policy):
+    """Admit the tenant of the lowest counter; within a tenant, by arrival."""
+
+    static_rank = False
+    options_model: ClassVar[type[BaseModel]] = VTCOptions
+
+    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+        self._options = VTCOptions.model_validate(options or {})
+        self._counters: defaultdict[str, float] = defaultdict(float)
+        self._waiting: dict[str, set[int]] = {}
+        self._last_served = ""
+
+    def rank(self, request: RequestView, view: SchedulerView) -> tuple[float, int]:
+        """Return (the tenant's counter, place in the order of arrival)."""
+        return self._counters[request.tenant], request.sequence
+
+    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+        """Continue all that run; admit from the lowest counter, as it grows, until a denial."""
+        yield CONTINUE
+        if not view.seats_left:
+            return
+        queues: dict[str, deque[RequestView]] = {}
+        for request in view.waiting:
+            queues.setdefault(request.tenant, deque()).append(request)
+        while queues:
+            tenant = min(queues, key=lambda name: self.rank(queues[name][0], view))
+            request = queues[tenant].popleft()
+            if not (yield Run(request)):
+                return
+            self._leave(request)
+            self._last_served = tenant
+            if not request.num_preemptions:  # what is computed again is no service
+                self._charge(tenant, self._options.prompt_weight * request.num_prompt_tokens)
+            if not queues[tenant]:
+                del queues[tenant]
+
+    def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
+        """Return the latest request of the tenant that was served most."""
+        return max(running, key=lambda request: self.rank(request, view))
+
+    def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
+        """Lift a tenant of whom nobody waited to the lowest that waits, or was last served."""
+        tenant, counters = request.tenant, self._counters
+        if tenant not in self._waiting:
+            others = list(self._waiting) or [self._last_served]
+            counters[tenant] = max(counters[tenant], min(counters[name] for name in others))
+        self._waiting.setdefault(tenant, set()).add(request.sequence)
+
+    def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
+        """Charge output tokens."""
+        self._charge(request.tenant, self._options.output_weight * num_tokens)
+
+    def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
+        """Note that it waits again: its tenant keeps what it was charged."""
+        self._waiting.setdefault(request.tenant, set()).add(request.sequence)
+
+    def on_finish(self, request: RequestView, view: SchedulerView) -> None:
+        """Forget a request that may have ended while it waited."""
+        self._leave(request)
+
+    def _leave(self, request: RequestView) -> None:
+        waiting = self._waiting.get(request.tenant, set())
+        waiting.discard(request.sequence)
+        if not waiting:
+            self._waiting.pop(request.tenant, None)
+
+    def _charge(self, tenant: str, service: float) -> None:
+        self._counters[tenant] += service / self._options.weights.get(tenant, 1.0)

@@ -1,0 +1,255 @@
+"""What static, orca, prefill_first and sarathi promise, and wrong ones that break it.
+
+A property is named for its policy; it plays an instance that is tight enough for the mutants.
+"""
+
+import pytest
+
+from dovetail.interfaces import CONTINUE, Policy, Run
+from dovetail_sched_research.orca import OrcaPolicy
+from dovetail_sched_research.prefill_first import PrefillFirstPolicy
+from dovetail_sched_research.sarathi import SarathiPolicy
+from dovetail_sched_research.static import StaticPolicy
+
+TAU = 64
+
+
+def static_nobody_joins_a_batch_that_runs(policy, lab):
+    jobs = [
+        lab.Job(name=f"j{n}", output=3 + 7 * (n % 3), arrival_ns=n * 9 * lab.MS) for n in range(20)
+    ]
+    game = lab.play(policy, jobs, seats=4)
+    assert sum(bool(step.joined) for step in game.steps) > 3
+    for step in game.steps:
+        assert not (step.joined and step.before)
+
+
+def static_the_longest_output_has_its_blocks(policy, lab):
+    jobs = [lab.Job(name=f"j{n}", prompt=16, output=60, max_tokens=64) for n in range(8)]
+    game = lab.play(policy, jobs, seats=8, blocks=13)
+    assert game.stats.num_preemptions == 0
+    assert max(len(step.runs) for step in game.steps) == 2  # five blocks each
+
+
+def orca_prompts_are_never_cut(policy, lab):
+    jobs = [lab.Job(name=f"j{n}", prompt=20 + 17 * (n % 4), output=9) for n in range(16)]
+    game = lab.play(policy, jobs, seats=8, budget=100)
+    lengths = {job.name: job.prompt for job in jobs}
+    prompts = [run for step in game.steps for run in step.prompts()]
+    assert len(prompts) == len(jobs)
+    assert all((start, tokens) == (0, lengths[name]) for name, start, tokens, _ in prompts)
+
+
+def orca_nobody_is_preempted(policy, lab):
+    jobs = [lab.Job(name=f"j{n}", prompt=16, output=60, max_tokens=64) for n in range(8)]
+    game = lab.play(policy, jobs, blocks=13)
+    assert game.stats.num_preemptions == 0
+
+
+def orca_batches_change_at_every_iteration(policy, lab):
+    jobs = [lab.Job(name="long", output=50), lab.Job(name="late", output=2, arrival_ns=20 * lab.MS)]
+    game = lab.play(policy, jobs, seats=2)
+    assert game["late"].done_ns < game["long"].done_ns
+
+
+def orca_a_prompt_that_no_step_takes_comes_in_pieces(policy, lab):
+    jobs = [lab.Job(name="short", output=5), lab.Job(name="huge", prompt=250, output=2)]
+    game = lab.play(policy, jobs, budget=100)
+    assert game["huge"].finished and game["huge"].admitted_ns > game["short"].done_ns - 1
+
+
+def prefill_first_no_step_is_mixed(policy, lab):
+    jobs = [
+        lab.Job(name=f"j{n}", prompt=30, output=12, arrival_ns=n * 11 * lab.MS) for n in range(24)
+    ]
+    game = lab.play(policy, jobs, seats=6, budget=64)
+    assert any(step.decodes() for step in game.steps)
+    assert not any(step.prompts() and step.decodes() for step in game.steps)
+
+
+def prefill_first_a_prompt_waits_for_the_step_that_is_out_only(policy, lab):
+    jobs = [lab.Job(name=f"j{n}", output=200, arrival_ns=n * 40 * lab.MS) for n in range(8)]
+    game = lab.play(policy, jobs)
+    assert all(fate.admitted_ns - fate.job.arrival_ns < 10 * lab.MS for fate in game.fates.values())
+
+
+def prefill_first_a_prompt_that_no_step_takes_comes_in_pieces(policy, lab):
+    jobs = [lab.Job(name="short", output=5), lab.Job(name="huge", prompt=250, output=2)]
+    assert lab.play(policy, jobs, budget=100)["huge"].finished
+
+
+def stalled(policy, lab, **world):
+    decodes = [lab.Job(name=f"d{n}", prompt=12, output=120) for n in range(6)]
+    prompts = [
+        lab.Job(name=f"p{n}", prompt=700, output=3, arrival_ns=(200 + 150 * n) * lab.MS)
+        for n in range(4)
+    ]
+    game = lab.play(policy, [*decodes, *prompts], options={"chunk": TAU}, **world)
+    return game, [game[job.name] for job in decodes]
+
+
+def sarathi_every_decode_is_in_every_step(policy, lab):
+    game, _ = stalled(policy, lab)
+    begun = set()
+    for step in game.steps:
+        assert begun & step.before <= set(step.decodes())
+        begun |= {name for name, _, _, samples in step.runs if samples}
+
+
+def sarathi_no_gap_is_longer_than_a_step_of_the_chunk(policy, lab):
+    game, fates = stalled(policy, lab)
+    most = game.world.cost(TAU - len(fates), len(fates))
+    assert max(fate.max_gap_ns for fate in fates) == most
+
+
+def sarathi_a_step_is_filled_to_the_chunk(policy, lab):
+    game, _ = stalled(policy, lab)
+    cut = [step for step in game.steps if any(not samples for *_, samples in step.runs)]
+    assert len(cut) > 30
+    assert {sum(tokens for _, _, tokens, _ in step.runs) for step in cut} == {TAU}
+
+
+def sarathi_prompts_that_may_not_be_cut_come_whole(policy, lab):
+    game, _ = stalled(policy, lab, chunked=False)
+    assert all(fate.finished for fate in game.fates.values())
+
+
+class Refills(StaticPolicy):
+    def plan(self, view):
+        yield CONTINUE
+        for request in view.waiting:
+            if not (yield Run(request, reserve=request.max_total_tokens)):
+                return
+
+
+class Hopes(StaticPolicy):
+    def plan(self, view):
+        if view.running:
+            yield CONTINUE
+            return
+        for request in view.waiting:
+            if not (yield Run(request)):
+                return
+
+
+class Cuts(OrcaPolicy):
+    def _admission(self, request, *, whole):
+        return Run(request, reserve=request.max_total_tokens)
+
+
+class Overbooks(OrcaPolicy):
+    def _admission(self, request, *, whole):
+        return Run(request, whole=whole)
+
+
+class NeverCuts(OrcaPolicy):
+    def _admission(self, request, *, whole):
+        return super()._admission(request, whole=True)
+
+
+class Mixes(PrefillFirstPolicy):
+    def plan(self, view):
+        waiting = view.waiting
+        yield CONTINUE
+        for request in waiting:
+            if not (yield Run(request, whole=True)):
+                return
+
+
+class DecodesFirst(PrefillFirstPolicy):
+    def plan(self, view):
+        yield CONTINUE
+        if view.running:
+            return
+        yield from super().plan(view)
+
+
+class Waits(PrefillFirstPolicy):
+    def plan(self, view):
+        num_running = len(view.running)
+        for request in view.waiting:
+            if not (yield Run(request, whole=True)):
+                break
+        if len(view.running) == num_running:
+            yield CONTINUE
+
+
+class PromptsFirst(SarathiPolicy):
+    def plan(self, view):
+        left = self._chunk
+        ongoing = [one for one in view.running if view.num_uncomputed_tokens(one) > 1]
+        for request in (*ongoing, *view.waiting):
+            if left > 0:
+                left -= (yield Run(request, left)).num_tokens
+        if left > 0:
+            yield CONTINUE
+
+
+class CountsPromptsOnly(SarathiPolicy):
+    def plan(self, view):
+        left = self._chunk
+        ongoing = [one for one in view.running if view.num_uncomputed_tokens(one) > 1]
+        for request in view.running:
+            if request not in ongoing:
+                yield Run(request)
+        for request in (*ongoing, *view.waiting):
+            if left > 0:
+                left -= (yield Run(request, left)).num_tokens
+
+
+class OnePromptAtATime(SarathiPolicy):
+    def plan(self, view):
+        left = self._chunk
+        ongoing = [one for one in view.running if view.num_uncomputed_tokens(one) > 1]
+        for request in view.running:
+            if request not in ongoing:
+                left -= (yield Run(request)).num_tokens
+        for request in [*ongoing, *view.waiting][:1]:
+            yield Run(request, max(1, left // 2))
+
+
+class Uncuttable(SarathiPolicy):
+    def plan(self, view):
+        left = self._chunk
+        for request in view.running:
+            left -= (yield Run(request)).num_tokens
+        for request in view.waiting:
+            if left > 0:
+                left -= (yield Run(request, left)).num_tokens
+
+
+class AllAtOnce(Policy):
+    def __init__(self, options=None):
+        super().__init__()
+
+
+MUTANTS = [
+    (StaticPolicy, Refills, static_nobody_joins_a_batch_that_runs),
+    (StaticPolicy, Hopes, static_the_longest_output_has_its_blocks),
+    (OrcaPolicy, Cuts, orca_prompts_are_never_cut),
+    (OrcaPolicy, Overbooks, orca_nobody_is_preempted),
+    (OrcaPolicy, StaticPolicy, orca_batches_change_at_every_iteration),
+    (OrcaPolicy, NeverCuts, orca_a_prompt_that_no_step_takes_comes_in_pieces),
+    (PrefillFirstPolicy, Mixes, prefill_first_no_step_is_mixed),
+    (PrefillFirstPolicy, DecodesFirst, prefill_first_a_prompt_waits_for_the_step_that_is_out_only),
+    (PrefillFirstPolicy, Waits, prefill_first_a_prompt_that_no_step_takes_comes_in_pieces),
+    (SarathiPolicy, PromptsFirst, sarathi_every_decode_is_in_every_step),
+    (SarathiPolicy, AllAtOnce, sarathi_no_gap_is_longer_than_a_step_of_the_chunk),
+    (SarathiPolicy, CountsPromptsOnly, sarathi_no_gap_is_longer_than_a_step_of_the_chunk),
+    (SarathiPolicy, OnePromptAtATime, sarathi_a_step_is_filled_to_the_chunk),
+    (SarathiPolicy, Uncuttable, sarathi_prompts_that_may_not_be_cut_come_whole),
+]
+
+
+PROMISES = dict.fromkeys((policy, check) for policy, _, check in MUTANTS)
+
+
+@pytest.mark.parametrize(("policy", "check"), PROMISES)
+def test_a_policy_keeps_its_promise(policy, check, lab):
+    check(policy, lab)
+
+
+@pytest.mark.parametrize(("mutant", "check"), [(mutant, check) for _, mutant, check in MUTANTS])
+def test_a_mutant_breaks_it(mutant, check, lab):
+    with pytest.raises(AssertionError):
+        check(mutant, lab)

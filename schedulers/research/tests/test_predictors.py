@@ -1,0 +1,76 @@
+"""Predictors: what a request declares is believed as far as it makes sense, and nothing else is."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from dovetail.sampling_params import SamplingParams
+from dovetail_sched_research.predictors import make_predictor
+from dovetail_sched_research.sjf import SJFPolicy
+
+
+def request(expected=None, sequence=0, most=500):
+    extra = {} if expected is None else {"expected_tokens": expected}
+    return SimpleNamespace(
+        sequence=sequence,
+        num_prompt_tokens=100,
+        max_total_tokens=100 + most,
+        sampling_params=SamplingParams(extra_args=extra),
+    )
+
+
+@pytest.mark.parametrize("expected", [1, 7, 7.5, 500])
+def test_the_oracle_is_what_is_declared(expected):
+    assert make_predictor("oracle")(request(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "expected", [None, 0, -3, 501, True, "7", [7], math.nan, math.inf, -math.inf, 10**400]
+)
+def test_what_makes_no_sense_is_as_if_nothing_was_declared(expected):
+    for name in ("oracle", "bucketed:2", "noisy:0.5"):
+        assert make_predictor(name)(request(expected)) == make_predictor(name)(request())
+    assert make_predictor("oracle")(request(expected)) == 500
+
+
+def test_noise_is_drawn_once_a_request_and_as_wide_as_said():
+    noisy = make_predictor("noisy:0.5")
+    guesses = [noisy(request(100, number)) for number in range(2000)]
+    assert guesses == [noisy(request(100, number)) for number in range(2000)]
+    logs = [math.log(guess / 100) for guess in guesses]
+    mean = sum(logs) / len(logs)
+    width = math.sqrt(sum((one - mean) ** 2 for one in logs) / len(logs))
+    assert abs(mean) < 0.04 and abs(width - 0.5) < 0.03  # three standard errors
+    assert min(noisy(request(1, number)) for number in range(50)) == 1
+
+
+def test_buckets_are_powers():
+    bucketed = make_predictor("bucketed:2")
+    assert [bucketed(request(n)) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+
+
+def test_a_constant_is_the_order_of_arrival():
+    policy = SJFPolicy({"predictor": "constant:50"})
+    ranks = [policy.rank(request(9 - n, sequence=n), None) for n in range(9)]
+    assert ranks == sorted(ranks)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "Oracle",
+        "oracle:2",
+        "noisy",
+        "noisy:x",
+        "noisy:0",
+        "noisy:nan",
+        "bucketed:1",
+        "constant:inf",
+    ],
+)
+def test_a_predictor_that_is_not_known_is_refused(name):
+    with pytest.raises(ValidationError, match="predictor"):
+        SJFPolicy({"predictor": name})

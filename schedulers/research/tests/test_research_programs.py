@@ -1,0 +1,84 @@
+"""Random programs under every policy, with options that make it fight, held against the law."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from dovetail.plugins import PluginRegistry
+from dovetail.scheduling import Scheduler
+from dovetail.testing import scheduler_program
+from dovetail.testing.random_programs import random_program
+from dovetail.testing.scheduler_program import Referee, play
+from dovetail_sched_research.aging import AgingPolicy
+from dovetail_sched_research.sarathi import SarathiPolicy
+
+NUM_PROGRAMS = 12
+OPTIONS = {
+    "dlpm": [{"quantum": 3.0}],
+    "edf": [{}, {"displace": False}],
+    "hrrn": [{"predictor": "bucketed:2"}],
+    "lpm": [{"max_wait_s": 0.003}],
+    "mlfq": [{"max_batch": 2, "quantum": 1, "promote_s": 0.02, "displace": on} for on in (0, 1)],
+    "sarathi": [{"chunk": 3}, {"chunk": 1}],
+    "sjf": [{"predictor": "noisy:1"}],
+    "srpt": [{"hysteresis": 1.0}],
+    "vtc": [{"weights": {"a": 3.0}}],
+}
+NAMES = ["dlpm", "edf", "hrrn", "lpm", "mlfq", "orca", "prefill_first", "sarathi", "sjf", "srpt"]
+CASES = [(name, given) for name in [*NAMES, "static", "vtc"] for given in OPTIONS.get(name, [{}])]
+
+
+@pytest.fixture(autouse=True)
+def richer_requests(monkeypatch):
+    """Give the programs' requests tenants, deadlines and expectations."""
+    plain = scheduler_program.random_request
+
+    def rich(rng, name, limits):
+        request, own = plain(rng, name, limits), Random(f"{name} {rng.random()}")
+        extra = {"expected_tokens": own.randint(1, 12)}
+        return replace(
+            request,
+            tenant=own.choice("abc"),
+            deadline_ns=own.choice((0, own.randint(1, 60_000_000))),
+            sampling_params=replace(request.sampling_params, extra_args=extra),
+        )
+
+    monkeypatch.setattr(scheduler_program, "random_request", rich)
+
+
+def with_options(policy_cls, given):
+    """Return the policy as it is made with these options: a referee makes it without."""
+
+    def made(self, options=None):
+        policy_cls.__init__(self, given)
+
+    return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if given else {})
+
+
+@pytest.mark.parametrize(("name", "given"), CASES)
+def test_random_programs_keep_the_law(name, given):
+    policy_cls = with_options(PluginRegistry().load("policy", name), given)
+    num_preemptions = play_all(policy_cls)
+    assert not num_preemptions or name not in ("orca", "static")
+
+
+def test_a_wrapped_policy_keeps_the_law():
+    wrapped = type("Wrapped", (AgingPolicy,), {"inner_cls": SarathiPolicy, "max_wait_s": 0.004})
+    assert play_all(wrapped) > 0
+
+
+def play_all(policy_cls):
+    num_preemptions = 0
+    for seed in range(NUM_PROGRAMS):
+        program = random_program(seed)
+        referee = Referee(
+            Scheduler,
+            program,
+            policy=policy_cls,
+            after_step=lambda scheduler: scheduler.check_integrity(),
+        )
+        play(program, referee)
+        if not program.connected:  # a load that fails is computed again, whatever the policy
+            num_preemptions += referee.last_stats.num_preemptions
+    return num_preemptions

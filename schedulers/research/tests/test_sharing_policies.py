@@ -1,0 +1,252 @@
+"""What vtc, lpm and dlpm promise, and wrong ones that break it.
+
+The bounds are those of the instances, not of the theorems: with one seat the service of two tenants
+that both wait can differ by one request, while the theorem for VTC allows many times as much, which
+a policy that charges no output passes.
+"""
+
+from collections import Counter
+
+import pytest
+
+from dovetail.interfaces import CONTINUE, Policy, Run
+from dovetail_sched_research.dlpm import DLPMPolicy
+from dovetail_sched_research.lpm import LPMPolicy
+from dovetail_sched_research.vtc import VTCPolicy
+
+OUTPUT_WEIGHT = 2.0
+
+
+def backlog(lab, tenant, num_jobs, **job):
+    return [lab.Job(name=f"{tenant}{n}", tenant=tenant, **job) for n in range(num_jobs)]
+
+
+def cost(job):
+    return job.prompt + OUTPUT_WEIGHT * job.output
+
+
+def gap(game, weights=None, cost=cost):
+    """Return the widest gap between two tenants' service while both wait, as VTC accounts it."""
+    weights = weights or {}
+    served, waiting, widest = Counter(), Counter(), 0.0
+    waiting.update(fate.job.tenant for fate in game.fates.values())
+    for fate in sorted(game.fates.values(), key=lambda fate: fate.admitted_ns):
+        if min(waiting["a"], waiting["b"]) < 1:
+            break
+        tenant = fate.job.tenant
+        waiting[tenant] -= 1
+        served[tenant] += cost(fate.job) / weights.get(tenant, 1.0)
+        widest = max(widest, abs(served["a"] - served["b"]))
+    return widest
+
+
+def vtc_backlogged_tenants_differ_by_one_request(policy, lab):
+    talkers = backlog(lab, "a", 60, prompt=4, output=30)
+    readers = backlog(lab, "b", 60, prompt=90, output=2)
+    game = lab.play(policy, [*talkers, *readers], seats=1)
+    assert gap(game) <= max(cost(talkers[0]), cost(readers[0]))
+
+
+def vtc_weights_are_shares(policy, lab):
+    weights = {"a": 3.0}
+    jobs = [*backlog(lab, "a", 90, output=20), *backlog(lab, "b", 90, output=20)]
+    game = lab.play(policy, jobs, seats=1, options={"weights": weights})
+    assert gap(game, weights) <= cost(jobs[0])
+
+
+def vtc_idling_earns_no_credit(policy, lab):
+    early = backlog(lab, "a", 120, output=20)
+    late = backlog(lab, "b", 60, output=20, arrival_ns=4_000 * lab.MS)
+    game = lab.play(policy, [*early, *late], seats=1)
+    order = sorted(game.fates.values(), key=lambda fate: fate.admitted_ns)
+    both = [fate.job.tenant for fate in order if fate.admitted_ns >= 4_000 * lab.MS]
+    assert abs(both[:40].count("a") - both[:40].count("b")) <= 1
+
+
+def vtc_nor_does_idling_while_nobody_waits(policy, lab):
+    alone = [
+        lab.Job(name=f"x{n}", tenant="a", output=20, arrival_ns=200 * n * lab.MS) for n in range(20)
+    ]
+    later = 4_010 * lab.MS
+    both = [
+        *backlog(lab, "b", 40, output=20, arrival_ns=later),
+        *backlog(lab, "a", 40, output=20, arrival_ns=later),
+    ]
+    game = lab.play(policy, [*alone, *both], seats=1)
+    order = sorted((game[job.name] for job in both), key=lambda fate: fate.admitted_ns)
+    tenants = [fate.job.tenant for fate in order]
+    assert abs(tenants[:40].count("a") - tenants[:40].count("b")) <= 2
+
+
+def groups(lab, num_jobs=80, num_groups=4, tenants=("",)):
+    """Jobs whose prompts share a long prefix by group; the groups arrive interleaved."""
+    return [
+        lab.Job(
+            name=f"g{n % num_groups}-{n}",
+            prompt=[1000 * (1 + n % num_groups) + i for i in range(320)] + [9_000 + n] * 24,
+            output=4,
+            tenant=tenants[n % num_groups % len(tenants)],
+        )
+        for n in range(num_jobs)
+    ]
+
+
+ONE_GROUP = {"blocks": 48, "seats": 2, "caching": True, "budget": 512}
+"""A cache that holds the prefix of one group, and two that run."""
+
+
+def hit_rate(game):
+    fates = game.fates.values()
+    return sum(fate.num_cached for fate in fates) / sum(len(fate.job.prompt) for fate in fates)
+
+
+def lpm_groups_run_one_after_the_other(policy, lab):
+    assert hit_rate(lab.play(policy, groups(lab), **ONE_GROUP)) > 0.85
+    assert hit_rate(lab.play(Policy, groups(lab), **ONE_GROUP)) == 0.0
+
+
+def lpm_a_rare_prefix_waits_no_longer_than_the_limit(policy, lab):
+    popular = [
+        lab.Job(
+            name=f"p{n}", prompt=[*range(10, 170), 500 + n], output=20, arrival_ns=n * 100 * lab.MS
+        )
+        for n in range(60)
+    ]
+    rare = lab.Job(name="rare", prompt=[*range(900, 980)], output=4, arrival_ns=250 * lab.MS)
+    options = {"max_wait_s": 2.0}
+    game = lab.play(policy, [*popular, rare], seats=1, caching=True, options=options)
+    waited_ns = game["rare"].admitted_ns - rare.arrival_ns
+    assert 1_500 * lab.MS < waited_ns < 2_500 * lab.MS
+
+
+def owed(job, num_cached=0):
+    return len(job.prompt) - num_cached + OUTPUT_WEIGHT * job.output
+
+
+def dlpm_tenants_differ_by_a_quantum(policy, lab):
+    cached = [
+        lab.Job(name=f"a{n}", tenant="a", prompt=[*range(10, 170), 500 + n], output=20)
+        for n in range(40)
+    ]
+    fresh = [
+        lab.Job(name=f"b{n}", tenant="b", prompt=[600 + n, *range(200, 260)], output=20)
+        for n in range(40)
+    ]
+    for quantum in (200.0, 800.0):
+        options = {"quantum": quantum}
+        game = lab.play(policy, [*cached, *fresh], seats=1, caching=True, options=options)
+        assert game["a1"].num_cached == 160  # of all of its tenant but the first
+
+        def paid(job, game=game):
+            return owed(job, game[job.name].num_cached)
+
+        dearest = max(paid(job) for job in (*cached, *fresh))
+        assert quantum / 2 < gap(game, cost=paid) <= quantum + dearest
+
+
+def dlpm_the_cache_is_used_within_the_quantum(policy, lab):
+    jobs = groups(lab, tenants=("a", "b"))
+    ours = hit_rate(lab.play(policy, jobs, **ONE_GROUP))
+    assert ours > 0.6
+    assert ours > 2 * hit_rate(lab.play(VTCPolicy, jobs, **ONE_GROUP))
+
+
+class ChargesNoOutput(VTCPolicy):
+    def on_output(self, request, num_tokens, view):
+        pass
+
+
+class ChargesNoPrompt(VTCPolicy):
+    def __init__(self, options=None):
+        super().__init__({**(options or {}), "prompt_weight": 0.0})
+
+
+class WeighsNobody(VTCPolicy):
+    def __init__(self, options=None):
+        super().__init__()
+
+
+class ChargesAtTheEndOfTheStep(VTCPolicy):
+    def plan(self, view):
+        yield CONTINUE
+        for request in view.waiting:
+            if not (yield Run(request)):
+                return
+            self._leave(request)
+            self._last_served = request.tenant
+            self._charge(request.tenant, request.num_prompt_tokens)
+
+
+class NeverLifts(VTCPolicy):
+    def on_arrival(self, request, view):
+        self._counters.setdefault(request.tenant, 0.0)
+        self._waiting.setdefault(request.tenant, set()).add(request.sequence)
+
+
+class LiftsToThoseThatWait(VTCPolicy):
+    """As the paper's own artifact, which leaves out the branch of an empty queue."""
+
+    def on_arrival(self, request, view):
+        self._last_served = "" if not self._waiting else self._last_served
+        super().on_arrival(request, view)
+
+
+class ShortestMatch(LPMPolicy):
+    def rank(self, request, view):
+        young, cached, sequence = super().rank(request, view)
+        return young, -cached, sequence
+
+
+class NeverAges(LPMPolicy):
+    def __init__(self, options=None):
+        super().__init__({"max_wait_s": 1e6})
+
+
+class NoDeficits(DLPMPolicy):
+    def plan(self, view):
+        yield from Policy.plan(self, view)
+
+
+class TenQuanta(DLPMPolicy):
+    def __init__(self, options):
+        super().__init__({"quantum": 10 * options["quantum"]})
+
+
+class FreeOutput(DLPMPolicy):
+    def on_output(self, request, num_tokens, view):
+        pass
+
+
+class ByArrival(DLPMPolicy):
+    def rank(self, request, view):
+        return 0, 0, request.sequence
+
+
+MUTANTS = [
+    (VTCPolicy, Policy, vtc_idling_earns_no_credit),
+    (VTCPolicy, ChargesNoOutput, vtc_backlogged_tenants_differ_by_one_request),
+    (VTCPolicy, ChargesNoPrompt, vtc_backlogged_tenants_differ_by_one_request),
+    (VTCPolicy, WeighsNobody, vtc_weights_are_shares),
+    (VTCPolicy, NeverLifts, vtc_idling_earns_no_credit),
+    (VTCPolicy, LiftsToThoseThatWait, vtc_nor_does_idling_while_nobody_waits),
+    (LPMPolicy, ShortestMatch, lpm_groups_run_one_after_the_other),
+    (LPMPolicy, NeverAges, lpm_a_rare_prefix_waits_no_longer_than_the_limit),
+    (DLPMPolicy, NoDeficits, dlpm_tenants_differ_by_a_quantum),
+    (DLPMPolicy, TenQuanta, dlpm_tenants_differ_by_a_quantum),
+    (DLPMPolicy, FreeOutput, dlpm_tenants_differ_by_a_quantum),
+    (DLPMPolicy, ByArrival, dlpm_the_cache_is_used_within_the_quantum),
+]
+
+
+PROMISES = dict.fromkeys((policy, check) for policy, _, check in MUTANTS)
+
+
+@pytest.mark.parametrize(("policy", "check"), PROMISES)
+def test_a_policy_keeps_its_promise(policy, check, lab):
+    check(policy, lab)
+
+
+@pytest.mark.parametrize(("mutant", "check"), [(mutant, check) for _, mutant, check in MUTANTS])
+def test_a_mutant_breaks_it(mutant, check, lab):
+    with pytest.raises(AssertionError):
+        check(mutant, lab)

@@ -1,0 +1,138 @@
+"""What the pages about policies must not get wrong: lines, options, what is tested and killed.
+
+Read from the members' sources: entry points, classes, and the tables of mutants in their tests.
+Knows where the pages keep such facts: between two marks, written by `record_schedulers.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "schedulers"
+TABLE = ROOT / "docs" / "schedulers.md"
+END = "<!-- end -->"
+_KIT = "keeps_its_contract"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFacts:
+    """One policy. options: (name, default). guarantees: what is tested -> mutants that break it."""
+
+    name: str
+    source: Path
+    options: tuple[tuple[str, str], ...]
+    guarantees: dict[str, list[str]]
+
+    @property
+    def num_lines(self) -> int:
+        return len(self.source.read_text("utf-8").splitlines())
+
+    @property
+    def docstring(self) -> str:
+        return ast.get_docstring(ast.parse(self.source.read_text("utf-8"))) or ""
+
+    @property
+    def page(self) -> Path:
+        return PAGES / f"{self.name}.md"
+
+    @property
+    def paper(self) -> str:
+        """The source as its page names it, without the title."""
+        text = " ".join(self.page.read_text("utf-8").split())
+        return re.search(r"\*\*Source\.\*\* (.*?)(?:: |\. )", text).group(1)
+
+    def render(self) -> str:
+        """Return what the page says of itself, between the marks."""
+        lines = ["**Tested.**", ""]
+        for text, mutants in self.guarantees.items():
+            killed = f" (kills {', '.join(f'`{name}`' for name in mutants)})" if mutants else ""
+            lines.append(f"- {text}{killed}")
+        where = self.source.relative_to(ROOT).as_posix()
+        return "\n".join([*lines, "", f"{self.num_lines} lines: `{where}`."])
+
+
+def read_facts() -> list[PolicyFacts]:
+    """Return the facts of every first-party policy, by name."""
+    facts = []
+    for member in sorted(ROOT.glob("schedulers/*/pyproject.toml")):
+        points = tomllib.loads(member.read_text("utf-8"))["project"]["entry-points"]
+        names = list(points["dovetail.policy"])
+        for name, target in points["dovetail.policy"].items():
+            module, _, attribute = target.partition(":")
+            loaded = importlib.import_module(module)
+            facts.append(
+                PolicyFacts(
+                    name=name,
+                    source=Path(loaded.__file__),
+                    options=_options(getattr(loaded, attribute)),
+                    guarantees=_guarantees(name, names, member.parent / "tests"),
+                )
+            )
+    return sorted(facts, key=lambda one: one.name)
+
+
+def render_table(facts: list[PolicyFacts]) -> str:
+    """Return the table of all policies."""
+    rows = [
+        "| policy | source | options | guarantees tested | mutants killed | lines |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in facts:
+        options = ", ".join(f"`{name}={default}`" for name, default in one.options) or "–"
+        killed = sum(len(mutants) for mutants in one.guarantees.values()) or "–"
+        rows.append(
+            f"| [`{one.name}`](schedulers/{one.name}.md) | {one.paper} | {options} | "
+            f"{'; '.join(one.guarantees)} | {killed} | {one.num_lines} |"
+        )
+    return "\n".join(rows)
+
+
+def recorded(text: str, mark: str) -> str:
+    """Return what stands between the marks."""
+    return text.partition(f"<!-- recorded: {mark} -->\n")[2].partition(END)[0].strip("\n")
+
+
+def record(text: str, mark: str, facts: str) -> str:
+    """Return `text` with `facts` between the marks."""
+    begin = f"<!-- recorded: {mark} -->\n"
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}{facts}\n{END}{rest.partition(END)[2]}"
+
+
+def _options(policy_cls: type) -> tuple[tuple[str, str], ...]:
+    model = getattr(policy_cls, "options_model", None)
+    fields = model.model_fields if model is not None else {}
+    return tuple((name, repr(field.default)) for name, field in fields.items())
+
+
+def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]]:
+    """Return a policy's properties; where it is alone in its member, the names of its tests."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(tests.glob("test_*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        killed = _killed(tree)
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            prefix = "test_" if len(names) == 1 else f"{name}_"
+            if node.name.startswith(prefix) and not node.name.endswith(_KIT):
+                text = node.name.removeprefix(prefix).replace("_", " ")
+                found[text] = killed.get(node.name, [])
+    return found
+
+
+def _killed(tree: ast.Module) -> dict[str, list[str]]:
+    """Return property -> mutants, from the module's table MUTANTS."""
+    killed: dict[str, list[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MUTANTS":
+            for row in node.value.elts:
+                _, mutant, check = map(ast.unparse, row.elts)
+                killed.setdefault(check, []).append(mutant)
+    return killed

@@ -1,0 +1,22 @@
+"""Writes the facts of the policies into their pages: `python tests/docs/record_schedulers.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from docs.policy_facts import TABLE, read_facts, record, render_table
+
+
+def main() -> None:
+    """Put the table, and each page's facts, between their marks."""
+    facts = read_facts()
+    TABLE.write_text(record(TABLE.read_text("utf-8"), "policies", render_table(facts)), "utf-8")
+    for one in facts:
+        one.page.write_text(record(one.page.read_text("utf-8"), "facts", one.render()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The demo model gives the same answers whoever is served first: under every installed policy.
+
+Two seats, small steps and a cache that is too small, so that the policies do differ: in the order
+of the ends, and some of them preempt.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.interfaces import StatLogger
+from dovetail.plugins import PluginRegistry
+
+POLICIES = sorted({found.name for found in PluginRegistry().candidates("policy")})
+ASKED = [
+    ("What is 27 + 58?", 12),
+    ("Spell planet.", 24),
+    ("What is 4 + 9?", 8),
+    ("Sort these numbers: 8, 3, 5.", 20),
+    ("Count from 3 to 9.", 28),
+    ("Reverse the word stone.", 16),
+]
+OPTIONS = {
+    "num_threads": 1,
+    "dtype": "float32",  # no two tokens are so close that another batch shape could swap them
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 24,
+    "block_size": 4,
+    "kv_cache_memory_bytes": 100 * 4 * 1024,
+    "max_model_len": 64,
+    "use_tqdm_on_load": False,
+}
+
+
+class Preemptions(StatLogger):
+    """Keeps the number of preemptions that the scheduler counts."""
+
+    num = 0
+
+    def __init__(self, context):
+        type(self).num = 0
+
+    def record(self, step):
+        type(self).num = step.scheduler.num_preemptions
+
+    def close(self):
+        pass
+
+
+def ask(scheduler_cls):
+    """Return the answers' tokens, the order in which they ended, and how many were preempted."""
+    conversations = [[{"role": "user", "content": question}] for question, _ in ASKED * 2]
+    params = [
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=length,
+            ignore_eos=True,
+            extra_args={"expected_tokens": length},
+        )
+        for _, length in ASKED * 2
+    ]
+    options = OPTIONS | {"stat_loggers": [Preemptions]}
+    with LLM("demo", scheduler_cls=scheduler_cls, **options) as llm:
+        outputs = llm.chat(conversations, params, use_tqdm=False)
+    ends = [output.metrics.finished_ns for output in outputs]
+    order = sorted(range(len(ends)), key=lambda place: ends[place])
+    return [output.outputs[0].token_ids for output in outputs], order, Preemptions.num
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return ask("fcfs")
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fcfs"])
+def test_the_answers_do_not_depend_on_the_policy(policy, expected):
+    assert ask(policy)[0] == expected[0]
+
+
+def test_the_policies_do_differ_here(expected):
+    assert {"srpt", "static", "vtc"} <= set(POLICIES)
+    assert expected[2] > 0, "nobody is preempted: the cache is not small"
+    assert ask("sjf")[1] != expected[1]
+    assert ask("static")[2] == 0
+
+
+def test_tenants_and_deadlines_reach_the_policy():
+    llm = LLM("demo", scheduler_cls="vtc", **{**OPTIONS, "max_num_seqs": 1})
+    engine, params = llm.llm_engine, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    for number in range(3):
+        engine.add_request(f"many-{number}", {"prompt": "ab", "tenant": "many"}, params)
+    engine.add_request("few", {"prompt": "ab", "tenant": "few", "deadline_s": 9.0}, params)
+    order = [
+        output.request_id
+        for _ in range(40)
+        if engine.has_unfinished_requests()
+        for output in engine.step()
+        if output.finished
+    ]
+    assert order == ["many-0", "few", "many-1", "many-2"]  # by arrival, "few" would be last
