@@ -46,13 +46,13 @@ def test_a_cached_block_is_found_in_use_and_free_and_shared():
     (block,) = pool.allocate(1)
     pool.commit(block, key(1))
     assert pool.find([key(1)]) == [block]
-    pool.take_cached([block])
+    pool.take([block])
     pool.free([block])
     assert pool.num_free == 2  # somebody else still has it
     pool.free([block])
     assert pool.num_free == 3
     assert pool.num_free_among([block]) == 1
-    pool.take_cached(pool.find([key(1)]))
+    pool.take(pool.find([key(1)]))
     assert pool.num_free_among([block]) == 0
     pool.check_integrity([block])
 
@@ -168,7 +168,7 @@ class PoolMachine(RuleBasedStateMachine):
         cut = wanted.index(None) if None in wanted else len(wanted)
         assert found == wanted[:cut]
         assert self.pool.num_free_among(found) == len(set(found) - self.used)
-        self.pool.take_cached(found)
+        self.pool.take(found)
         self.held.append(found)
 
     @rule()

@@ -317,20 +317,22 @@ BROKEN = [
     ),
     # --- it fails while the engine runs
     Broken(
-        id="raises_in_a_policy_hook",
-        source="class Bad(Policy):\n    def on_output(self, request, num, view):\n        1 / 0\n",
+        id="raises_when_a_step_is_settled",
+        kind="scheduler",
+        source="class Bad(Scheduler):\n    def update_from_output(self, *step):\n        1 / 0\n",
         error=EngineDeadError,
         told=(
             "ZeroDivisionError",
-            "in acme.parts:Bad.on_output",
+            "in acme.parts:Bad.update_from_output",
             "make a new engine, with another",
         ),
     ),
     Broken(
-        id="raises_when_it_ranks",
-        source="class Bad(Policy):\n    def rank(self, request, view):\n        return view.none\n",
+        id="raises_when_it_schedules",
+        kind="scheduler",
+        source="class Bad(Scheduler):\n    def schedule(self):\n        return self.none\n",
         error=EngineDeadError,
-        told=("AttributeError", "in acme.parts:Bad.rank", "make a new engine, with another"),
+        told=("AttributeError", "in acme.parts:Bad.schedule", "make a new engine, with another"),
     ),
     Broken(
         id="raises_in_a_step",
@@ -370,6 +372,16 @@ def test_it_is_refused_by_name_and_harms_nothing_else(plugin_site, model, case):
     assert registry.load("policy", "good").__name__ == "LastFirst"
     healthy = answer(model, scheduler_cls="good")
     assert healthy == answer(model) and len(healthy) == 4
+
+
+@pytest.mark.parametrize(
+    "hook", ["rank(self, request, view)", "on_output(self, request, num_tokens, view)"]
+)
+def test_a_policy_that_fails_while_it_runs_is_replaced(plugin_site, model, hook, caplog):
+    source = f"class Bad(Policy):\n    def {hook}:\n        1 / 0\n"
+    Broken(id="policy", source=source, error=EngineDeadError, told=()).install(plugin_site)
+    assert answer(model, scheduler_cls="bad") == answer(model)
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
 
 
 def test_there_are_enough_of_them():

@@ -1,60 +1,62 @@
 import pytest
 
-from dovetail.errors import CapacityError, ModelError
-from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, NoCacheSpec
-from dovetail.kv_cache.sizing import fit_model_len, group_layers, size_cache
+from dovetail.errors import CapacityError
+from dovetail.interfaces import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    NoCacheSpec,
+    StateSpec,
+)
+from dovetail.kv_cache.demand import MAX_TOKENS, max_sequence_tokens, sequence_blocks
+from dovetail.kv_cache.sizing import Load, fit_model_len, size_cache
 
-BYTES_PER_BLOCK = 2 * 16 * 2 * 8 * 4
-
-
-def spec(**changes):
-    fields = {"block_size": 16, "num_kv_heads": 2, "head_size": 8, "dtype": "float32"}
-    return FullAttentionSpec(**(fields | changes))
-
-
-def groups(num_layers=3):
-    return group_layers([{f"l{i}": spec() for i in range(num_layers)}], block_size=16)
-
-
-def size(**changes):
-    asked = {"available_bytes": 10**9, "num_blocks": None, "max_useful_tokens": 160}
-    return size_cache(groups(), **(asked | changes))
+SIZE = 16
+BYTES_PER_BLOCK = 3 * 2 * SIZE * 2 * 8 * 4
 
 
-def test_equal_layers_share_a_group_and_windows_make_no_other():
-    specs = {"a": spec(), "b": spec(sliding_window=7), "c": spec()}
-    (group,) = group_layers([specs, specs], block_size=16)
-    assert group.layer_names == ("a", "b", "c")
-    assert group.spec == spec()
-    assert group.bytes_per_block == 3 * BYTES_PER_BLOCK
+def spec(window=0):
+    return FullAttentionSpec(
+        block_size=SIZE, num_kv_heads=2, head_size=8, dtype="float32", sliding_window=window
+    )
 
 
-def test_a_model_that_keeps_nothing_still_counts_its_tokens():
-    (group,) = group_layers([{}], block_size=4)
-    assert group.spec == NoCacheSpec(block_size=4) and group.bytes_per_block == 0
-    config = size_cache((group,), available_bytes=0, num_blocks=None, max_useful_tokens=10)
-    assert config.num_blocks == 4  # three for ten tokens, and block 0
+def groups(*specs, num_layers=3):
+    names = [tuple(f"{g}.{i}" for i in range(num_layers)) for g in range(len(specs))]
+    return tuple(
+        KVCacheGroup(layer_names=layers, spec=one) for layers, one in zip(names, specs, strict=True)
+    )
 
 
-def test_layers_of_different_shapes_are_refused_by_name():
-    specs = {"a": spec(), "b": spec(head_size=16)}
-    with pytest.raises(ModelError, match=r"a: .*; b: "):
-        group_layers([specs], block_size=16)
+def load(**changes):
+    fields = {"max_num_seqs": 2, "max_model_len": 80, "max_step_tokens": 64}
+    return Load(**(fields | changes))
 
 
-def test_ranks_must_agree():
-    with pytest.raises(ModelError, match="disagree"):
-        group_layers([{"a": spec()}, {"a": spec(num_kv_heads=1)}], block_size=16)
+LOAD = load()
+
+
+def size(*, of=None, load=LOAD, **changes):
+    asked = {"available_bytes": 10**9, "num_blocks": None}
+    return size_cache(groups(*(of or (spec(),))), load, **(asked | changes))
+
+
+def config(num_blocks, *specs):
+    return KVCacheConfig(num_blocks=num_blocks, groups=groups(*(specs or (spec(),))))
 
 
 @pytest.mark.parametrize(
     ("changes", "num_blocks"),
     [
         ({}, 11),  # no more than is of use, and block 0
-        ({"available_bytes": 5 * 3 * BYTES_PER_BLOCK + 100}, 5),
+        ({"available_bytes": 5 * BYTES_PER_BLOCK + 100}, 5),
         ({"num_blocks": 7}, 7),
         ({"num_blocks": 1000}, 1000),
-        ({"max_useful_tokens": 161}, 12),
+        ({"load": load(max_model_len=81)}, 13),
+        ({"of": (spec(), spec())}, 21),
+        ({"of": (spec(), spec(16)), "load": load(max_step_tokens=16)}, 1 + 2 * (5 + 3)),
+        ({"of": (spec(), spec(16)), "available_bytes": 9 * BYTES_PER_BLOCK}, 9),
+        ({"of": (NoCacheSpec(block_size=4),), "load": load(max_model_len=10)}, 7),
     ],
 )
 def test_blocks_are_what_memory_holds_and_requests_can_use(changes, num_blocks):
@@ -62,26 +64,57 @@ def test_blocks_are_what_memory_holds_and_requests_can_use(changes, num_blocks):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"available_bytes": 2 * 3 * BYTES_PER_BLOCK - 1}, {"available_bytes": -5}]
+    "changes", [{"available_bytes": 2 * BYTES_PER_BLOCK - 1}, {"available_bytes": -5}]
 )
 def test_less_than_two_blocks_is_no_cache(changes):
     with pytest.raises(CapacityError, match="two blocks of 16 tokens"):
         size(**changes)
 
 
-def config(num_blocks):
-    return KVCacheConfig(num_blocks=num_blocks, groups=groups())
+def fit(config, length, *, step=64, asked=False):
+    return fit_model_len(config, max_model_len=length, max_step_tokens=step, asked_by_user=asked)
 
 
 def test_a_length_that_fits_stays():
-    assert fit_model_len(config(5), max_model_len=64, asked_by_user=True) == (64, "")
+    assert fit(config(5), 64, asked=True) == (64, "")
 
 
 def test_a_length_that_does_not_fit_is_lowered_with_a_reason():
-    length, reason = fit_model_len(config(5), max_model_len=65, asked_by_user=False)
+    length, reason = fit(config(5), 65)
     assert length == 64 and "64 tokens" in reason
 
 
 def test_a_length_that_the_user_asked_for_is_not_lowered():
     with pytest.raises(CapacityError, match=r"max_model_len=65 needs 6 KV blocks.*lower.*to 64"):
-        fit_model_len(config(5), max_model_len=65, asked_by_user=True)
+        fit(config(5), 65, asked=True)
+
+
+def test_a_cache_that_holds_no_sequence_is_refused():
+    with pytest.raises(CapacityError, match="lower max_model_len to 0"):
+        fit(config(2, spec(), spec()), 16)
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 18, 33, 40])
+@pytest.mark.parametrize("step", [1, 2, 16, 17, 30])
+def test_a_window_and_a_step_never_hold_more_than_is_reckoned_with(window, step):
+    most = sequence_blocks(config(2, spec(window)), 10**6, max_step_tokens=step)
+    for start in range(100):
+        oldest = max(0, start - window + 1) // SIZE
+        assert (start + step - 1) // SIZE - oldest + 1 <= most
+
+
+def test_the_longest_sequence_is_the_longest_that_fits():
+    for specs in [(spec(),), (spec(), spec(20)), (spec(), spec(), spec(40))]:
+        for num_blocks in range(4, 40):
+            cache = config(num_blocks, *specs)
+            length = max_sequence_tokens(cache, max_step_tokens=24)
+            assert sequence_blocks(cache, length, max_step_tokens=24) < num_blocks
+            assert sequence_blocks(cache, length + 1, max_step_tokens=24) >= num_blocks
+
+
+def test_windows_alone_hold_any_length_and_so_does_a_state():
+    assert max_sequence_tokens(config(9, spec(32)), max_step_tokens=64) > MAX_TOKENS - SIZE
+    assert max_sequence_tokens(config(9, spec(32))) == 8 * SIZE  # a step may be anything
+    state = StateSpec(block_size=SIZE, num_bytes=64)
+    assert max_sequence_tokens(config(2, state)) > MAX_TOKENS - SIZE
+    assert max_sequence_tokens(config(9, spec(), state)) == 7 * SIZE

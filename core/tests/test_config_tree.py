@@ -76,8 +76,8 @@ FIELDS = {
         "worker_cls",
     ],
     "load": ["load_format", "use_tqdm_on_load"],
-    "compute": ["attention_backend", "linear_method", "num_threads", "ops"],
-    "observability": ["disable_log_stats"],
+    "compute": ["attention_backend", "batch_invariant", "linear_method", "num_threads", "ops"],
+    "observability": ["decision_log", "disable_log_stats"],
     "extensions": sorted(ExtensionsConfig.model_fields),
     "plugins": [
         "no_plugins",
@@ -127,7 +127,8 @@ def test_mappings_are_copied_in() -> None:
 
 
 def test_extensions_are_pinned_too() -> None:
-    names = ["worker_extension_cls", "logits_processors", "io_processor", "stat_loggers", "hooks"]
+    names = ["worker_extension_cls", "logits_processors", "io_processor", "kv_connector"]
+    names += ["stat_loggers", "hooks"]
     assert list(ExtensionsConfig.model_fields) == names
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from dovetail.clock import ManualClock
-from dovetail.engine.input_processor import InputFacts, InputProcessor, completion_id, prompt_text
+from dovetail.engine.input_processor import InputFacts, InputProcessor, completion_id
+from dovetail.engine.prompt_reading import prompt_text
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import ConfigError, RequestError
 from dovetail.sampling_params import SamplingParams
@@ -42,6 +43,33 @@ def one(prompt, tokenizer=True, facts=None, **wishes):
 )
 def test_a_prompt_has_many_forms(prompt, ids):
     assert one(prompt).prompt_token_ids == ids
+
+
+def test_what_stands_beside_a_prompt_goes_with_it():
+    traits = {"cache_salt": "s", "tenant": "a", "deadline_s": 2.5}
+    request = one({"prompt": "ab", **traits})
+    assert (request.cache_salt, request.tenant) == ("s", "a")
+    assert request.deadline_ns == 77 + 2_500_000_000
+    bare = one("ab")
+    assert (bare.cache_salt, bare.tenant, bare.deadline_ns) == ("", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tenant", 5),
+        ("cache_salt", None),
+        ("deadline_s", 0),
+        ("deadline_s", "soon"),
+        ("deadline_s", True),
+        ("deadline_s", float("nan")),
+        ("deadline_s", float("inf")),
+    ],
+)
+def test_what_stands_beside_a_prompt_is_checked(name, value):
+    with pytest.raises(RequestError, match=name) as refusal:
+        one({"prompt": "ab", name: value})
+    assert refusal.value.parameter == name
 
 
 def test_the_text_of_a_prompt():

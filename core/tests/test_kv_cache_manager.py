@@ -1,11 +1,13 @@
 import pytest
 
 from dovetail.interfaces import KVCacheConfig, KVCacheGroup, NoCacheSpec
+from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.request import EngineCoreRequest, Request
 from dovetail.sampling_params import SamplingParams
 
 SIZE = 4
+NOTHING = Hit(0, [()])
 
 
 def manager(num_blocks=10, *, caching=True):
@@ -32,32 +34,32 @@ def served(cache, tokens, **changes):
     made.num_computed_tokens = made.num_tokens
     cache.commit(made)
     blocks = made.blocks[0]
-    cache.free(made)
+    cache.free(made, last_step=-1)
     return blocks
 
 
 def test_a_request_gets_the_blocks_of_its_tokens():
     cache, one = manager(), request(range(9))
     assert cache.max_tokens == 40
-    assert cache.admit(one, (), 9)
+    assert cache.admit(one, NOTHING, 9)
     assert len(one.blocks[0]) == 3 and one.capacity == 12
     assert cache.num_free_blocks == 7 and cache.usage == pytest.approx(0.3)
     cache.check_integrity([one])
-    cache.free(one)
+    cache.free(one, last_step=-1)
     assert one.blocks == [] and one.capacity == 0
     cache.check_integrity([])
 
 
 def test_who_cannot_have_all_gets_none():
     cache, one = manager(2), request(range(9))
-    assert not cache.admit(one, (), 9)
+    assert not cache.admit(one, NOTHING, 9)
     assert one.blocks == [] and cache.num_free_blocks == 2
 
 
 def test_growing_gives_the_new_blocks_or_nothing():
     cache, one = manager(3), request(range(4))
-    cache.admit(one, (), 4)
-    assert cache.grow(one, 5) == one.blocks[0][1:] and one.capacity == 8
+    cache.admit(one, NOTHING, 4)
+    assert cache.grow(one, 5) == [one.blocks[0][1:]] and one.capacity == 8
     assert cache.grow(one, 13) is None
     assert one.capacity == 8 and cache.num_free_blocks == 1
     cache.check_integrity([one])
@@ -71,54 +73,54 @@ def test_full_blocks_of_a_common_prefix_are_found(num_same, num_tokens, num_foun
     cache = manager()
     blocks = served(cache, range(8))
     later = request([*range(num_same), *range(50, 50 + num_tokens - num_same)])
-    assert cache.lookup(later) == blocks[:num_found]
+    assert cache.lookup(later).blocks[0] == blocks[:num_found]
 
 
 def test_the_last_token_is_always_left_to_compute():
     cache = manager()
     blocks = served(cache, range(8))
-    assert cache.lookup(request(range(8))) == blocks[:1]
-    assert cache.lookup(request(range(4))) == []
+    assert cache.lookup(request(range(8))).blocks[0] == blocks[:1]
+    assert cache.lookup(request(range(4))).num_tokens == 0
 
 
 def test_equal_tokens_behind_another_beginning_are_another_prefix():
     cache = manager()
     served(cache, range(8))
-    assert cache.lookup(request([99, 1, 2, 3, 4, 5, 6, 7, 8])) == []
+    assert cache.lookup(request([99, 1, 2, 3, 4, 5, 6, 7, 8])).num_tokens == 0
 
 
 def test_salts_separate():
     cache = manager()
     blocks = served(cache, range(8), salt="a")
-    assert cache.lookup(request(range(9), salt="b")) == []
-    assert cache.lookup(request(range(9))) == []
-    assert cache.lookup(request(range(9), salt="a")) == blocks
+    assert cache.lookup(request(range(9), salt="b")).num_tokens == 0
+    assert cache.lookup(request(range(9))).num_tokens == 0
+    assert cache.lookup(request(range(9), salt="a")).blocks[0] == blocks
 
 
 def test_who_wants_prompt_logprobs_finds_nothing_and_leaves_blocks_to_others():
     cache = manager()
     served(cache, range(8), prompt_logprobs=1)
-    assert cache.lookup(request(range(9), prompt_logprobs=0)) == []
-    assert len(cache.lookup(request(range(9)))) == 2
+    assert cache.lookup(request(range(9), prompt_logprobs=0)).num_tokens == 0
+    assert cache.lookup(request(range(9))).num_tokens == 8
 
 
 def test_without_caching_nothing_is_kept():
     cache = manager(caching=False)
     served(cache, range(8))
-    assert cache.lookup(request(range(9))) == []
+    assert cache.lookup(request(range(9))).num_tokens == 0
     assert cache.prefix_queries == 0
 
 
 def test_a_hit_is_shared_while_its_owner_runs():
     cache, one, two = manager(), request(range(8)), request(range(9))
-    cache.admit(one, (), 8)
+    cache.admit(one, NOTHING, 8)
     one.num_computed_tokens = 8
     cache.commit(one)
     assert cache.admit(two, cache.lookup(two), 9)
     assert two.blocks[0][:2] == one.blocks[0]
     assert cache.num_free_blocks == 7
     cache.check_integrity([one, two])
-    cache.free(one)
+    cache.free(one, last_step=-1)
     cache.check_integrity([two])
 
 
@@ -133,14 +135,14 @@ def test_a_free_cached_block_counts_as_taken():
 
 def test_only_computed_and_known_tokens_are_committed():
     cache, one = manager(), request(range(7))
-    cache.admit(one, (), 8)
+    cache.admit(one, NOTHING, 8)
     one.num_computed_tokens = 8  # a plan that is out computes a token that is not known yet
     cache.commit(one)
     assert one.num_committed_blocks == 1
     one.token_ids.append(7)
     cache.commit(one)
     assert one.num_committed_blocks == 2
-    assert len(cache.lookup(request(range(9)))) == 2
+    assert cache.lookup(request(range(9))).num_tokens == 8
 
 
 def test_hits_and_queries_are_counted_once_and_not_again_after_a_preemption():
@@ -149,7 +151,7 @@ def test_hits_and_queries_are_counted_once_and_not_again_after_a_preemption():
     one = request(range(10))
     cache.admit(one, cache.lookup(one), 10)
     assert (cache.prefix_queries, cache.prefix_hits) == (18, 8)
-    cache.free(one)
+    cache.free(one, last_step=-1)
     one.num_preemptions = 1
     cache.admit(one, cache.lookup(one), 10)
     assert (cache.prefix_queries, cache.prefix_hits) == (18, 8)
@@ -158,17 +160,17 @@ def test_hits_and_queries_are_counted_once_and_not_again_after_a_preemption():
 def test_reset_is_refused_while_blocks_are_in_use():
     cache, one = manager(), request(range(5))
     served(cache, range(8))
-    cache.admit(one, (), 5)
+    cache.admit(one, NOTHING, 5)
     assert not cache.reset_prefix_cache()
-    assert len(cache.lookup(request(range(9)))) == 2
-    cache.free(one)
+    assert cache.lookup(request(range(9))).num_tokens == 8
+    cache.free(one, last_step=-1)
     assert cache.reset_prefix_cache()
-    assert cache.lookup(request(range(9))) == []
+    assert cache.lookup(request(range(9))).num_tokens == 0
 
 
 def test_integrity_sees_a_lost_block():
     cache, one = manager(), request(range(5))
-    cache.admit(one, (), 5)
+    cache.admit(one, NOTHING, 5)
     one.blocks[0].pop()
     with pytest.raises(AssertionError):
         cache.check_integrity([one])

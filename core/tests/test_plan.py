@@ -5,6 +5,7 @@ import pytest
 
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.request import EngineCoreRequest, Request
+from dovetail.result import LogprobColumns
 from dovetail.sampling_params import SamplingParams
 
 
@@ -159,3 +160,73 @@ def test_a_digest_of_many_runs_is_short():
 @pytest.mark.parametrize(("max_tokens", "total"), [(4, 7), (1000, 64)])
 def test_a_request_ends_at_its_own_length_or_the_models(max_tokens, total):
     assert request(max_tokens=max_tokens).max_total_tokens == total
+
+
+def test_drafts_stand_beside_their_runs_and_nowhere_if_there_are_none():
+    builder = StepBuilder()
+    builder.run(0, 3, 1, samples=True)
+    assert not builder.build().num_drafts
+    builder.run(0, 0, 3, samples=False)
+    builder.run(1, 5, 3, samples=True, num_drafts=2)
+    builder.run_many([2, 3], [0, 9], [4, 2], [0, 1])
+    builder.run_many([4], [7], [2], [1], [1])
+    builder.run(5, 0, 1, samples=True)
+    plan = builder.build()
+    assert list(plan.num_drafts) == [0, 2, 0, 0, 1, 0]
+    assert plan.num_drafts.typecode == "i"
+    assert not builder.build().num_drafts
+
+
+@pytest.mark.parametrize(
+    ("count", "samples", "drafts"), [(2, False, 1), (2, True, 2), (2, True, -1)]
+)
+def test_drafts_that_could_not_be_verified_are_refused(count, samples, drafts):
+    builder = StepBuilder()
+    builder.run(0, 4, count, samples=samples, num_drafts=drafts)
+    with pytest.raises(ValueError, match="drafts"):
+        builder.build()
+
+
+def test_content_and_transfers_travel_with_one_plan():
+    builder = StepBuilder()
+    builder.encode(2, 1)
+    builder.free_encoded(b"x")
+    builder.transfer(b"load")
+    plan = builder.build()
+    assert [(run.row, run.index) for run in plan.encoder] == [(2, 1)]
+    assert (plan.encoder_frees, plan.kv_transfer) == ((b"x",), b"load")
+    after = builder.build()
+    assert (after.encoder, after.encoder_frees, after.kv_transfer) == ((), (), b"")
+
+
+def test_log_probabilities_can_be_cut_on_both_sides():
+    columns = LogprobColumns(
+        counts=array("i", [2, 1, 2]),
+        token_ids=array("i", [1, 10, 2, 3, 30]),
+        logprobs=array("f", [-1.0, -2.0, -3.0, -4.0, -5.0]),
+        ranks=array("i", [1, 2, 3]),
+    )
+    first, rest = columns.first(2), columns.after(2)
+    assert list(first.token_ids) == [1, 10, 2] and list(first.ranks) == [1, 2]
+    assert list(first.logprobs) == [-1.0, -2.0, -3.0] and list(first.counts) == [2, 1]
+    assert list(rest.token_ids) == [3, 30] and list(rest.counts) == [2]
+    assert not columns.first(0).token_ids
+
+
+def test_decodes_come_first_and_sample_one_token_each():
+    builder, other = StepBuilder(), StepBuilder()
+    builder.run_decodes(array("i", [4, 2]), array("i", [17, 3]))
+    builder.run(1, 0, 5, samples=False)
+    other.run_many([4, 2, 1], [17, 3, 0], [1, 1, 5], [1, 1, 0])
+    plan = builder.build()
+    assert plan == other.build() and plan.total_num_tokens == 7
+    assert builder.build().empty  # and the next plan begins anew
+
+
+def test_what_comes_after_decodes_is_checked():
+    for rows, starts, counts in (([1, 1], [0, 0], [1, 1]), ([1], [-1], [1]), ([1], [0], [0])):
+        builder = StepBuilder()
+        builder.run_decodes(array("i", [4]), array("i", [17]))
+        builder.run_many(rows, starts, counts, [1] * len(rows))
+        with pytest.raises(ValueError, match=r"a row may run|needs a start"):
+            builder.build()

@@ -116,7 +116,7 @@ def test_all_problems_are_told_at_once() -> None:
         shutdown = 3
 
     found = problems("scheduler", Bad)
-    assert len(found) == 8
+    assert len(found) == 10
     listed = "\n".join(found)
     assert "contract version 7.0" in listed
     assert "__init__: does not take 'context'" in listed

@@ -91,3 +91,14 @@ def test_no_row_is_handed_out_twice_or_too_early(seed):
             rows.executed(executed)
     rows.executed(step)
     assert rows.num_free == 4 - len(held)
+
+
+def test_rows_that_a_step_still_names_are_counted():
+    rows = RowAllocator(3)
+    for _ in range(3):
+        rows.acquire()
+    rows.release(0, last_step=4)
+    rows.release(1, last_step=-1)
+    assert (rows.num_free, rows.num_retiring) == (1, 1)
+    rows.executed(4)
+    assert (rows.num_free, rows.num_retiring) == (2, 0)

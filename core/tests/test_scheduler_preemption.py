@@ -63,8 +63,9 @@ def test_the_last_admitted_gives_way_and_nobody_is_admitted(drive, alone):
     assert driver.running() == ["a"]
     assert driver.waiting() == ["b", "c"]  # back at the head
     assert driver.stats.num_preemptions == 1
-    assert driver.stats.num_recomputed_tokens == 12
+    assert driver.stats.num_recomputed_tokens == 0  # nothing yet
     driver.run()
+    assert 0 < driver.stats.num_recomputed_tokens < 12  # the cache had kept some of b's blocks
     assert driver.reasons == dict.fromkeys("abc", "length")
     for name, prompt in prompts.items():
         assert driver.tokens[name] == alone(prompt, len(driver.tokens[name]))
@@ -183,6 +184,26 @@ class Classes(Policy):
         return request.priority
 
 
+def test_who_would_not_fit_even_so_asks_for_no_victim(drive):
+    class Counting(ByPriority):
+        num_asked = 0
+
+        def victim(self, running, view):
+            self.num_asked += 1
+            return super().victim(running, view)
+
+    driver = drive(num_blocks=12, policy=Counting)
+    driver.add("top", 12, max_tokens=4, priority=0)
+    for name in "abc":
+        driver.add(name, 2, max_tokens=6, priority=9)
+    driver.step()
+    driver.add("large", 40, max_tokens=2, priority=5)  # 11 blocks of 12, and top has some
+    driver.step()
+    assert (driver.scheduler.policy.num_asked, driver.stats.num_preemptions) == (0, 0)
+    driver.run()
+    assert driver.reasons == dict.fromkeys(["top", "a", "b", "c", "large"], "length")
+
+
 @pytest.mark.parametrize("policy", [ByPriority, ByPriorityNow, Classes])
 def test_equals_are_not_displaced(drive, policy):
     driver = drive(max_num_seqs=1, policy=policy)
@@ -250,14 +271,18 @@ def test_who_is_admitted_and_displaced_in_one_step_was_never_there(drive):
     assert driver.stats.num_scheduled_tokens == 5
 
 
-def test_who_is_displaced_waits_for_the_token_that_is_on_its_way(drive, alone):
+def test_what_the_displaced_give_up_is_free_when_their_last_step_is_executed(drive, alone):
     driver = drive(num_blocks=8, policy=ByPriority)
     prompt = driver.add("low", 12, max_tokens=4, priority=9)
     driver.plan()
     driver.add("vip", 20, max_tokens=1, priority=0)
-    assert driver.plan() == {"vip": (0, 20)}  # there are blocks for low's known tokens, too
+    assert driver.plan() == {}
+    assert driver.scheduler.view.num_free_blocks == 4  # low's four are still held
+    driver.settle()
+    assert driver.plan() == {"vip": (0, 20)}
     driver.run(depth=2)
     assert driver.tokens["low"] == alone(prompt, 4)
+    assert driver.stats.num_preemptions == 1
 
 
 @pytest.mark.parametrize("depth", [1, 2])

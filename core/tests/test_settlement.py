@@ -6,6 +6,8 @@ from dovetail.plan import StepBuilder
 from dovetail.request import EngineCoreRequest, Request, RequestStatus
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling.cohort import Together
+from dovetail.scheduling.draft import StepRecord
 from dovetail.scheduling.settlement import settle
 
 
@@ -46,7 +48,7 @@ def give(requests, sampled, *, starts=None, **more):
         token_ids=array("i", [token for tokens in sampled for token in tokens]),
         **more,
     )
-    return settle(requests, plan, output)
+    return settle(StepRecord(None, dict.fromkeys(requests, 3)), plan, output)
 
 
 def test_tokens_go_to_their_requests_in_plan_order():
@@ -139,3 +141,83 @@ def test_outputs_name_the_ended_with_reason():
     assert outputs.request_ids == ["r0"] and list(outputs.token_ids) == [9]
     (ended,) = outputs.finished
     assert (ended.request_id, str(ended.reason), ended.stop_reason) == ("r0", "stop", 9)
+
+
+# --- those that decode side by side -----------------------------------------------------------
+
+
+def give_together(requests, sampled, *, gone=(), capped=(), rest=(), **more):
+    """Settle a step of requests side by side, then of `rest`, each with the tokens named for it."""
+    together = Together(
+        members=requests,
+        order=[one.admission for one in requests],
+        request_ids=[one.request_id for one in requests],
+        token_ids=[one.token_ids for one in requests],
+        rows=array("i", [one.row for one in requests]),
+        starts=array("i", [3] * len(requests)),
+        stop_ids=frozenset().union(*(one.stop_token_ids for one in requests)),
+        capped=list(capped),
+        gone=dict(gone),
+    )
+    builder = StepBuilder()
+    builder.run_decodes(together.rows, together.starts)
+    for one, tokens in rest:
+        builder.run(one.row, 0, 3, samples=bool(tokens))
+    plan = builder.build()
+    later = [tokens for _, tokens in rest]
+    output = ModelRunnerOutput(
+        step_id=plan.step_id,
+        num_sampled=array("B", [1] * len(requests) + [*map(len, later)]),
+        token_ids=array("i", [*sampled, *(token for tokens in later for token in tokens)]),
+        **more,
+    )
+    return settle(StepRecord(together, {one: 3 for one, _ in rest}), plan, output)
+
+
+def decoding(row, **asked):
+    made = request(row, **asked)
+    made.token_ids.append(50)
+    made.admission = row
+    return made
+
+
+def test_a_token_each_goes_to_those_side_by_side_and_then_to_the_rest():
+    one, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
+    settled = give_together([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
+    assert settled.request_ids == ["r0", "r1", "r3"] and settled.advanced == [one, two, first]
+    assert list(settled.token_ids) == [7, 8, 9] and list(settled.counts) == [1, 1, 1]
+    assert list(one.token_ids) == [1, 2, 3, 50, 7] and two.token_ids[-1] == 8
+    assert settled.num_cached_tokens == {"r3": 0}
+
+
+def test_side_by_side_each_ends_by_its_own_stop_tokens_in_plan_order():
+    one, two, three = decoding(0, stop=(8,)), decoding(1, stop=(7,)), decoding(2, max_tokens=2)
+    four, five = decoding(3, stop=(7,)), decoding(4, stop=(7,), min_tokens=3)
+    settled = give_together([one, two, three, four, five], [7] * 5, capped=[three])
+    assert settled.ended == [
+        (two, RequestStatus.FINISHED_STOPPED),
+        (three, RequestStatus.FINISHED_LENGTH_CAPPED),
+        (four, RequestStatus.FINISHED_STOPPED),
+    ]
+
+
+def test_side_by_side_a_stop_goes_before_the_length():
+    one = decoding(0, max_tokens=2, stop=(9,))
+    settled = give_together([one], [9], capped=[one])
+    assert settled.ended == [(one, RequestStatus.FINISHED_STOPPED)]
+
+
+def test_side_by_side_the_dead_get_nothing():
+    requests = [decoding(row, stop=(7,), max_tokens=2) for row in range(3)]
+    requests[1].status = RequestStatus.FINISHED_ABORTED
+    settled = give_together(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
+    assert settled.request_ids == ["r0", "r2"] and list(settled.token_ids) == [5, 6]
+    assert requests[1].num_output_tokens == 1
+    assert [one for one, _ in settled.ended] == [requests[0], requests[2]]
+
+
+def test_log_probabilities_find_those_side_by_side():
+    one, two = decoding(0), decoding(1, logprobs=1)
+    mine = columns(1)
+    settled = give_together([one, two], [5, 6], logprobs={1: mine})
+    assert settled.logprobs == {"r1": mine} and list(settled.token_ids) == [5, 6]

@@ -1,9 +1,11 @@
 import pytest
 
+from dovetail.interfaces import SchedulerLimits
 from dovetail.plan import StepBuilder
 from dovetail.request import EngineCoreRequest, Request
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling.draft import StepDraft
+from dovetail.scheduling.encoder_budget import EncoderBudget
 
 
 def request(row, num_tokens=6, *, computed=0, blocks=(1, 2)):
@@ -22,7 +24,8 @@ def request(row, num_tokens=6, *, computed=0, blocks=(1, 2)):
 
 @pytest.fixture
 def draft():
-    return StepDraft(16)
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64)
+    return StepDraft(16, EncoderBudget(limits))
 
 
 def test_grants_use_up_the_budget_and_become_runs(draft):
@@ -30,7 +33,7 @@ def test_grants_use_up_the_budget_and_become_runs(draft):
     draft.grant(whole, 6)
     draft.grant(chunk, 4)
     assert draft.tokens_left == 6
-    plan = draft.emit(StepBuilder())
+    plan, _ = draft.emit(StepBuilder())
     assert plan.rows.tolist() == [0, 1]
     assert plan.starts.tolist() == [0, 0]
     assert plan.num_tokens.tolist() == [6, 4]
@@ -55,8 +58,8 @@ def test_a_chunk_leaves_no_token_pending(draft):
 def test_who_joins_brings_all_its_blocks_and_who_grows_the_new_ones(draft):
     joining, growing = request(3, blocks=(1, 2)), request(4, blocks=(5, 6))
     draft.join(joining)
-    draft.grow(growing, [6])
-    plan = draft.emit(StepBuilder())
+    draft.grow(growing, [[6]])
+    plan, _ = draft.emit(StepBuilder())
     assert [new.row for new in plan.joins] == [3]
     (blocks,) = plan.blocks
     assert dict(zip(blocks.rows, blocks.counts, strict=True)) == {3: 2, 4: 1}
@@ -68,19 +71,20 @@ def test_a_revoked_request_leaves_no_trace(draft, joined):
     gone, stays = request(0), request(1)
     if joined:
         draft.join(gone)
-    draft.grow(gone, [2])
+    draft.grow(gone, [[2]])
     draft.grant(gone, 6)
-    draft.grow(stays, [2])
+    draft.grow(stays, [[2]])
     draft.grant(stays, 1)
     assert draft.revoke(gone) is joined
     assert draft.tokens_left == 15
-    plan = draft.emit(StepBuilder())
+    plan, _ = draft.emit(StepBuilder())
     assert plan.rows.tolist() == [1] and plan.joins == ()
     assert plan.blocks[0].rows.tolist() == [1]
     assert gone.num_computed_tokens == 0
 
 
 def test_revoking_who_has_nothing_changes_nothing(draft):
-    draft.grant(request(1), 2)
+    stays = request(1)
+    draft.grant(stays, 2)
     assert draft.revoke(request(0)) is False
-    assert draft.tokens_left == 14 and draft.counts == [2]
+    assert draft.tokens_left == 14 and draft.counts == {stays: 2}

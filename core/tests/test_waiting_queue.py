@@ -22,9 +22,15 @@ def by_priority(one):
     return one.priority
 
 
+def take(queue):
+    """Take out who is next."""
+    queue.discard(first := queue.peek())
+    return first
+
+
 def drain(queue):
     queue.begin_step()
-    return [queue.pop().sequence for _ in range(len(queue))]
+    return [take(queue).sequence for _ in range(len(queue))]
 
 
 @pytest.fixture(params=[HeapQueue, SortedQueue])
@@ -46,8 +52,10 @@ def test_who_comes_back_has_its_old_place(queue):
     for one in requests:
         queue.push(one)
     queue.begin_step()
-    first = queue.pop()
-    queue.push(first)
+    first = take(queue)
+    queue.defer(first)
+    assert len(queue) == 3 and queue.num_ready == 2
+    assert [one.sequence for one in queue] == [1, 2]  # who has lost its row has no place now
     assert drain(queue) == [0, 1, 2]
 
 
@@ -72,17 +80,39 @@ def test_an_empty_queue_has_no_next(queue):
     queue.push(one)
     queue.begin_step()
     queue.discard(one)
-    assert queue.peek() is None
-    with pytest.raises(IndexError):
-        queue.pop()
+    assert queue.peek() is None and list(queue) == []
 
 
-def test_who_comes_after_the_order_was_made_waits_for_the_next_step():
-    queue = SortedQueue(by_priority)
+def test_who_is_deferred_and_taken_out_is_gone(queue):
+    one = request(0)
+    queue.defer(one)
+    queue.discard(one)
+    assert len(queue) == 0 and drain(queue) == []
+
+
+def test_those_that_are_taken_out_during_a_walk_are_left_out(queue):
+    requests = [request(sequence) for sequence in range(9)]
+    for one in requests[::-1]:
+        queue.push(one)
     queue.begin_step()
-    queue.push(request(0))
-    assert len(queue) == 1 and queue.peek() is None
-    assert drain(queue) == [0]
+    seen = []
+    for one in queue:
+        seen.append(one.sequence)
+        queue.discard(one)
+        if one.sequence < 4:
+            queue.discard(requests[8 - one.sequence])
+    assert seen == [0, 1, 2, 3, 4] and len(queue) == 0
+
+
+def test_a_heap_forgets_those_that_were_taken_out_from_its_middle():
+    queue = HeapQueue(by_priority)
+    requests = [request(sequence) for sequence in range(100)]
+    for one in requests:
+        queue.push(one)
+    for one in requests[10:]:
+        queue.discard(one)
+    queue.begin_step()
+    assert len(queue._heap) == 10 and drain(queue) == list(range(10))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -103,7 +133,8 @@ def test_both_kinds_agree_with_a_sorted_list(seed):
         elif inside:
             kept.begin_step()
             best = min(inside, key=lambda one: (one.priority, one.sequence))
-            assert heap.pop() is kept.pop() is best
+            assert [*heap] == [*kept]
+            assert take(heap) is take(kept) is best
             inside.remove(best)
             outside.append(best)
         assert len(heap) == len(kept) == len(inside)

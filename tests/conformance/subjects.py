@@ -145,6 +145,7 @@ SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "hooks": _nothing,
     "io_processor": _nothing,
     "linear_method": _device,
+    "kv_connector": _host,
     "logits_processor": _host,
     "model": _model,
     "ops": _device,

@@ -16,7 +16,7 @@ from dovetail.scheduling import Scheduler
 from dovetail.testing import FAKES
 from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
 from dovetail.testing.null_executor import TOKEN, NullExecutor
-from dovetail.testing.row_model import predict_token
+from dovetail.testing.row_state import predict_token
 from dovetail.testing.scheduler import check_scheduler, make_request
 from dovetail.testing.scheduler_program import make_kv_cache
 

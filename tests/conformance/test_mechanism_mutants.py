@@ -4,9 +4,14 @@ from functools import partial
 
 import pytest
 
+from dovetail.interfaces import Denied
 from dovetail.kv_cache.block_pool import BlockPool
+from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.scheduling import Scheduler
+from dovetail.scheduling.mechanism import Mechanism
+from dovetail.scheduling.steering import Steering
+from dovetail.scheduling.waiting_queue import HeapQueue
 from dovetail.testing import policy as policy_suite
 from dovetail.testing import policy_programs
 from dovetail.testing.fake_policy import AgeingPolicy, FakePolicy
@@ -41,7 +46,7 @@ def look_up_without_salt(manager, request):
 allocate, free, commit = BlockPool.allocate, BlockPool.free, KVCacheManager.commit
 lookup = KVCacheManager.lookup
 PREFIX_MISTAKES = {
-    "finds nothing": (KVCacheManager, "lookup", lambda manager, request: []),
+    "finds nothing": (KVCacheManager, "lookup", lambda manager, request: Hit(0, [()])),
     "evicts the newest": (BlockPool, "allocate", evict_newest),
     "evicts the beginning first": (BlockPool, "free", free_the_beginning_first),
     "forgets what was generated": (KVCacheManager, "commit", commit_prompts_only),
@@ -68,7 +73,7 @@ class SilentOnGrants(Scheduler):
     """Tells no policy what was granted."""
 
     def schedule(self):
-        self._hears_granted = False
+        self._host.hears_granted = False
         return super().schedule()
 
 
@@ -76,7 +81,7 @@ class SilentOnOutput(Scheduler):
     """Tells no policy of tokens."""
 
     def update_from_output(self, plan, output):
-        self._hears_output = False
+        self._host.hears_output = False
         return super().update_from_output(plan, output)
 
 
@@ -93,48 +98,83 @@ class HidesTheWaiting(Scheduler):
 
     def __init__(self, context):
         super().__init__(context)
-        self.view._waiting = None
+        self.view._queue = lambda: HeapQueue(lambda request: 0)
 
 
-class AdmitsOne(Scheduler):
+def with_part(name, part_cls):
+    """Return a scheduler with a part of `part_cls` in the place of its own."""
+
+    class Mutant(Scheduler):
+        __doc__ = part_cls.__doc__
+
+        def __init__(self, context):
+            super().__init__(context)
+            getattr(self, name).__class__ = part_cls
+
+    Mutant.__name__ = part_cls.__name__
+    return Mutant
+
+
+class AdmitsOne(Mechanism):
     """Admits one request a step."""
 
-    def _admit(self, request, draft):
-        super()._admit(request, draft)
-        return False
+    def admit_waiting(self):
+        request = self._host.peek()
+        if request is not None:
+            (self.displace if self._host.policy.preempts else self.admit)(request)
 
 
-class NeverDisplaces(Scheduler):
+class NeverDisplaces(Mechanism):
     """Lets nobody give way for a better rank."""
 
-    def _displace(self, request, draft):
-        return False
+    def _find_victims(self, request, hit, num_tokens):
+        return []
 
 
-class DisplacesTooMany(Scheduler):
+class DisplacesTooMany(Mechanism):
     """Goes on displacing while the row that was given up is still named by a step."""
 
-    def _admit(self, request, draft):
-        before = self._num_preemptions
-        return super()._admit(request, draft) or self._num_preemptions > before
+    def displace(self, request, max_tokens=0):
+        grant = super().displace(request, max_tokens)
+        while grant.denied is Denied.NOT_READY and self._holdings.running:
+            self.evict(self._holdings.running[-1])
+        return grant
 
 
-class DisplacesAnybody(Scheduler):
+class DisplacesAnybody(Mechanism):
     """Lets running requests give way, whatever the policy says."""
 
-    def _displace(self, request, draft):
-        if not self._running:
-            return False
-        self._preempt(self._running[-1], draft)
-        return True
+    def admit(self, request, *given):
+        if not self._holdings.rows.num_free:
+            self.evict(self._holdings.running[-1])
+        return super().admit(request, *given)
 
 
-class TellsTheWrongLoss(Scheduler):
+class DisplacesInVain(Mechanism):
+    """Lets those of worse ranks give way before it knows whether that is enough."""
+
+    def _find_victims(self, request, hit, num_tokens):
+        for victim in self._host.worse_than(request, self._holdings.running):
+            self.evict(victim)
+        return super()._find_victims(request, hit, num_tokens)
+
+
+class TellsTheWrongLoss(Mechanism):
     """Tells a policy that nothing was lost."""
 
-    def _preempt(self, request, draft):
+    def evict(self, request):
+        self._cohort.dissolve()
         request.num_computed_tokens = 0
-        super()._preempt(request, draft)
+        super().evict(request)
+
+
+class ContinuesFewer(Steering):
+    """Forgets one of those that run when a policy wishes for all."""
+
+    def _answer(self, wish):
+        for request in self._holdings.running[3:]:
+            self._mechanism.hold(request)
+        return super()._answer(wish)
 
 
 MECHANISMS = [
@@ -142,11 +182,13 @@ MECHANISMS = [
     (SilentOnOutput, FakePolicy),
     (CountsBackwards, AgeingPolicy),
     (HidesTheWaiting, FakePolicy),
-    (AdmitsOne, PriorityPolicy),
-    (NeverDisplaces, PriorityPolicy),
-    (DisplacesTooMany, PriorityPolicy),
-    (DisplacesAnybody, FakePolicy),
-    (TellsTheWrongLoss, FakePolicy),
+    (with_part("_mechanism", AdmitsOne), PriorityPolicy),
+    (with_part("_mechanism", NeverDisplaces), PriorityPolicy),
+    (with_part("_mechanism", DisplacesTooMany), PriorityPolicy),
+    (with_part("_mechanism", DisplacesAnybody), FakePolicy),
+    (with_part("_mechanism", DisplacesInVain), PriorityPolicy),
+    (with_part("_mechanism", TellsTheWrongLoss), FakePolicy),
+    (with_part("_steering", ContinuesFewer), FakePolicy),
 ]
 
 

@@ -1,20 +1,27 @@
 """The policy suite finds policies that are wrong: each mutant makes one mistake."""
 
+import inspect
 import itertools
 import random
 
 import pytest
 
-from dovetail.interfaces import Policy
+from dovetail.interfaces import CONTINUE, Displace, Evict, Hold, Policy, Run
 from dovetail.testing.fake_policy import FakePolicy
 from dovetail.testing.policy import check_policy
 
 
 class Clairvoyant(Policy):
-    """Serves the shortest first, as if it knew."""
+    """Knows how things will go: it finds what the suite has decided."""
+
+    static_rank = False
 
     def rank(self, request, view):
-        return request.max_total_tokens
+        frame = inspect.currentframe()
+        while frame is not None and "world" not in frame.f_locals:
+            frame = frame.f_back
+        world = frame.f_locals["world"] if frame else 0
+        return request.sequence * (-1 if world == 2 else 1)
 
 
 class ReadsTokens(Policy):
@@ -98,7 +105,144 @@ class SaysMaybe(Policy):
     preempts = "sometimes"
 
 
+class ShortestFirst(Policy):
+    """Goes by what the user has allowed at most, which is no secret."""
+
+    def rank(self, request, view):
+        return request.max_total_tokens
+
+
+class Planning(Policy):
+    """Plans step by step; each mutant below wishes wrongly."""
+
+    def plan(self, view):
+        yield CONTINUE
+        for request in view.waiting:
+            if not (yield Run(request)):
+                return
+
+
+class GrantsTwice(Planning):
+    def plan(self, view):
+        for request in view.running:
+            yield Run(request)
+            yield Run(request)
+        yield from super().plan(view)
+
+
+class ContinuesTheHeld(Planning):
+    def plan(self, view):
+        for request in view.running[1:]:
+            yield Hold(request)
+            yield Run(request)
+        yield from super().plan(view)
+
+
+class EvictsTheWaiting(Planning):
+    def plan(self, view):
+        for request in view.waiting[:1]:
+            yield Evict(request)
+        yield from super().plan(view)
+
+
+class DisplacesForTheRunning(Planning):
+    def plan(self, view):
+        for request in view.running[:1]:
+            yield Displace(request)
+        yield from super().plan(view)
+
+
+class RemembersTheDead(Planning):
+    seen = None
+
+    def plan(self, view):
+        yield from super().plan(view)
+        if self.seen is not None:
+            yield Evict(self.seen)
+        self.seen = next(iter(view.running), None)
+
+
+class WishesForFewer(Planning):
+    def plan(self, view):
+        for request in view.running:
+            yield Run(request, view.tokens_left - 100)
+        yield from super().plan(view)
+
+
+class WishesForWords(Planning):
+    def plan(self, view):
+        yield from super().plan(view)
+        yield "all the best"
+
+
+class PlansAList(Planning):
+    def plan(self, view):
+        return [CONTINUE]
+
+
+class PlansForEver(Planning):
+    def plan(self, view):
+        while True:
+            yield CONTINUE
+
+
+class HoldsAll(Planning):
+    """Lets nobody run in every other step, and says that it conserves work."""
+
+    def plan(self, view):
+        if view.step_id % 2:
+            yield from super().plan(view)
+
+
+class NeverBegins(Planning):
+    """Admits nobody whose prompt is longer than a block, and says that it means to."""
+
+    work_conserving = False
+
+    def plan(self, view):
+        yield CONTINUE
+        for request in view.waiting:
+            if request.num_prompt_tokens < 12:
+                yield Run(request)
+
+
+class ReadsThePromptsOfTheWaiting(Planning):
+    def plan(self, view):
+        yield CONTINUE
+        for request in sorted(view.waiting, key=lambda one: one.token_ids[0]):
+            yield Run(request)
+
+
+class PlansByLot(Planning):
+    def plan(self, view):
+        yield CONTINUE
+        for request in sorted(view.waiting, key=lambda one: random.random()):
+            yield Run(request)
+
+
+class PlansBySeededLot(Planning):
+    """The same by the engine's lot: a right policy."""
+
+    def plan(self, view):
+        yield CONTINUE
+        for request in sorted(view.waiting, key=lambda one: view.rng.random()):
+            yield Run(request)
+
+
 MUTANTS = [
+    GrantsTwice,
+    ContinuesTheHeld,
+    EvictsTheWaiting,
+    DisplacesForTheRunning,
+    RemembersTheDead,
+    WishesForFewer,
+    WishesForWords,
+    PlansAList,
+    PlansForEver,
+    HoldsAll,
+    NeverBegins,
+    ReadsThePromptsOfTheWaiting,
+    PlansByLot,
     Clairvoyant,
     ReadsTokens,
     LooksIntoTheScheduler,
@@ -117,6 +261,11 @@ MUTANTS = [
 def test_a_wrong_policy_is_found(mutant):
     with pytest.raises(AssertionError):
         check_policy(mutant)
+
+
+@pytest.mark.parametrize("policy", [ShortestFirst, Planning, PlansBySeededLot])
+def test_a_right_policy_passes(policy):
+    check_policy(policy)
 
 
 def test_an_ageing_policy_that_says_so_is_right():

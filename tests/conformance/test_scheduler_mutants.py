@@ -6,30 +6,46 @@ from dataclasses import replace
 import pytest
 
 from dovetail.errors import RequestError
-from dovetail.kv_cache import manager
-from dovetail.kv_cache.hashing import root_hash
+from dovetail.kv_cache import hashing, manager
 from dovetail.scheduling import Scheduler
 from dovetail.scheduling.draft import StepDraft
+from dovetail.scheduling.mechanism import Mechanism
 from dovetail.testing.fake_scheduler import FakeScheduler
 from dovetail.testing.scheduler import check_scheduler
 
 
-class ForgetsLeaves(Scheduler):
+def with_mechanism(mechanism_cls):
+    """Return a scheduler that grants by `mechanism_cls`."""
+
+    class Mutant(Scheduler):
+        __doc__ = mechanism_cls.__doc__
+
+        def __init__(self, context):
+            super().__init__(context)
+            self._mechanism.__class__ = mechanism_cls
+
+    Mutant.__name__ = mechanism_cls.__name__
+    return Mutant
+
+
+@with_mechanism
+class ForgetsLeaves(Mechanism):
     """Gives rows up without telling the worker."""
 
-    def _release(self, request, *, known_to_worker=True):
-        super()._release(request, known_to_worker=False)
+    def release(self, request, *, known_to_worker=True):
+        builder = self._holdings.builder
+        leaves = builder._leaves[:]
+        super().release(request, known_to_worker=known_to_worker)
+        builder._leaves = leaves
 
 
-class OverBudget(Scheduler):
+@with_mechanism
+class OverBudget(Mechanism):
     """Takes one token more than the budget."""
 
-    def schedule(self):
-        limits, budget = self.limits, self.limits.max_num_batched_tokens
-        self.limits = replace(limits, max_num_batched_tokens=budget + 1)
-        plan = super().schedule()
-        self.limits = limits
-        return plan
+    def begin_step(self):
+        super().begin_step()
+        self._holdings.draft.tokens_left += 1
 
 
 class FreesTooEarly(Scheduler):
@@ -37,40 +53,94 @@ class FreesTooEarly(Scheduler):
 
     def schedule(self):
         plan = super().schedule()
-        pool = self._kv_cache._pool
-        for request in self._running[:1]:
+        pool = self._holdings.kv_cache._pool
+        for request in self._holdings.running[:1]:
             pool._free[request.blocks[0][0]] = None
             pool._free.move_to_end(request.blocks[0][0], last=False)
         return plan
 
 
-class LosesPreempted(Scheduler):
+@with_mechanism
+class LosesPreempted(Mechanism):
     """Forgets a request that gives way."""
 
-    def _preempt(self, request, draft):
-        super()._preempt(request, draft)
-        self._waiting.discard(request)
-        del self._requests[request.request_id]
+    def evict(self, request):
+        super().evict(request)
+        self._host.waiting.discard(request)
+        del self._holdings.requests[request.request_id]
 
 
-class KeepsComputed(Scheduler):
+@with_mechanism
+class KeepsComputed(Mechanism):
     """Believes that a preempted request's work is still there."""
 
-    def _admit(self, request, draft):
-        granted = super()._admit(request, draft)
-        if granted and request.num_preemptions and request.num_computed_tokens == 0:
-            request.num_computed_tokens = min(1, draft.counts[-1] - 1)
-            draft.counts[-1] -= request.num_computed_tokens
-        return granted
+    def _take(self, request, *given):
+        taken = super()._take(request, *given)
+        if taken and request.num_preemptions and request.num_computed_tokens == 0:
+            counts = self._holdings.draft.counts
+            request.num_computed_tokens = min(1, counts[request] - 1)
+            counts[request] -= request.num_computed_tokens
+        return taken
 
 
-class ReusesRowsEarly(Scheduler):
+@with_mechanism
+class ReusesRowsEarly(Mechanism):
     """Hands a row out while a step that names it is still out."""
 
-    def _release(self, request, *, known_to_worker=True):
-        self._last_step, last_step = -1, self._last_step
-        super()._release(request, known_to_worker=known_to_worker)
-        self._last_step = last_step
+    def release(self, request, *, known_to_worker=True):
+        holdings = self._holdings
+        holdings.last_step, last_step = -1, holdings.last_step
+        super().release(request, known_to_worker=known_to_worker)
+        holdings.last_step = last_step
+
+
+@with_mechanism
+class StepsTogetherTooLong(Mechanism):
+    """Lets those that decode go on beyond their last token."""
+
+    def _continue_together(self):
+        for request in self._holdings.running:
+            request.max_total_tokens += 1
+        done = super()._continue_together()
+        for request in self._holdings.running:
+            request.max_total_tokens -= 1
+        return done
+
+
+@with_mechanism
+class GrowsNobodyTogether(Mechanism):
+    """Forgets that those that decode together need blocks."""
+
+    def _continue_together(self):
+        self._cohort.take_due = lambda: []
+        return super()._continue_together()
+
+
+@with_mechanism
+class GrowsWithoutTelling(Mechanism):
+    """Gives blocks that no plan names."""
+
+    def _grow(self, request, num_tokens):
+        done = super()._grow(request, num_tokens)
+        self._holdings.draft._grown.clear()
+        return done
+
+
+class StopsForNobody(Scheduler):
+    """Looks for no stop token where requests decode together."""
+
+    def schedule(self):
+        self._holdings.cohort._all_stop_ids = frozenset
+        return super().schedule()
+
+
+class TellsTheGone(Scheduler):
+    """Gives tokens to those that have ended while a step was out."""
+
+    def _finish(self, request, status):
+        out, self._in_flight = self._in_flight, ()
+        super()._finish(request, status)
+        self._in_flight = out
 
 
 class Forgetful(Scheduler):
@@ -123,20 +193,22 @@ class SharesAcrossSalts(Scheduler):
         super().add_request(replace(request, cache_salt=""))
 
 
-class RecomputesPrompts(Scheduler):
+@with_mechanism
+class RecomputesPrompts(Mechanism):
     """Counts a prompt's log-probabilities from the start after a preemption."""
 
-    def _preempt(self, request, draft):
+    def evict(self, request):
         request.num_prompt_logprobs = 0
-        super()._preempt(request, draft)
+        super().evict(request)
 
 
 class Capricious(Scheduler):
     """Draws lots with numbers that nobody has injected."""
 
     def schedule(self):
-        if len(self._running) > 1 and random.random() < 0.2:
-            self._running.reverse()
+        if random.random() < 0.2:
+            self._holdings.cohort.dissolve()
+            self._holdings.cohort.apart.reverse()
         return super().schedule()
 
 
@@ -147,21 +219,19 @@ class Idle(Scheduler):
         self.turn = getattr(self, "turn", 0) + 1
         if self.turn % 7:
             return super().schedule()
-        draft = StepDraft(0)
-        plan = draft.emit(self._builder)
-        self._last_step = plan.step_id
-        self._in_flight.append([])
+        plan, record = StepDraft(0).emit(self._holdings.builder)
+        self._holdings.last_step = plan.step_id
+        self._in_flight.append(record)
         return plan
 
 
-class CutsWholePrompts(Scheduler):
+@with_mechanism
+class CutsWholePrompts(Mechanism):
     """Cuts prompts where that is forbidden."""
 
-    def schedule(self):
-        limits, self.limits = self.limits, replace(self.limits, enable_chunked_prefill=True)
-        plan = super().schedule()
-        self.limits = limits
-        return plan
+    def begin_step(self):
+        super().begin_step()
+        self._chunks = True
 
 
 class TakesAnything(Scheduler):
@@ -171,7 +241,7 @@ class TakesAnything(Scheduler):
         try:
             super().add_request(request)
         except RequestError:
-            if request.request_id in self._requests:
+            if request.request_id in self._holdings.requests:
                 raise
 
 
@@ -201,6 +271,11 @@ MUTANTS = [
     LosesPreempted,
     KeepsComputed,
     ReusesRowsEarly,
+    StepsTogetherTooLong,
+    GrowsNobodyTogether,
+    GrowsWithoutTelling,
+    StopsForNobody,
+    TellsTheGone,
     Forgetful,
     FinishesTwice,
     TellsAborts,
@@ -226,8 +301,8 @@ def test_a_wrong_scheduler_is_found(mutant):
 
 def test_a_prefix_index_without_chains_is_found(monkeypatch):
     """Blocks of equal tokens are not equal: what stands before them counts."""
-    chained = manager.block_hash
-    monkeypatch.setattr(manager, "block_hash", lambda parent, ids: chained(root_hash(""), ids))
+    chained = hashing.block_hash
+    monkeypatch.setattr(hashing, "block_hash", lambda _, ids, extra: chained(b"", ids, extra))
     with pytest.raises(AssertionError, match=r"holds something else|share block|is not its own"):
         check_scheduler(Scheduler)
 

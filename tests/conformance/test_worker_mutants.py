@@ -11,7 +11,8 @@ import pytest
 
 from dovetail.testing.contexts import make_worker_context, write_fake_config
 from dovetail.testing.fake_worker import FakeWorker
-from dovetail.testing.row_model import RowModel, mix
+from dovetail.testing.row_model import RowModel
+from dovetail.testing.row_state import mix
 from dovetail.testing.worker import check_worker
 
 

@@ -99,6 +99,16 @@ class Checkpoint:
     oracle: transformers.PreTrainedModel
     _known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def windows(self) -> list[int]:
+        """The sliding window of each layer, 0 for none, as transformers understands the config."""
+        config = self.oracle.config
+        kinds = getattr(config, "layer_types", None)
+        window = getattr(config, "sliding_window", None) or 0
+        if kinds is None:
+            return [window] * config.num_hidden_layers
+        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of the sequence, [T, V], computed alone, unpadded.

@@ -44,12 +44,13 @@ class RecordingWorker(CPUWorker):
         forward, self._head = model.forward, model.compute_logits
 
         def listen_to_forward(*args: Any) -> torch.Tensor:
-            self._hidden_TD = forward(*args)
+            self._hidden_TD, self._logits_SV = forward(*args), None
             return self._hidden_TD
 
         def listen_to_head(hidden_SD: torch.Tensor) -> torch.Tensor:
             logits_SV = self._head(hidden_SD)
-            self._logits_SV = logits_SV.clone()  # the sampler may write to its own
+            if self._logits_SV is None:  # the sampler's come first; it may write to its own
+                self._logits_SV = logits_SV.clone()
             return logits_SV
 
         model.forward, model.compute_logits = listen_to_forward, listen_to_head

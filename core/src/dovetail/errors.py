@@ -10,7 +10,11 @@
     │   ├── PluginNotFoundError   no candidate of that name
     │   ├── PluginLoadError       found, but importing or constructing it failed
     │   └── ContractError         loaded, but it does not do what its contract demands
+    ├── PolicyError               a scheduling policy wished for what cannot be; in strict mode only
     ├── CapacityError             it would be right, but it does not fit (memory, blocks)
+    ├── TransportError            a message did not get from one process to another
+    │   ├── MessageError          bytes that are no message, or none of this version
+    │   └── PeerLostError         the other process is gone
     └── EngineDeadError           the engine cannot go on; carries a prompt-free digest
 
 Messages say what was asked, what was found and what would do. `assert` is for invariants only.
@@ -69,8 +73,24 @@ class ContractError(PluginError, TypeError):
     """The plugin was loaded, but it does not do what its contract demands."""
 
 
+class PolicyError(DovetailError):
+    """A scheduling policy did what its contract forbids; raised by strict schedulers only."""
+
+
 class CapacityError(DovetailError):
     """The wish is right, but it does not fit; the message states the figure that would."""
+
+
+class TransportError(DovetailError):
+    """A message did not get from one process to another."""
+
+
+class MessageError(TransportError, ValueError):
+    """Bytes that are no message, or none of this version; nothing of them was used."""
+
+
+class PeerLostError(TransportError, ConnectionError):
+    """The process at the other end is gone."""
 
 
 class EngineDeadError(DovetailError):

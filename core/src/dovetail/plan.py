@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dovetail.request import Request
+from dovetail.request import EncoderInput, Request
 from dovetail.sampling_params import SamplingParams
 
 
@@ -34,6 +34,7 @@ class NewRequest:
     stop_token_ids: frozenset[int]
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     seed: int
+    encoder_inputs: tuple[EncoderInput, ...] = ()
 
     @classmethod
     def of(cls, request: Request) -> NewRequest:
@@ -48,6 +49,7 @@ class NewRequest:
             stop_token_ids=request.stop_token_ids,
             bad_words_token_ids=request.bad_words_token_ids,
             seed=request.seed,
+            encoder_inputs=request.encoder_inputs,
         )
 
 
@@ -65,6 +67,14 @@ class BlockColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderRun:
+    """Content to be encoded: that of `encoder_inputs[index]` of the request which has the row."""
+
+    row: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """What is to run in one step. Columns of equal length, one entry a run, in plan order.
 
@@ -72,8 +82,14 @@ class SchedulerOutput:
     rows, starts, num_tokens: int32; tokens [start, start + n) of the row are brought forward.
     samples: uint8; 1 where the run reaches the last known token: the step samples the next.
     joins: requests that take a row with this plan, each before its first run.
-    leaves: int32; rows given up since the last plan. A worker applies leaves, joins, blocks, runs.
+    leaves: int32; rows given up since the last plan. A worker applies leaves, joins, blocks,
+        encoder_frees, encoder, runs.
     blocks: one entry a KV-cache group.
+    num_drafts: int32; how many of a run's last tokens are drafts, held by the worker, that the run
+        verifies: the first ones of that row. Such a run samples. Empty where no run has any.
+    encoder: content to be encoded in this step; each hash once, and only if it is not kept already.
+    encoder_frees: hashes of content whose encoder output is no longer kept.
+    kv_transfer: what the KV connector's scheduler side tells its worker side; empty for nothing.
     """
 
     step_id: int
@@ -85,6 +101,10 @@ class SchedulerOutput:
     leaves: array[int]
     blocks: tuple[BlockColumns, ...]
     total_num_tokens: int
+    num_drafts: array[int] = field(default_factory=lambda: array("i"))
+    encoder: tuple[EncoderRun, ...] = ()
+    encoder_frees: tuple[bytes, ...] = ()
+    kv_transfer: bytes = b""
 
     @property
     def num_requests(self) -> int:
@@ -93,7 +113,7 @@ class SchedulerOutput:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to run. Such a plan still carries leaves."""
+        """Whether there is nothing to run. Such a plan still carries leaves and transfers."""
         return not self.rows
 
     def describe(self) -> str:
@@ -109,11 +129,12 @@ class StepBuilder:
 
     Use one builder for the life of a scheduler: it numbers the plans, and `build` leaves it empty.
     `build` raises ValueError for a plan that no worker could execute.
+    step_id: the number of the plan that is being built.
     """
 
     def __init__(self, *, num_groups: int = 1) -> None:
         self._num_groups = num_groups
-        self._step_id = 0
+        self.step_id = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -124,6 +145,11 @@ class StepBuilder:
         self._joins: list[NewRequest] = []
         self._leaves = array("i")
         self._blocks = [(array("i"), array("i"), array("i")) for _ in range(self._num_groups)]
+        self._num_decodes = 0
+        self._num_drafts = array("i")
+        self._encoder: list[EncoderRun] = []
+        self._encoder_frees: list[bytes] = []
+        self._kv_transfer = b""
 
     def leave(self, row: int) -> None:
         """Give up `row`: whoever has it has finished or is preempted."""
@@ -141,8 +167,28 @@ class StepBuilder:
             counts.append(len(block_ids))
             ids.extend(block_ids)
 
-    def run(self, row: int, start: int, num_tokens: int, *, samples: bool) -> None:
-        """Bring tokens [start, start + num_tokens) of `row` forward; sample after them if asked."""
+    def encode(self, row: int, index: int) -> None:
+        """Have the row's content number `index` encoded before the runs."""
+        self._encoder.append(EncoderRun(row=row, index=index))
+
+    def free_encoded(self, content_hash: bytes) -> None:
+        """Keep the encoder output of this content no longer."""
+        self._encoder_frees.append(content_hash)
+
+    def transfer(self, kv_transfer: bytes) -> None:
+        """Tell this to the KV connector's worker side; the last word counts."""
+        self._kv_transfer = kv_transfer
+
+    def run(
+        self, row: int, start: int, num_tokens: int, *, samples: bool, num_drafts: int = 0
+    ) -> None:
+        """Bring tokens [start, start + num_tokens) of `row` forward; sample after them if asked.
+
+        num_drafts: how many of them, the last ones, are drafts to be verified.
+        """
+        if num_drafts:
+            self._pad_drafts()
+            self._num_drafts.append(num_drafts)
         self._rows.append(row)
         self._starts.append(start)
         self._num_tokens.append(num_tokens)
@@ -154,18 +200,36 @@ class StepBuilder:
         starts: Iterable[int],
         num_tokens: Iterable[int],
         samples: Iterable[int],
+        num_drafts: Iterable[int] = (),
     ) -> None:
-        """Do what `run` does, for four columns of equal length at once."""
+        """Do what `run` does, for columns of equal length at once; no `num_drafts`: none."""
+        if num_drafts:
+            self._pad_drafts()
+            self._num_drafts.extend(num_drafts)
         self._rows.extend(rows)
         self._starts.extend(starts)
         self._num_tokens.extend(num_tokens)
         self._samples.extend(samples)
 
+    def run_decodes(self, rows: array[int], starts: array[int]) -> None:
+        """Bring each of `rows` one token forward from its start, and sample after it.
+
+        Called once, before any other run. The rows must be distinct, and in no other run of this
+        step: that is not checked, so that a step costs nothing for those that only go on.
+        """
+        self._num_decodes = len(rows)
+        self._rows.extend(rows)
+        self._starts.extend(starts)
+        self._num_tokens.extend(array("i", (1,)) * len(rows))
+        self._samples.extend(array("B", (1,)) * len(rows))
+
     def build(self) -> SchedulerOutput:
         """Return the plan and begin the next; raise ValueError if it could not be executed."""
+        if self._num_drafts:
+            self._pad_drafts()
         self._check()
         plan = SchedulerOutput(
-            step_id=self._step_id,
+            step_id=self.step_id,
             rows=self._rows,
             starts=self._starts,
             num_tokens=self._num_tokens,
@@ -176,17 +240,32 @@ class StepBuilder:
                 BlockColumns(rows=rows, counts=counts, block_ids=ids)
                 for rows, counts, ids in self._blocks
             ),
-            total_num_tokens=sum(self._num_tokens),
+            total_num_tokens=self._num_decodes + sum(self._num_tokens[self._num_decodes :]),
+            num_drafts=self._num_drafts,
+            encoder=tuple(self._encoder),
+            encoder_frees=tuple(self._encoder_frees),
+            kv_transfer=self._kv_transfer,
         )
-        self._step_id += 1
+        self.step_id += 1
         self._clear()
         return plan
 
+    def _pad_drafts(self) -> None:
+        """Note that the runs without an entry so far verify nothing."""
+        self._num_drafts.extend(bytes(len(self._rows) - len(self._num_drafts)))
+
     def _check(self) -> None:
-        num_runs = len(self._rows)
+        num_runs, first = len(self._rows), self._num_decodes
         if not num_runs == len(self._starts) == len(self._num_tokens) == len(self._samples):
             raise ValueError("a plan's columns must have equal lengths")
-        if num_runs and (min(self._num_tokens) < 1 or min(self._starts) < 0):
+        if num_runs > first and (
+            min(self._num_tokens[first:]) < 1 or min(self._starts[first:]) < 0
+        ):
             raise ValueError("each run needs a start ≥ 0 and at least one token")
-        if len(set(self._rows)) != num_runs:
+        if len(set(self._rows[first:])) != num_runs - first:
             raise ValueError("a row may run only once in a step")
+        if not self._num_drafts:
+            return
+        runs = zip(self._num_tokens, self._samples, self._num_drafts, strict=True)
+        if any(drafts and not (samples and 0 < drafts < count) for count, samples, drafts in runs):
+            raise ValueError("drafts are verified by runs that sample, after a known token")

@@ -51,6 +51,19 @@ FINISH_REASONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInput:
+    """Multimodal content whose encoder output takes the place of some prompt tokens.
+
+    position, num_tokens: the placeholder tokens [position, position + num_tokens) of the prompt.
+    content_hash: names the content; equal hashes promise equal encoder outputs. Not empty.
+    """
+
+    position: int
+    num_tokens: int
+    content_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
     """One request as a front end hands it to the engine core. Immutable; crosses the wire.
 
@@ -60,6 +73,10 @@ class EngineCoreRequest:
     seed: 64 bit; always set, so that the tokens do not depend on the batch mates.
     priority: lower is served first, by schedulers that look at it.
     cache_salt: requests share cached prefixes only with those of the same salt.
+    tenant: on whose behalf it runs, for policies that share out by tenant; "" for nobody's.
+    deadline_ns: when its answer is due, on the engine's clock, for policies that look; 0: never.
+    lora_id: the adapter that it runs with; "" for the bare model.
+    encoder_inputs: multimodal content, by position; placeholders do not overlap.
     """
 
     request_id: str
@@ -72,6 +89,23 @@ class EngineCoreRequest:
     priority: int = 0
     arrival_ns: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    deadline_ns: int = 0
+    lora_id: str = ""
+    encoder_inputs: tuple[EncoderInput, ...] = ()
+
+
+class Pace:
+    """Steps that requests have run side by side, one token each: one counter for all of them."""
+
+    __slots__ = ("num_steps",)
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+
+STANDING = Pace()
+"""Of requests that keep their own count; it never moves."""
 
 
 class Request:
@@ -80,31 +114,47 @@ class Request:
     token_ids: int32; the prompt, then the generated tokens.
     num_computed_tokens: tokens whose keys and values are in the cache, or will be once the plans
         handed out so far are executed.
-    num_tokens_with_pending: `len(token_ids)` plus tokens that a plan in flight will sample.
+    num_tokens_with_pending: `len(token_ids)` plus tokens that a plan in flight will sample. Where
+        workers draft: plus the drafts held for it, and while a plan that samples for it is in
+        flight no more than `num_computed_tokens`, since it may not be followed.
     max_total_tokens: the length at which it is finished, prompt included.
     row: the worker's row while it runs, -1 otherwise.
+    encoder_end: the position after its last placeholder token; 0 if it has none.
     num_cached_tokens: prompt tokens found in the prefix cache at its first admission, or -1.
+    num_lost_tokens: computed before its last eviction; 0 while it runs.
     num_prompt_logprobs: prompt positions whose log-probabilities have been handed out.
-    blocks, capacity, block_hashes, num_committed_blocks: the KV cache manager's; one list of block
-        ids a group, and the tokens that they hold.
+    blocks, capacity, block_hashes, num_committed_blocks, num_dropped_blocks: the KV cache
+        manager's; one list of block ids a group, and the tokens that they hold.
+    pace: of those that it runs side by side with; both counts of tokens move with it.
+    admission, event_step: place in the order of admissions, and the step of the pace at which
+        something happens to it that is not the same for all.
     """
 
     __slots__ = (
+        "_computed",
+        "_with_pending",
+        "admission",
         "arrival_ns",
         "bad_words_token_ids",
         "block_hashes",
         "blocks",
         "cache_salt",
         "capacity",
+        "deadline_ns",
+        "encoder_end",
+        "encoder_inputs",
+        "event_step",
         "generation",
+        "lora_id",
         "max_total_tokens",
         "num_cached_tokens",
         "num_committed_blocks",
-        "num_computed_tokens",
+        "num_dropped_blocks",
+        "num_lost_tokens",
         "num_preemptions",
         "num_prompt_logprobs",
         "num_prompt_tokens",
-        "num_tokens_with_pending",
+        "pace",
         "priority",
         "request_id",
         "row",
@@ -114,6 +164,7 @@ class Request:
         "status",
         "stop_reason",
         "stop_token_ids",
+        "tenant",
         "token_ids",
     )
 
@@ -129,13 +180,23 @@ class Request:
         self.priority = asked.priority
         self.arrival_ns = asked.arrival_ns
         self.cache_salt = asked.cache_salt
+        self.tenant = asked.tenant
+        self.deadline_ns = asked.deadline_ns
+        self.lora_id = asked.lora_id
+        self.encoder_inputs = asked.encoder_inputs
+        ends = (one.position + one.num_tokens for one in asked.encoder_inputs)
+        self.encoder_end = max(ends, default=0)
         self.sequence = sequence
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
-        self.num_computed_tokens = 0
-        self.num_tokens_with_pending = self.num_prompt_tokens
+        self.pace = STANDING
+        self._computed = 0
+        self._with_pending = self.num_prompt_tokens
+        self.admission = -1
+        self.event_step = -1
         self.num_cached_tokens = -1
         self.num_preemptions = 0
+        self.num_lost_tokens = 0
         self.row = -1
         self.generation = 0
         self.num_prompt_logprobs = 0
@@ -143,6 +204,32 @@ class Request:
         self.capacity = 0
         self.block_hashes: list[bytes] = []
         self.num_committed_blocks = 0
+        self.num_dropped_blocks: list[int] = []
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values are in the cache, or on their way."""
+        return self._computed + self.pace.num_steps
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, count: int) -> None:
+        self._computed = count - self.pace.num_steps
+
+    @property
+    def num_tokens_with_pending(self) -> int:
+        """Tokens known or on their way."""
+        return self._with_pending + self.pace.num_steps
+
+    @num_tokens_with_pending.setter
+    def num_tokens_with_pending(self, count: int) -> None:
+        self._with_pending = count - self.pace.num_steps
+
+    def keep_pace(self, pace: Pace) -> None:
+        """Move with `pace` from now on; the counts are what they were."""
+        behind = self.pace.num_steps - pace.num_steps
+        self._computed += behind
+        self._with_pending += behind
+        self.pace = pace
 
     @property
     def num_tokens(self) -> int:
@@ -153,6 +240,13 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens known or on their way that are to be computed; 0 if its last is on its way."""
+        if self.num_tokens_with_pending >= self.max_total_tokens:
+            return 0
+        return self.num_tokens_with_pending - self.num_computed_tokens
 
     def __repr__(self) -> str:
         return (

@@ -27,6 +27,16 @@ class LogprobColumns:
     logprobs: array[float]
     ranks: array[int]
 
+    def first(self, num_positions: int) -> LogprobColumns:
+        """Return the columns of their first `num_positions` positions."""
+        end = sum(self.counts[:num_positions])
+        return LogprobColumns(
+            counts=self.counts[:num_positions],
+            token_ids=self.token_ids[:end],
+            logprobs=self.logprobs[:end],
+            ranks=self.ranks[:num_positions],
+        )
+
     def after(self, num_positions: int) -> LogprobColumns:
         """Return the columns without their first `num_positions` positions."""
         first = sum(self.counts[:num_positions])
@@ -49,6 +59,9 @@ class ModelRunnerOutput:
     logprobs: run index to the log-probabilities of its sampled tokens, where they were asked for.
     prompt_logprobs: run index to those of the prompt tokens that follow the positions the run
         computed, in order: a run over [s, e) reports positions s + 1 to min(e, num_prompt - 1).
+    num_drafts: uint8, one a run: drafts that the worker now holds for its row, to be verified by
+        the row's next run or dropped; 0 where nothing was sampled. Empty if no row has any.
+    kv_transfer: what the KV connector's worker side tells its scheduler side; empty for nothing.
     """
 
     step_id: int
@@ -56,3 +69,5 @@ class ModelRunnerOutput:
     token_ids: array[int]
     logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    num_drafts: array[int] = field(default_factory=lambda: array("B"))
+    kv_transfer: bytes = b""

@@ -27,6 +27,11 @@ class RowAllocator:
         """Rows that `acquire` could hand out now."""
         return len(self._free)
 
+    @property
+    def num_retiring(self) -> int:
+        """Rows given back that a step which is out still names."""
+        return len(self._retiring)
+
     def acquire(self) -> tuple[int, int]:
         """Return (row, generation); raise LookupError if none is free."""
         if not self._free:

@@ -4,6 +4,7 @@ Importing this package imports no tensor library. Contracts grow by fields of th
 request objects, not by parameters. Each has a fake and a contract suite in `dovetail.testing`.
 """
 
+from dovetail.interfaces.admission import AdmissionGate
 from dovetail.interfaces.attention import (
     AttentionAsk,
     AttentionBackend,
@@ -39,10 +40,12 @@ from dovetail.interfaces.kv_cache import (
     KVCacheGroup,
     KVCacheSpec,
     NoCacheSpec,
+    StateSpec,
 )
 from dovetail.interfaces.kv_connector import (
     KVConnector,
     KVConnectorContext,
+    KVOutcome,
     KVSchedulerSide,
     KVTransfer,
     KVWorkerSide,
@@ -52,7 +55,20 @@ from dovetail.interfaces.logits_processor import LogitsProcessor, LogitsProcesso
 from dovetail.interfaces.model import AttentionContext, Model, ModelContext
 from dovetail.interfaces.ops import Ops
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
-from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
+from dovetail.interfaces.policy import (
+    CONTINUE,
+    Denied,
+    Displace,
+    Evict,
+    Grant,
+    Hold,
+    Policy,
+    RequestView,
+    Run,
+    SchedulerView,
+    Wish,
+    WishKind,
+)
 from dovetail.interfaces.proposer import Drafts, ProposalAsk, Proposer, ProposerContext
 from dovetail.interfaces.reasoning_parser import (
     ReasoningDelta,
@@ -63,6 +79,7 @@ from dovetail.interfaces.scheduler import (
     Depth,
     EngineCoreOutputs,
     Finished,
+    PauseScope,
     SchedulerContext,
     SchedulerInterface,
     SchedulerLimits,
@@ -83,6 +100,8 @@ from dovetail.interfaces.worker import (
 from dovetail.interfaces.worker_extension import WorkerExtension
 
 __all__ = [
+    "CONTINUE",
+    "AdmissionGate",
     "AttentionAsk",
     "AttentionBackend",
     "AttentionBatch",
@@ -95,9 +114,12 @@ __all__ = [
     "CompileBackend",
     "CompileContext",
     "ConfigPatch",
+    "Denied",
     "Depth",
+    "Displace",
     "Drafts",
     "EngineCoreOutputs",
+    "Evict",
     "Executor",
     "ExecutorContext",
     "Finished",
@@ -107,12 +129,14 @@ __all__ = [
     "GrammarContext",
     "GrammarMatcher",
     "GrammarOutput",
+    "Grant",
     "HTTPRequest",
     "HTTPResponse",
     "HTTPRoute",
     "HTTPRoutes",
     "HTTPRoutesContext",
     "Handle",
+    "Hold",
     "HookSpecs",
     "Hooks",
     "HooksContext",
@@ -127,6 +151,7 @@ __all__ = [
     "KVCacheSpec",
     "KVConnector",
     "KVConnectorContext",
+    "KVOutcome",
     "KVSchedulerSide",
     "KVTransfer",
     "KVWorkerSide",
@@ -139,6 +164,7 @@ __all__ = [
     "ModelInfo",
     "NoCacheSpec",
     "Ops",
+    "PauseScope",
     "Platform",
     "PlatformInfo",
     "Policy",
@@ -152,6 +178,7 @@ __all__ = [
     "ReasoningParser",
     "ReasoningParserContext",
     "RequestView",
+    "Run",
     "SchedulerContext",
     "SchedulerInterface",
     "SchedulerLimits",
@@ -160,6 +187,7 @@ __all__ = [
     "Sleeps",
     "StatLogger",
     "StatLoggerContext",
+    "StateSpec",
     "StepStats",
     "Tokenizer",
     "ToolCallDelta",
@@ -168,6 +196,8 @@ __all__ = [
     "ToolParserContext",
     "WeightLoader",
     "WeightLoaderContext",
+    "Wish",
+    "WishKind",
     "WorkerBase",
     "WorkerContext",
     "WorkerExtension",

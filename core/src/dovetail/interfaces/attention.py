@@ -27,8 +27,9 @@ class AttentionAsk:
 
     dtype, kv_cache_dtype: names such as "bfloat16". device_type: as tensors are told it.
     features: ids of everything beyond plain causal attention over a paged cache:
-        "sliding_window", "soft_cap", "sinks", "cascade", … A backend that does not declare an id
-        refuses it, so that a new demand fails closed.
+        "sliding_window", "soft_cap", "sinks", "cascade", "batch_invariant" (a token's result has
+        the same bits whatever the other runs and however its prompt is cut), … A backend that
+        does not declare an id refuses it, so that a new demand fails closed.
     """
 
     device_type: str
@@ -86,7 +87,9 @@ class AttentionBatch:
 
     query_start_R1: int32 [R + 1]; run i's tokens are query_start[i] .. query_start[i + 1] - 1.
     seq_lens_R: int32 [R]; tokens of run i's row after this step (computed ones and the run's).
-    block_table_RM: int32 [R, M]; entries beyond a row's blocks are 0.
+    block_table_RM: int32 [R, M]; entries beyond a row's blocks are 0. In a group with a sliding
+        window, blocks that no token of the run sees may belong to others and hold anything, NaN
+        too: they must not be read in a way that matters (0 · NaN is NaN).
     slot_mapping_T: int64 [T]; block · B + offset where each token's key and value go.
     query_lens, seq_lens: the same on the host, as Python integers.
     """
@@ -179,7 +182,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

@@ -1,9 +1,13 @@
-"""A sketch of the contract of a KV connector: blocks of keys and values from and to elsewhere.
+"""The contract of a KV connector: blocks of the KV cache from and to elsewhere.
 
-Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-two sides that share no object, because they live in two processes. The scheduler's side says what
-is to be had and decides; the worker's side moves bytes; what passes between them are bytes of the
-connector's own making, which travel with the plan.
+Two sides that share no object, because they may live in two processes. The scheduler's side knows
+what is to be had and notes what is wanted; the worker's side moves bytes. What passes between them
+are bytes of the connector's own making: instructions travel with a plan, answers with its result.
+
+Law. A block is named by its key: the hash of everything that it stands on, so that equal keys mean
+equal contents in engines of the same model. Loads and stores name transfers by a number; every
+transfer ends in exactly one outcome, and until then nobody else is given its blocks. A load that
+fails costs a recomputation, never an answer. Nothing here waits but the worker's `begin`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class KVConnectorContext:
-    """All that either side is made from."""
+    """All that either side is made from. options: the plugin's own, validated."""
 
     config: EngineConfig
     kv_cache: KVCacheConfig
@@ -31,59 +35,87 @@ class KVConnectorContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVTransfer:
-    """Blocks of one request to be fetched or stored. block_hashes: their keys, in order.
+    """Blocks of one request to be loaded or stored: what keys[i] names is, or belongs, in block i.
 
-    block_ids: where they are, or belong, in the cache of the engine.
+    transfer_id: unique in the scheduler's life. keys, block_ids: of equal length, at least one.
     """
 
+    transfer_id: int
     request_id: str
-    block_hashes: tuple[bytes, ...]
+    keys: tuple[bytes, ...]
     block_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVOutcome:
+    """Transfers that have ended.
+
+    done: in full. failed: transfer id to its blocks, at least one, that are not as they should be.
+    A load that failed has spoilt no other block than its own.
+    """
+
+    done: tuple[int, ...] = ()
+    failed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
 class KVSchedulerSide(Protocol):
-    """Lives beside the scheduler; no tensors."""
+    """Lives beside the scheduler; no tensors. Called between steps, by one thread."""
 
-    def num_matching_blocks(self, block_hashes: Sequence[bytes]) -> int:
-        """Return how many of the blocks, from the first, could be fetched. Never waits."""
+    def has(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        """Return for each key whether its content could be loaded. Changes nothing."""
 
-    def fetch(self, transfer: KVTransfer) -> None:
-        """Note that these blocks are to be fetched with the next plan."""
+    def load(self, transfer: KVTransfer) -> bool:
+        """Note that these blocks are to be loaded with the next plan; return whether that takes.
 
-    def store(self, transfer: KVTransfer) -> None:
-        """Note that these blocks may be stored; they stay as they are until that is done."""
+        False: they are there before the forward pass of that plan, and the request may run in it.
+        True: the request is held back until the outcome says so.
+        """
+
+    def store(self, transfer: KVTransfer) -> bool:
+        """Note that these blocks may be stored with the next plan; return whether they will be.
+
+        Their contents are there when that plan is executed. If so, they stay as they are until the
+        outcome; else there is none.
+        """
 
     def take_instructions(self) -> bytes:
-        """Return what the worker's side has to do with the next plan, and begin anew."""
+        """Return what the worker's side has to do with the next plan, b"" for nothing."""
 
-    def take_finished(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the requests whose fetches, and whose stores, have ended since the last call."""
-
-
-class KVWorkerSide(Protocol):
-    """Lives in a worker and moves bytes."""
-
-    def register_caches(self, caches: Mapping[str, Any]) -> None:
-        """Take the cache tensors of each layer, by its name."""
-
-    def begin(self, instructions: bytes) -> None:
-        """Begin what the scheduler's side asked for; before the forward pass."""
-
-    def wait_for_layer(self, layer_name: str) -> None:
-        """Return when the layer's fetched blocks are there."""
-
-    def finish(self) -> bytes:
-        """Return, after the forward pass, what the scheduler's side has to be told."""
+    def update(self, answer: bytes) -> KVOutcome:
+        """Take in what the worker's side answered to a plan, and return what has ended."""
 
     def shutdown(self) -> None:
         """Let go of everything. May be called twice."""
 
 
+class KVWorkerSide(Protocol):
+    """Lives in a worker and moves bytes. Called around each forward pass."""
+
+    def register(self, pages_NP: Sequence[Any]) -> None:
+        """Take the cache's memory, once, before any step: one tensor a buffer, uint8 [N, P].
+
+        Row b of all buffers is block b, whatever stands in it; they are the worker's, and only the
+        blocks of transfers may be read or written. N blocks, P bytes of a page.
+        """
+
+    def begin(self, instructions: bytes) -> None:
+        """Begin what came with a plan, before its forward pass, and end the loads that do not take.
+
+        Called with every plan, b"" too, so that what takes longer goes on.
+        """
+
+    def finish(self) -> bytes:
+        """Return, after the forward pass, the answer for the scheduler's side, b"" for none."""
+
+    def shutdown(self) -> None:
+        """Let go of everything; nothing is written to the cache after it. May be called twice."""
+
+
 class KVConnector(ABC):
-    """Makes the two sides. A fetch that fails costs a recomputation, never an answer."""
+    """Makes the two sides; it is never instantiated itself."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     @staticmethod
     @abstractmethod

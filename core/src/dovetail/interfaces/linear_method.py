@@ -42,9 +42,15 @@ class LinearMethod(ABC):
     """Keeps and applies the weights of linear layers. One instance serves a whole model."""
 
     CONTRACT: ClassVar[str] = "linear_method"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Device types it runs on; empty for any."""
+    dtypes: ClassVar[frozenset[str]] = frozenset()
+    """Names of the dtypes of layers that it takes; empty for any."""
+    error: ClassVar[float] = 0.0
+    """What quantising costs: how far a product of order 1 may be off beyond the dtype itself."""
+    batch_invariant: ClassVar[frozenset[str]] = frozenset()
+    """Names of the dtypes in which a row's result has the same bits whatever the other rows."""
 
     def __init__(self) -> None:  # noqa: B027  # a default that may stay
         """Make it, without arguments.

@@ -1,6 +1,7 @@
 """The contract of an op provider: the small fused operations between the matrix products.
 
-Legend: T tokens, D features of the last dimension, H heads, S head size.
+Legend: T tokens, D features of the last dimension, H heads, S head size; of logits: R rows,
+V vocabulary.
 All calls return new tensors or reuse their inputs' memory, as each docstring says; none keeps them.
 """
 
@@ -14,16 +15,18 @@ if TYPE_CHECKING:
 
 
 class Ops(ABC):
-    """Norms, rotary embedding and activations of one kind of device.
+    """Norms, rotary embedding, activations, look-ups and greedy choice of one kind of device.
 
     Stateless; one instance serves a whole model. Inputs and outputs share dtype and device unless
     stated; sums are accumulated in float32.
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Device types it runs on; empty for any."""
+    batch_invariant: ClassVar[frozenset[str]] = frozenset()
+    """Names of the dtypes in which a row's result has the same bits whatever the other rows."""
 
     def __init__(self) -> None:  # noqa: B027  # a default that may stay
         """Make it, without arguments.
@@ -62,3 +65,14 @@ class Ops(ABC):
     @abstractmethod
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
         """Return silu(first half of the last dimension) · second half."""
+
+    def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+        """Return the table's rows by id, a new tensor [T, D]. Ids are int64, each below V."""
+        return table_VD.index_select(0, ids_T)
+
+    def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Return the column of each row's greatest number, the first of several, int64 [R].
+
+        Any float dtype. A row of nothing but -inf gives 0; a NaN counts as the greatest.
+        """
+        return logits_RV.argmax(-1)

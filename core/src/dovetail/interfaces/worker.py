@@ -73,11 +73,28 @@ class WorkerBase(ABC):
     row by the worker itself, and `leaves` end a row. A worker applies leaves, joins, blocks and
     runs, in that order; an empty plan is applied too. Blocks are never copied, moved or cleared by
     the engine; what a block holds beyond a row's computed tokens is undefined.
+
+    Drafts. A worker may draft what comes after a sampled token. It keeps the drafts, and tells in
+    `ModelRunnerOutput.num_drafts` how many a row holds; they last until the row's next run. That
+    run verifies the first `SchedulerOutput.num_drafts` of them: they are its last tokens, and it
+    samples after the last known token and after each draft. Drafts are accepted from the first
+    on, as long as each is what was sampled in its place; the row gets them and the token after
+    them, so `num_sampled` is 1 + accepted. The row is then computed up to its last token but one:
+    what was written for the other drafts is void and written over by later runs. Drafts change
+    speed and never which tokens come out. Whatever drafting itself keeps in the cache goes into
+    blocks that the row has: those reach `SchedulerLimits.num_lookahead_tokens` beyond the row's
+    last run, as far as the request may grow. A worker that does not draft is never asked to verify.
+
+    Encoders. `SchedulerOutput.encoder` names content of rows that is to be encoded before the runs
+    of the same plan; its output is kept until `encoder_frees` names its hash, and is what the
+    model reads in place of the placeholder tokens, in this plan and later ones, for every row
+    with content of that hash. Frees come before encoder runs. A worker without the capability
+    "encoder" is never asked.
     provides: capability ids of the optional contracts that the class implements, such as "sleep".
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

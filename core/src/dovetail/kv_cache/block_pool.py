@@ -49,12 +49,21 @@ class BlockPool:
             found.append(block)
         return found
 
+    def each(self, hashes: Iterable[bytes], suffix: bytes) -> list[int]:
+        """Return the block of each hash followed by `suffix`, 0 where there is none."""
+        get = self._index.get
+        return [get(key + suffix, 0) for key in hashes]
+
+    def ref_count(self, block: int) -> int:
+        """Return how many references `block` has."""
+        return self._ref_counts[block]
+
     def num_free_among(self, blocks: Iterable[int]) -> int:
         """Return how many of `blocks` are in the free queue: taking them uses up free blocks."""
         return sum(block in self._free for block in blocks)
 
-    def take_cached(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each of `blocks`, which `find` has just returned."""
+    def take(self, blocks: Iterable[int]) -> None:
+        """Add one reference to each of `blocks`: found just now, or in use already."""
         for block in blocks:
             if not self._ref_counts[block]:
                 del self._free[block]

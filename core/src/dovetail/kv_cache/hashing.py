@@ -1,22 +1,67 @@
 """Names for cached blocks: chained, collision-safe hashes of what their tokens stand on.
 
-A block's hash covers its own tokens and, through its parent's, every token before it and the salt
-that the chain begins with. SHA-256, so that nobody can make two prefixes collide.
+A block's hash covers its own tokens, the multimodal content that stands in for some of them, and,
+through its parent's, everything before it down to the root: block size, salt and adapter. SHA-256,
+and every part of variable length goes in behind its length, so that nobody can make two prefixes
+collide. Knows no pool and no group.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from struct import pack
 
-_ROOT = b"dovetail.kv.1"
+from dovetail.request import EncoderInput, Request
+
+_VERSION = b"dovetail.kv.2"
 
 
-def root_hash(salt: str) -> bytes:
+def root_hash(block_size: int, salts: Iterable[str]) -> bytes:
     """Return the parent of a first block: requests of different salts never share a block."""
-    return sha256(_ROOT + salt.encode()).digest()
+    parts = b"".join(pack("<I", len(raw)) + raw for raw in map(_encode, salts))
+    return sha256(_VERSION + pack("<I", block_size) + parts).digest()
 
 
-def block_hash(parent: bytes, token_ids: array[int]) -> bytes:
-    """Return the hash, 32 bytes, of a full block of int32 tokens that follows `parent`."""
-    return sha256(parent + token_ids.tobytes()).digest()
+def block_hash(parent: bytes, token_ids: array[int], extra: bytes = b"") -> bytes:
+    """Return the hash, 32 bytes, of a full block of int32 tokens that follows `parent`.
+
+    extra: what else the block stands on, as `content_key` gives it.
+    """
+    return sha256(parent + token_ids.tobytes() + extra).digest()
+
+
+def content_key(inputs: Sequence[EncoderInput], start: int, end: int) -> bytes:
+    """Return what the tokens [start, end) take from multimodal content; b"" for nothing.
+
+    The place of the content counts, seen from the block: equal content one token later is another.
+    """
+    return b"".join(
+        pack("<qII", item.position - start, item.num_tokens, len(item.content_hash))
+        + item.content_hash
+        for item in inputs
+        if item.position < end and start < item.position + item.num_tokens
+    )
+
+
+def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
+    """Append to `request.block_hashes`, so that it has `num_blocks` or more; tokens are known."""
+    hashes, inputs = request.block_hashes, request.encoder_inputs
+    if len(hashes) >= num_blocks:
+        return
+    parent = hashes[-1] if hashes else _root(request, block_size)
+    for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+        end = start + block_size
+        extra = content_key(inputs, start, end) if inputs else b""
+        parent = block_hash(parent, request.token_ids[start:end], extra)
+        hashes.append(parent)
+
+
+def _root(request: Request, block_size: int) -> bytes:
+    return root_hash(block_size, (request.cache_salt, request.lora_id))
+
+
+def _encode(salt: str) -> bytes:
+    # A user's string may hold lone surrogates; they must neither fail nor become equal.
+    return salt.encode("utf-8", "surrogatepass")

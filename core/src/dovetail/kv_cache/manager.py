@@ -1,28 +1,54 @@
 """The KV cache manager: which blocks hold which request's tokens.
 
 The one door between the scheduler and the block pool. It writes to a request's `blocks`,
-`capacity`, `block_hashes` and `num_committed_blocks`, and to nothing else of it. No tensors.
+`capacity`, `block_hashes`, `num_committed_blocks` and `num_dropped_blocks`, and to nothing else of
+it. Groups of layers may need all of a request's past or some of it (`kinds`); they share the pool.
+No tensors.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.kv_cache.block_pool import BlockPool
-from dovetail.kv_cache.hashing import block_hash, root_hash
+from dovetail.kv_cache.coordinator import Coordinator, Has
+from dovetail.kv_cache.demand import max_sequence_tokens
+from dovetail.kv_cache.hashing import extend_hashes
+from dovetail.kv_cache.hit import Hit
+from dovetail.kv_cache.kinds import kind_of
 from dovetail.request import Request
 
 
 class KVCacheManager:
-    """Gives blocks to requests, finds cached prefixes and takes blocks back."""
+    """Gives blocks to requests, finds cached prefixes and takes blocks back.
 
-    def __init__(self, config: KVCacheConfig, *, enable_prefix_caching: bool) -> None:
+    max_step_tokens: most tokens of a request in one step, where that is known: groups with windows
+    then need to hold no more than the window and a step, which lets longer requests in.
+    prefix_queries, prefix_hits: tokens looked up at first admissions, and found.
+    """
+
+    def __init__(
+        self, config: KVCacheConfig, *, enable_prefix_caching: bool, max_step_tokens: int = 0
+    ) -> None:
         self.block_size = config.block_size
-        self._caching = enable_prefix_caching
-        self._pool = BlockPool(config.num_blocks)
+        self.num_blocks = config.num_blocks
+        self.max_tokens = max_sequence_tokens(config, max_step_tokens=max_step_tokens)
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self._caching = enable_prefix_caching
+        self._pool = BlockPool(config.num_blocks)
+        self._kinds = [kind_of(group.spec) for group in config.groups]
+        self._coordinator = Coordinator(self._kinds, self.block_size)
+        self._shedding = [(g, kind) for g, kind in enumerate(self._kinds) if kind.sheds]
+        self._num_groups = len(self._kinds)
+        self._num_growing = len(self._coordinator.growing)
+        self._plain = self._num_groups == 1 and self._num_growing == 1 and not self._shedding
+        self._executed = -1
+        self._retiring: dict[int, list[list[int]]] = {}
+        self._loading: dict[str, int] = {}
+        self._pinned: list[int] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -30,97 +56,263 @@ class KVCacheManager:
         return self._pool.num_free
 
     @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by what stands in them."""
+        return self._pool.num_cached
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks that were handed out for something else, so far."""
+        return self._pool.num_evictions
+
+    @property
     def usage(self) -> float:
         """Share of the blocks in use, 0 to 1."""
         return self._pool.usage
 
-    @property
-    def max_tokens(self) -> int:
-        """Tokens that one request could hold if it were alone."""
-        return (self._pool.num_blocks - 1) * self.block_size
-
-    def lookup(self, request: Request) -> list[int]:
-        """Return the cached blocks of the request's longest prefix; changes nothing of the pool.
+    def lookup(self, request: Request, elsewhere: Has | None = None) -> Hit:
+        """Return the request's longest cached prefix; changes nothing of the pool.
 
         At least one token is always left to compute, since the step has to yield its logits.
         Prompt log-probabilities need every position computed, so nothing is found for them.
+        elsewhere: says of keys whether their blocks could be loaded; they count as cached.
         """
         if not self._caching or request.sampling_params.prompt_logprobs is not None:
-            return []
+            return self._coordinator.nothing
         num_blocks = (request.num_tokens - 1) // self.block_size
-        self._extend_hashes(request, num_blocks)
-        return self._pool.find(request.block_hashes[:num_blocks])
+        extend_hashes(request, num_blocks, self.block_size)
+        keys = request.block_hashes[:num_blocks]
+        if self._plain and elsewhere is None:
+            found = self._pool.find(keys)
+            return Hit(len(found) * self.block_size, (found,))
+        return self._coordinator.lookup(keys, self._pool.each, elsewhere)
 
-    def admit(self, request: Request, cached: Sequence[int], num_tokens: int) -> bool:
-        """Give a request without blocks its `cached` ones and new ones up to `num_tokens` tokens.
+    def admit(self, request: Request, hit: Hit, num_tokens: int, *, reserve: int = 0) -> bool:
+        """Give a request without blocks those of `hit` and new ones up to `num_tokens` tokens.
 
-        cached: what `lookup` has just returned. Returns False, changing nothing, if there are too
-        few blocks.
+        hit: what `lookup` has just returned. reserve: tokens to hold blocks for from now on, if
+        more; without effect on models that give blocks back as they run. Returns False, changing
+        nothing, if there are too few blocks. What is missing from the hit gets new blocks, and
+        nothing is committed until `loaded` says that their contents are there.
         """
-        num_new = -(-num_tokens // self.block_size) - len(cached)
-        if num_new + self._pool.num_free_among(cached) > self._pool.num_free:
+        held = [block for blocks in hit.blocks for block in blocks if block]
+        num_new, num_positions = self._demand(hit, num_tokens, reserve)
+        pool = self._pool
+        if num_new + pool.num_free_among(held) > pool.num_free:
             return False
-        self._pool.take_cached(cached)
-        request.blocks = [[*cached, *self._pool.allocate(num_new)]]
-        request.capacity = len(request.blocks[0]) * self.block_size
-        request.num_committed_blocks = len(cached)
+        pool.take(held)
+        num_hit = hit.num_tokens // self.block_size
+        request.blocks = [
+            [*hit.blocks[group], *pool.allocate(num_positions - num_hit)]
+            if kind.positional
+            else pool.allocate(1)
+            for group, kind in enumerate(self._kinds)
+        ]
+        for group, position in hit.missing:
+            request.blocks[group][position] = pool.allocate(1)[0]
+        if hit.missing:
+            self._loading[request.request_id] = num_hit
+            num_hit = min(position for _, position in hit.missing)
+        request.capacity = num_positions * self.block_size
+        request.num_committed_blocks = num_hit
+        request.num_dropped_blocks = [kind.first_needed(hit.num_tokens) for kind in self._kinds]
         if self._caching and not request.num_preemptions:
             self.prefix_queries += request.num_tokens
-            self.prefix_hits += len(cached) * self.block_size
+            self.prefix_hits += hit.num_tokens
         return True
 
-    def grow(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Give a request new blocks so that it holds `num_tokens`; return them, one group's.
+    def fits(
+        self,
+        request: Request,
+        hit: Hit,
+        num_tokens: int,
+        *,
+        leaving: Sequence[Request] = (),
+        reserve: int = 0,
+    ) -> bool:
+        """Return whether `admit` would succeed if those `leaving` gave up their blocks now.
 
-        Returns None, changing nothing, if there are too few.
+        Blocks that others share, and those of `hit`, do not count as given up. Changes nothing.
+        """
+        num_new, _ = self._demand(hit, num_tokens, reserve)
+        held = [block for blocks in hit.blocks for block in blocks if block]
+        given = Counter(block for other in leaving for row in other.blocks for block in row)
+        pool = self._pool
+        freed = {block for block, count in given.items() if pool.ref_count(block) == count}
+        taken = pool.num_free_among(held) + sum(block in freed for block in held)
+        return num_new + taken <= pool.num_free + len(freed)
+
+    def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
+        """Give a request new blocks so that it holds `num_tokens`; return them, one list a group.
+
+        Returns None, giving nothing, if there are too few. Tokens need not be known: blocks for
+        drafts and for tokens on their way are blocks like others. What has left a window is taken
+        back first.
         """
         num_new = -(-(num_tokens - request.capacity) // self.block_size)
-        if num_new > self._pool.num_free:
-            return None
-        blocks = self._pool.allocate(num_new)
-        request.blocks[0] += blocks
-        request.capacity += num_new * self.block_size
-        return blocks
+        if num_new <= 0:
+            return [[] for _ in self._kinds]
+        if self._plain:
+            if num_new > self._pool.num_free:
+                return None
+            blocks = self._pool.allocate(num_new)
+            request.blocks[0] += blocks
+            request.capacity += num_new * self.block_size
+            return [blocks]
+        return self._grow_groups(request, num_new)
 
     def commit(self, request: Request) -> None:
         """Let the request's full blocks be found by others: those of its computed, known tokens."""
-        if not self._caching:
-            return
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
-        if num_full <= request.num_committed_blocks:
+        if num_full <= request.num_committed_blocks or not self._caching:
             return
-        self._extend_hashes(request, num_full)
-        for position in range(request.num_committed_blocks, num_full):
-            self._pool.commit(request.blocks[0][position], request.block_hashes[position])
+        if self._loading and request.request_id in self._loading:
+            return
+        extend_hashes(request, num_full, self.block_size)
+        commit = self._pool.commit
+        for block, key in self.named_blocks(request, request.num_committed_blocks, num_full):
+            commit(block, key)
         request.num_committed_blocks = num_full
 
-    def free(self, request: Request) -> None:
-        """Take all blocks back. What was committed stays findable until it is evicted."""
-        if request.blocks:
-            self._pool.free(request.blocks[0])
-        request.blocks = []
+    def named_blocks(self, request: Request, start: int, end: int) -> list[tuple[int, bytes]]:
+        """Return the blocks at table positions [start, end) of all groups, each with its key.
+
+        What stands in a block is what its key names once the tokens are computed.
+        """
+        hashes = request.block_hashes[start:end]
+        groups = zip(self._coordinator.growing, self._coordinator.suffixes, strict=True)
+        return [
+            (block, key + suffix)
+            for group, suffix in groups
+            for block, key in zip(request.blocks[group][start:end], hashes, strict=True)
+            if block
+        ]
+
+    def loaded(self, request: Request, failed: Sequence[int] = ()) -> bool:
+        """Note that what was missing from the request's hit is there, but for blocks `failed`.
+
+        Commits what is good, and returns whether all is. If not, free the request: what it stands
+        on is not what it should be. The next look-up finds what is good.
+        """
+        num_good = self._loading.pop(request.request_id)
+        for table in request.blocks:
+            bad = (position for position, block in enumerate(table) if block in failed)
+            num_good = min(num_good, next(bad, num_good))
+        for block, key in self.named_blocks(request, request.num_committed_blocks, num_good):
+            self._pool.commit(block, key)
+        request.num_committed_blocks = max(request.num_committed_blocks, num_good)
+        return not failed
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Keep blocks in use, whoever else gives them up, until `unpin`: somebody moves bytes."""
+        self._pool.take(blocks)
+        self._pinned += blocks
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """Undo one `pin` of these blocks; raise ValueError for a block that is not pinned."""
+        for block in blocks:
+            self._pinned.remove(block)
+        self._pool.free(blocks)
+
+    def advance(self, request: Request) -> None:
+        """Take back the blocks that no later token of the request needs; position and id go to 0.
+
+        Free at once: plans execute in their order, so that whoever gets such a block writes it
+        after its last reader. Tokens that may be taken back (drafts) do not move a window.
+        """
+        if not self._shedding or not request.blocks:
+            return
+        self.commit(request)
+        num_sure = min(request.num_computed_tokens, request.num_tokens)
+        for group, kind in self._shedding:
+            start, end = request.num_dropped_blocks[group], kind.first_needed(num_sure)
+            if end > start:
+                blocks = request.blocks[group]
+                self._pool.free(blocks[start:end])
+                blocks[start:end] = [0] * (end - start)
+                request.num_dropped_blocks[group] = end
+
+    def free(self, request: Request, *, last_step: int) -> None:
+        """Take all blocks back; they can be handed out when step `last_step` has been executed.
+
+        last_step: the last plan that names them, or -1. What was committed stays findable, from now
+        on and until it is evicted.
+        """
+        blocks = [
+            block
+            for table, start in zip(request.blocks, request.num_dropped_blocks, strict=True)
+            for block in (table[start:] if start else table)
+        ]
+        if self._loading:
+            self._loading.pop(request.request_id, None)
+        request.blocks, request.num_dropped_blocks = [], []
         request.capacity = 0
         request.num_committed_blocks = 0
+        if last_step <= self._executed:
+            self._pool.free(blocks)
+        elif blocks:
+            self._retiring.setdefault(last_step, []).append(blocks)
+
+    def executed(self, step_id: int) -> None:
+        """Note that all steps up to `step_id` have been executed."""
+        self._executed = step_id
+        if self._retiring:
+            for step in sorted(step for step in self._retiring if step <= step_id):
+                for blocks in self._retiring.pop(step):
+                    self._pool.free(blocks)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False, changing nothing, if blocks are in use."""
         return self._pool.reset_cache()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless exactly the blocks of `requests` are in use."""
-        requests = list(requests)
-        held = [block for request in requests for blocks in request.blocks for block in blocks]
-        self._pool.check_integrity(held)
-        for request in requests:
-            assert request.capacity == sum(map(len, request.blocks)) * self.block_size
+        """Raise AssertionError unless exactly the blocks of `requests` are in use, each rightly.
 
-    def _extend_hashes(self, request: Request, num_blocks: int) -> None:
-        hashes = request.block_hashes
-        if len(hashes) >= num_blocks:
+        `requests`: all that have blocks.
+        """
+        requests = list(requests)
+        held = [block for request in requests for table in request.blocks for block in table]
+        held += self._pinned
+        held += [b for lists in self._retiring.values() for blocks in lists for b in blocks]
+        self._pool.check_integrity(block for block in held if block)
+        assert all(step > self._executed for step in self._retiring), "blocks retire for ever"
+        for request in requests:
+            self._check_request(request)
+
+    def _check_request(self, request: Request) -> None:
+        if not request.blocks:
+            assert request.capacity == request.num_committed_blocks == 0
             return
-        parent = hashes[-1] if hashes else root_hash(request.cache_salt)
-        for start in range(
-            len(hashes) * self.block_size, num_blocks * self.block_size, self.block_size
-        ):
-            parent = block_hash(parent, request.token_ids[start : start + self.block_size])
-            hashes.append(parent)
+        num_positions, rest = divmod(request.capacity, self.block_size)
+        assert not rest, "a capacity is not a number of blocks"
+        num_committed = request.num_committed_blocks
+        assert num_committed <= len(request.block_hashes), "a block was committed without a hash"
+        num_sure = min(request.num_computed_tokens, request.num_tokens)
+        num_hit = max(num_committed, self._loading.get(request.request_id, 0))
+        num_sure = max(num_sure, num_hit * self.block_size)  # a hit that it has not yet begun with
+        for group, kind in enumerate(self._kinds):
+            table, dropped = request.blocks[group], request.num_dropped_blocks[group]
+            assert len(table) == (num_positions if kind.positional else 1)
+            assert not any(table[:dropped]), "a block that was given back is still named"
+            assert all(table[dropped:]), "a block in use has no id"
+            assert dropped <= kind.first_needed(num_sure), "a block went while it was needed"
+
+    def _demand(self, hit: Hit, num_tokens: int, reserve: int) -> tuple[int, int]:
+        """Return how many new blocks an admission takes, and how many positions it then has."""
+        size = self.block_size
+        wanted = num_tokens if self._shedding else max(num_tokens, reserve)
+        num_positions = max(-(-wanted // size), hit.num_tokens // size)
+        num_new = (num_positions - hit.num_tokens // size) * self._num_growing + len(hit.missing)
+        return num_new + self._num_groups - self._num_growing, num_positions
+
+    def _grow_groups(self, request: Request, num_new: int) -> list[list[int]] | None:
+        self.advance(request)
+        if num_new * self._num_growing > self._pool.num_free:
+            return None
+        grown = []
+        for table, kind in zip(request.blocks, self._kinds, strict=True):
+            blocks = self._pool.allocate(num_new) if kind.positional else []
+            table += blocks
+            grown.append(blocks)
+        request.capacity += num_new * self.block_size
+        return grown

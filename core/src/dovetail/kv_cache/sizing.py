@@ -1,66 +1,48 @@
-"""From what layers keep and how much memory there is to the number of blocks."""
+"""From groups of layers and an amount of memory to the number of blocks and the longest request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
-from dovetail.errors import CapacityError, ModelError
-from dovetail.interfaces.kv_cache import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroup,
-    KVCacheSpec,
-    NoCacheSpec,
-)
+from dovetail.errors import CapacityError
+from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheGroup
+from dovetail.kv_cache.demand import max_sequence_tokens, sequence_blocks
 
 _GIB = 1 << 30
 
 
-def group_layers(
-    specs_by_rank: Sequence[Mapping[str, KVCacheSpec]], *, block_size: int
-) -> tuple[KVCacheGroup, ...]:
-    """Put the layers into groups that share a block table.
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The most that the requests can ask of the cache.
 
-    Attention with and without a window shares one: the window is applied by the backend. Raises
-    ModelError if the layers keep things of different shapes, or the ranks disagree.
+    max_num_seqs: requests at a time. max_model_len: tokens of each. max_step_tokens: tokens a step.
     """
-    specs = specs_by_rank[0]
-    if any(other != specs for other in specs_by_rank[1:]):
-        raise ModelError("the workers disagree on what the model's layers keep; check their models")
-    if not specs:
-        return (KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size)),)
-    groups: dict[KVCacheSpec, list[str]] = {}
-    for name, spec in specs.items():
-        if isinstance(spec, FullAttentionSpec):
-            spec = replace(spec, sliding_window=0)
-        groups.setdefault(spec, []).append(name)
-    if len(groups) > 1:
-        shapes = "; ".join(f"{names[0]}: {spec}" for spec, names in groups.items())
-        raise ModelError(f"layers that keep caches of different shapes cannot be served: {shapes}")
-    return tuple(
-        KVCacheGroup(layer_names=tuple(names), spec=spec) for spec, names in groups.items()
-    )
+
+    max_num_seqs: int
+    max_model_len: int
+    max_step_tokens: int
 
 
 def size_cache(
     groups: tuple[KVCacheGroup, ...],
+    load: Load,
     *,
     available_bytes: int,
     num_blocks: int | None,
-    max_useful_tokens: int,
 ) -> KVCacheConfig:
-    """Return how many blocks the memory holds.
+    """Return how many blocks the memory holds; no more than `load` can use.
 
-    available_bytes: for all groups together. num_blocks: the user's own figure of usable blocks, or
-    None. max_useful_tokens: what all requests together can ever hold; no more is taken.
-    Raises CapacityError if not even two blocks fit, stating what one takes.
+    available_bytes: for all groups together. num_blocks: the user's own figure, block 0 included,
+    or None. Raises CapacityError if not even two blocks fit, stating what one takes.
     """
-    block_size = groups[0].spec.block_size
-    bytes_per_block = sum(group.bytes_per_block for group in groups)
-    useful = -(-max_useful_tokens // block_size) + 1
+    config = KVCacheConfig(num_blocks=2, groups=groups)
+    block_size, bytes_per_block = config.block_size, config.bytes_per_block
     if num_blocks is None:
-        num_blocks = min(useful, available_bytes // bytes_per_block) if bytes_per_block else useful
+        num_blocks = 1 + load.max_num_seqs * sequence_blocks(
+            config, load.max_model_len, max_step_tokens=load.max_step_tokens
+        )
+        if bytes_per_block:
+            num_blocks = min(num_blocks, available_bytes // bytes_per_block)
     if num_blocks < 2:
         raise CapacityError(
             f"the KV cache has {available_bytes / _GIB:.2f} GiB, but two blocks of {block_size} "
@@ -71,18 +53,19 @@ def size_cache(
 
 
 def fit_model_len(
-    config: KVCacheConfig, *, max_model_len: int, asked_by_user: bool
+    config: KVCacheConfig, *, max_model_len: int, max_step_tokens: int, asked_by_user: bool
 ) -> tuple[int, str]:
     """Return the longest sequence the cache can hold, and why if it is less than `max_model_len`.
 
-    Raises CapacityError where the user asked for a length that does not fit.
+    max_step_tokens: tokens a step. Raises CapacityError where the user asked for a length that does
+    not fit, or if not one block of a sequence does.
     """
-    tokens = (config.num_blocks - 1) * config.block_size
+    tokens = max_sequence_tokens(config, max_step_tokens=max_step_tokens)
     if tokens >= max_model_len:
         return max_model_len, ""
-    if asked_by_user:
-        needed = -(-max_model_len // config.block_size) + 1
-        total = needed * sum(group.bytes_per_block for group in config.groups)
+    if asked_by_user or not tokens:
+        needed = 1 + sequence_blocks(config, max_model_len, max_step_tokens=max_step_tokens)
+        total = needed * config.bytes_per_block
         raise CapacityError(
             f"max_model_len={max_model_len} needs {needed} KV blocks ({total / _GIB:.2f} GiB), but "
             f"there are {config.num_blocks}; lower max_model_len to {tokens} or give more memory "

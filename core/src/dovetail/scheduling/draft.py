@@ -7,62 +7,155 @@ draft is emitted. So evicting a request that was already granted is one deletion
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 
 from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
-from dovetail.request import Request
+from dovetail.request import EngineCoreRequest, Request, RequestStatus
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling.cohort import Cohort, Together
+from dovetail.scheduling.encoder_budget import EncoderBudget
+from dovetail.scheduling.life_cycle import change_status
+
+
+def _nobody() -> Request:
+    """Return a request that has ended: results in its name count for nothing."""
+    asked = EngineCoreRequest(
+        request_id="", prompt_token_ids=(), sampling_params=SamplingParams(), max_tokens=1
+    )
+    request = Request(asked, max_model_len=1)
+    change_status(request, RequestStatus.FINISHED_ABORTED)
+    return request
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Who runs in a step that was handed out.
+
+    together: those that decode side by side; they come first in the plan. counts: the others, to
+    how many tokens of each, in plan order. schedule_ns: how long planning it took.
+    """
+
+    together: Together | None
+    counts: dict[Request, int]
+    schedule_ns: int = 0
+
+    @property
+    def requests(self) -> list[Request]:
+        """All of them, in plan order; in place of those that count for nothing, ended ones."""
+        members = self.together.members if self.together else []
+        gone = self.together.gone if self.together else ()
+        for place in gone:
+            members = [*members[:place], _nobody(), *members[place + 1 :]]
+        return [*members, *self.counts]
+
+    def void(self, request: Request) -> None:
+        """Note that what the step gives to `request`, which lives on, counts for nothing."""
+        self.drop(request)
+        if request in self.counts:
+            grants = [(_nobody() if one is request else one, n) for one, n in self.counts.items()]
+            self.counts.clear()
+            self.counts.update(grants)
+
+    def drop(self, request: Request) -> None:
+        """Note that `request` has ended: what the step gives it is nobody's."""
+        if self.together is not None and (place := self.together.place(request)) >= 0:
+            self.together.gone[place] = request
+
+    @property
+    def grants(self) -> Iterator[tuple[Request, int]]:
+        """All of them, in plan order, with how many tokens of each."""
+        members = self.together.members if self.together else ()
+        return chain(((request, 1) for request in members), self.counts.items())
 
 
 class StepDraft:
     """Grants of one step, in plan order.
 
-    granted, counts: the requests that run, and how many tokens of each.
-    tokens_left: of the step's budget.
+    cohort: its members run one token each, before all others; None if they do not run together.
+    counts: the others that run, to how many tokens of each. held: those that a policy lets pause.
+    joined: those that take a row. evicted: those that lost theirs in this step. tokens_left: of the
+    step's budget.
     """
 
-    def __init__(self, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_batched_tokens: int, encoder: EncoderBudget) -> None:
+        self._encoder = encoder
         self.tokens_left = max_num_batched_tokens
-        self.granted: list[Request] = []
-        self.counts: list[int] = []
-        self._joined: list[Request] = []
-        self._grown: list[tuple[Request, list[int]]] = []
+        self.counts: dict[Request, int] = {}
+        self.held: set[Request] = set()
+        self.joined: dict[Request, None] = {}
+        self.evicted: set[Request] = set()
+        self.cohort: Cohort | None = None
+        self._grown: dict[Request, list[list[list[int]]]] = {}
 
     def grant(self, request: Request, num_tokens: int) -> None:
-        """Let `request` run `num_tokens` tokens in this step."""
-        self.granted.append(request)
-        self.counts.append(num_tokens)
+        """Let `request`, which has no grant yet, run `num_tokens` tokens in this step."""
+        self.counts[request] = num_tokens
         self.tokens_left -= num_tokens
+        start = request.num_computed_tokens
+        if start < request.encoder_end:
+            self._encoder.want(request, start, start + num_tokens)
+
+    def continue_together(self, cohort: Cohort) -> None:
+        """Let each member of `cohort` run one token, before all others."""
+        self.cohort = cohort
+        self.tokens_left -= len(cohort)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody runs in this step."""
+        return not self.counts and not self.cohort
+
+    def has_grant(self, request: Request) -> bool:
+        """Return whether `request` runs in this step."""
+        return request in self.counts or (self.cohort is not None and request in self.cohort)
 
     def join(self, request: Request) -> None:
         """Note that `request` takes its row, and its blocks, with this step."""
-        self._joined.append(request)
+        self.joined[request] = None
 
-    def grow(self, request: Request, blocks: list[int]) -> None:
-        """Note that a running request got `blocks`."""
-        self._grown.append((request, blocks))
+    def grow(self, request: Request, blocks: list[list[int]]) -> None:
+        """Note that a running request got `blocks`, one list a group."""
+        if request not in self.joined:  # who joins brings all its blocks
+            self._grown.setdefault(request, []).append(blocks)
 
     def revoke(self, request: Request) -> bool:
         """Take back whatever the step has given to `request`; return whether it joined in it."""
-        if request in self.granted:
-            position = self.granted.index(request)
-            self.granted.pop(position)
-            self.tokens_left += self.counts.pop(position)
-        joined = request in self._joined
-        if joined:
-            self._joined.remove(request)
-        self._grown = [entry for entry in self._grown if entry[0] is not request]
-        return joined
+        if self.cohort is not None and request in self.cohort:
+            self.tokens_left += 1
+        self.tokens_left += self.counts.pop(request, 0)
+        self._encoder.revoke(request)
+        self.held.discard(request)
+        self.evicted.add(request)
+        self._grown.pop(request, None)
+        return request in self.joined and self.joined.pop(request) is None
 
-    def emit(self, builder: StepBuilder) -> SchedulerOutput:
+    def emit(self, builder: StepBuilder) -> tuple[SchedulerOutput, StepRecord]:
         """Build the plan and advance the granted requests to what it will have computed."""
-        for request in self._joined:
+        self._emit_rows(builder)
+        self._encoder.emit(builder)
+        together = None
+        if self.cohort is not None:
+            together = self.cohort.take_step()
+            builder.run_decodes(together.rows, together.starts)
+        self._emit_runs(builder)
+        return builder.build(), StepRecord(together, self.counts)
+
+    def _emit_rows(self, builder: StepBuilder) -> None:
+        for request in self.joined:
             builder.join(NewRequest.of(request))
-            for group, blocks in enumerate(request.blocks):
-                builder.grow(request.row, blocks, group=group)
-        for request, blocks in self._grown:
-            builder.grow(request.row, blocks)
+            for group, ids in enumerate(request.blocks):
+                builder.grow(request.row, ids, group=group)
+        for request, grown in self._grown.items():
+            for blocks in grown:
+                for group, ids in enumerate(blocks):
+                    builder.grow(request.row, ids, group=group)
+
+    def _emit_runs(self, builder: StepBuilder) -> None:
         starts = array("i")
         samples = array("B")
-        for request, count in zip(self.granted, self.counts, strict=True):
+        for request, count in self.counts.items():
             start = request.num_computed_tokens
             end = start + count
             starts.append(start)
@@ -73,5 +166,5 @@ class StepDraft:
                 samples.append(1)
             else:
                 samples.append(0)
-        builder.run_many([r.row for r in self.granted], starts, self.counts, samples)
-        return builder.build()
+        rows = [request.row for request in self.counts]
+        builder.run_many(rows, starts, self.counts.values(), samples)

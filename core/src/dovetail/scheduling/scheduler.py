@@ -1,10 +1,9 @@
-"""The mechanism: continuous batching over rows and KV blocks, ordered by a policy.
+"""Continuous batching over rows and KV blocks, ordered by a policy: the core's scheduler.
 
-No phases: a request has tokens, some of them computed, and a step brings some forward. Running
-requests are served first, in the order of their admission; then waiting ones in the policy's order,
-while budget, rows and blocks last. A running request that needs a block takes it from a victim of
-the policy's choice, who loses its row and its work and waits again; a step that does so admits
-nobody. The policy wishes; rows, blocks and the budget are granted here.
+No phases: a request has tokens, some of them computed, and a step brings some forward. By default
+running requests are served first, in the order of their admission; then waiting ones in the
+policy's order, while budget, rows and blocks last. A policy with a plan of its own wishes, one
+request after the other (`steering`); either way the same mechanism grants.
 """
 
 from __future__ import annotations
@@ -18,264 +17,292 @@ from dovetail.interfaces.policy import Policy
 from dovetail.interfaces.scheduler import (
     Depth,
     EngineCoreOutputs,
+    Finished,
+    PauseScope,
     SchedulerContext,
     SchedulerInterface,
     SchedulerStats,
 )
-from dovetail.kv_cache.manager import KVCacheManager
-from dovetail.plan import SchedulerOutput, StepBuilder
-from dovetail.request import EngineCoreRequest, Request, RequestStatus
+from dovetail.plan import SchedulerOutput
+from dovetail.request import FINISH_REASONS, EngineCoreRequest, Request, RequestStatus
 from dovetail.result import ModelRunnerOutput
-from dovetail.rows import RowAllocator
-from dovetail.scheduling.draft import StepDraft
+from dovetail.scheduling.draft import StepRecord
+from dovetail.scheduling.holdings import Holdings
+from dovetail.scheduling.life_cycle import change_status
+from dovetail.scheduling.lookahead import DraftCounts
+from dovetail.scheduling.mechanism import Mechanism
+from dovetail.scheduling.policy_host import PolicyHost
 from dovetail.scheduling.settlement import settle
+from dovetail.scheduling.steering import Steering
 from dovetail.scheduling.view import View
-from dovetail.scheduling.waiting_queue import HeapQueue, SortedQueue, WaitingQueue
-
-
-def _overrides(policy: Policy, hook: str) -> bool:
-    return getattr(type(policy), hook) is not getattr(Policy, hook)
 
 
 class Scheduler(SchedulerInterface):
     """The core's scheduler. Subclasses name their policy; an instance may be given another one."""
 
     policy_cls: ClassVar[type[Policy]] = Policy
+    provides: ClassVar[frozenset[str]] = frozenset({"encoder", "gates", "kv_connector"})
 
     def __init__(self, context: SchedulerContext) -> None:
         self.limits = context.limits
         make: Callable[..., Policy] = context.policy or self.policy_cls
         options = context.policy_options
-        self.policy: Policy = make(options=options) if options else make()
-        self._kv_cache = KVCacheManager(
-            context.kv_cache, enable_prefix_caching=context.limits.enable_prefix_caching
-        )
-        self._rows = RowAllocator(context.limits.max_num_seqs)
-        self._builder = StepBuilder(num_groups=len(context.kv_cache.groups))
-        self._requests: dict[str, Request] = {}
-        self._running: list[Request] = []
-        self._in_flight: deque[list[Request]] = deque()
-        self._last_step = -1
+        policy = make(options=options) if options else make()
+        self._clock = context.clock
+        self._holdings = Holdings(context)
+        self._host = PolicyHost(context, policy, self._holdings)
+        self._mechanism = Mechanism(self._holdings, self._host)
+        self._steering = Steering(self._holdings, self._mechanism, self._host)
+        self._in_flight: deque[StepRecord] = deque()
+        self._draft_counts = DraftCounts()
         self._sequence = 0
-        self._num_preemptions = 0
-        self._num_recomputed_tokens = 0
-        self.view = View(
-            now_ns=context.clock.now_ns, running=self._running, kv_cache=self._kv_cache
-        )
-        queue = HeapQueue if self.policy.static_rank else SortedQueue
-        self._waiting: WaitingQueue = queue(lambda request: self.policy.rank(request, self.view))
-        self.view.watch(self._waiting)
-        self._hears_granted = _overrides(self.policy, "on_granted")
-        self._hears_output = _overrides(self.policy, "on_output")
+        self._num_aborted = 0
+        self._pause: PauseScope | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in charge."""
+        return self._host.policy
+
+    @property
+    def view(self) -> View:
+        """The scheduler as its policy sees it."""
+        return self._host.view
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request in. Raise RequestError if it can never run or its id is in use."""
-        if request.request_id in self._requests:
+        holdings = self._holdings
+        if request.request_id in holdings.requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another.")
-        limit = min(self.limits.max_model_len, self._kv_cache.max_tokens)
-        num_tokens = len(request.prompt_token_ids)
+        limit = min(self.limits.max_model_len, holdings.kv_cache.max_tokens)
+        num_tokens, max_whole = len(request.prompt_token_ids), self._mechanism.max_piece
         if not 0 < num_tokens < limit:
             raise RequestError(
                 f"the prompt has {num_tokens} tokens; it needs 1 to {limit - 1}.",
                 parameter="prompt",
             )
-        if not self.limits.enable_chunked_prefill and num_tokens > self._max_whole_prompt:
+        if not self.limits.enable_chunked_prefill and num_tokens > max_whole:
             raise RequestError(
                 f"the prompt has {num_tokens} tokens, and a step without chunked prefill takes "
-                f"{self._max_whole_prompt}; raise max_num_batched_tokens.",
+                f"{max_whole}; raise max_num_batched_tokens.",
                 parameter="prompt",
             )
+        if request.encoder_inputs:
+            holdings.encoder.check(request)
+        gates = holdings.lobby.ask(request)
+        holdings.now_ns = self._clock.now_ns()
         taken = Request(request, max_model_len=limit, sequence=self._sequence)
         self._sequence += 1
-        self._requests[taken.request_id] = taken
-        self._waiting.push(taken)
-        self.policy.on_arrival(taken, self.view)
+        holdings.requests[taken.request_id] = taken
+        if not holdings.lobby.enter(taken, gates):
+            self._host.push(taken)
+        self._host.tell_arrival(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests at once, in any state; return the ids that were alive. Unknown: ignored."""
+        self._holdings.now_ns = self._clock.now_ns()
         aborted = []
         for request_id in request_ids:
-            request = self._requests.get(request_id)
+            request = self._holdings.requests.get(request_id)
             if request is not None:
                 self._finish(request, RequestStatus.FINISHED_ABORTED)
                 aborted.append(request_id)
+        self._num_aborted += len(aborted)
         return aborted
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. The plan is empty if nothing can run."""
-        draft = StepDraft(self.limits.max_num_batched_tokens)
-        num_preemptions = self._num_preemptions
-        self._continue_running(draft)
-        if self._waiting and num_preemptions == self._num_preemptions:
-            self._admit_waiting(draft)
-        plan = draft.emit(self._builder)
-        for request, count in zip(draft.granted, draft.counts, strict=True):
+        holdings, mechanism, host = self._holdings, self._mechanism, self._host
+        holdings.now_ns = self._clock.now_ns()
+        if holdings.lobby:
+            for request in holdings.lobby.take_ready():
+                host.push(request)
+        mechanism.begin_step()
+        if self._pause is not PauseScope.ALL:
+            self._plan_step()
+        mechanism.count_returns()
+        draft = holdings.draft
+        holdings.builder.transfer(holdings.loads.take_instructions())
+        plan, record = draft.emit(holdings.builder)
+        for request, count in draft.counts.items():
             if count > 1:
-                self._kv_cache.commit(request)
-        if self._hears_granted:
-            for request, count in zip(draft.granted, draft.counts, strict=True):
-                self.policy.on_granted(request, count, self.view)
-        self._last_step = plan.step_id
-        self._in_flight.append(draft.granted)
+                holdings.kv_cache.commit(request)
+                holdings.loads.offer(request)
+        holdings.last_step = plan.step_id
+        self._in_flight.append(record)
+        if host.hears_granted:
+            host.tell_granted(record.grants)
+        record.schedule_ns = self._clock.now_ns() - holdings.now_ns
         return plan
+
+    def _plan_step(self) -> None:
+        mechanism, host = self._mechanism, self._host
+        if self._holdings.loads:
+            mechanism.seat_loaded()
+        if host.plans:
+            self._steering.plan_step()
+        else:
+            mechanism.continue_running()
+            if not mechanism.under_pressure:
+                mechanism.admit_waiting()
 
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
         """Take in the result of the oldest plan that is out; return what it gave to whom."""
-        self._rows.executed(plan.step_id)
-        settlement = settle(self._in_flight.popleft(), plan, output)
-        if self._hears_output:
-            for request, num_tokens in zip(settlement.advanced, settlement.counts, strict=True):
-                self.policy.on_output(request, num_tokens, self.view)
+        holdings, host = self._holdings, self._host
+        holdings.now_ns = self._clock.now_ns()
+        holdings.rows.executed(plan.step_id)
+        holdings.kv_cache.executed(plan.step_id)
+        if output.kv_transfer:
+            self._settle_loads(output.kv_transfer)
+        record = self._in_flight.popleft()
+        settlement = settle(record, plan, output)
+        if self.limits.num_lookahead_tokens:
+            self._draft_counts.settle(record.requests, plan, output)
+        if host.hears_output:
+            host.tell_output(zip(settlement.advanced, settlement.counts, strict=True))
         for request, status in settlement.ended:
             self._finish(request, status)
-        return settlement.outputs(self._stats(plan))
+        failed = self._end_failed() if holdings.lobby else ()
+        return settlement.outputs(self._stats(plan, record.schedule_ns), failed)
 
     def depth(self) -> Depth:
-        """Return how many requests wait and run. Both 0: there is nothing left to do."""
-        return Depth(num_waiting=len(self._waiting), num_running=len(self._running))
+        """Return how many requests wait and run. None active: there is nothing to do now."""
+        lobby, num_running = self._holdings.lobby, len(self._holdings.running)
+        num_waiting = self.view.num_waiting
+        paused = {None: 0, PauseScope.NEW: len(lobby), PauseScope.ALL: num_waiting + num_running}
+        return Depth(
+            num_waiting=num_waiting,
+            num_running=num_running,
+            num_paused=paused[self._pause],
+            num_transfers=self._holdings.loads.num_transfers,
+        )
+
+    def pause(self, scope: PauseScope) -> None:
+        """Keep requests from running until `resume`; another pause's scope takes its place."""
+        self.resume()
+        self._pause = scope
+        if scope is PauseScope.NEW:
+            waiting, lobby, loads = self._host.waiting, self._holdings.lobby, self._holdings.loads
+            new = [
+                request
+                for request in self._holdings.requests.values()
+                if request.status is RequestStatus.WAITING
+                and not (request in lobby or request in loads)
+            ]
+            for request in new:
+                waiting.discard(request)
+            lobby.close(new)
+
+    def resume(self) -> None:
+        """Lift a pause; do nothing if there is none."""
+        self._pause = None
+        for request in self._holdings.lobby.reopen():
+            self._host.push(request)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False, changing nothing, if blocks are in use."""
-        return self._kv_cache.reset_prefix_cache()
+        return self._holdings.kv_cache.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Let go of everything; nothing is called after it. May be called twice."""
-        self.abort_requests(list(self._requests))
+        self.abort_requests(list(self._holdings.requests))
+        self._holdings.loads.shutdown()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if requests, rows and blocks do not fit together. For tests."""
-        self._kv_cache.check_integrity(self._running)
-        rows = [request.row for request in self._running]
-        assert len(set(rows)) == len(rows), "two requests share a row"
-        assert all(request.row == -1 and not request.blocks for request in self._waiting)
-        alive = len(self._running) + len(self._waiting)
-        assert alive == len(self._requests), "a request is neither waiting nor running"
-        assert self._rows.num_free + len(rows) <= self._rows.num_rows
+        holdings, waiting = self._holdings, self._host.waiting
+        running, rows = holdings.running, holdings.rows
+        loads = list(holdings.loads)
+        holdings.kv_cache.check_integrity([*running, *loads])
+        holdings.encoder.check_integrity(running)
+        holdings.cohort.check_integrity()
+        taken = [request.row for request in running]
+        assert len(set(taken)) == len(taken), "two requests share a row"
+        assert all(row >= 0 for row in taken), "a request runs without a row"
+        idle = [one for one in holdings.requests.values() if one.row < 0]
+        assert all(one.blocks for one in loads), "a request that is loaded has no blocks"
+        assert sum(bool(one.blocks) for one in idle) == len(loads), "blocks and no row"
+        num_waiting = len(waiting) + len(holdings.lobby) + len(loads)
+        assert len(idle) == num_waiting, "a queue has lost a request, or has too many"
+        assert len(idle) + len(running) == len(holdings.requests), "a request is not registered"
+        assert rows.num_free + rows.num_retiring + len(taken) == rows.num_rows, "a row is lost"
 
-    @property
-    def _max_whole_prompt(self) -> int:
-        threshold = self.limits.long_prefill_token_threshold
-        return min(self.limits.max_num_batched_tokens, threshold or 2**31)
+    def _end_failed(self) -> list[Finished]:
+        """End those that gates have failed; return what their owners are told."""
+        news, ended = [], RequestStatus.FINISHED_ERROR
+        for request, message in self._holdings.lobby.take_failed():
+            self._end(request, ended)
+            name, reason = request.request_id, FINISH_REASONS[ended]
+            news.append(Finished(request_id=name, reason=reason, message=message))
+        return news
 
-    def _continue_running(self, draft: StepDraft) -> None:
-        threshold = self.limits.long_prefill_token_threshold
-        grant = draft.grant
-        for request in self._running[:]:
-            if not draft.tokens_left:
-                break
-            wanted = request.num_tokens_with_pending - request.num_computed_tokens
-            if request.num_tokens_with_pending >= request.max_total_tokens or request.row < 0:
-                continue  # its last token is on the way, or it gave way earlier in this step
-            if wanted > 1:
-                wanted = min(wanted, threshold or wanted, draft.tokens_left)
-            end = request.num_computed_tokens + wanted
-            if end > request.capacity and not self._grow(request, end, draft):
-                continue
-            grant(request, wanted)
+    def _settle_loads(self, answer: bytes) -> None:
+        """Let those run whose keys and values have come; the others are to compute them."""
+        loads = self._holdings.loads
+        for request, is_well in loads.take_in(answer):
+            if request in loads:
+                change_status(request, RequestStatus.WAITING)
+                if is_well:
+                    loads.arrive(request)
+                else:
+                    self._drop_load(request, finished=False)
+                    self._host.push(request)
+            elif not is_well:
+                for record in self._in_flight:
+                    record.void(request)
+                self._mechanism.withdraw(request)
 
-    def _grow(self, request: Request, num_tokens: int, draft: StepDraft) -> bool:
-        self._kv_cache.commit(request)
-        blocks = self._kv_cache.grow(request, num_tokens)
-        while blocks is None:
-            victim = self.policy.victim(self._running, self.view)
-            self._preempt(victim, draft)  # type: ignore[arg-type]  # a view is a request
-            if victim is request:
-                return False
-            blocks = self._kv_cache.grow(request, num_tokens)
-        draft.grow(request, blocks)
-        return True
-
-    def _admit_waiting(self, draft: StepDraft) -> None:
-        waiting = self._waiting
-        waiting.begin_step()
-        while draft.tokens_left and (request := waiting.peek()) is not None:
-            if request.num_tokens != request.num_tokens_with_pending:
-                break  # preempted while a step that samples for it is out
-            if not self._admit(request, draft):
-                break
-
-    def _admit(self, request: Request, draft: StepDraft) -> bool:
-        cached = self._kv_cache.lookup(request)
-        start = len(cached) * self._kv_cache.block_size
-        wanted = request.num_tokens - start
-        # Work lost to a preemption may have outgrown a step: it comes back in pieces, or never.
-        if self.limits.enable_chunked_prefill or wanted > self._max_whole_prompt:
-            threshold = self.limits.long_prefill_token_threshold
-            wanted = min(wanted, threshold or wanted, draft.tokens_left)
-        elif wanted > draft.tokens_left:
-            return False
-        if not self._rows.num_free and not self._displace(request, draft):
-            return False
-        if not self._rows.num_free:
-            return False  # a step that is out still names the row that was just given up
-        while not self._kv_cache.admit(request, cached, start + wanted):
-            if not self._displace(request, draft):
-                return False
-            cached = self._kv_cache.lookup(request)
-            start = len(cached) * self._kv_cache.block_size
-            wanted = min(request.num_tokens - start, wanted)
-        self._waiting.pop()
-        request.row, request.generation = self._rows.acquire()
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = start
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = start
-        self._running.append(request)
-        draft.join(request)
-        draft.grant(request, wanted)
-        return True
-
-    def _displace(self, request: Request, draft: StepDraft) -> bool:
-        """Preempt a running request of a worse rank than `request`'s, if the policy does that."""
-        if not self.policy.preempts or not self._running:
-            return False
-        victim = self.policy.victim(self._running, self.view)
-        if self.policy.rank(victim, self.view) <= self.policy.rank(request, self.view):
-            return False
-        self._preempt(victim, draft)  # type: ignore[arg-type]  # a view is a request
-        return True
-
-    def _preempt(self, request: Request, draft: StepDraft) -> None:
-        lost = request.num_computed_tokens
-        self._release(request, known_to_worker=not draft.revoke(request))
-        request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        self._num_preemptions += 1
-        self._num_recomputed_tokens += lost
-        self._waiting.push(request)
-        self.policy.on_evict(request, lost, self.view)
+    def _drop_load(self, request: Request, *, finished: bool) -> None:
+        """Take the blocks from a request that has no row."""
+        holdings = self._holdings
+        holdings.loads.discard(request)
+        holdings.loads.release(request, finished=finished)
+        holdings.kv_cache.free(request, last_step=-1)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        del self._requests[request.request_id]
+        for record in self._in_flight:
+            record.drop(request)
         if request.row >= 0:
-            self._release(request)
-        else:
-            self._waiting.discard(request)
-        request.status = status
-        self.policy.on_finish(request, self.view)
+            self._mechanism.release(request, finished=True)
+        elif request in self._holdings.loads:
+            self._drop_load(request, finished=True)
+        elif not self._holdings.lobby.discard(request):
+            self._host.waiting.discard(request)
+        self._end(request, status)
 
-    def _release(self, request: Request, *, known_to_worker: bool = True) -> None:
-        """Take row and blocks from a running request."""
-        self._kv_cache.commit(request)
-        self._kv_cache.free(request)
-        self._running.remove(request)
-        if known_to_worker:
-            self._builder.leave(request.row)
-        self._rows.release(request.row, last_step=self._last_step)
-        request.row = -1
+    def _end(self, request: Request, status: RequestStatus) -> None:
+        """Note that a request is done, which has neither row nor place in a queue."""
+        del self._holdings.requests[request.request_id]
+        change_status(request, status)
+        self._host.tell_finished(request)
 
-    def _stats(self, plan: SchedulerOutput) -> SchedulerStats:
+    def _stats(self, plan: SchedulerOutput, schedule_ns: int) -> SchedulerStats:
+        holdings, host, mechanism = self._holdings, self._host, self._mechanism
+        kv_cache = holdings.kv_cache
+        num_blocks = kv_cache.num_blocks - 1  # block 0 is nobody's
         return SchedulerStats(
             step_id=plan.step_id,
-            num_waiting=len(self._waiting),
-            num_running=len(self._running),
+            num_waiting=self.view.num_waiting,
+            num_running=len(holdings.running),
             num_scheduled_tokens=plan.total_num_tokens,
-            kv_cache_usage=self._kv_cache.usage,
-            prefix_queries=self._kv_cache.prefix_queries,
-            prefix_hits=self._kv_cache.prefix_hits,
-            num_preemptions=self._num_preemptions,
-            num_recomputed_tokens=self._num_recomputed_tokens,
+            kv_cache_usage=kv_cache.usage,
+            prefix_queries=kv_cache.prefix_queries,
+            prefix_hits=kv_cache.prefix_hits,
+            num_preemptions=mechanism.num_preemptions,
+            num_recomputed_tokens=mechanism.num_recomputed_tokens,
+            num_blocks=num_blocks,
+            num_used_blocks=num_blocks - kv_cache.num_free_blocks,
+            num_cached_blocks=kv_cache.num_cached,
+            num_evictions=kv_cache.num_evictions,
+            num_aborted=self._num_aborted,
+            schedule_ns=schedule_ns,
+            update_ns=self._clock.now_ns() - holdings.now_ns,
+            policy=host.name,
+            num_illegal_wishes=host.num_illegal_wishes,
+            policy_failures=host.num_failures,
+            num_idle_steps=host.num_idle_steps,
+            num_drafts=self._draft_counts.num_drafts,
+            num_accepted=self._draft_counts.num_accepted,
         )

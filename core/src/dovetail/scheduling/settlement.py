@@ -7,13 +7,16 @@ are the scheduler's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished, SchedulerStats
 from dovetail.plan import SchedulerOutput
 from dovetail.request import FINISH_REASONS, Request, RequestStatus
 from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.scheduling.cohort import Together
+from dovetail.scheduling.draft import StepRecord
 
 _FINISHED = RequestStatus.FINISHED_STOPPED
 """The first of the final statuses."""
@@ -23,20 +26,27 @@ _FINISHED = RequestStatus.FINISHED_STOPPED
 class Settlement:
     """The result of one step, sorted by what it means.
 
-    advanced, counts, token_ids: who got tokens, how many, and all of them one after the other.
-    ended: requests that are done, and why.
+    advanced, request_ids, counts, token_ids: who got tokens, how many, and all of them one after
+    the other.
+    ended: requests that are done, and why. num_kept: run to how many of its tokens count, where
+    that is not all of them.
     """
 
     advanced: list[Request] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
     counts: array[int] = field(default_factory=lambda: array("i"))
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     ended: list[tuple[Request, RequestStatus]] = field(default_factory=list)
     logprobs: dict[str, LogprobColumns] = field(default_factory=dict)
     prompt_logprobs: dict[str, LogprobColumns] = field(default_factory=dict)
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
+    num_kept: dict[int, int] = field(default_factory=dict)
 
-    def outputs(self, stats: SchedulerStats) -> EngineCoreOutputs:
-        """Return it in the form in which the requests' owners get it."""
+    def outputs(self, stats: SchedulerStats, failed: Iterable[Finished] = ()) -> EngineCoreOutputs:
+        """Return it in the form in which the requests' owners get it.
+
+        failed: requests that have ended without a token of this step.
+        """
         finished = tuple(
             Finished(
                 request_id=request.request_id,
@@ -46,10 +56,10 @@ class Settlement:
             for request, status in self.ended
         )
         return EngineCoreOutputs(
-            request_ids=[request.request_id for request in self.advanced],
+            request_ids=self.request_ids,
             num_new_tokens=self.counts,
             token_ids=self.token_ids,
-            finished=finished,
+            finished=(*finished, *failed),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
@@ -57,19 +67,63 @@ class Settlement:
         )
 
 
-def settle(
-    requests: Sequence[Request], plan: SchedulerOutput, output: ModelRunnerOutput
-) -> Settlement:
+def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput) -> Settlement:
     """Append the sampled tokens to their requests and tell who has ended.
 
-    requests: those of the plan's runs, in plan order. Results of requests that have ended since the
-    plan was made are dropped, and so is what was sampled past an end.
+    record: who runs in the plan. Results of requests that have ended since the plan was made are
+    dropped, and so is what was sampled past an end.
     """
     settlement = Settlement()
-    sampled = output.token_ids
+    if record.together is None or output.logprobs or output.prompt_logprobs:
+        requests = record.requests
+        _settle_runs(settlement, requests, output.num_sampled, output.token_ids)
+        _sort_logprobs(requests, plan, output, settlement)
+        return settlement
+    num_members = len(record.together.members)
+    _settle_together(settlement, record.together, output.token_ids[:num_members])
+    if record.counts:
+        num_sampled = output.num_sampled[num_members:]
+        _settle_runs(settlement, [*record.counts], num_sampled, output.token_ids[num_members:])
+    return settlement
+
+
+def _settle_together(settlement: Settlement, together: Together, token_ids: array[int]) -> None:
+    """Settle a token each for those that decode side by side."""
+    members, request_ids, own_ids = together.members, together.request_ids, together.token_ids
+    if together.gone:
+        kept = [place for place in range(len(members)) if place not in together.gone]
+        members = [members[place] for place in kept]
+        request_ids = [request_ids[place] for place in kept]
+        own_ids = [own_ids[place] for place in kept]
+        token_ids = array("i", [token_ids[place] for place in kept])
+    deque(map(array.append, own_ids, token_ids), maxlen=0)
+    settlement.advanced += members
+    settlement.request_ids += request_ids
+    settlement.counts.extend(array("i", (1,)) * len(members))
+    settlement.token_ids.extend(token_ids)
+    stop_ids, ended = together.stop_ids, settlement.ended
+    if not stop_ids.isdisjoint(token_ids):
+        for request, token in zip(members, token_ids, strict=True):
+            if token in request.stop_token_ids and _may_stop(request):
+                ended.append((request, _stop(request, token)))
+    if together.capped:
+        stopped = {request for request, _ in ended} | set(together.gone.values())
+        for request in together.capped:
+            if request.status < _FINISHED and request not in stopped:
+                ended.append((request, RequestStatus.FINISHED_LENGTH_CAPPED))
+        ended.sort(key=lambda end: end[0].admission)
+
+
+def _settle_runs(
+    settlement: Settlement,
+    requests: Sequence[Request],
+    num_sampled: array[int],
+    sampled: array[int],
+) -> None:
+    """Settle runs one by one: any number of tokens each."""
     advanced, counts, kept = settlement.advanced, settlement.counts, settlement.token_ids
     position = 0
-    for request, count in zip(requests, output.num_sampled, strict=True):
+    for run, (request, count) in enumerate(zip(requests, num_sampled, strict=True)):
         first, position = position, position + count
         if not count or request.status >= _FINISHED:
             continue
@@ -87,10 +141,11 @@ def settle(
             if len(known) >= request.max_total_tokens:
                 settlement.ended.append((request, RequestStatus.FINISHED_LENGTH_CAPPED))
                 break
+        if num_kept < count:
+            settlement.num_kept[run] = num_kept
         advanced.append(request)
+        settlement.request_ids.append(request.request_id)
         counts.append(num_kept)
-    _sort_logprobs(requests, plan, output, settlement)
-    return settlement
 
 
 def _may_stop(request: Request) -> bool:
@@ -111,7 +166,10 @@ def _sort_logprobs(
 ) -> None:
     for run, columns in output.logprobs.items():
         if requests[run].status < _FINISHED:
-            settlement.logprobs[requests[run].request_id] = columns
+            kept = settlement.num_kept.get(run)
+            settlement.logprobs[requests[run].request_id] = (
+                columns if kept is None else columns.first(kept)
+            )
     for run, columns in output.prompt_logprobs.items():
         request = requests[run]
         known = request.num_prompt_logprobs - plan.starts[run]  # again, after a preemption

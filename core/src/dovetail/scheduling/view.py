@@ -2,51 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from random import Random
+from typing import cast, overload
 
 from dovetail.interfaces.policy import RequestView
-from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.request import Request
+from dovetail.scheduling.holdings import Holdings
 from dovetail.scheduling.waiting_queue import WaitingQueue
+
+
+class WaitingView(Sequence[RequestView]):
+    """The requests that could be admitted now: a window on the queue, ordered as far as asked."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: WaitingQueue) -> None:
+        self._queue = queue
+
+    def __len__(self) -> int:
+        return self._queue.num_ready
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return iter(self._queue)
+
+    @overload
+    def __getitem__(self, place: int) -> RequestView: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[RequestView]: ...
+
+    def __getitem__(self, place: int | slice) -> RequestView | Sequence[RequestView]:
+        if isinstance(place, int) and place >= 0:
+            for request in islice(self._queue, place, None):
+                return request
+            raise IndexError(f"place {place} of {len(self)} that wait")
+        return tuple(self._queue)[place]
 
 
 class View:
     """Implements `dovetail.interfaces.policy.SchedulerView`; one for a scheduler's life."""
 
-    def __init__(
-        self, *, now_ns: Callable[[], int], running: Sequence[Request], kv_cache: KVCacheManager
-    ) -> None:
-        self._now_ns = now_ns
-        self._running = running
-        self._kv_cache = kv_cache
-        self._waiting: WaitingQueue | None = None
-
-    def watch(self, waiting: WaitingQueue) -> None:
-        """Count those in `waiting`: the queue is made after the view that ranks its requests."""
-        self._waiting = waiting
+    def __init__(self, holdings: Holdings, queue: Callable[[], WaitingQueue], seed: int) -> None:
+        """queue: returns those that wait; another one after a policy has failed."""
+        self._holdings = holdings
+        self._queue = queue
+        self._rng = Random(f"policy {seed}")
 
     @property
     def now_ns(self) -> int:
-        """The engine's time, in nanoseconds."""
-        return self._now_ns()
+        """The time of this step, in nanoseconds of the engine's clock."""
+        return self._holdings.now_ns
+
+    @property
+    def step_id(self) -> int:
+        """The number of the step that is being planned."""
+        return self._holdings.builder.step_id
+
+    @property
+    def rng(self) -> Random:
+        """Random numbers of the policy's own."""
+        return self._rng
 
     @property
     def running(self) -> Sequence[RequestView]:
         """Requests that hold a row, in the order of their admission."""
-        return tuple(self._running)
+        return tuple(self._holdings.running)
+
+    @property
+    def waiting(self) -> Sequence[RequestView]:
+        """Requests without a row that could be admitted now, in the order of `rank`."""
+        return WaitingView(self._queue())
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a row."""
-        return len(self._waiting) if self._waiting is not None else 0
+        """Requests without a row, ready or not."""
+        holdings = self._holdings
+        return len(self._queue()) + len(holdings.lobby) + len(holdings.loads)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens of this step's budget that are not granted yet."""
+        return self._holdings.draft.tokens_left
+
+    @property
+    def seats_left(self) -> int:
+        """Rows that could be handed out now."""
+        return self._holdings.rows.num_free
 
     @property
     def num_free_blocks(self) -> int:
         """KV blocks that could be handed out now."""
-        return self._kv_cache.num_free_blocks
+        return self._holdings.kv_cache.num_free_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._holdings.kv_cache.block_size
 
     def num_cached_tokens(self, request: RequestView) -> int:
-        """Return how many of the request's tokens the prefix cache holds; changes nothing."""
-        blocks = self._kv_cache.lookup(cast("Request", request))
-        return len(blocks) * self._kv_cache.block_size
+        """Return how many of its tokens the prefix cache holds; changes nothing."""
+        return self._holdings.kv_cache.lookup(cast("Request", request)).num_tokens
+
+    def num_uncomputed_tokens(self, request: RequestView) -> int:
+        """Return the tokens known or on their way that are still to be computed."""
+        return cast("Request", request).num_uncomputed_tokens

@@ -1,7 +1,8 @@
 """The requests without a row, in their policy's order.
 
 Two kinds behind one face: a heap where ranks never change, a sort at every step where they may.
-Ties go by arrival, so that every policy is deterministic.
+Ties go by arrival, so that every policy is deterministic. Whoever loses its row in a step has a
+place from the next step on: nobody comes and goes within one.
 """
 
 from __future__ import annotations
@@ -16,29 +17,34 @@ Rank = Callable[[Request], Any]
 
 
 class WaitingQueue(Protocol):
-    """Requests that wait, the next to be served first."""
+    """Requests that wait, the next to be served first.
+
+    Iterating gives those that have a place in this step, in order; who is taken out meanwhile is
+    left out. `len` counts all.
+    """
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Request]: ...
 
+    @property
+    def num_ready(self) -> int:
+        """How many have a place in this step."""
+
     def push(self, request: Request) -> None:
-        """Take a request in, new or preempted."""
+        """Take a new request in."""
+
+    def defer(self, request: Request) -> None:
+        """Take a preempted request in; it has a place from the next `begin_step` on."""
 
     def discard(self, request: Request) -> None:
         """Take out a request that is in."""
 
     def begin_step(self) -> None:
-        """Bring the order up to date; called once before the `peek`s of a step."""
+        """Bring the order up to date; called once before each step."""
 
     def peek(self) -> Request | None:
-        """Return the request to be served next, or None if nobody has a place in this step.
-
-        Requests may be left then: those that were pushed since `begin_step`.
-        """
-
-    def pop(self) -> Request:
-        """Take out and return what `peek` returns; raise IndexError if that is None."""
+        """Return the request to be served next, or None if nobody has a place in this step."""
 
 
 class HeapQueue:
@@ -48,28 +54,54 @@ class HeapQueue:
         self._rank = rank
         self._heap: list[tuple[Any, int, int, Request]] = []
         self._tickets: dict[int, int] = {}
+        self._late: dict[int, Request] = {}
         self._num_pushed = 0
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._tickets) + len(self._late)
 
     def __iter__(self) -> Iterator[Request]:
-        alive = (e for e in self._heap if self._tickets.get(e[1]) == e[2])
-        return (request for _, _, _, request in sorted(alive, key=lambda e: e[:3]))
+        """Walk the heap best first: the first k take O(k log k), and nothing is moved."""
+        heap, tickets = self._heap, self._tickets
+        edge = [(heap[0][:3], 0)] if heap else []
+        while edge:
+            (_, sequence, ticket), place = heapq.heappop(edge)
+            if tickets.get(sequence) == ticket:
+                yield heap[place][3]
+            for child in (2 * place + 1, 2 * place + 2):
+                if child < len(heap):
+                    heapq.heappush(edge, (heap[child][:3], child))
+
+    @property
+    def num_ready(self) -> int:
+        """How many have a place in this step."""
+        return len(self._tickets)
 
     def push(self, request: Request) -> None:
-        """Take a request in, new or preempted."""
+        """Take a new request in."""
         self._num_pushed += 1
-        self._tickets[request.sequence] = self._num_pushed
         entry = (self._rank(request), request.sequence, self._num_pushed, request)
         heapq.heappush(self._heap, entry)
+        self._tickets[request.sequence] = self._num_pushed
+
+    def defer(self, request: Request) -> None:
+        """Take a preempted request in; it has a place from the next `begin_step` on."""
+        self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:
-        """Take out a request that is in; its entry is dropped when it comes to the top."""
-        del self._tickets[request.sequence]
+        """Take out a request that is in; its entry is dropped when a step begins."""
+        if self._late.pop(request.sequence, None) is None:
+            del self._tickets[request.sequence]
 
     def begin_step(self) -> None:
-        """Do nothing: the order stands."""
+        """Drop the entries of those that were taken out where that is cheap; let the late in."""
+        heap = self._heap
+        if len(heap) > 2 * len(self._tickets) + 16:
+            heap[:] = [entry for entry in heap if self._tickets.get(entry[1]) == entry[2]]
+            heapq.heapify(heap)
+        while self._late:
+            self.push(self._late.pop(next(iter(self._late))))
+        self.peek()
 
     def peek(self) -> Request | None:
         """Return the request of the lowest rank, or None if there is none."""
@@ -78,52 +110,59 @@ class HeapQueue:
             heapq.heappop(heap)
         return heap[0][3] if heap else None
 
-    def pop(self) -> Request:
-        """Take out and return what `peek` returns; raise IndexError if that is None."""
-        self.peek()
-        request = heapq.heappop(self._heap)[3]
-        del self._tickets[request.sequence]
-        return request
-
 
 class SortedQueue:
-    """For ranks that may change: sorted once a step."""
+    """For ranks that may change: sorted once a step, when the order is first asked for."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._requests: dict[int, Request] = {}
-        self._order: list[Request] = []
+        self._late: dict[int, Request] = {}
+        self._order: list[Request] | None = None
+        self._next = 0
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._late)
 
     def __iter__(self) -> Iterator[Request]:
-        self.begin_step()
-        return reversed(self._order)
+        requests = self._requests
+        return (request for request in self._sorted() if request.sequence in requests)
+
+    @property
+    def num_ready(self) -> int:
+        """How many have a place in this step."""
+        return len(self._requests)
 
     def push(self, request: Request) -> None:
-        """Take a request in, new or preempted; it has a place from the next `begin_step` on."""
+        """Take a new request in."""
         self._requests[request.sequence] = request
+        self._order = None
+
+    def defer(self, request: Request) -> None:
+        """Take a preempted request in; it has a place from the next `begin_step` on."""
+        self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:
         """Take out a request that is in."""
-        del self._requests[request.sequence]
+        if self._late.pop(request.sequence, None) is None:
+            del self._requests[request.sequence]
 
     def begin_step(self) -> None:
-        """Ask for every rank and sort; the best one last."""
-        key = self._rank
-        ranked = sorted(self._requests.values(), key=lambda request: request.sequence)
-        self._order = sorted(ranked, key=key)[::-1]
+        """Let the late in, and forget the order: every rank is asked for again."""
+        self._requests |= self._late
+        self._late.clear()
+        self._order = None
 
     def peek(self) -> Request | None:
         """Return the request of the lowest rank, or None if nobody is left of this step's order."""
-        while self._order and self._order[-1].sequence not in self._requests:
-            self._order.pop()
-        return self._order[-1] if self._order else None
+        order = self._sorted()
+        while self._next < len(order) and order[self._next].sequence not in self._requests:
+            self._next += 1
+        return order[self._next] if self._next < len(order) else None
 
-    def pop(self) -> Request:
-        """Take out and return what `peek` returns; raise IndexError if that is None."""
-        self.peek()
-        request = self._order.pop()
-        del self._requests[request.sequence]
-        return request
+    def _sorted(self) -> list[Request]:
+        if self._order is None:
+            arrived = sorted(self._requests.values(), key=lambda request: request.sequence)
+            self._order = sorted(arrived, key=self._rank)
+            self._next = 0
+        return self._order

@@ -2,9 +2,10 @@
 
 `check_backend` holds a backend against a dense float64 reference over everything that it claims.
 It sees a backend only through the contract: a cache is filled by the backend itself, and its
-layout stays opaque. Everything that a row does not own is NaN, so that a leak shows. Beyond the
-suite: caches of another dtype than the model's, and features other than "sliding_window" and
-"soft_cap". torch is imported within functions: the core lives without it.
+layout stays opaque. Everything that a row does not own is NaN, so that a leak shows; before its
+window, a row's table names such blocks, as if its own had been handed out again. Beyond the suite:
+caches of another dtype than the model's, and features other than "sliding_window" and "soft_cap".
+torch is imported within functions: the core lives without it.
 
 Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of `TOLERANCES`.
 
@@ -271,6 +272,7 @@ class _Rows:
         self.num_blocks = sum(counts) + 3
         free = (torch.randperm(self.num_blocks - 1, generator=generator) + 1).tolist()
         self.blocks = [[free.pop() for _ in range(count)] for count in counts]
+        self.foreign = free.pop()
 
     def _make_parts(self, backend: type[AttentionBackend], lengths: Sequence[int]) -> None:
         import torch
@@ -353,7 +355,7 @@ class _Rows:
 
         size = self.case.block_size
         width = max(len(blocks) for blocks in self.blocks) + 2
-        table = [self.blocks[row] + [0] * (width - len(self.blocks[row])) for row, _, _ in runs]
+        table = [self._table(row, first, width) for row, first, _ in runs]
         slots = [
             self.blocks[row][position // size] * size + position % size
             for row, first, n in runs
@@ -370,6 +372,12 @@ class _Rows:
             query_lens=query_lens,
             seq_lens=seq_lens,
         )
+
+    def _table(self, row: int, first: int, width: int) -> list[int]:
+        """Return a row's table for a run from position `first`; what left the window is foreign."""
+        blocks, window = self.blocks[row], self.case.sliding_window
+        num_left = max(0, first - window + 1) // self.case.block_size if window else 0
+        return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))
 
     def _compare(self, place: str, got: torch.Tensor, want: torch.Tensor) -> None:
         tolerance = TOLERANCES[self.case.dtype]

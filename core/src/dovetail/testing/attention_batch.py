@@ -10,8 +10,11 @@ from dovetail.interfaces.attention import AttentionBatch
 from dovetail.testing.expectation import expect
 
 
-def check_batch(batch: AttentionBatch, block_size: int) -> None:
-    """Raise AssertionError with the first field of `batch` that is not what the contract says."""
+def check_batch(batch: AttentionBatch, block_size: int, sliding_window: int = 0) -> None:
+    """Raise AssertionError with the first field of `batch` that is not what the contract says.
+
+    sliding_window: the group's, 0 for none; what stands in a table before it is not looked at.
+    """
     _check_types(batch)
     counts, lengths = list(batch.query_lens), list(batch.seq_lens)
     starts = [sum(counts[:run]) for run in range(len(counts) + 1)]
@@ -33,7 +36,9 @@ def check_batch(batch: AttentionBatch, block_size: int) -> None:
         ]
         got = slots[starts[run] : starts[run + 1]]
         expect(got == due, f"run {run}: its tokens go to slots {got}; its blocks say {due}")
-        _check_tail(run, blocks, num_blocks)
+        first_seen = max(0, length - count - sliding_window + 1) if sliding_window else 0
+        first = first_seen // block_size
+        _check_blocks(run, blocks[first:], num_blocks - first)
 
 
 def _check_types(batch: AttentionBatch) -> None:
@@ -49,8 +54,11 @@ def _check_types(batch: AttentionBatch) -> None:
     expect(len(batch.slot_mapping_T) == sum(batch.query_lens), "slot_mapping_T: one a token")
 
 
-def _check_tail(run: int, blocks: list[int], num_blocks: int) -> None:
-    """Blocks of a row stand before the zeros; some may be there before their tokens are."""
+def _check_blocks(run: int, blocks: list[int], num_blocks: int) -> None:
+    """Blocks of a row stand before the zeros; some may be there before their tokens are.
+
+    blocks: from the first that is seen; the first `num_blocks` of them hold tokens.
+    """
     tail = blocks[num_blocks:]
     held = next((place for place, block in enumerate(tail) if not block), len(tail))
     expect(

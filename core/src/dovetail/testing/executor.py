@@ -19,7 +19,7 @@ from dovetail.interfaces.executor import Executor
 from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.interfaces.scheduler import SchedulerLimits
 from dovetail.interfaces.worker import WorkerBase
-from dovetail.kv_cache.sizing import group_layers
+from dovetail.kv_cache.grouping import group_layers
 from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
@@ -166,9 +166,12 @@ def start(executor: Executor) -> KVCacheConfig:
     specs = executor.get_kv_cache_specs()
     expect(isinstance(specs, list) and bool(specs), f"get_kv_cache_specs returns {specs!r}")
     expect(executor.determine_available_memory() > 0, "determine_available_memory returns nothing")
-    kv_cache = KVCacheConfig(
-        num_blocks=NUM_BLOCKS, groups=group_layers(specs, block_size=SMALL_ENGINE["block_size"])
+    groups = group_layers(
+        specs,
+        block_size=SMALL_ENGINE["block_size"],
+        max_model_len=SMALL_ENGINE["max_model_len"],
     )
+    kv_cache = KVCacheConfig(num_blocks=NUM_BLOCKS, groups=groups)
     executor.initialize_cache(kv_cache)
     executor.check_health()
     return kv_cache

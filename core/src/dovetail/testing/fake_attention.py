@@ -50,11 +50,12 @@ class FakeAttentionBuilder(AttentionMetadataBuilder):
 
     def __init__(self, context: AttentionGroupContext) -> None:
         self._block_size = context.spec.block_size
+        self._window = context.spec.sliding_window
 
     def build(self, batch: AttentionBatch) -> FakeAttentionMetadata:
         """Return this step's metadata. Only reads `batch`."""
         size = self._block_size
-        check_batch(batch, size)
+        check_batch(batch, size, self._window)
         runs = [
             (query_len, [table[p // size] * size + p % size for p in range(seq_len)])
             for query_len, seq_len, table in zip(
@@ -102,12 +103,14 @@ class FakeAttentionLayer(AttentionLayer):
 
     def attend(self, q_QHD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor) -> torch.Tensor:
         """Return the attention of one row, [Q, H, D]; its queries are the last Q positions."""
+        window = self.context.sliding_window
+        seen = window + len(q_QHD) - 1 if window else len(k_LKD)  # before that, blocks are others'
         return reference_attention(
             q_QHD,
-            k_LKD,
-            v_LKD,
+            k_LKD[-seen:],
+            v_LKD[-seen:],
             scale=self.context.scale,
-            sliding_window=self.context.sliding_window,
+            sliding_window=window,
             soft_cap=self.context.soft_cap,
         )
 

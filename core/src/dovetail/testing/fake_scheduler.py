@@ -15,6 +15,7 @@ from dovetail.interfaces.scheduler import (
     Depth,
     EngineCoreOutputs,
     Finished,
+    PauseScope,
     SchedulerContext,
     SchedulerInterface,
 )
@@ -38,6 +39,7 @@ class FakeScheduler(SchedulerInterface):
         self._running: deque[Request] = deque()
         self._out: deque[tuple[int, Request | None]] = deque()
         self._last_step = -1
+        self._pause: PauseScope | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Let `request` wait; raise RequestError if it can never run or its id is in use."""
@@ -64,9 +66,9 @@ class FakeScheduler(SchedulerInterface):
 
     def schedule(self) -> SchedulerOutput:
         """Plan a step of the next request in turn that has something to run."""
-        while self._waiting and self._can_admit(self._waiting[0]):
+        while not self._pause and self._waiting and self._can_admit(self._waiting[0]):
             self._admit(self._waiting.popleft())
-        request = self._next()
+        request = None if self._pause is PauseScope.ALL else self._next()
         if request is not None:
             self._run(request)
         plan = self._builder.build()
@@ -100,7 +102,19 @@ class FakeScheduler(SchedulerInterface):
 
     def depth(self) -> Depth:
         """Return how many requests stand where."""
-        return Depth(num_waiting=len(self._waiting), num_running=len(self._running))
+        num_waiting, num_running = len(self._waiting), len(self._running)
+        paused = {None: 0, PauseScope.NEW: num_waiting, PauseScope.ALL: num_waiting + num_running}
+        return Depth(
+            num_waiting=num_waiting, num_running=num_running, num_paused=paused[self._pause]
+        )
+
+    def pause(self, scope: PauseScope) -> None:
+        """Admit nobody, or run nobody, until `resume`."""
+        self._pause = scope
+
+    def resume(self) -> None:
+        """Lift a pause."""
+        self._pause = None
 
     def reset_prefix_cache(self) -> bool:
         """Return True where nobody has blocks; nothing is cached."""

@@ -34,9 +34,11 @@ class FakeWorker(WorkerBase):
 
     calls: names of the methods called so far, in order.
     row_model_cls: what it executes plans on; a test may name a subclass that is wrong.
+    num_lookahead_tokens: most tokens that it drafts for a row; some are wrong. 0 for none.
     """
 
     row_model_cls: ClassVar[type[RowModel]] = RowModel
+    num_lookahead_tokens: ClassVar[int] = 0
 
     def __init__(self, context: WorkerContext) -> None:
         self.calls: list[str] = []
@@ -75,6 +77,7 @@ class FakeWorker(WorkerBase):
             max_num_seqs=scheduler.max_num_seqs or 1,
             max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
             max_model_len=model.max_model_len or 2**31 - 1,
+            num_lookahead_tokens=self.num_lookahead_tokens,
         )
         self.row_model = self.row_model_cls(limits, kv_cache_config, self._vocab_size())
 

@@ -25,7 +25,16 @@ CaseMaker = Callable[[type[Any], Subjects], Iterable[Case]]
 DeviceCases = Callable[["torch.device"], Iterable[Case]]
 
 _TORCH_KINDS = frozenset(
-    {"attention", "linear_method", "logits_processor", "model", "ops", "weight_loader", "worker"}
+    {
+        "attention",
+        "kv_connector",
+        "linear_method",
+        "logits_processor",
+        "model",
+        "ops",
+        "weight_loader",
+        "worker",
+    }
 )
 
 
@@ -111,6 +120,15 @@ def _attention(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
 
     types = cls.capabilities.device_types
     return _on_device(types, subjects, partial(attention_cases, cls))
+
+
+def _kv_connector(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
+    from dovetail.testing.kv_connector import kv_connector_cases
+
+    options = subjects.registry.options_of("kv_connector", cls)
+    return _on_device(
+        frozenset(), subjects, partial(kv_connector_cases, cls, options=options or None)
+    )
 
 
 def _linear_method(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
@@ -207,6 +225,7 @@ def _tokenizer(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
 _MAKERS: Mapping[str, CaseMaker] = {
     "attention": _attention,
     "executor": _executor,
+    "kv_connector": _kv_connector,
     "linear_method": _linear_method,
     "model": _model,
     "ops": _ops,

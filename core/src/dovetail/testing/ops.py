@@ -157,11 +157,40 @@ def _check_large_values(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     expect_close(got, want, dtype=make.dtype, what="rms_norm of large values")
 
 
+def _check_embedding(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
+    import torch
+
+    num_rows, size = shape
+    table_VD = make(num_rows, 2 * size)[:, :size]
+    ids_T = torch.tensor([(5 * t + 3) % num_rows for t in range(7)], device=make.device)
+    got = _unchanged(lambda: ops.embedding(ids_T, table_VD), "embedding", ids_T, table_VD)
+    expect(torch.equal(got, table_VD[ids_T]), f"embedding of {shape} gives other rows")
+    expect(got.is_contiguous(), "embedding gives no new tensor")
+
+
+def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
+    import torch
+
+    logits_RV = make(*shape)
+    best = 2 * shape[1] // 3
+    logits_RV[0, best:] = float(logits_RV.max()) + 1  # several: the first one counts
+    if len(logits_RV) > 1:
+        logits_RV[-1] = -torch.inf
+    want = [int(torch.nonzero(row == row.max())[0]) for row in logits_RV.double()]
+    got = ops.best_tokens(logits_RV)
+    expect(got.dtype == torch.int64, f"best_tokens gives {got.dtype}, not int64")
+    expect(got.tolist() == want, f"best_tokens of {shape} gives {got.tolist()}, not {want}")
+    logits_RV[0, best + 1] = torch.nan
+    expect(int(ops.best_tokens(logits_RV)[0]) == best + 1, "best_tokens passes over a NaN")
+
+
 _Check = Callable[[Ops, Any, _Maker], None]
 
 _CHECKS: Mapping[str, tuple[_Check, tuple[Any, ...]]] = {
     "norms": (_check_norms, _SHAPES),
     "silu_and_mul": (_check_silu, _SHAPES),
     "rotary_embedding": (_check_rotary, _HEADS),
+    "embedding": (_check_embedding, ((97, 64), (8, 33))),
+    "best_tokens": (_check_best_tokens, ((1, 97), (3, 5000), (17, 128))),
     "large values": (_check_large_values, ((2, 2048),)),
 }

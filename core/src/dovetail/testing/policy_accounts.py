@@ -32,10 +32,12 @@ class _Account:
 class PolicyAccounts:
     """All that a policy was told.
 
-    static_rank: its own word. admitted: requests that run, in the order of their admission.
+    static_rank: its own word. plans: whether it brings a plan of its own, which then need not go by
+    its ranks. admitted: requests that run, in the order of their admission.
     """
 
     static_rank: bool = True
+    plans: bool = False
     alive: dict[str, _Account] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
     num_evicted: int = 0
@@ -84,6 +86,8 @@ class PolicyAccounts:
         """Hear that a request got tokens."""
         account = self._account(request, "on_output")
         account.num_outputs += num_tokens
+        if account.computed >= 0:  # less than was granted, if drafts were wrong
+            account.computed = min(account.computed, request.num_computed_tokens)
         self._check_outputs(account)
 
     def evict(self, request: RequestView, num_tokens_lost: int) -> None:
@@ -128,11 +132,13 @@ class PolicyAccounts:
     def _check_order(self, admitted: _Account) -> None:
         """Nobody waits who has a better rank than one that is admitted; ties go by arrival.
 
-        Ranks that change are asked for once a step: who is evicted in it has a place in the next.
+        Who is evicted in a step has a place in the next.
         """
+        if self.plans:
+            return
         mine = admitted.rank, admitted.request.sequence
         for other in self.waiting:
-            if other.is_fresh and not self.static_rank:
+            if other.is_fresh:
                 continue
             theirs = other.rank, other.request.sequence
             expect(

@@ -11,7 +11,7 @@ from dovetail.interfaces.scheduler import Finished
 from dovetail.request import EngineCoreRequest, FinishReason
 from dovetail.result import LogprobColumns
 from dovetail.testing.expectation import expect
-from dovetail.testing.row_model import predict_token
+from dovetail.testing.row_state import encode, predict_token
 
 
 class RequestLedger:
@@ -19,13 +19,14 @@ class RequestLedger:
 
     asked: the request. due: the tokens that it must get, as if it were alone. reason, stop_reason:
     how it must end. got: what it was given so far. prompt_positions: prompt tokens whose
-    log-probabilities it was given.
+    log-probabilities it was given. failing: the message with which it must end, if it must fail.
     """
 
     def __init__(self, asked: EngineCoreRequest, *, max_model_len: int, vocab_size: int) -> None:
         self.asked = asked
         self.got: list[int] = []
         self.prompt_positions: list[int] = []
+        self.failing = ""
         self.due, self.reason = _generate_alone(asked, max_model_len, vocab_size)
         named = asked.sampling_params.stop_token_ids or ()
         stopped = self.reason is FinishReason.STOP and self.due[-1] in named
@@ -79,9 +80,15 @@ class RequestLedger:
                 f"{name} begins before all log-probabilities of its prompt were given",
             )
 
+    def fail(self, message: str) -> None:
+        """Have the request end with an error, before it got anything."""
+        self.failing = message
+        self.due, self.reason, self.stop_reason = [], FinishReason.ERROR, None
+
     def close(self, ending: Finished) -> None:
         """Take the end."""
         name = self.asked.request_id
+        expect(ending.message == self.failing, f"{name} ends with the message {ending.message!r}")
         expect(self.got == self.due, f"{name} ended with {len(self.got)} of {len(self.due)} tokens")
         expect(
             (ending.reason, ending.stop_reason) == (self.reason, self.stop_reason),
@@ -96,8 +103,9 @@ def _generate_alone(
     tokens = list(asked.prompt_token_ids)
     num_prompt = len(tokens)
     most = min(num_prompt + asked.max_tokens, max_model_len)
+    encoded = encode(asked.encoder_inputs)
     while len(tokens) < most:
-        token = predict_token(tokens, asked.seed, vocab_size)
+        token = predict_token(tokens, asked.seed, vocab_size, encoded)
         tokens.append(token)
         num_output = len(tokens) - num_prompt
         if token in asked.stop_token_ids and num_output >= asked.sampling_params.min_tokens:

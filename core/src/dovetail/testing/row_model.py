@@ -1,10 +1,10 @@
 """What a worker's rows must be like: an exact model of rows, blocks and what attention reads.
 
-The "key and value" of a position is a number that stands for every token up to it; it is kept by
-block and offset, so that a stale, foreign or aliased block gives another number than the right one.
-A sampled token is computed from all numbers that attention would read, and from nothing else. A
-strict model also raises AssertionError for each law of `WorkerBase` and of the plan that is broken.
-Knows no scheduler and no tensors. A test may replace a method to make a model that is wrong.
+The number of a position (`dovetail.testing.row_state`) is kept by block and offset, so that a
+stale, foreign or aliased block gives another number than the right one. A sampled token is computed
+from all numbers that attention would read, and from nothing else. A strict model also raises
+AssertionError for each law of `WorkerBase` and of the plan that is broken. Knows no scheduler and
+no tensors. A test may replace a method to make a model that is wrong.
 """
 
 from __future__ import annotations
@@ -20,57 +20,26 @@ from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.testing.expectation import expect
+from dovetail.testing.fake_encoder import FakeEncoder
+from dovetail.testing.row_pages import FlakyWorkerSide, SlotPages
+from dovetail.testing.row_state import MASK, RowState, mix
 
-_MASK = (1 << 64) - 1
 _UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
 """What a slot holds that nobody has written."""
 
 
-def mix(left: int, right: int) -> int:
-    """Return a number of 64 bits that depends on both; the finaliser of SplitMix64.
-
-    Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
-    """
-    mixed = (left * 0x9E3779B97F4A7C15 + right + 1) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return mixed ^ (mixed >> 31)
-
-
-def predict_token(token_ids: Sequence[int], seed: int, vocab_size: int) -> int:
-    """Return the token that a right worker samples after `token_ids`, whatever else runs."""
-    content, attended = 0, 0
-    for token in token_ids:
-        content = mix(content, token)
-        attended += content
-    return mix(attended & _MASK, seed) % vocab_size
-
-
-@dataclass(slots=True, kw_only=True)
-class RowState:
-    """One row: whose it is, its tokens, its blocks by group, and how far it is computed.
-
-    contents: what the slot of each known position must hold. num_computed: -1 before the first run.
-    """
-
-    request: NewRequest
-    tokens: list[int]
-    contents: list[int]
-    blocks: list[list[int]]
-    num_computed: int = -1
-
-    def append(self, token: int) -> None:
-        """Add a token."""
-        self.contents.append(mix(self.contents[-1] if self.contents else 0, token))
-        self.tokens.append(token)
-
-
 @dataclass(slots=True)
 class _Step:
-    """A plan that was executed, and what each run's attention has read."""
+    """A plan that was executed, and what each run's attention has read.
+
+    num_drafts: how many drafts each run verifies. attended: of each run, one number for each of its
+    last 1 + num_drafts positions. answer: the KV connector's.
+    """
 
     plan: SchedulerOutput
-    attended: list[int] = field(default_factory=list)
+    num_drafts: Sequence[int]
+    attended: list[list[int]] = field(default_factory=list)
+    answer: bytes = b""
 
 
 class RowModel:
@@ -82,7 +51,15 @@ class RowModel:
 
     strict: ClassVar[bool] = True
 
-    def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv_cache: KVCacheConfig,
+        vocab_size: int,
+        *,
+        connected: bool = False,
+    ) -> None:
+        """connected: whether a `FlakyWorkerSide` moves blocks from and to elsewhere."""
         self.limits = limits
         self.vocab_size = vocab_size
         self.rows: dict[int, RowState] = {}
@@ -93,6 +70,10 @@ class RowModel:
         self._generations: dict[int, int] = {}
         self._last_step = -1
         self._step: _Step | None = None
+        self._encoder = FakeEncoder(limits)
+        self._side = FlakyWorkerSide() if connected else None
+        if self._side is not None:
+            self._side.register([SlotPages(self._slots)])
 
     def execute(self, plan: SchedulerOutput) -> None:
         """Apply leaves, joins, blocks and runs, in that order; keep what `sample` needs."""
@@ -102,6 +83,8 @@ class RowModel:
             f"step {plan.step_id} comes after step {self._last_step}: plans are out of order",
         )
         self._last_step = plan.step_id
+        if self._side is not None:
+            self._side.begin(plan.kv_transfer)
         for row in plan.leaves:
             self.leave(row)
         for request in plan.joins:
@@ -110,15 +93,22 @@ class RowModel:
         for group, columns in enumerate(plan.blocks):
             self._grow_all(group, columns)
         self._check_step(plan)
-        step = _Step(plan)
+        if self.strict:
+            self._encoder.execute(plan, self.rows)
+        step = _Step(plan, plan.num_drafts or bytes(len(plan.rows)))
         self._step = step
+        for row, num_drafts in zip(plan.rows, step.num_drafts, strict=True):
+            self._assume_drafts(row, num_drafts)
         # As attention does: the step's own keys and values are all there before anybody reads.
         runs = list(zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True))
         for row, start, count, samples in runs:
             self.write(row, start, count, bool(samples))
-        for row, start, count, _ in runs:
-            step.attended.append(self.read(row, start + count))
+        for (row, start, count, _), num_drafts in zip(runs, step.num_drafts, strict=True):
+            ends = range(start + count - num_drafts, start + count + 1)
+            step.attended.append([self.read(row, end) for end in ends])
         self._check_sharing()
+        if self._side is not None:
+            step.answer = self._side.finish()
 
     def sample(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Return the result of the plan last executed, and append its tokens to their rows."""
@@ -127,7 +117,7 @@ class RowModel:
             raise AssertionError("sample_tokens without execute_model")
         plan = step.plan
         allowed = _allowed_tokens(grammar, self.vocab_size)
-        token_ids = array("i")
+        num_sampled, token_ids = array("B"), array("i")
         logprobs: dict[int, LogprobColumns] = {}
         prompt_logprobs: dict[int, LogprobColumns] = {}
         for run, row in enumerate(plan.rows):
@@ -138,20 +128,23 @@ class RowModel:
             followers = followers[: max(0, state.request.num_prompt_tokens - 1 - plan.starts[run])]
             if asked is not None and followers:
                 prompt_logprobs[run] = _columns(followers, asked, self.vocab_size)
-            if not plan.samples[run]:
-                continue
-            token = self.choose(row, step.attended[run], allowed.get(run))
-            state.append(token)
-            token_ids.append(token)
+            drafts = state.take_last(step.num_drafts[run])
+            sampled = []
+            if plan.samples[run]:
+                sampled = self._verify(row, drafts, step.attended[run], allowed.get(run))
+            num_sampled.append(len(sampled))
+            token_ids.extend(sampled)
             asked = state.request.sampling_params.logprobs
-            if asked is not None:
-                logprobs[run] = _columns([token], asked, self.vocab_size)
+            if sampled and asked is not None:
+                logprobs[run] = _columns(sampled, asked, self.vocab_size)
         return ModelRunnerOutput(
             step_id=plan.step_id,
-            num_sampled=plan.samples[:],
+            num_sampled=num_sampled,
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            num_drafts=self._draft(plan),
+            kv_transfer=step.answer,
         )
 
     def leave(self, row: int) -> None:
@@ -178,9 +171,7 @@ class RowModel:
             f"{name} joins with {len(request.token_ids)} tokens",
         )
         self._generations[row] = request.generation
-        state = RowState(
-            request=request, tokens=[], contents=[], blocks=[[] for _ in self._block_sizes]
-        )
+        state = RowState(request=request, blocks=[[] for _ in self._block_sizes])
         for token in request.token_ids:
             state.append(token)
         self.rows[row] = state
@@ -213,6 +204,8 @@ class RowModel:
             state.num_computed in (-1, start),
             f"{where}, but is computed up to {state.num_computed}",
         )
+        if self.strict and state.encoded:
+            self._encoder.check(state, start, end)
         state.num_computed = end
         for group, size in enumerate(self._block_sizes):
             if not self._cached[group]:
@@ -222,25 +215,31 @@ class RowModel:
             for position in range(start, min(end, known)):
                 slot = (group, blocks[position // size], position % size)
                 self._slots[slot] = state.contents[position]
+        if self._side is not None and not start % self._block_sizes[0]:
+            self._side.spoilt.difference_update(state.blocks[0][start // self._block_sizes[0] :])
 
     def read(self, row: int, end: int) -> int:
         """Return what attention makes of positions 0 to end - 1 of a row."""
         state = self.rows[row]
         if not any(self._cached):
-            return sum(state.contents[:end]) & _MASK
+            return sum(state.contents[:end]) & MASK
         group = self._cached.index(True)
         size, blocks = self._block_sizes[group], state.blocks[group]
         attended = 0
         for position in range(end):
             block = blocks[position // size]
             content = self._slots.get((group, block, position % size), _UNDEFINED)
-            if self.strict and content != state.contents[position]:
+            if self.strict and content != state.contents[position] and not self._is_spoilt(block):
                 raise AssertionError(
                     f"row {row} ({state.request.request_id}) reads position {position} from block "
                     f"{block}, which holds something else: stale, never computed or overwritten"
                 )
             attended += content
-        return attended & _MASK
+        return attended & MASK
+
+    def _is_spoilt(self, block: int) -> bool:
+        """Return whether a load has failed to fill `block`: the scheduler hears of it later."""
+        return self._side is not None and block in self._side.spoilt
 
     def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:
         """Return the token that is sampled."""
@@ -257,7 +256,8 @@ class RowModel:
             for group, blocks in enumerate(state.blocks)
             for block in blocks
         }
-        self._slots = {slot: v for slot, v in self._slots.items() if slot[:2] in held}
+        for slot in [slot for slot in self._slots if slot[:2] not in held]:
+            del self._slots[slot]
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
         """Return the rows that hold each (group, block) which more than one holds."""
@@ -267,6 +267,43 @@ class RowModel:
                 for block in blocks:
                     holders.setdefault((group, block), []).append(row)
         return {key: rows for key, rows in holders.items() if len(rows) > 1}
+
+    def _assume_drafts(self, row: int, num_drafts: int) -> None:
+        """Take drafts for known until they are verified; those that nobody asks for are gone."""
+        self._require(row in self.rows, f"row {row} runs, but nobody has it")
+        state = self.rows[row]
+        held, state.drafts = state.drafts, []
+        self._require(
+            0 <= num_drafts <= len(held),
+            f"row {row} is to verify {num_drafts} drafts, and holds {len(held)}",
+        )
+        for token in held[:num_drafts]:
+            state.append(token)
+
+    def _verify(
+        self, row: int, drafts: list[int], attended: list[int], allowed: frozenset[int] | None
+    ) -> list[int]:
+        """Append to a row the drafts that are right and the token after them; return those."""
+        state = self.rows[row]
+        sampled: list[int] = []
+        for place, number in enumerate(attended):
+            token = self.choose(row, number, allowed)
+            state.append(token)
+            sampled.append(token)
+            if token not in drafts[place : place + 1]:
+                break
+        state.num_computed = len(state.tokens) - 1
+        return sampled
+
+    def _draft(self, plan: SchedulerOutput) -> array[int]:
+        """Draft for the rows that have sampled; return what each run's row holds now."""
+        most = self.limits.num_lookahead_tokens
+        if not most:
+            return array("B")
+        for row, samples in zip(plan.rows, plan.samples, strict=True):
+            if samples:
+                self.rows[row].draft(most, self.vocab_size)
+        return array("B", [len(self.rows[row].drafts) for row in plan.rows])
 
     def _grow_all(self, group: int, columns: BlockColumns) -> None:
         self._require(

@@ -1,39 +1,55 @@
-"""Random programs for a scheduler, and the referee that plays them.
+"""The referee that plays a scheduler's programs (`dovetail.testing.random_programs`).
 
-A program is made of arrivals, aborts, resets, plans and results, from a seed. The referee holds a
+A game is made of arrivals, aborts, pauses, resets, plans and results, from a seed. It holds a
 scheduler against the whole law of `SchedulerInterface`: a strict `RowModel` executes its plans, and
 each request must get what it would get alone. Knows a scheduler by its contract only.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from random import Random
 
 from dovetail.clock import ManualClock
-from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup, NoCacheSpec
 from dovetail.interfaces.policy import Policy
 from dovetail.interfaces.scheduler import (
     EngineCoreOutputs,
+    PauseScope,
     SchedulerContext,
     SchedulerInterface,
-    SchedulerLimits,
     SchedulerStats,
 )
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
-from dovetail.sampling_params import SamplingParams
+from dovetail.testing.draft_law import DraftLaw
 from dovetail.testing.expectation import expect
+from dovetail.testing.fake_kv_connector import FakeSchedulerSide
+from dovetail.testing.hold_law import HoldLaw
+from dovetail.testing.random_programs import (
+    VOCAB_SIZE,
+    Program,
+    make_kv_cache,
+    random_program,
+    random_request,
+)
 from dovetail.testing.request_ledger import RequestLedger
 from dovetail.testing.row_model import RowModel
 from dovetail.testing.step_accounts import StepAccounts
 
-VOCAB_SIZE = 31
 STEP_NS = 1_000_000
+
+__all__ = [
+    "AfterStep",
+    "Program",
+    "Referee",
+    "make_kv_cache",
+    "play",
+    "random_program",
+    "random_request",
+]
 
 AfterStep = Callable[[SchedulerInterface], None]
 
@@ -42,93 +58,12 @@ def _do_nothing(scheduler: SchedulerInterface) -> None:
     """Take note of a step where nobody looks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """What is played: the scheduler's limits, its cache, and a seed for everything else.
-
-    depth: plans that may be out, 1 or 2. num_turns: turns with arrivals and aborts; then it drains.
-    """
-
-    seed: int
-    limits: SchedulerLimits
-    kv_cache: KVCacheConfig
-    depth: int = 1
-    num_turns: int = 40
-
-
-def make_kv_cache(*, num_blocks: int, block_size: int, keeps: bool = True) -> KVCacheConfig:
-    """Return a cache of one layer; with `keeps` False, of a model that keeps nothing."""
-    if not keeps:
-        group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
-        return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype="float32")
-    group = KVCacheGroup(layer_names=("layers.0",), spec=spec)
-    return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
-
-
-def random_program(seed: int, *, keeps_cache: bool = True) -> Program:
-    """Return a program whose cache, budget and seats are small enough to be fought for."""
-    rng = Random(seed)
-    chunked = rng.random() < 0.7
-    max_num_seqs = rng.randint(1, 5)
-    max_model_len = rng.randint(6, 40)
-    block_size = rng.choice((1, 2, 4))
-    least = -(-max_model_len // block_size)
-    return Program(
-        seed=seed,
-        limits=SchedulerLimits(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=rng.randint(max_num_seqs, max_num_seqs + 16),
-            max_model_len=max_model_len,
-            enable_chunked_prefill=chunked,
-            long_prefill_token_threshold=rng.choice((0, 0, 3)) if chunked else 0,
-            enable_prefix_caching=rng.random() < 0.6,
-        ),
-        kv_cache=make_kv_cache(
-            num_blocks=1 + least + rng.randint(0, least * 3 // 2),
-            block_size=block_size,
-            keeps=keeps_cache,
-        ),
-        depth=1 + seed % 2,
-    )
-
-
-def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> EngineCoreRequest:
-    """Return a request that is not too long; its prompt often shares a prefix with others'."""
-    most = limits.max_model_len - 1
-    if not limits.enable_chunked_prefill:
-        most = min(most, limits.max_num_batched_tokens)
-    length = rng.randint(1, min(most, 20))
-    num_shared = rng.choice((0, length // 2, length - 1, length))
-    shared = [(3 * i + 1) % VOCAB_SIZE for i in range(num_shared)]
-    prompt = shared + [rng.randrange(VOCAB_SIZE) for _ in range(length - num_shared)]
-    max_tokens = rng.randint(1, 12)
-    own_stops = tuple(rng.sample(range(VOCAB_SIZE), 2)) if rng.random() < 0.5 else ()
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=rng.randint(0, min(3, max_tokens)),
-        stop_token_ids=own_stops,
-        logprobs=rng.choice((None, None, 0, 1)),
-        prompt_logprobs=rng.choice((None, None, None, None, 0, 2)),
-    )
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=array("i", prompt),
-        sampling_params=params,
-        max_tokens=max_tokens,
-        stop_token_ids=frozenset({0, *own_stops}),
-        seed=rng.getrandbits(64) if rng.random() < 0.5 else 7,
-        priority=rng.randint(-2, 2),
-        arrival_ns=0,
-        cache_salt=rng.choice(("", "", "", "tenant")),
-    )
-
-
 class Referee:
     """Plays with one scheduler and holds it against the law after every call.
 
     alive: ledgers of the requests that have neither ended nor been aborted. plans: all so far.
-    num_cached: by request id, as told. last_stats: the latest statistics, if there are any.
+    num_cached: by request id, as told. conserves_work: whether the policy promises that something
+    runs while something can. last_stats: the latest statistics, if there are any.
     """
 
     def __init__(
@@ -142,25 +77,35 @@ class Referee:
         """after_step: called with the scheduler after each call, to look deeper."""
         self.clock = ManualClock()
         self.program = program
+        self.drafts = DraftLaw()
+        self.holds = HoldLaw(connected=program.connected)
+        gated = program.holds and "gates" in scheduler_cls.provides
+        self.connected = program.connected and "kv_connector" in scheduler_cls.provides
         self.limits = program.limits
+        if "encoder" not in scheduler_cls.provides:
+            self.limits = replace(self.limits, max_num_encoder_tokens=0, encoder_cache_tokens=0)
         self.scheduler = scheduler_cls(
             SchedulerContext(
-                limits=program.limits,
+                limits=self.limits,
                 kv_cache=program.kv_cache,
                 clock=self.clock,
                 policy=policy,
                 seed=program.seed,
+                strict=True,
+                gates=[self.holds.gate] if gated else (),
+                kv_connector=FakeSchedulerSide() if self.connected else None,
             )
         )
         self.alive: dict[str, RequestLedger] = {}
         self.plans: list[SchedulerOutput] = []
-        self._rows = RowModel(program.limits, program.kv_cache, VOCAB_SIZE)
+        self._rows = RowModel(self.limits, program.kv_cache, VOCAB_SIZE, connected=self.connected)
         self._out: deque[tuple[SchedulerOutput, str, ModelRunnerOutput]] = deque()
         self._last_named: dict[int, int] = {}
         self._executed = -1
         self.num_cached: dict[str, int] = {}
         self.last_stats: SchedulerStats | None = None
         self._accounts = StepAccounts()
+        self.conserves_work = policy is None or policy.work_conserving
         self._after_step = after_step
 
     @property
@@ -172,6 +117,7 @@ class Referee:
         """Add a request that can run."""
         self.scheduler.add_request(request)
         self._accounts.add(request.request_id)
+        self.holds.add(request.request_id)
         self.alive[request.request_id] = RequestLedger(
             request, max_model_len=self.limits.max_model_len, vocab_size=VOCAB_SIZE
         )
@@ -186,9 +132,29 @@ class Referee:
             del self.alive[name]
         self._check_depth()
 
+    def pause(self, scope: PauseScope) -> None:
+        """Pause."""
+        self.scheduler.pause(scope)
+        self.holds.scope = scope
+        self._check_depth()
+
+    def resume(self) -> None:
+        """Resume, whether or not there is a pause."""
+        self.scheduler.resume()
+        self.holds.scope = None
+        self._check_depth()
+
+    def open_gate(self, request_id: str, *, fails: bool = False) -> None:
+        """Let the gate open for a request that it holds, or fail it: then it is to end so."""
+        if fails:
+            self.holds.gate.fail(request_id, f"no such grammar: {request_id}")
+            self.alive[request_id].fail(f"no such grammar: {request_id}")
+        else:
+            self.holds.gate.open(request_id)
+
     def reset(self) -> None:
         """Reset the prefix cache; whatever was cached before may then not be read again."""
-        idle = not self.alive and not self._out
+        idle = not self.alive and not self._out and not self.scheduler.depth().num_transfers
         done = self.scheduler.reset_prefix_cache()
         expect(done or not idle, "reset_prefix_cache returns False though nothing is under way")
         if done:
@@ -201,8 +167,12 @@ class Referee:
         due = self.plans[-1].step_id + 1 if self.plans else plan.step_id
         expect(plan.step_id == due, f"step_id {plan.step_id} comes where {due} is due")
         self._check_rows(plan)
-        if not self._out and self.alive:
-            expect(not plan.empty, f"nothing runs, though {len(self.alive)} requests could")
+        could = [name for name in self.holds.may_run(self.alive) if not self.alive[name].failing]
+        moving = self.scheduler.depth().num_transfers
+        if not self._out and could and self.conserves_work and not moving:
+            expect(not plan.empty, f"nothing runs, though {could} could")
+        self.holds.planned(plan, self.alive)
+        self.drafts.planned(plan)
         self._rows.execute(plan)
         self._check_pieces(plan)
         self._check_salts()
@@ -216,6 +186,7 @@ class Referee:
         """Give the scheduler the result of the oldest plan that is out."""
         plan, fingerprint, result = self._out.popleft()
         expect(repr(plan) == fingerprint, "a plan was changed after it was handed out")
+        self.drafts.settled(plan, result)
         outputs = self.scheduler.update_from_output(plan, result)
         self._executed = plan.step_id
         self._take(outputs)
@@ -224,16 +195,23 @@ class Referee:
         return outputs
 
     def drain(self) -> None:
-        """Plan and settle until nothing is left; raise AssertionError if that takes too long."""
+        """Plan and settle until nothing is left; raise AssertionError if that takes too long.
+
+        No gate and no pause stands in the way.
+        """
+        self.resume()
+        for name in list(self.holds.gate.held):
+            self.open_gate(name)
         most = 20 + 4 * sum(
             len(ledger.asked.prompt_token_ids) + len(ledger.due) for ledger in self.alive.values()
         )
         for _ in range(most):
-            if not self.alive and not self._out:
+            moving = self.scheduler.depth().num_transfers
+            if not self.alive and not self._out and not moving:
                 break
-            if self.alive and len(self._out) < self.program.depth:
+            if (self.alive or moving) and len(self._out) < self.program.depth:
                 self.schedule()
-            if len(self._out) == self.program.depth or not self.alive:
+            if len(self._out) == self.program.depth or not (self.alive or moving):
                 self.settle()
         expect(not self.alive, f"after {most} more steps {sorted(self.alive)} have not ended")
         depth = self.scheduler.depth()
@@ -317,6 +295,7 @@ class Referee:
             f"{depth}, but {len(self.alive)} requests are alive",
         )
         expect(depth.num_running <= self.limits.max_num_seqs, f"{depth}: over max_num_seqs")
+        self.holds.check_depth(depth, len(self.alive))
         self._after_step(self.scheduler)
 
     def _check_stats(self, outputs: EngineCoreOutputs, plan: SchedulerOutput) -> None:
@@ -334,22 +313,37 @@ class Referee:
         asked = self.limits.enable_prefix_caching or not stats.prefix_queries
         expect(asked, f"{stats}: prefixes are looked up, and prefix caching is off")
         self._accounts.check(stats)
+        idle = stats.num_idle_steps if self.conserves_work else 0
+        expect(not idle, "the policy let nothing run though something could; work_conserving?")
         self.last_stats = stats
 
     def _check_usage(self, stats: SchedulerStats) -> None:
-        """At least what living requests hold is in use, and nothing once they are gone."""
+        """At least what living requests hold is in use, and nothing once all is executed."""
         held = {
             block
             for state in self._rows.rows.values()
             if state.request.request_id in self.alive
             for block in state.blocks[0]
         }
-        least = len(held) / (self.program.kv_cache.num_blocks - 1)
-        most = 1.0 if self.alive else 0.0
+        # A failed load takes blocks from a row that still has to leave.
+        least = 0 if self.connected else len(held) / (self.program.kv_cache.num_blocks - 1)
+        moving = self.scheduler.depth().num_transfers
+        most = 1.0 if self.alive or self._out or moving else 0.0
         expect(
             least - 1e-9 <= stats.kv_cache_usage <= most,
             f"{stats}: kv_cache_usage is a share; {least} to {most} is right",
         )
+
+
+def _hold_or_let_go(rng: Random, referee: Referee) -> None:
+    """Pause or resume now and then, and let gates open."""
+    if rng.random() < 0.04:
+        referee.pause(rng.choice(list(PauseScope)))
+    elif rng.random() < 0.3:
+        referee.resume()
+    held = referee.holds.gate.held
+    if held and rng.random() < 0.3:
+        referee.open_gate(rng.choice(held), fails=rng.random() < 0.2)
 
 
 def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
@@ -357,12 +351,14 @@ def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
     rng = Random(program.seed)
     for turn in range(program.num_turns):
         if rng.random() < 0.4:
-            referee.add(random_request(rng, f"r{turn}", program.limits))
+            referee.add(random_request(rng, f"r{turn}", referee.limits))
         if rng.random() < 0.08:
             known = [f"r{number}" for number in range(turn + 2)]
             referee.abort([*rng.choices(known, k=2), "nobody"])
         if rng.random() < 0.04:
             referee.reset()
+        if program.holds:
+            _hold_or_let_go(rng, referee)
         full = referee.num_out == program.depth
         if not full and rng.random() < 0.9:
             referee.schedule()
@@ -370,7 +366,7 @@ def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
             referee.settle()
     referee.drain()
     referee.reset()
-    referee.add(random_request(rng, "r0", program.limits))
+    referee.add(random_request(rng, "r0", referee.limits))
     referee.drain()
     referee.scheduler.shutdown()
     referee.scheduler.shutdown()

@@ -20,7 +20,7 @@ class StepAccounts:
         self._names: dict[int, str] = {}
         self._num_rejoined = 0
         self._num_again = 0
-        self._sums = (0, 0, 0, 0)
+        self._sums = (0,) * 6
 
     def add(self, request_id: str) -> None:
         """Note a new request; its id may be that of one that has ended."""
@@ -29,15 +29,17 @@ class StepAccounts:
 
     def take(self, plan: SchedulerOutput) -> None:
         """Note a plan."""
-        starts = dict(zip(plan.rows, plan.starts, strict=True))
         for request in plan.joins:
             name = self._names[request.row] = request.request_id
-            if name in self._reached:
-                self._num_rejoined += 1
-                self._num_again += max(0, self._reached[name] - starts.get(request.row, 0))
+            self._num_rejoined += name in self._reached
             self._reached.setdefault(name, 0)
-        for row, start, count in zip(plan.rows, plan.starts, plan.num_tokens, strict=True):
-            self._reached[self._names[row]] = start + count
+        drafts = plan.num_drafts or bytes(len(plan.rows))
+        runs = zip(plan.rows, plan.starts, plan.num_tokens, drafts, strict=True)
+        for row, start, count, num_drafts in runs:
+            name, end = self._names[row], start + count - num_drafts
+            reached = self._reached[name]
+            self._num_again += max(0, min(end, reached) - start)
+            self._reached[name] = max(end, reached)
 
     def check(self, stats: SchedulerStats) -> None:
         """Hold statistics against the plans so far; raise AssertionError with what differs."""
@@ -46,6 +48,8 @@ class StepAccounts:
             stats.prefix_hits,
             stats.num_preemptions,
             stats.num_recomputed_tokens,
+            stats.num_evictions,
+            stats.num_aborted,
         )
         grown = all(new >= old for new, old in zip(sums, self._sums, strict=True))
         expect(grown and sums[1] <= sums[0], f"{stats}: a sum shrank, or more hits than queries")
@@ -59,3 +63,12 @@ class StepAccounts:
             f"{stats}, but {self._num_again} tokens were computed again",
         )
         self._sums = sums
+        _check_blocks(stats)
+
+
+def _check_blocks(stats: SchedulerStats) -> None:
+    used, cached, most = stats.num_used_blocks, stats.num_cached_blocks, stats.num_blocks
+    expect(0 <= used <= most and 0 <= cached <= most, f"{stats}: more blocks than there are")
+    share = used / most if most else stats.kv_cache_usage  # 0: it does not count them
+    expect(abs(share - stats.kv_cache_usage) < 1e-9, f"{stats}: kv_cache_usage is another share")
+    expect(stats.schedule_ns >= 0 and stats.update_ns >= 0, f"{stats}: time runs backwards")

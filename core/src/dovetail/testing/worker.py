@@ -16,7 +16,7 @@ from random import Random
 
 from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.interfaces.worker import GrammarOutput, ModelInfo, WorkerBase, WorkerContext
-from dovetail.kv_cache.sizing import group_layers
+from dovetail.kv_cache.grouping import group_layers
 from dovetail.sampling_params import SamplingParams
 from dovetail.testing.case import Case, run_all
 from dovetail.testing.expectation import expect, judging
@@ -139,14 +139,14 @@ def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
     worker.load_model()
     info = worker.get_model_info()
     specs = worker.get_kv_cache_spec()
-    groups = group_layers([specs], block_size=BLOCK_SIZE)
     longest = max(PROMPT_LENGTHS) + 2 * NUM_TOKENS
-    num_blocks = 1 + (NUM_ROWS + 1) * -(-longest // groups[0].spec.block_size)
+    groups = group_layers([specs], block_size=BLOCK_SIZE, max_model_len=longest)
+    num_blocks = 1 + (NUM_ROWS + 1) * len(groups) * -(-longest // groups[0].spec.block_size)
     available = worker.determine_available_memory()
-    needed = num_blocks * sum(group.bytes_per_block for group in groups)
+    kv_cache = KVCacheConfig(num_blocks=num_blocks, groups=groups)
+    needed = num_blocks * kv_cache.bytes_per_block
     expect(isinstance(available, int) and available > 0, f"{available!r} bytes are available")
     expect(available >= needed, f"{available} bytes are available; the suite needs {needed}")
-    kv_cache = KVCacheConfig(num_blocks=num_blocks, groups=groups)
     worker.initialize_cache(kv_cache)
     worker.compile_or_warm_up_model()
     return info, kv_cache

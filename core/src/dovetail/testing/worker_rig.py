@@ -23,7 +23,10 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(slots=True, kw_only=True)
 class RigRow:
-    """What the rig knows of a row. tokens: all; num_computed: of them; blocks: of every group."""
+    """What the rig knows of a row.
+
+    tokens: all; num_computed: of them; blocks: by position, each one block of every group.
+    """
 
     tokens: list[int]
     num_computed: int = 0
@@ -44,7 +47,7 @@ class WorkerRig:
         self._num_groups = len(kv_cache.groups)
         self._builder = StepBuilder(num_groups=self._num_groups)
         # In random order, so that a worker which reads blocks side by side is found out.
-        self._free = list(range(1, kv_cache.num_blocks))
+        self._free = list(range((kv_cache.num_blocks - 1) // self._num_groups))
         Random(seed).shuffle(self._free)
         self._generations: dict[int, int] = {}
         self._runs: list[int] = []
@@ -137,8 +140,9 @@ class WorkerRig:
 
     def _give(self, row: int, blocks: Sequence[int]) -> None:
         self.rows[row].blocks += blocks
-        for group in range(self._num_groups):
-            self._builder.grow(row, blocks, group=group)
+        for group in range(self._num_groups):  # all groups draw from the same ids
+            ids = [1 + block * self._num_groups + group for block in blocks]
+            self._builder.grow(row, ids, group=group)
 
     def _check(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
         expect(

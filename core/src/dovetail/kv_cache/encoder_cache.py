@@ -1,0 +1,150 @@
+"""The encoder cache manager: which encoder outputs a worker holds, and for whom.
+
+Budgeted in embeddings, one for each placeholder token. An output is named by the hash of its
+content, so that requests with the same image share it. What nobody refers to stays until its place
+is needed, the longest unused first. Integer bookkeeping: no tensors, no plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from dovetail.request import EncoderInput, Request
+
+
+class EncoderCacheManager:
+    """Outputs in use, and unused ones that are kept while there is room.
+
+    capacity: embeddings. num_queries, num_hits, num_evictions: outputs asked for, found, dropped.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.num_queries = 0
+        self.num_hits = 0
+        self.num_evictions = 0
+        self._sizes: dict[bytes, int] = {}  # embeddings of each output, by its content's hash
+        self._references: Counter[bytes] = Counter()
+        self._held: dict[str, dict[int, bytes]] = {}
+        self._unused: OrderedDict[bytes, None] = OrderedDict()
+        self._num_used = 0
+        self._num_kept = 0
+        self._evicted: list[bytes] = []
+
+    @property
+    def num_used(self) -> int:
+        """Embeddings of outputs that somebody refers to."""
+        return self._num_used
+
+    @property
+    def num_cached(self) -> int:
+        """Embeddings of all outputs that are there, used or not."""
+        return self._num_used + self._num_kept
+
+    def has(self, item: EncoderInput) -> bool:
+        """Return whether the output is there, or will be when the plans handed out are executed."""
+        return item.content_hash in self._sizes
+
+    def can_allocate(self, items: Iterable[EncoderInput]) -> bool:
+        """Return whether `allocate` would succeed for all `items` together. Changes nothing."""
+        more = {
+            item.content_hash: self._sizes.get(item.content_hash, item.num_tokens)
+            for item in items
+            if item.content_hash not in self._references
+        }
+        return self._num_used + sum(more.values()) <= self.capacity
+
+    def allocate(self, request: Request, index: int) -> bool:
+        """Refer to the output of `request.encoder_inputs[index]`, for the plan about to go out.
+
+        Returns whether it has to be computed by that plan. Outputs evicted for it are told by
+        `take_evicted`. Without effect if the request refers to it already. Raises LookupError,
+        changing nothing, if there is no room.
+        """
+        held = self._held.get(request.request_id, {})
+        if index in held:
+            return False
+        item = request.encoder_inputs[index]
+        content = item.content_hash
+        if not self.can_allocate((item,)):
+            raise LookupError(
+                f"{item.num_tokens} embeddings are asked, {self.capacity - self._num_used} are free"
+            )
+        self.num_queries += 1
+        self._held.setdefault(request.request_id, held)[index] = content
+        if content in self._references:
+            self._references[content] += 1
+            self.num_hits += 1
+            return False
+        self._references[content] = 1
+        size = self._sizes.setdefault(content, item.num_tokens)
+        self._num_used += size
+        if content in self._unused:
+            del self._unused[content]
+            self._num_kept -= size
+            self.num_hits += 1
+            return False
+        self._make_room()
+        return True
+
+    def free_input(self, request: Request, index: int) -> None:
+        """Give up one reference: the placeholders' keys and values are in the KV cache.
+
+        Without effect if the request does not hold it.
+        """
+        held = self._held.get(request.request_id)
+        if held is None or index not in held:
+            return
+        content = held.pop(index)
+        if not held:
+            del self._held[request.request_id]
+        self._references[content] -= 1
+        if not self._references[content]:
+            del self._references[content]
+            self._unused[content] = None
+            self._num_used -= self._sizes[content]
+            self._num_kept += self._sizes[content]
+
+    def free(self, request: Request) -> None:
+        """Give up all that the request refers to: it has ended or is preempted."""
+        for index in list(self._held.get(request.request_id, ())):
+            self.free_input(request, index)
+
+    def take_evicted(self) -> list[bytes]:
+        """Return the hashes of outputs that are no longer kept, for the plan about to go out.
+
+        Begins anew. An output may be named here and be computed again by the same plan, which drops
+        before it computes.
+        """
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def reset(self) -> bool:
+        """Drop all outputs; return False, changing nothing, if any is in use."""
+        if self._references:
+            return False
+        self._evicted += self._unused
+        self._unused.clear()
+        self._sizes.clear()
+        self._num_kept = 0
+        return True
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError unless only `requests` hold references, and the sums are right."""
+        names = {request.request_id for request in requests}
+        assert names >= set(self._held), "who has gone still refers to an output"
+        counted = Counter(content for held in self._held.values() for content in held.values())
+        assert counted == self._references, "reference counts differ from what requests hold"
+        assert not counted.keys() & self._unused.keys(), "an output in use counts as unused"
+        assert counted.keys() | self._unused.keys() == self._sizes.keys(), "an output is lost"
+        assert self._num_used == sum(self._sizes[content] for content in counted)
+        assert self._num_kept == sum(self._sizes[content] for content in self._unused)
+        assert self.num_cached <= self.capacity, "more is kept than there is room for"
+
+    def _make_room(self) -> None:
+        while self.num_cached > self.capacity:
+            content, _none = self._unused.popitem(last=False)
+            self._num_kept -= self._sizes.pop(content)
+            self.num_evictions += 1
+            self._evicted.append(content)

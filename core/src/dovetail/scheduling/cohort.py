@@ -1,0 +1,252 @@
+"""The requests that hold a row; those of them that decode side by side take their steps together.
+
+A request that decodes does the same in every step, but for events: a block is full, its last token
+is due. So those that decode are members of one cohort, which keeps the columns of their next step;
+a step moves all of them by adding one to a counter and to a column. A member is touched when
+something happens to it. The others that hold a row stand apart.
+
+Knows neither policy nor blocks: what a full block means is the mechanism's.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import attrgetter
+
+from dovetail.request import STANDING, Pace, Request
+
+ADMISSION = attrgetter("admission")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Members that have taken one step together: columns in order of admission, never changed.
+
+    order: their admissions. token_ids: their own, to append to. stop_ids: every token that may end
+    one of them. capped: those whose last token comes with this step. gone: by their place, those
+    that had ended, or had to leave their row, before its result was in.
+    """
+
+    members: list[Request]
+    order: list[int]
+    request_ids: list[str]
+    token_ids: list[array[int]]
+    rows: array[int]
+    starts: array[int]
+    stop_ids: frozenset[int]
+    capped: list[Request]
+    gone: dict[int, Request] = field(default_factory=dict)
+
+    def place(self, request: Request) -> int:
+        """Return the place of `request` among them, or -1."""
+        place = bisect_left(self.order, request.admission)
+        found = place < len(self.members) and self.members[place] is request
+        return place if found else -1
+
+
+class Cohort:
+    """All that hold a row.
+
+    running: in the order of their admission. apart: those that are not members, likewise. Read
+    these two; only the cohort writes to them.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.running: list[Request] = []
+        self.apart: list[Request] = []
+        self._block_size = block_size
+        self._num_admissions = 0
+        self._pace = Pace()
+        self._members: list[Request] = []
+        self._order: list[int] = []
+        self._ids: list[str] = []
+        self._tokens: list[array[int]] = []
+        self._rows = array("i")
+        self._starts = array("i")
+        self._lent = False
+        self._stops: Counter[frozenset[int]] = Counter()
+        self._stop_ids: frozenset[int] | None = frozenset()
+        self._events: defaultdict[int, list[Request]] = defaultdict(list)
+        self._capped: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._members)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.pace is self._pace
+
+    @property
+    def last_admission(self) -> int:
+        """That of the member that was admitted last; -1 if there is none."""
+        return self._order[-1] if self._order else -1
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def admit(self, request: Request) -> None:
+        """Take in a request that has got its row."""
+        request.admission = self._num_admissions
+        self._num_admissions += 1
+        self.running.append(request)
+        self.apart.append(request)
+
+    def release(self, request: Request) -> None:
+        """Let go of a request that gives up its row."""
+        del self.running[bisect_left(self.running, request.admission, key=ADMISSION)]
+        if request in self:
+            self._remove(request)
+        else:
+            del self.apart[bisect_left(self.apart, request.admission, key=ADMISSION)]
+
+    # --- members --------------------------------------------------------------------------------
+
+    def step_in(self, requests: list[Request]) -> None:
+        """Let some that stand apart, of which one token is to be computed, become members."""
+        self._own()
+        for request in requests:
+            self._insert(request)
+        self.apart = [request for request in self.apart if request not in self]
+
+    def step_out(self, request: Request) -> None:
+        """Let a member stand apart."""
+        self._remove(request)
+        place = bisect_left(self.apart, request.admission, key=ADMISSION)
+        self.apart.insert(place, request)
+
+    def dissolve(self) -> None:
+        """Let all members stand apart."""
+        for request in self._members:
+            request.keep_pace(STANDING)
+        self.apart[:] = self.running
+        self._members, self._order, self._ids, self._tokens = [], [], [], []
+        self._rows, self._starts = array("i"), array("i")
+        self._stops.clear()
+        self._stop_ids = None
+        self._events.clear()
+        self._capped.clear()
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def take_due(self) -> list[Request]:
+        """Return the members whose last block is full, once in a step.
+
+        Those whose last token comes with the next step are noted and step out after it.
+        """
+        step, size, full = self._pace.num_steps, self._block_size, []
+        for request in self._events.pop(step, ()):
+            if request.event_step != step or request not in self:
+                continue  # it was a member when this was noted down
+            if not request.num_computed_tokens % size:
+                full.append(request)
+            if request.num_tokens_with_pending + 1 >= request.max_total_tokens:
+                request.event_step = -1  # it may have been noted down twice
+                self._capped.append(request)
+            else:
+                self._expect_event(request, after=1)
+        return full
+
+    def take_step(self) -> Together:
+        """Move all members by one token; return what they did."""
+        taken = Together(
+            members=self._members,
+            order=self._order,
+            request_ids=self._ids,
+            token_ids=self._tokens,
+            rows=self._rows,
+            starts=self._starts,
+            stop_ids=self._all_stop_ids(),
+            capped=[request for request in self._capped if request in self],
+        )
+        self._lent = True
+        self._starts = _advanced(self._starts)
+        self._pace.num_steps += 1
+        self._capped.clear()
+        for request in taken.capped:
+            self.step_out(request)
+        return taken
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if columns and requests differ. For tests."""
+        members = self._members
+        assert [one.admission for one in members] == self._order == sorted(set(self._order))
+        assert self.running == sorted([*members, *self.apart], key=ADMISSION)
+        assert all(one in self for one in members) and not any(one in self for one in self.apart)
+        assert list(self._rows) == [one.row for one in members], "a member has another row"
+        assert list(self._starts) == [one.num_computed_tokens for one in members]
+        assert [one.request_id for one in members] == self._ids
+        assert all(one.token_ids is ids for one, ids in zip(members, self._tokens, strict=True))
+        for one in members:
+            assert one.num_tokens_with_pending == one.num_computed_tokens + 1
+            assert one in self._events[one.event_step], "nothing will ever happen to a member"
+            assert one.event_step >= self._pace.num_steps
+
+    def _insert(self, request: Request) -> None:
+        """Make a member; the lists are the cohort's own."""
+        place = bisect_left(self._order, request.admission)
+        self._members.insert(place, request)
+        self._order.insert(place, request.admission)
+        self._ids.insert(place, request.request_id)
+        self._tokens.insert(place, request.token_ids)
+        self._rows.insert(place, request.row)
+        self._starts.insert(place, request.num_computed_tokens)
+        self._stops[request.stop_token_ids] += 1
+        self._stop_ids = None
+        request.keep_pace(self._pace)
+        self._expect_event(request, after=0)
+
+    def _remove(self, request: Request) -> None:
+        self._own()
+        place = bisect_left(self._order, request.admission)
+        for column in (self._members, self._order, self._ids, self._tokens):
+            del column[place]
+        del self._rows[place], self._starts[place]
+        self._stops[request.stop_token_ids] -= 1
+        if not self._stops[request.stop_token_ids]:
+            del self._stops[request.stop_token_ids]
+            self._stop_ids = None
+        request.keep_pace(STANDING)
+
+    def _own(self) -> None:
+        """Before a change: copy what a step has been given."""
+        if self._lent:
+            self._members, self._order = self._members[:], self._order[:]
+            self._ids, self._tokens = self._ids[:], self._tokens[:]
+            self._rows = self._rows[:]
+            self._lent = False
+
+    def _expect_event(self, request: Request, *, after: int) -> None:
+        """Note when its block is full or its last token due, at the earliest `after` steps on."""
+        full = -(request.num_computed_tokens + after) % self._block_size
+        last = request.max_total_tokens - 1 - request.num_tokens_with_pending - after
+        request.event_step = self._pace.num_steps + after + min(full, last)
+        self._events[request.event_step].append(request)
+
+    def _all_stop_ids(self) -> frozenset[int]:
+        if self._stop_ids is None:
+            self._stop_ids = frozenset[int]().union(*self._stops)
+        return self._stop_ids
+
+
+def _advanced(starts: array[int]) -> array[int]:
+    """Return the column plus one in every place, by one addition of a long number.
+
+    Lanes of 32 bits never overflow into each other: positions are below 2**31 - 1.
+    """
+    num_bytes = 4 * len(starts)
+    total = int.from_bytes(starts.tobytes(), sys.byteorder) + _ones(len(starts))
+    moved = array("i")
+    moved.frombytes(total.to_bytes(num_bytes, sys.byteorder))
+    return moved
+
+
+@lru_cache(maxsize=64)
+def _ones(length: int) -> int:
+    return int.from_bytes((array("i", [1]) * length).tobytes(), sys.byteorder)

@@ -1,0 +1,110 @@
+"""Content that has to be encoded before a run can read it: what a step may encode, and for whom.
+
+A run may cover placeholder tokens only if the encoder output of their content is kept, or is made
+in the same step. Both are limited, in placeholder tokens. A step in the making notes who wants
+what; the encoder cache hears of it when the step is emitted, so that taking a grant back is one
+deletion. Knows no policy, no row's owner and no KV block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.kv_cache.encoder_cache import EncoderCacheManager
+from dovetail.plan import StepBuilder
+from dovetail.request import EncoderInput, EngineCoreRequest, Request
+
+Need = tuple[Request, int]
+"""A request, and the index of one of its contents."""
+
+
+class EncoderBudget:
+    """The encoder's share of each step."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._wanted: dict[Request, tuple[list[int], int]] = {}
+        self._max_tokens = limits.max_num_encoder_tokens
+        self._cache = EncoderCacheManager(limits.encoder_cache_tokens)
+        self._chunks = limits.enable_chunked_prefill
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Raise RequestError for content that no step could ever encode."""
+        sizes = [item.num_tokens for item in request.encoder_inputs]
+        most = min(self._max_tokens, self._cache.capacity)
+        needed = max(sizes) if self._chunks else sum(sizes)
+        if needed > most:
+            raise RequestError(
+                f"the request's content takes {needed} encoder tokens at once, and {most} fit; "
+                "send less, or raise max_num_encoder_tokens and encoder_cache_tokens.",
+                parameter="prompt",
+            )
+
+    def reach(self, request: Request, start: int, end: int) -> int:
+        """Return how far a run over [start, end) can go in this step. Changes nothing.
+
+        It ends at the latest before the first placeholder whose content cannot be there.
+        """
+        items = [_item(need) for need in self._needs()]
+        for index in _overlapping(request, start, end):
+            item = request.encoder_inputs[index]
+            items.append(item)
+            if not self._fits(items):
+                return max(start, item.position)
+        return end
+
+    def want(self, request: Request, start: int, end: int) -> None:
+        """Note that `request` has been granted a run over [start, end), which `reach` allows."""
+        indices = list(_overlapping(request, start, end))
+        if indices:
+            self._wanted[request] = (indices, end)
+
+    def revoke(self, request: Request) -> None:
+        """Take back what the step in the making has noted for `request`."""
+        self._wanted.pop(request, None)
+
+    def emit(self, builder: StepBuilder) -> None:
+        """Have the plan encode what is wanted and not kept, and free what had to make room."""
+        if not self._wanted:
+            return
+        cache = self._cache
+        # What is kept already comes first, so that nobody's need takes its place.
+        needs = sorted(self._needs(), key=lambda need: not cache.has(_item(need)))
+        for request, index in needs:
+            if cache.allocate(request, index):
+                builder.encode(request.row, index)
+        for need in needs:
+            item = _item(need)
+            if item.position + item.num_tokens <= self._wanted[need[0]][1]:
+                cache.free_input(*need)  # read to its end; later plans may let it go
+        for content_hash in cache.take_evicted():
+            builder.free_encoded(content_hash)
+        self._wanted.clear()
+
+    def free(self, request: Request) -> None:
+        """Give up all that a request refers to, which leaves its row."""
+        self._cache.free(request)
+
+    def check_integrity(self, running: Iterable[Request]) -> None:
+        """Raise AssertionError unless only `running` ones refer to content."""
+        self._cache.check_integrity(running)
+
+    def _needs(self) -> Iterator[Need]:
+        return ((one, index) for one, (indices, _) in self._wanted.items() for index in indices)
+
+    def _fits(self, items: list[EncoderInput]) -> bool:
+        new = {one.content_hash: one.num_tokens for one in items if not self._cache.has(one)}
+        return sum(new.values()) <= self._max_tokens and self._cache.can_allocate(items)
+
+
+def _item(need: Need) -> EncoderInput:
+    request, index = need
+    return request.encoder_inputs[index]
+
+
+def _overlapping(request: Request, start: int, end: int) -> Iterator[int]:
+    """Yield the indices of the contents whose placeholders stand in [start, end), by position."""
+    for index, item in enumerate(request.encoder_inputs):
+        if item.position < end and item.position + item.num_tokens > start:
+            yield index

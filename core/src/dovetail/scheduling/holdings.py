@@ -1,0 +1,50 @@
+"""What a scheduler has to give, and to whom it has given it: rows, blocks, a step's budget.
+
+State only. Who gets what is `mechanism`'s, who sees it `view`'s.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.scheduler import SchedulerContext
+from dovetail.kv_cache.manager import KVCacheManager
+from dovetail.plan import StepBuilder
+from dovetail.request import Request
+from dovetail.rows import RowAllocator
+from dovetail.scheduling.cohort import Cohort
+from dovetail.scheduling.draft import StepDraft
+from dovetail.scheduling.encoder_budget import EncoderBudget
+from dovetail.scheduling.lobby import Lobby
+from dovetail.scheduling.remote_loads import RemoteLoads
+
+
+class Holdings:
+    """Rows, blocks, requests and the step in the making.
+
+    requests: all that have not ended, by id. lobby: those that cannot be admitted yet. running:
+    those that hold a row, in the order of their admission. loads: those that hold blocks and no row
+    yet. encoder: what a step may encode.
+    num_groups: of layers, each with blocks of its own. draft: the step that is being
+    planned, or the last one. last_step: the last plan that was handed out. now_ns: when the
+    scheduler was last called.
+    """
+
+    def __init__(self, context: SchedulerContext) -> None:
+        limits = context.limits
+        self.limits = limits
+        self.rows = RowAllocator(limits.max_num_seqs)
+        self.kv_cache = KVCacheManager(
+            context.kv_cache,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            max_step_tokens=limits.max_num_batched_tokens + limits.num_lookahead_tokens,
+        )
+        self.loads = RemoteLoads(context.kv_connector, self.kv_cache, max_loads=limits.max_num_seqs)
+        self.num_groups = len(context.kv_cache.groups)
+        self.builder = StepBuilder(num_groups=self.num_groups)
+        self.requests: dict[str, Request] = {}
+        self.lobby = Lobby(context.gates)
+        self.cohort = Cohort(context.kv_cache.block_size)
+        self.running = self.cohort.running
+        self.encoder = EncoderBudget(limits)
+        self.draft = StepDraft(limits.max_num_batched_tokens, self.encoder)
+        self.last_step = -1
+        self.now_ns = 0

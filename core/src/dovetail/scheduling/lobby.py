@@ -1,0 +1,71 @@
+"""Requests that nobody may admit yet, whatever their rank: held by gates, or by a pause.
+
+They stand neither in the policy's queue nor in anybody's way. Knows no policy, no row and no block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dovetail.interfaces.admission import AdmissionGate
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.scheduling.gatehouse import Gatehouse
+
+
+class Lobby:
+    """Holds requests until they are let in. closed: whether a pause holds whoever comes."""
+
+    def __init__(self, gates: Sequence[AdmissionGate]) -> None:
+        self.closed = False
+        self._gatehouse = Gatehouse(gates)
+        self._aside: dict[Request, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._gatehouse) + len(self._aside)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._aside or request in self._gatehouse
+
+    def ask(self, asked: EngineCoreRequest) -> list[AdmissionGate]:
+        """Return the gates that hold a new request; let a gate's RequestError through."""
+        return self._gatehouse.ask(asked)
+
+    def enter(self, request: Request, gates: list[AdmissionGate]) -> bool:
+        """Take a new request in; return False if it may go on to the queue at once."""
+        if gates:
+            self._gatehouse.hold(request, gates)
+        elif self.closed:
+            self._aside[request] = None
+        return bool(gates) or self.closed
+
+    def discard(self, request: Request) -> bool:
+        """Hold `request` no longer; return whether it was held."""
+        held = request in self
+        if self._aside.pop(request, self) is self:
+            self._gatehouse.discard(request)
+        return held
+
+    def close(self, requests: Iterable[Request]) -> None:
+        """Hold `requests`, and whoever comes from now on."""
+        self.closed = True
+        self._aside |= dict.fromkeys(requests)
+
+    def reopen(self) -> list[Request]:
+        """Hold only those at gates; return the others in the order of their arrival."""
+        self.closed = False
+        let_go, self._aside = self._aside, {}
+        return sorted(let_go, key=lambda request: request.sequence)
+
+    def take_ready(self) -> list[Request]:
+        """Return those whose gates have let them pass, and hold them no longer."""
+        if not len(self._gatehouse):
+            return []
+        ready = self._gatehouse.take_ready()
+        if not self.closed:
+            return ready
+        self._aside |= dict.fromkeys(ready)
+        return []
+
+    def take_failed(self) -> list[tuple[Request, str]]:
+        """Return those that can never pass, with a message, and hold them no longer."""
+        return self._gatehouse.take_failed() if len(self._gatehouse) else []

@@ -1,0 +1,396 @@
+"""What can be done in a step: continue, admit, displace, evict. The only place that grants.
+
+Rows, blocks, the budget and the lengths of pieces are kept here, whatever a policy wishes. A
+running request that needs a block takes it from a victim of the policy's choice, who loses its row
+and its work and waits again; a step that does so is under pressure and admits nobody. What a
+request gives up that a step which is out still names comes free when that has been executed; until
+then those who need it wait and nobody else gives way for them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from dovetail.interfaces.policy import Denied, Grant
+from dovetail.kv_cache.hit import Hit
+from dovetail.request import Request, RequestStatus
+from dovetail.scheduling.cohort import ADMISSION
+from dovetail.scheduling.draft import StepDraft
+from dovetail.scheduling.holdings import Holdings
+from dovetail.scheduling.life_cycle import change_status
+from dovetail.scheduling.lookahead import VerifyingDraft
+from dovetail.scheduling.policy_host import PolicyHost
+
+DENIALS = {reason: Grant(denied=reason) for reason in Denied}
+DONE = Grant()
+
+
+@cache
+def granted(num_tokens: int) -> Grant:
+    """Return the grant of so many tokens: as few objects as a budget has tokens."""
+    return Grant(num_tokens=num_tokens)
+
+
+class Mechanism:
+    """Grants and takes back, one step after the other.
+
+    max_piece: tokens of a prompt in one step. runs_together: whether those that decode may take
+    their steps together; the plans are the same, and cost less. under_pressure: whether this step
+    has preempted for want of blocks.
+    """
+
+    def __init__(self, holdings: Holdings, host: PolicyHost) -> None:
+        limits = holdings.limits
+        self._holdings = holdings
+        self._host = host
+        self._cohort = holdings.cohort
+        self._encoder = holdings.encoder
+        self._budget = limits.max_num_batched_tokens
+        self._chunks = limits.enable_chunked_prefill
+        self._lookahead = limits.num_lookahead_tokens
+        self._draft_cls = VerifyingDraft if self._lookahead else StepDraft
+        self.max_piece = min(limits.long_prefill_token_threshold or self._budget, self._budget)
+        self.runs_together = not self._lookahead
+        self.under_pressure = False
+        self._shortage = Denied.BUDGET
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+
+    def begin_step(self) -> None:
+        """Begin a new draft."""
+        self._holdings.draft = self._draft_cls(self._budget, self._encoder)
+        self.under_pressure = False
+        self._host.begin_step()
+
+    # --- what runs ------------------------------------------------------------------------------
+
+    def continue_running(self) -> Grant:
+        """Let all that run and have neither grant nor pause compute what they have left."""
+        draft = self._holdings.draft
+        before = draft.tokens_left
+        if draft.cohort is None and not self._continue_together():
+            self._cohort.dissolve()
+        self._continue_apart(self._cohort.apart)
+        return granted(before - draft.tokens_left)
+
+    def _continue_together(self) -> bool:
+        """Let all that decode run side by side, where that changes nothing of the plan.
+
+        That is: they come first, in the order of admission too, and the budget lasts for all.
+        """
+        draft, cohort = self._holdings.draft, self._cohort
+        if draft.counts or not self.runs_together:
+            return False
+        decoding: list[Request] = []
+        for request in cohort.apart:
+            wanted = request.num_uncomputed_tokens
+            if not wanted or request in draft.held:
+                continue
+            if wanted > 1 or request.num_computed_tokens < request.num_prompt_tokens:
+                if request.admission < cohort.last_admission:
+                    return False
+                break
+            decoding.append(request)
+        if len(cohort) + len(decoding) > draft.tokens_left:
+            return False
+        if decoding:
+            cohort.step_in(decoding)
+        for request in sorted(cohort.take_due(), key=ADMISSION):
+            if request in cohort and not self._hold_blocks(
+                request, request.num_computed_tokens + 1
+            ):
+                self._stand_apart(request)
+        draft.continue_together(cohort)
+        return True
+
+    def _continue_apart(self, requests: list[Request]) -> None:
+        draft = self._holdings.draft
+        for request in tuple(requests):
+            if not draft.tokens_left:
+                break
+            wanted = request.num_uncomputed_tokens
+            if not wanted or request.row < 0 or request in draft.counts or request in draft.held:
+                continue
+            start = request.num_computed_tokens
+            num_tokens = self._piece(request, start, 0, whole=False)
+            if num_tokens and self._hold_blocks(request, start + num_tokens):
+                draft.grant(request, num_tokens)
+
+    def hold(self, request: Request) -> None:
+        """Let one that runs, and has no grant yet, pause in this step."""
+        self._stand_apart(request)
+        self._holdings.draft.held.add(request)
+
+    def _stand_apart(self, request: Request) -> None:
+        if request in self._cohort:
+            self._cohort.step_out(request)
+
+    def _hold_blocks(self, request: Request, num_tokens: int) -> bool:
+        """Return whether a running request has blocks for `num_tokens`, now or as before."""
+        if num_tokens + self._lookahead > request.capacity:
+            return self._grow(request, num_tokens)
+        if not request.num_computed_tokens % self._holdings.kv_cache.block_size:
+            self._holdings.kv_cache.commit(request)
+        return True
+
+    def run(self, request: Request, max_tokens: int, reserve: int, whole: bool) -> Grant:
+        """Let one that runs compute, and hold blocks for `reserve` tokens."""
+        draft = self._holdings.draft
+        wanted = request.num_uncomputed_tokens
+        if not wanted:
+            return DENIALS[Denied.NOTHING]
+        num_tokens = self._piece(request, request.num_computed_tokens, max_tokens, whole)
+        if not num_tokens:
+            return DENIALS[self._shortage]
+        end = request.num_computed_tokens + num_tokens
+        hold = max(end, min(reserve, request.max_total_tokens))
+        self._stand_apart(request)
+        if not self._hold_blocks(request, hold):
+            return DENIALS[Denied.BLOCKS]
+        draft.grant(request, num_tokens)
+        return granted(num_tokens)
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Give a running request blocks for `num_tokens`; victims give way where they are short."""
+        holdings = self._holdings
+        num_tokens = self._with_lookahead(request, num_tokens)
+        if num_tokens <= request.capacity:
+            return True
+        kv_cache = holdings.kv_cache
+        kv_cache.commit(request)
+        while (blocks := kv_cache.grow(request, num_tokens)) is None:
+            if holdings.rows.num_retiring:
+                return False
+            victim = self._host.victim(tuple(holdings.running))
+            self.under_pressure = True
+            self.evict(victim)
+            if victim is request:
+                return False
+        holdings.draft.grow(request, blocks)
+        return True
+
+    def _with_lookahead(self, request: Request, num_tokens: int) -> int:
+        """Return how many tokens to hold blocks for, so that drafts have some too."""
+        return min(num_tokens + self._lookahead, request.max_total_tokens)
+
+    # --- who waits ------------------------------------------------------------------------------
+
+    def admit_waiting(self) -> None:
+        """Admit in the policy's order until somebody is denied."""
+        host, holdings = self._host, self._holdings
+        while holdings.draft.tokens_left and (request := host.peek()) is not None:
+            admit = self.displace if host.policy.preempts else self.admit
+            if not admit(request):
+                break
+
+    def admit(
+        self, request: Request, max_tokens: int = 0, reserve: int = 0, whole: bool = False
+    ) -> Grant:
+        """Give one that waits a row and blocks, if there are some, and let it compute."""
+        if denied := self._not_now(request):
+            return DENIALS[denied]
+        if not self._holdings.rows.num_free:
+            return DENIALS[Denied.SEATS]
+        hit = self._holdings.loads.lookup(request)
+        num_tokens = self._first_piece(request, hit, max_tokens, whole)
+        if not num_tokens:
+            return DENIALS[self._shortage]
+        reserve = min(reserve, request.max_total_tokens)
+        if not self._take(request, hit, num_tokens, reserve):
+            return DENIALS[Denied.BLOCKS]
+        return self._admitted(request, hit, num_tokens)
+
+    def displace(self, request: Request, max_tokens: int = 0) -> Grant:
+        """Admit one that waits; those of a worse rank give way for it, if that is enough.
+
+        What they give up may come free only when the step that is out has been executed; then it is
+        not ready, and first in line for the next.
+        """
+        holdings = self._holdings
+        grant = self.admit(request, max_tokens)
+        if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or holdings.rows.num_retiring:
+            return grant
+        hit = holdings.loads.lookup(request)
+        num_tokens = self._first_piece(request, hit, max_tokens, whole=False)
+        if not num_tokens:
+            return DENIALS[self._shortage]
+        leaving = self._find_victims(request, hit, hit.num_tokens + num_tokens)
+        if not leaving:
+            return grant
+        for victim in leaving:
+            self.evict(victim)
+        if not holdings.rows.num_free or not self._take(request, hit, num_tokens):
+            return DENIALS[Denied.NOT_READY]
+        return self._admitted(request, hit, num_tokens)
+
+    @staticmethod
+    def _admitted(request: Request, hit: Hit, num_tokens: int) -> Grant:
+        loading = request.row < 0
+        return Grant(num_tokens=0 if loading else num_tokens, num_cached=hit.num_tokens)
+
+    def can_grant(self) -> bool:
+        """Return whether one that runs, or the first that waits, could be granted something.
+
+        Not while something is about to come free: it may be what is waited for.
+        """
+        holdings = self._holdings
+        if self.under_pressure or holdings.rows.num_retiring or not holdings.draft.tokens_left:
+            return False
+        can_grow = holdings.kv_cache.num_free_blocks >= holdings.num_groups
+        for request in holdings.running:
+            has_room = can_grow or request.num_computed_tokens < request.capacity
+            start = request.num_computed_tokens
+            if has_room and request.num_uncomputed_tokens and self._piece(request, start, 0, False):
+                return True
+        first = self._host.peek()
+        if first is None or not holdings.rows.num_free or self._not_now(first):
+            return False
+        hit = holdings.kv_cache.lookup(first)
+        num_tokens = self._first_piece(first, hit, 0, whole=False)
+        span = self._with_lookahead(first, hit.num_tokens + num_tokens)
+        return num_tokens > 0 and holdings.kv_cache.fits(first, hit, span)
+
+    def _not_now(self, request: Request) -> Denied | None:
+        """Return why a waiting request cannot be admitted in this step whatever there is."""
+        draft = self._holdings.draft
+        if self.under_pressure:
+            return Denied.PRESSURE
+        if not draft.tokens_left:
+            return Denied.BUDGET
+        # The step that is out may still sample for one that was evicted in this one.
+        return Denied.NOT_READY if request in draft.evicted else None
+
+    def _first_piece(self, request: Request, hit: Hit, max_tokens: int, whole: bool) -> int:
+        """Return how much an admission would compute at once."""
+        wanted = request.num_tokens - hit.num_tokens
+        # Work lost to a preemption may have outgrown a step: it comes back in pieces, or never.
+        keep_whole = not self._chunks and wanted <= self.max_piece
+        if keep_whole and 0 < max_tokens < wanted:
+            self._shortage = Denied.BUDGET
+            return 0
+        return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
+
+    def _piece(self, request: Request, start: int, max_tokens: int, whole: bool) -> int:
+        """Return how many tokens from `start` on this step takes; 0, noting the shortage, for none.
+
+        whole: all that is asked for or nothing.
+        """
+        wanted = request.num_tokens_with_pending - start
+        asked = min(wanted, max_tokens) if max_tokens else wanted
+        most = min(self._holdings.draft.tokens_left, self.max_piece)
+        num_tokens = 0 if whole and asked > most else min(asked, most)
+        self._shortage = Denied.BUDGET
+        in_pieces = self._chunks or request.num_tokens > self.max_piece
+        if not in_pieces and start + num_tokens < request.num_tokens:
+            return 0  # the rest of a prompt of which some was loaded
+        if not num_tokens or start >= request.encoder_end:
+            return num_tokens
+        self._shortage = Denied.ENCODER
+        encodable = self._encoder.reach(request, start, start + num_tokens) - start
+        return 0 if encodable < num_tokens and (whole or not in_pieces) else encodable
+
+    def _find_victims(self, request: Request, hit: Hit, num_tokens: int) -> list[Request]:
+        """Return who has to leave for `request` to fit; nobody if it would not fit even so."""
+        fits = self._holdings.kv_cache.fits
+        num_tokens = self._with_lookahead(request, num_tokens)
+        candidates = self._host.worse_than(request, self._holdings.running)
+        # All of them first: one that is hopeless asks again at every step, and is to cost little.
+        if not candidates or not fits(request, hit, num_tokens, leaving=candidates):
+            return []
+        leaving: list[Request] = []
+        while not leaving or not fits(request, hit, num_tokens, leaving=leaving):
+            victim = self._host.victim(tuple(candidates))
+            candidates.remove(victim)
+            leaving.append(victim)
+        return leaving
+
+    def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
+        """Give `request` row and blocks and let it run; False, changing nothing, if it cannot.
+
+        If keys and values have to be loaded first, and that takes, it gets blocks alone.
+        """
+        holdings = self._holdings
+        start = hit.num_tokens
+        span = self._with_lookahead(request, start + num_tokens)
+        if not holdings.kv_cache.admit(request, hit, span, reserve=reserve):
+            return False
+        self._host.waiting.discard(request)
+        if hit.missing and holdings.loads.begin(request, hit):
+            change_status(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
+            return True
+        self._seat(request, start)
+        holdings.draft.grant(request, num_tokens)
+        return True
+
+    def seat_loaded(self) -> None:
+        """Give rows to those whose keys and values have come; the longest waiting first."""
+        holdings = self._holdings
+        while holdings.rows.num_free and (arrived := holdings.loads.take_arrived()):
+            self._seat(*arrived)
+
+    def _seat(self, request: Request, num_computed_tokens: int) -> None:
+        """Give a row to `request`, which has its blocks."""
+        holdings = self._holdings
+        request.row, request.generation = holdings.rows.acquire()
+        change_status(request, RequestStatus.RUNNING)
+        request.num_computed_tokens = num_computed_tokens
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_computed_tokens
+        self._cohort.admit(request)
+        holdings.draft.join(request)
+
+    def count_returns(self) -> None:
+        """Count what those that come back with this step have to compute again."""
+        for request in self._holdings.draft.joined:
+            lost, request.num_lost_tokens = request.num_lost_tokens, 0
+            self.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
+
+    # --- who leaves -----------------------------------------------------------------------------
+
+    def evict(self, request: Request) -> None:
+        """Take row, blocks and this step's grant from a running request; it waits again."""
+        joined = self._holdings.draft.revoke(request)
+        lost = 0 if joined else request.num_computed_tokens
+        self.release(request, known_to_worker=not joined)
+        if self._lookahead:
+            request.num_tokens_with_pending = request.num_tokens  # without its drafts
+        self._send_back(request, lost)
+
+    def withdraw(self, request: Request) -> None:
+        """Take row and blocks, between steps, from one that runs on what could not be loaded.
+
+        No result of a plan that is out counts for it any more; also if it was evicted since.
+        """
+        lost, request.num_computed_tokens = request.num_computed_tokens, 0
+        runs = request.row >= 0
+        if runs:
+            self.release(request)
+        request.num_tokens_with_pending = request.num_tokens
+        if not request.num_output_tokens:
+            request.num_cached_tokens = -1
+        if runs:
+            self._send_back(request, lost)
+
+    def _send_back(self, request: Request, lost: int) -> None:
+        change_status(request, RequestStatus.PREEMPTED)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        request.num_lost_tokens += lost
+        self._host.defer(request, lost)
+
+    def release(
+        self, request: Request, *, known_to_worker: bool = True, finished: bool = False
+    ) -> None:
+        """Take row and blocks from a running request; finished: it will not come back."""
+        holdings = self._holdings
+        last_step = holdings.last_step if known_to_worker else -1
+        holdings.kv_cache.commit(request)
+        holdings.loads.release(request, finished=finished)
+        holdings.kv_cache.free(request, last_step=last_step)
+        self._encoder.free(request)
+        self._cohort.release(request)
+        if known_to_worker:
+            holdings.builder.leave(request.row)
+        holdings.rows.release(request.row, last_step=last_step)
+        request.row = -1

@@ -1,0 +1,125 @@
+"""A policy's wishes for one step, heard one by one and answered by the mechanism.
+
+Here it is decided whether a wish is legal: about a request of this scheduler, in a state in which
+it can be wished for, once. What a legal wish gets is the mechanism's. A policy that breaks off is
+replaced (`policy_host`), and the rest of the step is first come, first served.
+"""
+
+from __future__ import annotations
+
+from dovetail.errors import PolicyError
+from dovetail.interfaces.policy import Denied, Grant, WishKind
+from dovetail.request import Request
+from dovetail.scheduling.holdings import Holdings
+from dovetail.scheduling.mechanism import DENIALS, DONE, Mechanism
+from dovetail.scheduling.policy_host import PolicyHost
+
+_RUN, _DISPLACE, _EVICT, _HOLD, _CONTINUE = WishKind
+_WISHES_A_REQUEST = 8
+"""More wishes than this for each request, and some: a policy that never ends its plan."""
+
+
+class Steering:
+    """Runs the generator of `Policy.plan` against the step in the making."""
+
+    def __init__(self, holdings: Holdings, mechanism: Mechanism, host: PolicyHost) -> None:
+        self._holdings = holdings
+        self._mechanism = mechanism
+        self._host = host
+
+    def plan_step(self) -> None:
+        """Let the policy plan the step that has begun."""
+        host, mechanism = self._host, self._mechanism
+        policy = host.policy
+        self._follow()
+        if host.policy is not policy:
+            self._holdings.draft.held.clear()
+            mechanism.continue_running()
+            mechanism.admit_waiting()
+        elif self._holdings.draft.empty and policy.work_conserving and mechanism.can_grant():
+            host.warn_idle()
+
+    def _follow(self) -> None:
+        """Answer wishes until the policy has no more, or is no longer in charge."""
+        host = self._host
+        policy = host.policy
+        most = 64 + _WISHES_A_REQUEST * len(self._holdings.requests)
+        answer: Grant | None = None
+        try:
+            send = policy.plan(host.view).send
+        except Exception as error:
+            host.fail("it planned a step", error)
+            return
+        for _ in range(most):
+            try:
+                wish = send(answer)  # type: ignore[arg-type]  # None begins a generator
+            except StopIteration:
+                return
+            except Exception as error:
+                host.fail("it planned a step", error)
+                return
+            answer = self._answer(wish)
+            if host.policy is not policy:
+                return
+        endless = PolicyError(f"the policy {host.name} wished {most} times in one step")
+        host.fail("it planned a step", endless)
+
+    def _answer(self, wish: object) -> Grant:
+        if type(wish) is not tuple or len(wish) != 5:
+            return self._refuse(wish, "it is no wish; make it with Run, Displace, Evict or Hold")
+        kind, request, max_tokens, reserve, whole = wish
+        if kind is _CONTINUE:
+            return self._mechanism.continue_running()
+        if not isinstance(request, Request) or (
+            self._holdings.requests.get(request.request_id) is not request
+        ):
+            return self._refuse(wish, "no such request is alive in this scheduler")
+        draft = self._holdings.draft
+        if request in draft.held:
+            return self._refuse(wish, "it is held in this step")
+        if kind is _EVICT:
+            return self._evict(request, wish)
+        if draft.has_grant(request):
+            return self._refuse(wish, "it has its grant of this step")
+        if kind is _RUN:
+            return self._run(request, max_tokens, reserve, whole)
+        if kind is _HOLD:
+            return self._hold(request, wish)
+        if kind is _DISPLACE:
+            return self._displace(request, max_tokens)
+        return self._refuse(wish, f"{kind!r} is no kind of wish")
+
+    def _run(self, request: Request, max_tokens: object, reserve: object, whole: object) -> Grant:
+        if not (_is_count(max_tokens) and _is_count(reserve)):
+            wish = (_RUN, request, max_tokens, reserve, whole)
+            return self._refuse(wish, "max_tokens and reserve must be integers from 0 on")
+        do = self._mechanism.run if request.row >= 0 else self._mechanism.admit
+        return do(request, max_tokens, reserve, bool(whole))  # type: ignore[arg-type]
+
+    def _displace(self, request: Request, max_tokens: object) -> Grant:
+        wish = (_DISPLACE, request, max_tokens)
+        if request.row >= 0:
+            return self._refuse(wish, "it runs already")
+        if not _is_count(max_tokens):
+            return self._refuse(wish, "max_tokens must be an integer from 0 on")
+        return self._mechanism.displace(request, max_tokens)  # type: ignore[arg-type]
+
+    def _evict(self, request: Request, wish: object) -> Grant:
+        if request.row < 0:
+            return self._refuse(wish, "it does not run")
+        self._mechanism.evict(request)
+        return DONE
+
+    def _hold(self, request: Request, wish: object) -> Grant:
+        if request.row < 0:
+            return self._refuse(wish, "it does not run")
+        self._mechanism.hold(request)
+        return DONE
+
+    def _refuse(self, wish: object, why: str) -> Grant:
+        self._host.refuse(f"the wish {wish!r} is illegal: {why}")
+        return DENIALS[Denied.ILLEGAL]
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and number >= 0

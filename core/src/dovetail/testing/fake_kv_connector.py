@@ -1,0 +1,145 @@
+"""A KV connector that keeps copies in a dictionary: the fake of the KV connector contract.
+
+Its worker's side uses tensors by their methods only; nothing is imported. Every second load takes
+a step longer than its plan, so that both ways to load are gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from dovetail.interfaces.kv_connector import (
+    KVConnector,
+    KVConnectorContext,
+    KVOutcome,
+    KVTransfer,
+)
+
+
+class FakeSchedulerSide:
+    """Knows the keys that its worker has told it of. Implements `KVSchedulerSide`."""
+
+    def __init__(self) -> None:
+        self.known: set[bytes] = set()
+        self._orders: list[dict[str, Any]] = []
+        self._num_loads = 0
+
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return for each key whether it was stored."""
+        return [key in self.known for key in keys]
+
+    def load(self, transfer: KVTransfer) -> bool:
+        """Note a load; every second one takes."""
+        self._num_loads += 1
+        waits = not self._num_loads % 2
+        self._note("later" if waits else "load", transfer)
+        return waits
+
+    def store(self, transfer: KVTransfer) -> bool:
+        """Note a store."""
+        self._note("store", transfer)
+        return True
+
+    def take_instructions(self) -> bytes:
+        """Return the orders since the last plan."""
+        orders, self._orders = self._orders, []
+        return json.dumps(orders).encode() if orders else b""
+
+    def update(self, answer: bytes) -> KVOutcome:
+        """Learn what was stored; return what has ended."""
+        if not answer:
+            return KVOutcome()
+        told = json.loads(answer)
+        self.known.update(map(bytes.fromhex, told["stored"]))
+        failed = {int(number): tuple(blocks) for number, blocks in told["failed"].items()}
+        return KVOutcome(done=tuple(told["done"]), failed=failed)
+
+    def shutdown(self) -> None:
+        """Forget the keys."""
+        self.known.clear()
+
+    def _note(self, what: str, transfer: KVTransfer) -> None:
+        keys = [key.hex() for key in transfer.keys]
+        order = {"what": what, "number": transfer.transfer_id, "keys": keys}
+        self._orders.append({**order, "blocks": transfer.block_ids})
+
+
+class FakeWorkerSide:
+    """Copies pages to a dictionary and back. Implements `KVWorkerSide`."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, list[Any]] = {}
+        self._pages_NP: Sequence[Any] = ()
+        self._after: list[dict[str, Any]] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._told: dict[str, Any] = {"stored": [], "done": [], "failed": {}}
+
+    def register(self, pages_NP: Sequence[Any]) -> None:
+        """Take the cache's memory."""
+        self._pages_NP = pages_NP
+
+    def begin(self, instructions: bytes) -> None:
+        """Load what does not take; keep the rest for after the forward pass."""
+        for order in json.loads(instructions) if instructions else ():
+            if order["what"] == "load":
+                self.load(order)
+            else:
+                self._after.append(order)
+
+    def finish(self) -> bytes:
+        """Store, and do the loads that take; return what has ended."""
+        orders, self._after = self._after, []
+        for order in orders:
+            (self.save if order["what"] == "store" else self.load)(order)
+        told = self._told
+        self._clear()
+        return json.dumps(told).encode() if any(told.values()) else b""
+
+    def shutdown(self) -> None:
+        """Let go of the cache."""
+        self._pages_NP = ()
+
+    def load(self, order: dict[str, Any]) -> None:
+        """Write what is kept to the blocks of a transfer."""
+        missing = []
+        for key, block in zip(order["keys"], order["blocks"], strict=True):
+            if key in self.kept:
+                for cache_NP, page_P in zip(self._pages_NP, self.kept[key], strict=True):
+                    cache_NP[block].copy_(page_P)
+            else:
+                missing.append(block)
+        self.end(order, missing)
+
+    def save(self, order: dict[str, Any]) -> None:
+        """Keep copies of the blocks of a transfer."""
+        for key, block in zip(order["keys"], order["blocks"], strict=True):
+            self.kept[key] = [cache_NP[block].clone() for cache_NP in self._pages_NP]
+            self._told["stored"].append(key)
+        self.end(order, [])
+
+    def end(self, order: dict[str, Any], missing: list[int]) -> None:
+        """Tell of a transfer that has ended."""
+        if missing:
+            self._told["failed"][order["number"]] = missing
+        else:
+            self._told["done"].append(order["number"])
+
+
+class FakeKVConnector(KVConnector):
+    """Keeps copies in the worker."""
+
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
+
+    @staticmethod
+    def create_scheduler_side(context: KVConnectorContext) -> FakeSchedulerSide:
+        """Return the scheduler's side."""
+        return FakeSchedulerSide()
+
+    @staticmethod
+    def create_worker_side(context: KVConnectorContext) -> FakeWorkerSide:
+        """Return the worker's side."""
+        return FakeWorkerSide()

@@ -1,0 +1,138 @@
+"""Random programs and random requests: what a scheduler is made for and asked, from a seed.
+
+A program names limits and a cache that are small enough to be fought for. Plays nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from random import Random
+
+from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup, NoCacheSpec
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.request import EncoderInput, EngineCoreRequest
+from dovetail.sampling_params import SamplingParams
+
+VOCAB_SIZE = 31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What is played: the scheduler's limits, its cache, and a seed for everything else.
+
+    depth: plans that may be out, 1 or 2. holds: whether pauses hold requests back now and then, and
+    a gate some of them, of a scheduler that provides "gates". connected: whether it has a KV
+    connector, which errs, if it provides "kv_connector". num_turns: turns with arrivals and
+    aborts; then it drains.
+    """
+
+    seed: int
+    limits: SchedulerLimits
+    kv_cache: KVCacheConfig
+    depth: int = 1
+    holds: bool = False
+    connected: bool = False
+    num_turns: int = 40
+
+
+def make_kv_cache(*, num_blocks: int, block_size: int, keeps: bool = True) -> KVCacheConfig:
+    """Return a cache of one layer; with `keeps` False, of a model that keeps nothing."""
+    if not keeps:
+        group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
+        return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype="float32")
+    group = KVCacheGroup(layer_names=("layers.0",), spec=spec)
+    return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+
+
+def random_program(seed: int, *, keeps_cache: bool = True, plain: bool = False) -> Program:
+    """Return a program whose cache, budget and seats are small enough to be fought for.
+
+    Some draft, some bring content to encode, some hold requests back and some have a KV connector;
+    plain: none does.
+    """
+    rng = Random(seed)
+    chunked = rng.random() < 0.7
+    max_num_seqs = rng.randint(1, 5)
+    max_model_len = rng.randint(6, 40)
+    block_size = rng.choice((1, 2, 4))
+    least = -(-max_model_len // block_size)
+    return Program(
+        seed=seed,
+        limits=SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=rng.randint(max_num_seqs, max_num_seqs + 16),
+            max_model_len=max_model_len,
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=rng.choice((0, 0, 3)) if chunked else 0,
+            enable_prefix_caching=rng.random() < 0.6,
+            num_lookahead_tokens=0 if plain else (0, 0, 1, 3)[seed // 2 % 4],
+            max_num_encoder_tokens=0 if plain else (0, 0, 5)[seed % 3],
+            encoder_cache_tokens=0 if plain else (0, 0, 4 + seed % 7)[seed % 3],
+        ),
+        kv_cache=make_kv_cache(
+            num_blocks=1 + least + rng.randint(0, least * 3 // 2),
+            block_size=block_size,
+            keeps=keeps_cache,
+        ),
+        depth=1 + seed % 2,
+        holds=not plain and seed % 4 == 1,
+        connected=not plain and keeps_cache and seed % 5 == 2,
+    )
+
+
+def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> EngineCoreRequest:
+    """Return a request that is not too long; its prompt often shares a prefix with others'."""
+    most = limits.max_model_len - 1
+    if not limits.enable_chunked_prefill:
+        most = min(most, limits.max_num_batched_tokens)
+    length = rng.randint(1, min(most, 20))
+    num_shared = rng.choice((0, length // 2, length - 1, length))
+    shared = [(3 * i + 1) % VOCAB_SIZE for i in range(num_shared)]
+    prompt = shared + [rng.randrange(VOCAB_SIZE) for _ in range(length - num_shared)]
+    max_tokens = rng.randint(1, 12)
+    own_stops = tuple(rng.sample(range(VOCAB_SIZE), 2)) if rng.random() < 0.5 else ()
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=rng.randint(0, min(3, max_tokens)),
+        stop_token_ids=own_stops,
+        logprobs=rng.choice((None, None, 0, 1)),
+        prompt_logprobs=rng.choice((None, None, None, None, 0, 2)),
+    )
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=array("i", prompt),
+        sampling_params=params,
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset({0, *own_stops}),
+        seed=rng.getrandbits(64) if rng.random() < 0.5 else 7,
+        priority=rng.randint(-2, 2),
+        arrival_ns=0,
+        cache_salt=rng.choice(("", "", "", "tenant")),
+        encoder_inputs=random_content(rng, length, limits),
+    )
+
+
+def random_content(
+    rng: Random, num_tokens: int, limits: SchedulerLimits
+) -> tuple[EncoderInput, ...]:
+    """Return content for a prompt of `num_tokens`, one of four kinds of equal size each time.
+
+    It is no more at once than `limits` allow; where they allow none, there is none.
+    """
+    most = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
+    if not most:
+        return ()
+    found: list[EncoderInput] = []
+    position, at_once = rng.randint(0, 4), 0
+    while position < num_tokens:
+        kind = rng.randrange(4)
+        size = 1 + kind % most
+        at_once = size if limits.enable_chunked_prefill else at_once + size
+        if at_once > most or position + size > num_tokens:
+            break
+        name = bytes([kind + 1])
+        found.append(EncoderInput(position=position, num_tokens=size, content_hash=name))
+        position += size + rng.randint(0, 4)
+    return tuple(found)

@@ -1,0 +1,61 @@
+from itertools import product
+
+import pytest
+
+from dovetail.interfaces import FullAttentionSpec, NoCacheSpec, StateSpec
+from dovetail.kv_cache.kinds import FullKind, SingleKind, WindowKind, kind_of
+
+SIZE = 4
+
+
+def full(window=0):
+    return FullAttentionSpec(
+        block_size=SIZE, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=window
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "span"),
+    [
+        (full(), FullKind, 0),
+        (full(9), WindowKind, 9),
+        (StateSpec(block_size=SIZE, num_bytes=8), SingleKind, 1),
+        (StateSpec(block_size=SIZE, num_bytes=8, snapshots=True), WindowKind, 2),
+        (NoCacheSpec(block_size=SIZE), FullKind, 0),
+    ],
+)
+def test_a_spec_says_what_is_needed_of_the_past(spec, kind, span):
+    found = kind_of(spec)
+    assert type(found) is kind and found.span == span
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 13])
+@pytest.mark.parametrize("num_tokens", range(20))
+def test_a_window_needs_the_blocks_that_it_reaches(window, num_tokens):
+    seen = [p for p in range(num_tokens + 1) if num_tokens - window < p]
+    assert WindowKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
+
+
+def test_a_snapshot_is_the_state_before_the_next_token():
+    kind = kind_of(StateSpec(block_size=SIZE, num_bytes=8, snapshots=True))
+    assert [kind.first_needed(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
+
+
+def naive(kind, cached, most):
+    """The longest prefix of which everything that its next token needs is cached."""
+    return max(
+        n for n in range(most + 1) if all(cached[p] for p in range(kind.first_needed(n * SIZE), n))
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [FullKind(), *(WindowKind(SIZE, w) for w in (1, 2, 4, 5, 6, 9, 40))]
+)
+def test_a_prefix_can_be_resumed_if_what_it_needs_is_cached(kind):
+    for cached in product([0, 7], repeat=7):
+        for most in range(8):
+            assert kind.resumable(cached, most) == naive(kind, cached, most), (cached, most)
+
+
+def test_a_state_without_snapshots_resumes_nothing():
+    assert SingleKind().resumable([7, 7], 2) == SingleKind().first_needed(9) == 0

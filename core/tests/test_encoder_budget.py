@@ -1,0 +1,165 @@
+"""What a step may encode: budget, room, sharing, taking back; and the scheduler within it."""
+
+from dataclasses import replace
+
+import pytest
+
+from dovetail.clock import ManualClock
+from dovetail.errors import RequestError
+from dovetail.interfaces import Denied, Policy, Run, SchedulerContext, SchedulerLimits
+from dovetail.plan import StepBuilder
+from dovetail.request import EncoderInput, Request
+from dovetail.scheduling import Scheduler
+from dovetail.scheduling.encoder_budget import EncoderBudget
+from dovetail.testing.random_programs import make_kv_cache, random_program
+from dovetail.testing.scheduler import make_request
+from dovetail.testing.scheduler_program import Referee, play
+
+LIMITS = SchedulerLimits(
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    max_model_len=32,
+    max_num_encoder_tokens=6,
+    encoder_cache_tokens=10,
+)
+
+
+def content(*places):
+    """(position, size, name) each."""
+    return tuple(
+        EncoderInput(position=position, num_tokens=size, content_hash=name.encode())
+        for position, size, name in places
+    )
+
+
+def asked(name, *places, num_prompt=12):
+    return replace(make_request(name, range(num_prompt)), encoder_inputs=content(*places))
+
+
+def request(name, *places, row=0):
+    made = Request(asked(name, *places), max_model_len=32)
+    made.row = row
+    return made
+
+
+def emit(budget):
+    builder = StepBuilder()
+    budget.emit(builder)
+    plan = builder.build()
+    return [(run.row, run.index) for run in plan.encoder], list(plan.encoder_frees)
+
+
+@pytest.fixture
+def budget():
+    return EncoderBudget(LIMITS)
+
+
+def test_a_run_ends_before_content_that_is_over_the_budget(budget):
+    one = request("a", (2, 4, "x"), (7, 4, "y"))
+    assert budget.reach(one, 0, 12) == 7  # 4 + 4 > 6
+    assert budget.reach(one, 0, 2) == 2
+    assert budget.reach(one, 7, 12) == 12
+    other = request("b", (0, 3, "z"), row=1)
+    budget.want(one, 0, 7)
+    assert budget.reach(other, 0, 5) == 0
+    budget.revoke(one)
+    assert budget.reach(other, 0, 5) == 5
+
+
+def test_equal_content_is_encoded_once_and_costs_once(budget):
+    one, other = request("a", (0, 4, "x")), request("b", (3, 4, "x"), row=1)
+    budget.want(one, 0, 6)
+    assert budget.reach(other, 0, 9) == 9
+    budget.want(other, 0, 9)
+    assert emit(budget) == ([(0, 0)], [])
+
+
+def test_what_was_read_makes_room_one_step_later(budget):
+    for row, name in enumerate("xyz"):
+        one = request(name, (0, 4, name), row=row)
+        assert budget.reach(one, 0, 6) == 6
+        budget.want(one, 0, 6)
+        frees = [b"x"] if name == "z" else []  # 4 + 4 + 4 > 10: the longest unused goes
+        assert emit(budget) == ([(row, 0)], frees)
+
+
+def test_content_that_is_still_read_is_never_freed(budget):
+    held = [request(name, (0, 5, name), row=row) for row, name in enumerate("xy")]
+    for one in held:
+        budget.want(one, 0, 2)  # two of five placeholders
+        emit(budget)
+    late = request("z", (1, 3, "z"), row=2)
+    assert budget.reach(late, 0, 9) == 1
+    budget.free(held[0])  # it was preempted
+    assert budget.reach(late, 0, 9) == 9
+    budget.want(late, 0, 9)
+    assert emit(budget) == ([(2, 0)], [b"x"])
+    budget.check_integrity([held[1], late])
+
+
+def test_what_is_kept_and_wanted_is_not_thrown_out_in_the_same_step(budget):
+    for row, name in enumerate("xy"):
+        budget.want(request(name, (0, 4, name), row=row), 0, 6)
+        emit(budget)
+    budget.want(request("new", (0, 6, "z"), row=2), 0, 6)
+    budget.want(request("again", (0, 4, "x"), row=3), 0, 6)
+    assert emit(budget) == ([(2, 0)], [b"y"])
+
+
+@pytest.mark.parametrize(("sizes", "chunks"), [([7], True), ([4, 4], False)])
+def test_content_that_can_never_be_encoded_is_refused(sizes, chunks):
+    places, position = [], 0
+    for size in sizes:
+        places.append((position, size, str(position)))
+        position += size
+    scheduler = Scheduler(
+        SchedulerContext(
+            limits=replace(LIMITS, enable_chunked_prefill=chunks),
+            kv_cache=make_kv_cache(num_blocks=20, block_size=4),
+            clock=ManualClock(),
+        )
+    )
+    with pytest.raises(RequestError, match="encoder tokens"):
+        scheduler.add_request(asked("a", *places))
+    assert scheduler.depth().num_waiting == 0
+
+
+def test_a_policy_hears_why():
+    answers = []
+
+    class Asking(Policy):
+        def plan(self, view):
+            for one in (*view.running, *view.waiting):
+                if view.num_uncomputed_tokens(one):
+                    answers.append((yield Run(one)))
+
+    scheduler = Scheduler(
+        SchedulerContext(
+            limits=LIMITS,
+            kv_cache=make_kv_cache(num_blocks=20, block_size=4),
+            clock=ManualClock(),
+            policy=Asking,
+            strict=True,
+        )
+    )
+    scheduler.add_request(asked("a", (0, 6, "x"), num_prompt=8))
+    scheduler.add_request(asked("b", (0, 6, "y"), num_prompt=8))
+    scheduler.schedule()
+    assert answers[0].num_tokens == 8
+    assert answers[1].denied is Denied.ENCODER
+
+
+def test_random_programs_with_content_keep_the_law():
+    num_encoded = num_freed = 0
+    for seed in range(20):
+        program = random_program(seed, plain=True)
+        limits = replace(
+            program.limits, max_num_encoder_tokens=3 + seed % 4, encoder_cache_tokens=4 + seed % 5
+        )
+        referee = Referee(
+            Scheduler, replace(program, limits=limits), after_step=Scheduler.check_integrity
+        )
+        play(referee.program, referee)
+        num_encoded += sum(len(plan.encoder) for plan in referee.plans)
+        num_freed += sum(len(plan.encoder_frees) for plan in referee.plans)
+    assert num_encoded > 200 and num_freed > 100

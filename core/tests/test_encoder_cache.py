@@ -1,0 +1,174 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dovetail.kv_cache.encoder_cache import EncoderCacheManager
+from dovetail.request import EncoderInput, EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+
+CAPACITY = 10
+
+
+def request(name, *contents):
+    """A request whose inputs are of (hash, number of embeddings)."""
+    items, end = [], 0
+    for content, size in contents:
+        items.append(EncoderInput(position=end, num_tokens=size, content_hash=content))
+        end += size
+    asked = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=(1,) * (end + 1),
+        sampling_params=SamplingParams(),
+        max_tokens=1,
+        encoder_inputs=tuple(items),
+    )
+    return Request(asked, max_model_len=256)
+
+
+def test_an_output_is_computed_once_and_shared():
+    cache = EncoderCacheManager(CAPACITY)
+    one, two = request("one", (b"cat", 4)), request("two", (b"dog", 2), (b"cat", 4))
+    assert not cache.has(one.encoder_inputs[0])
+    assert cache.allocate(one, 0) and cache.has(two.encoder_inputs[1])
+    assert not cache.allocate(two, 1)
+    assert (cache.num_used, cache.num_cached) == (4, 4)
+    cache.free(one)
+    assert cache.num_used == 4
+    cache.free_input(two, 1)
+    assert (cache.num_used, cache.num_cached) == (0, 4)
+    assert not cache.allocate(one, 0)  # it was kept
+    assert (cache.num_queries, cache.num_hits, cache.num_evictions) == (3, 2, 0)
+    cache.check_integrity([one])
+
+
+def test_the_longest_unused_goes_first_and_is_told_once():
+    cache = EncoderCacheManager(CAPACITY)
+    one = request("one", (b"a", 4), (b"b", 4), (b"c", 4), (b"d", 2))
+    for index in (0, 1):
+        cache.allocate(one, index)
+    for index in (1, 0):
+        cache.free_input(one, index)
+    assert cache.allocate(one, 2)
+    assert cache.take_evicted() == [b"b"] and cache.take_evicted() == []
+    assert cache.allocate(one, 3)
+    assert cache.take_evicted() == [] and cache.num_cached == CAPACITY
+    assert cache.has(one.encoder_inputs[0]) and not cache.has(one.encoder_inputs[1])
+    assert cache.num_evictions == 1
+
+
+def test_what_is_asked_together_must_fit_together():
+    cache = EncoderCacheManager(CAPACITY)
+    one = request("one", (b"a", 6), (b"b", 4), (b"c", 1))
+    assert cache.can_allocate(one.encoder_inputs[:2])
+    assert not cache.can_allocate(one.encoder_inputs)
+    assert cache.can_allocate([*one.encoder_inputs[:2], one.encoder_inputs[0]])
+    cache.allocate(one, 0)
+    assert cache.can_allocate(one.encoder_inputs[:2])
+    cache.allocate(one, 1)
+    with pytest.raises(LookupError, match="1 embeddings are asked, 0 are free"):
+        cache.allocate(one, 2)
+    cache.check_integrity([one])
+    cache.free_input(one, 0)
+    assert cache.can_allocate(one.encoder_inputs[2:])
+    assert not cache.can_allocate([one.encoder_inputs[0], one.encoder_inputs[2]])
+
+
+def test_asking_and_giving_up_twice_changes_nothing():
+    cache = EncoderCacheManager(CAPACITY)
+    one = request("one", (b"a", 3))
+    assert cache.allocate(one, 0) and not cache.allocate(one, 0)
+    assert cache.num_queries == 1
+    cache.free_input(one, 0)
+    cache.free_input(one, 0)
+    cache.free(one)
+    assert cache.num_used == 0
+    cache.check_integrity([])
+
+
+def test_a_reset_waits_for_the_last_user_and_tells_what_went():
+    cache = EncoderCacheManager(CAPACITY)
+    one = request("one", (b"a", 3), (b"b", 3))
+    cache.allocate(one, 0)
+    cache.allocate(one, 1)
+    cache.free_input(one, 0)
+    assert not cache.reset() and cache.num_cached == 6
+    cache.free(one)
+    assert cache.reset() and cache.num_cached == 0
+    assert cache.take_evicted() == [b"a", b"b"]
+    assert cache.allocate(one, 0)
+
+
+def test_the_integrity_check_sees_who_forgot_to_give_up():
+    cache = EncoderCacheManager(CAPACITY)
+    one = request("one", (b"a", 3))
+    cache.allocate(one, 0)
+    with pytest.raises(AssertionError, match="who has gone"):
+        cache.check_integrity([])
+
+
+SIZES = {b"a": 1, b"b": 2, b"c": 4, b"d": 7}
+
+
+class EncoderMachine(RuleBasedStateMachine):
+    """A cache beside a model of it: who refers to what, and what a worker would hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = EncoderCacheManager(CAPACITY)
+        self.requests = [
+            request(f"r{i}", *((name, SIZES[name]) for name in names))
+            for i, names in enumerate(((b"a", b"b", b"a"), (b"c", b"d"), (b"b", b"c"), (b"d",)))
+        ]
+        self.held = set()
+        self.on_worker = set()
+
+    @rule(data=st.data())
+    def allocate(self, data):
+        one = data.draw(st.sampled_from(self.requests))
+        index = data.draw(st.integers(0, len(one.encoder_inputs) - 1))
+        item = one.encoder_inputs[index]
+        used = {name for _, _, name in self.held} | {item.content_hash}
+        fits = sum(SIZES[name] for name in used) <= CAPACITY
+        assert self.cache.can_allocate([item]) == fits
+        if not fits:
+            with pytest.raises(LookupError):
+                self.cache.allocate(one, index)
+            return
+        computes = self.cache.allocate(one, index)
+        self.on_worker -= set(self.cache.take_evicted())
+        assert computes == (item.content_hash not in self.on_worker)
+        self.on_worker.add(item.content_hash)
+        self.held.add((one.request_id, index, item.content_hash))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def free_input(self, data):
+        name, index, content = data.draw(st.sampled_from(sorted(self.held)))
+        self.held.remove((name, index, content))
+        (one,) = (made for made in self.requests if made.request_id == name)
+        self.cache.free_input(one, index)
+
+    @rule(data=st.data())
+    def free(self, data):
+        one = data.draw(st.sampled_from(self.requests))
+        self.held = {entry for entry in self.held if entry[0] != one.request_id}
+        self.cache.free(one)
+
+    @rule()
+    def reset(self):
+        assert self.cache.reset() == (not self.held)
+        self.on_worker -= set(self.cache.take_evicted())
+
+    @invariant()
+    def whole(self):
+        names = {entry[0] for entry in self.held}
+        self.cache.check_integrity([one for one in self.requests if one.request_id in names])
+        used = {content for _, _, content in self.held}
+        assert self.cache.num_used == sum(SIZES[name] for name in used)
+        assert used <= self.on_worker
+        assert self.cache.num_cached == sum(SIZES[name] for name in self.on_worker) <= CAPACITY
+
+
+TestEncoderMachine = EncoderMachine.TestCase
+TestEncoderMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

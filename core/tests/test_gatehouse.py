@@ -1,0 +1,90 @@
+"""Gates hold new requests; the last gate to open lets them pass."""
+
+import pytest
+
+from dovetail.errors import RequestError
+from dovetail.request import Request, RequestStatus
+from dovetail.scheduling.gatehouse import Gatehouse
+from dovetail.testing.fake_gate import FakeGate
+from dovetail.testing.scheduler import make_request
+
+
+class RefusingGate(FakeGate):
+    def holds(self, request):
+        raise RequestError("this text is no grammar")
+
+
+def enter(house, name):
+    asked = make_request(name)
+    request = Request(asked, max_model_len=16, sequence=len(house))
+    gates = house.ask(asked)
+    if gates:
+        house.hold(request, gates)
+    return request
+
+
+def test_who_has_to_wait_for_nothing_is_not_held():
+    gate = FakeGate(wants=lambda request: request.request_id == "b")
+    house = Gatehouse([gate])
+    assert enter(house, "a").status is RequestStatus.WAITING
+    held = enter(house, "b")
+    assert list(house) == [held] and gate.held == ["b"]
+    assert held.status is RequestStatus.WAITING_FOR_FSM
+    assert house.take_ready() == house.take_failed() == []
+
+
+def test_all_gates_must_open_and_they_open_in_any_order():
+    first, second = FakeGate(), FakeGate(wants=lambda request: request.request_id != "c")
+    house = Gatehouse([first, second])
+    a, b, c = (enter(house, name) for name in "abc")
+    second.open("a")
+    first.open("c")
+    first.open("b")
+    assert house.take_ready() == [c]
+    first.open("a")
+    second.open("b")
+    assert house.take_ready() == [a, b]  # in the order of arrival
+    assert len(house) == 0
+
+
+def test_one_failure_is_enough_and_the_other_gates_forget():
+    first, second = FakeGate(), FakeGate()
+    house = Gatehouse([first, second])
+    a, b = (enter(house, name) for name in "ab")
+    second.fail("a", "no such grammar")
+    assert house.take_failed() == [(a, "no such grammar")]
+    assert first.held == ["b"] and list(house) == [b]
+    first.open("b")
+    second.fail("b", "too late")
+    assert house.take_ready() == []
+    assert house.take_failed() == [(b, "too late")]
+
+
+def test_both_gates_may_fail_at_once():
+    first, second = FakeGate(), FakeGate()
+    house = Gatehouse([first, second])
+    a = enter(house, "a")
+    first.fail("a", "one")
+    second.fail("a", "two")
+    assert house.take_failed() == [(a, "one")]
+    assert house.take_failed() == []
+
+
+def test_who_is_discarded_is_forgotten_even_on_its_way_out():
+    first, second = FakeGate(), FakeGate()
+    house = Gatehouse([first, second])
+    a, b = (enter(house, name) for name in "ab")
+    first.open("a")
+    house.discard(a)
+    house.discard(a)  # nobody holds it any more
+    assert house.take_ready() == [] and list(house) == [b]
+    again = enter(house, "a")
+    assert list(house) == [b, again]
+
+
+def test_a_refusal_leaves_nothing_held():
+    gate = FakeGate()
+    house = Gatehouse([gate, RefusingGate()])
+    with pytest.raises(RequestError, match="no grammar"):
+        enter(house, "a")
+    assert gate.held == [] and len(house) == 0

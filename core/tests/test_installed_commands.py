@@ -1,0 +1,128 @@
+"""Commands of installed packages: found unimported, imported when typed, never in others' way."""
+
+import subprocess
+import sys
+from importlib.metadata import distributions
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.doctor import BROKEN, WARNING
+from dovetail.doctor.registrations import check_registrations
+from dovetail.plugins.commands import find_commands
+from dovetail.plugins.registry import PluginRegistry
+
+LINE = '[[plugin]]\nkind = "command"\nname = "zoo.feed"\nhelp = "Feed an animal."\n'
+FEED = "def feed(animal: str, *, times: int = 1):\n    print(animal * times)\n    return 3\n"
+BOMB = "raise RuntimeError('imported')\n"
+
+
+@pytest.fixture
+def zoo(plugin_site):
+    """A distribution with two commands; the module of one must never be imported."""
+    entries = {"command": {"zoo.feed": ".feeding:feed", "zoo.free-all": ".bomb:free"}}
+    plugin_site.add("acme-zoo", entries, manifest=LINE, feeding=FEED, bomb=BOMB)
+    return plugin_site
+
+
+def find(site, *built_in):
+    return find_commands(built_in, distributions(path=[str(site.path)]))
+
+
+def test_commands_are_found_with_their_lines(zoo):
+    found = find(zoo, "plugins list")
+    assert [(one.words, one.help) for one in found.usable] == [
+        ("zoo feed", "Feed an animal."),
+        ("zoo free-all", "A command of acme-zoo."),
+    ]
+    assert found.usable[0].plugin.target == "acme_zoo.feeding:feed"
+    assert not found.set_aside and "acme_zoo" not in sys.modules
+
+
+def test_the_one_that_is_typed_runs_and_no_other_is_imported(zoo, capsys):
+    assert main(["zoo", "feed", "cat", "--times", "2"]) == 3
+    assert capsys.readouterr().out == "catcat\n"
+    assert "acme_zoo.bomb" not in sys.modules
+
+
+def test_help_imports_none(zoo, capsys):
+    assert main(["--help"]) == 0
+    assert "Commands of acme-zoo." in capsys.readouterr().out
+    assert main(["zoo", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "Feed an animal." in told and "free-all" in told
+    assert "acme_zoo" not in sys.modules
+
+
+def test_a_command_that_cannot_be_imported_is_told_by_its_distribution(zoo, capsys):
+    assert main(["zoo", "free-all"]) == 2
+    told = capsys.readouterr().err
+    assert "'zoo.free-all' of acme-zoo 1.0" in told and "RuntimeError: imported" in told
+    assert "Traceback" not in told
+    assert main(["--traceback", "zoo", "free-all"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_lists_show_commands_as_a_kind(zoo, capsys):
+    assert main(["plugins", "list", "command"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["command", "zoo.feed", "acme-zoo", "1.0", "acme_zoo.feeding:feed"] in rows
+    assert {row[0] for row in rows} == {"kind", "command"}
+    assert main(["plugins", "list"]) == 0
+    assert "zoo.feed" in capsys.readouterr().out
+    assert main(["plugins", "list", "policy"]) == 0
+    assert "zoo.feed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("generate", "Dovetail itself has a command of these words"),
+        ("plugins.list", "Dovetail itself has a command of these words"),
+        ("plugins", "one begins like the other"),
+        ("generate.more", "one begins like the other"),
+        ("Loud", "is no command"),
+        ("zoo feed", "is no command"),
+        ("zoo", "one begins like the other"),
+    ],
+)
+def test_what_cannot_be_typed_is_set_aside_with_the_reason(name, reason, zoo):
+    zoo.add("odd-one", {"command": {name: ":run"}}, init="def run():\n    return 9\n")
+    found = find(zoo, "generate", "plugins list")
+    aside = {one.plugin.name: why for one, why in found.set_aside}
+    assert reason in aside[name]
+    assert name not in [one.plugin.name for one in found.usable]
+
+
+def test_a_name_may_extend_another_that_it_only_looks_like(zoo):
+    zoo.add("near-one", {"command": {"gen": ":run", "zoo.feed-two": ":run"}})
+    found = find(zoo, "generate")
+    assert {"gen", "zoo feed", "zoo feed-two"} <= {one.words for one in found.usable}
+
+
+def test_a_name_of_two_distributions_is_nobodys(zoo):
+    zoo.add("other-zoo", {"command": {"zoo.feed": ":feed"}})
+    found = find(zoo)
+    assert [one.words for one in found.usable] == ["zoo free-all"]
+    assert len(found.set_aside) == 2
+    assert all("acme-zoo, other-zoo" in reason for _, reason in found.set_aside)
+
+
+def test_our_own_command_goes_first_and_the_doctor_says_so(zoo, capsys):
+    zoo.add("thief", {"command": {"plugins.list": ":run", "x.y": "no_function"}}, init=BOMB)
+    assert main(["plugins", "list", "policy"]) == 0
+    assert "thief" not in sys.modules
+    found = {one.subject: one for one in check_registrations(PluginRegistry())}
+    finding = found["command:plugins.list@thief"]
+    assert finding.verdict == WARNING and "goes first" in finding.text and finding.remedy
+    assert "names no function" in found["command:x.y@thief"].text
+    assert not [one for one in found.values() if one.verdict == BROKEN and "zoo" in one.subject]
+
+
+def test_our_own_commands_do_not_look_for_others():
+    code = (
+        "import sys; from dovetail.cli import main; main(['collect-env']);"
+        "sys.exit('dovetail.plugins.commands' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0

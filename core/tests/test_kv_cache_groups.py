@@ -1,0 +1,273 @@
+"""The manager over groups that need different parts of the past, and what is held back."""
+
+import pytest
+
+from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, KVCacheGroup, StateSpec
+from dovetail.kv_cache.manager import KVCacheManager
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+
+SIZE = 4
+
+
+def full(window=0):
+    return FullAttentionSpec(
+        block_size=SIZE, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=window
+    )
+
+
+STATE = StateSpec(block_size=SIZE, num_bytes=64)
+SNAPSHOTS = StateSpec(block_size=SIZE, num_bytes=64, snapshots=True)
+
+
+def manager(*specs, num_blocks=40, **options):
+    groups = tuple(KVCacheGroup(layer_names=(f"l{i}",), spec=s) for i, s in enumerate(specs))
+    config = KVCacheConfig(num_blocks=num_blocks + 1, groups=groups)
+    return KVCacheManager(config, enable_prefix_caching=True, **options)
+
+
+def request(tokens, name="r"):
+    asked = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=tuple(tokens),
+        sampling_params=SamplingParams(),
+        max_tokens=64,
+    )
+    return Request(asked, max_model_len=256)
+
+
+def admitted(cache, tokens, name="r"):
+    made = request(tokens, name)
+    assert cache.admit(made, cache.lookup(made), made.num_tokens)
+    return made
+
+
+def computed(cache, tokens, name="r"):
+    made = admitted(cache, tokens, name)
+    made.num_computed_tokens = made.num_tokens
+    cache.commit(made)
+    return made
+
+
+def gone(cache, tokens):
+    """Let a request with `tokens` be computed and end; return the blocks that it had."""
+    made = computed(cache, tokens)
+    blocks = [list(table) for table in made.blocks]
+    cache.free(made, last_step=-1)
+    return blocks
+
+
+def test_groups_draw_from_one_pool_and_never_share_a_block():
+    cache = manager(full(), full(8))
+    one = admitted(cache, range(9))
+    first, second = one.blocks
+    assert len(first) == len(second) == 3 and not set(first) & set(second)
+    assert cache.num_free_blocks == 34
+    grown = cache.grow(one, 13)
+    assert grown == [first[3:], second[3:]] and all(map(len, grown))
+    cache.check_integrity([one])
+    cache.free(one, last_step=-1)
+    assert cache.num_free_blocks == 40
+
+
+def test_who_cannot_grow_in_all_groups_grows_in_none():
+    cache = manager(full(), full(8), num_blocks=7)
+    one = admitted(cache, range(9))
+    assert cache.grow(one, 13) is None
+    assert [len(table) for table in one.blocks] == [3, 3] and one.capacity == 12
+    cache.check_integrity([one])
+
+
+def test_what_leaves_a_window_is_given_back_and_its_place_stays():
+    cache = manager(full(6))
+    one = admitted(cache, range(16))
+    blocks = list(one.blocks[0])
+    one.num_computed_tokens = 13  # the next token sees positions 8 to 13
+    cache.advance(one)
+    assert one.blocks == [[0, 0, *blocks[2:]]]
+    assert cache.num_free_blocks == 38
+    cache.advance(one)
+    cache.check_integrity([one])
+    assert cache.lookup(request(range(9))).num_tokens == 8  # it is still to be found
+
+
+def test_tokens_that_may_be_taken_back_move_no_window():
+    cache = manager(full(2))
+    one = admitted(cache, range(8))
+    assert cache.grow(one, 16) is not None
+    one.num_computed_tokens = 16  # of which 8 are drafts
+    cache.advance(one)
+    assert one.num_dropped_blocks == [1]
+    cache.check_integrity([one])
+
+
+def test_growing_takes_back_what_has_left_the_window_first():
+    cache = manager(full(4), num_blocks=3, max_step_tokens=4)
+    one = request(range(100))
+    assert cache.max_tokens > 100
+    assert cache.admit(one, cache.lookup(one), 4)
+    for start in range(4, 100, 4):
+        one.num_computed_tokens = start
+        assert cache.grow(one, start + 4) is not None
+        cache.check_integrity([one])
+
+
+def test_a_model_of_one_state_holds_one_block_and_finds_nothing():
+    cache = manager(STATE)
+    one = computed(cache, range(30))
+    assert [len(table) for table in one.blocks] == [1]
+    assert cache.grow(one, 200) == [[]] and one.capacity == 200
+    cache.check_integrity([one])
+    assert cache.lookup(request(range(30))).num_tokens == 0
+    cache.free(one, last_step=-1)
+    assert cache.num_free_blocks == 40
+
+
+def test_beside_one_state_nothing_else_can_be_resumed():
+    cache = manager(full(), STATE)
+    gone(cache, range(12))
+    hit = cache.lookup(request(range(12)))
+    assert hit.num_tokens == 0
+    assert admitted(cache, range(12)).num_committed_blocks == 0
+
+
+def test_snapshots_are_found_exactly_at_block_borders():
+    cache = manager(SNAPSHOTS)
+    one = admitted(cache, range(11))
+    one.num_computed_tokens = 11
+    cache.advance(one)
+    assert one.num_dropped_blocks == [2]  # the state stands in the last block
+    cache.check_integrity([one])
+    hit = cache.lookup(request([*range(10), 99, 98]))
+    assert hit.num_tokens == 8
+    assert hit.blocks[0][0] == 0 and hit.blocks[0][1]  # of the past, only the last state
+
+
+def test_a_window_is_resumed_from_its_last_blocks_alone():
+    cache = manager(full(6))
+    (blocks,) = gone(cache, range(20))
+    gone(cache, range(100, 100 + 4 * 36))  # evicts all but the first ones, which went last
+    assert cache.lookup(request(range(20))).num_tokens == 16
+    hit = cache.lookup(request(range(20)))
+    assert hit.blocks[0][:2] == [0, 0] and list(hit.blocks[0][2:]) == blocks[2:4]
+
+
+def test_the_common_prefix_is_the_longest_that_all_can_resume():
+    cache = manager(full(), full(4))
+    one = computed(cache, range(16))
+    tables = [list(table) for table in one.blocks]
+    cache.free(one, last_step=-1)
+    pool = cache._pool
+    key = pool._hashes[tables[1][3]]
+    del pool._index[key]  # the window's last block is lost
+    pool._hashes[tables[1][3]] = None
+    hit = cache.lookup(request(range(17)))
+    assert hit.num_tokens == 12
+    assert list(hit.blocks[0]) == tables[0][:3]
+    assert list(hit.blocks[1]) == [0, 0, tables[1][2]]
+
+
+def test_blocks_come_back_when_their_last_plan_has_been_executed():
+    cache = manager(full(), num_blocks=4)
+    one, two = admitted(cache, range(8)), admitted(cache, range(50, 58), "s")
+    cache.free(one, last_step=5)
+    cache.free(two, last_step=4)
+    assert cache.num_free_blocks == 0 and one.blocks == []
+    cache.check_integrity([])
+    cache.executed(3)
+    assert cache.num_free_blocks == 0
+    cache.executed(4)
+    assert cache.num_free_blocks == 2
+    cache.check_integrity([])
+    cache.executed(5)
+    assert cache.num_free_blocks == 4
+    three = admitted(cache, range(8), "t")
+    cache.free(three, last_step=5)  # executed already
+    assert cache.num_free_blocks == 4
+    assert cache.reset_prefix_cache()
+
+
+def test_retiring_blocks_can_be_found_and_keep_the_cache_from_a_reset():
+    cache = manager(full())
+    one = computed(cache, range(8))
+    cache.free(one, last_step=2)
+    assert not cache.reset_prefix_cache()
+    two = admitted(cache, range(9))
+    assert two.num_committed_blocks == 2
+    cache.executed(2)
+    cache.check_integrity([two])
+
+
+def test_a_reserve_is_held_from_the_start():
+    cache = manager(full(), num_blocks=6)
+    one = request(range(5))
+    assert not cache.admit(one, cache.lookup(one), 5, reserve=25)
+    assert cache.admit(one, cache.lookup(one), 5, reserve=24)
+    assert one.capacity == 24 and cache.num_free_blocks == 0
+
+
+def test_a_reserve_does_not_count_where_blocks_are_given_back():
+    cache = manager(full(4), num_blocks=6)
+    one = request(range(5))
+    assert cache.admit(one, cache.lookup(one), 5, reserve=200)
+    assert one.capacity == 8
+
+
+@pytest.mark.parametrize(("num_tokens", "fits"), [(16, True), (17, False)])
+def test_whoever_leaves_makes_room(num_tokens, fits):
+    cache = manager(full(), num_blocks=4)
+    one = admitted(cache, range(12))
+    asked = request(range(50, 80), "s")
+    hit = cache.lookup(asked)
+    assert not cache.fits(asked, hit, 8)
+    assert cache.fits(asked, hit, num_tokens, leaving=[one]) == fits
+    assert cache.num_free_blocks == 1
+
+
+def test_shared_blocks_make_room_only_when_all_who_share_them_leave():
+    cache = manager(full(), num_blocks=4)
+    one = computed(cache, range(8))
+    two = admitted(cache, [*range(8), 8, 9], "s")  # shares two blocks, has one more
+    asked = request(range(50, 80), "t")
+    hit = cache.lookup(asked)
+    assert cache.fits(asked, hit, 8, leaving=[two])
+    assert not cache.fits(asked, hit, 9, leaving=[two])
+    assert not cache.fits(asked, hit, 8, leaving=[one])
+    assert cache.fits(asked, hit, 16, leaving=[one, two])
+
+
+def test_a_hit_in_blocks_that_come_free_is_no_room():
+    cache = manager(full(), num_blocks=4)
+    one = computed(cache, range(16))
+    asked = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")
+    hit = cache.lookup(asked)
+    assert hit.num_tokens == 8
+    assert cache.fits(asked, hit, 16, leaving=[one])
+    assert not cache.fits(asked, hit, 17, leaving=[one])
+    cache.free(one, last_step=-1)
+    assert cache.admit(asked, cache.lookup(asked), 16)
+
+
+def test_pinned_blocks_outlive_their_request():
+    cache = manager(full(), num_blocks=4)
+    one = computed(cache, range(8))
+    blocks = list(one.blocks[0])
+    cache.pin(blocks)
+    cache.free(one, last_step=-1)
+    assert cache.num_free_blocks == 2 and not cache.reset_prefix_cache()
+    cache.check_integrity([])
+    cache.unpin(blocks)
+    assert cache.num_free_blocks == 4
+    with pytest.raises(ValueError):
+        cache.unpin(blocks)
+
+
+def test_integrity_sees_a_block_given_back_too_early():
+    cache = manager(full(6))
+    one = computed(cache, range(16))
+    cache.advance(one)
+    cache._pool.free([one.blocks[0][2]])
+    one.blocks[0][2] = 0
+    one.num_dropped_blocks[0] = 3
+    with pytest.raises(AssertionError, match="while it was needed"):
+        cache.check_integrity([one])

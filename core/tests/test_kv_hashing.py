@@ -1,0 +1,110 @@
+from array import array
+from itertools import combinations
+
+import pytest
+
+from dovetail.kv_cache.hashing import block_hash, content_key, extend_hashes, root_hash
+from dovetail.request import EncoderInput, EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+
+SIZE = 4
+
+
+def hashes(tokens=range(12), *, size=SIZE, **changes):
+    asked = EngineCoreRequest(
+        request_id="r",
+        prompt_token_ids=tuple(tokens),
+        sampling_params=SamplingParams(),
+        max_tokens=8,
+        **changes,
+    )
+    made = Request(asked, max_model_len=64)
+    extend_hashes(made, len(asked.prompt_token_ids) // size, size)
+    return made.block_hashes
+
+
+def image(position, num_tokens, name=b"cat"):
+    return EncoderInput(position=position, num_tokens=num_tokens, content_hash=name)
+
+
+def test_a_hash_covers_its_tokens_and_all_before_it():
+    plain = hashes()
+    assert len(plain) == len(set(plain)) == 3
+    assert hashes(range(8)) == plain[:2]
+    last = hashes([*range(11), 99])
+    assert last[:2] == plain[:2] and last[2] != plain[2]
+    first = hashes([99, *range(1, 12)])
+    assert not set(first) & set(plain)
+
+
+def test_hashes_are_made_once_and_appended():
+    asked = hashes(range(8))
+    made = Request(
+        EngineCoreRequest(
+            request_id="r",
+            prompt_token_ids=tuple(range(8)),
+            sampling_params=SamplingParams(),
+            max_tokens=8,
+        ),
+        max_model_len=64,
+    )
+    extend_hashes(made, 1, SIZE)
+    extend_hashes(made, 2, SIZE)
+    extend_hashes(made, 1, SIZE)
+    assert made.block_hashes == asked
+
+
+SALTS = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("abc", ""), ("a\0", "")]
+
+
+def test_salt_and_adapter_separate_whatever_stands_in_them():
+    roots = [root_hash(SIZE, salts) for salts in SALTS] + [root_hash(SIZE + 1, SALTS[0])]
+    assert len(set(roots)) == len(roots)
+    found = [hashes(cache_salt=salt, lora_id=lora) for salt, lora in SALTS]
+    for one, other in combinations(found, 2):
+        assert not set(one) & set(other)
+
+
+def test_a_tenant_and_a_deadline_separate_nobody():
+    assert hashes(tenant="a", deadline_ns=5) == hashes()
+
+
+def test_a_lone_surrogate_is_a_salt_like_others():
+    assert root_hash(SIZE, ("\ud800", "")) != root_hash(SIZE, ("\ud801", ""))
+
+
+def test_blocks_of_another_size_are_other_blocks():
+    assert not set(hashes(size=4)) & set(hashes(size=2))
+
+
+@pytest.mark.parametrize(
+    ("item", "first_touched"),
+    [(image(0, 2), 0), (image(3, 1), 0), (image(4, 4), 1), (image(7, 3), 1)],
+)
+def test_content_changes_the_blocks_from_its_first_token_on(item, first_touched):
+    plain, with_it = hashes(), hashes(encoder_inputs=(item,))
+    same = [one == other for one, other in zip(plain, with_it, strict=True)]
+    assert same == [block < first_touched for block in range(3)]
+
+
+def test_other_content_another_place_and_another_length_are_other_blocks():
+    items = [image(4, 3), image(5, 3), image(4, 2), image(4, 3, b"dog"), image(4, 3, b"ca")]
+    found = {hashes(encoder_inputs=(item,))[1] for item in items}
+    assert len(found) == len(items)
+
+
+def test_content_behind_a_block_does_not_touch_it():
+    assert content_key((image(8, 4),), 4, 8) == b""
+    assert content_key((image(0, 4),), 4, 8) == b""
+    assert content_key((image(2, 4),), 4, 8) != b""
+
+
+def test_names_side_by_side_cannot_be_taken_for_others():
+    one = content_key((image(0, 1, b"ab"), image(1, 1, b"c")), 0, 4)
+    other = content_key((image(0, 1, b"a"), image(1, 1, b"bc")), 0, 4)
+    assert one != other
+
+
+def test_the_parts_of_a_block_stand_apart():
+    tokens = array("i", range(SIZE))
+    assert block_hash(b"p" * 32, tokens) != block_hash(b"p" * 32, tokens, b"x")

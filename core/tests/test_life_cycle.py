@@ -1,0 +1,76 @@
+"""Every transition of the table, and none beside it."""
+
+import ast
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import dovetail.scheduling
+from dovetail.request import Request, RequestStatus
+from dovetail.scheduling.life_cycle import TRANSITIONS, change_status
+from dovetail.testing.scheduler import make_request
+
+S = RequestStatus
+WAITING_ONES = {S.WAITING, S.WAITING_FOR_FSM, S.WAITING_FOR_REMOTE_KVS}
+ALIVE = {*WAITING_ONES, S.RUNNING, S.PREEMPTED}
+
+
+def make(status):
+    request = Request(make_request("r"), max_model_len=16)
+    request.status = status
+    return request
+
+
+def may_follow(before, after):
+    """The rules in words: the table must say the same."""
+    if before.finished:
+        return False
+    if after in {S.FINISHED_ABORTED, S.FINISHED_ERROR}:
+        return True
+    if after.finished:  # a token, which only a plan can have brought
+        return before in {S.RUNNING, S.PREEMPTED}
+    if after is S.RUNNING:  # a gate opens to the queue, and so does a load
+        return before in {S.WAITING, S.PREEMPTED}
+    if after is S.PREEMPTED:
+        return before is S.RUNNING
+    if after is S.WAITING:
+        return before in {S.WAITING_FOR_FSM, S.WAITING_FOR_REMOTE_KVS}
+    if after is S.WAITING_FOR_FSM:  # new requests only
+        return before is S.WAITING
+    return before in {S.WAITING, S.PREEMPTED}
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(S, S)), ids=lambda status: status.name)
+def test_only_what_the_table_says_may_follow(before, after):
+    request = make(before)
+    if may_follow(before, after):
+        change_status(request, after)
+        assert request.status is after
+    else:
+        with pytest.raises(AssertionError, match=f"'r' goes from {before.name} to {after.name}"):
+            change_status(request, after)
+        assert request.status is before
+    assert (after in TRANSITIONS[before]) == may_follow(before, after)
+
+
+def test_every_living_request_can_end_and_be_reached():
+    reached = {S.WAITING}
+    while grown := {after for before in reached for after in TRANSITIONS[before]} - reached:
+        reached |= grown
+    assert reached == set(S)
+    assert all(TRANSITIONS[status] for status in ALIVE)
+
+
+def test_nobody_else_changes_a_status():
+    """In the scheduler's package, an assignment to `.status` stands in one module only."""
+    folder = Path(dovetail.scheduling.__file__).parent
+    writers = {
+        path.name
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Attribute) and target.attr == "status"
+    }
+    assert writers == {"life_cycle.py"}

@@ -1,0 +1,246 @@
+"""Drafts in the scheduler: counts alone, blocks for them, and what a result leaves behind."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from dovetail.clock import ManualClock
+from dovetail.engine.core import EngineCore
+from dovetail.interfaces import Ready, SchedulerContext, SchedulerLimits
+from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.scheduling import Scheduler
+from dovetail.testing.random_programs import make_kv_cache, random_program
+from dovetail.testing.row_model import RowModel
+from dovetail.testing.scheduler import make_request
+from dovetail.testing.scheduler_program import Referee, play
+
+LIMITS = SchedulerLimits(
+    max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32, num_lookahead_tokens=3
+)
+
+
+class Table:
+    """A scheduler whose results are written by hand."""
+
+    def __init__(self, *, num_blocks=30, **limits):
+        context = SchedulerContext(
+            limits=replace(LIMITS, **limits),
+            kv_cache=make_kv_cache(num_blocks=num_blocks, block_size=2),
+            clock=ManualClock(),
+        )
+        self.scheduler = Scheduler(context)
+
+    def add(self, name, num_prompt=4, *, max_tokens=9, stop=()):
+        asked = make_request(name, range(num_prompt), max_tokens=max_tokens)
+        self.scheduler.add_request(replace(asked, stop_token_ids=frozenset(stop)))
+
+    def plan(self):
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        return plan
+
+    def settle(self, plan, sampled, drafts=(), **columns):
+        """sampled: the tokens of each run. drafts: how many each row holds now."""
+        output = ModelRunnerOutput(
+            step_id=plan.step_id,
+            num_sampled=array("B", map(len, sampled)),
+            token_ids=array("i", [token for run in sampled for token in run]),
+            num_drafts=array("B", drafts),
+            **columns,
+        )
+        outputs = self.scheduler.update_from_output(plan, output)
+        self.scheduler.check_integrity()
+        return outputs
+
+    def request(self, name):
+        return self.scheduler._holdings.requests[name]
+
+
+def runs(plan):
+    drafts = list(plan.num_drafts) or [0] * len(plan.rows)
+    return list(zip(plan.starts, plan.num_tokens, plan.samples, drafts, strict=True))
+
+
+def test_drafts_are_verified_by_the_next_run():
+    table = Table()
+    table.add("a")
+    first = table.plan()
+    assert runs(first) == [(0, 4, 1, 0)] and not first.num_drafts
+    table.settle(first, [[50]], [2])
+    second = table.plan()
+    assert runs(second) == [(4, 3, 1, 2)]
+    outputs = table.settle(second, [[51, 52]], [0])  # one of two was right
+    assert list(outputs.token_ids) == [51, 52]
+    assert runs(table.plan()) == [(6, 1, 1, 0)]
+    assert (outputs.stats.num_drafts, outputs.stats.num_accepted) == (2, 1)
+
+
+def test_all_right_or_none():
+    for sampled, start in (([51, 52, 53, 54], 8), ([51], 5)):
+        table = Table()
+        table.add("a")
+        table.settle(table.plan(), [[50]], [3])
+        table.settle(table.plan(), [sampled], [1])
+        assert runs(table.plan()) == [(start, 2, 1, 1)]
+
+
+def test_a_run_that_samples_is_not_followed_before_its_result_and_others_are():
+    table = Table(max_num_batched_tokens=8)
+    table.add("a")
+    table.add("b", 10)
+    first = table.plan()
+    second = table.plan()
+    assert runs(first) == [(0, 4, 1, 0), (0, 4, 0, 0)]
+    assert runs(second) == [(4, 6, 1, 0)]  # b goes on; a waits
+    table.settle(first, [[50], []], [2, 0])
+    third = table.plan()
+    assert runs(third) == [(4, 3, 1, 2)]
+    table.settle(second, [[60]], [0])
+    table.settle(third, [[51]], [0])
+    assert runs(table.plan()) == [(5, 1, 1, 0), (10, 1, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "max_tokens", "num_drafts"),
+    [(16, 9, 3), (4, 9, 3), (4, 4, 2), (4, 2, 0), (16, 3, 1)],
+)
+def test_budget_and_length_cut_drafts(budget, max_tokens, num_drafts):
+    table = Table(max_num_batched_tokens=budget)
+    table.add("a", max_tokens=max_tokens)
+    table.settle(table.plan(), [[50]], [3])
+    assert runs(table.plan()) == [(4, 1 + num_drafts, 1, num_drafts)]
+
+
+def test_the_budget_cuts_drafts_of_one_beside_another():
+    table = Table(max_num_batched_tokens=8)
+    for name in "ab":
+        table.add(name)
+    table.settle(table.plan(), [[50], [60]], [3, 3])
+    assert runs(table.plan()) == [(4, 4, 1, 3), (4, 4, 1, 3)]
+    table = Table(max_num_batched_tokens=9)
+    table.add("a", 3)
+    table.add("b", 3)
+    table.add("c", 3)
+    table.settle(table.plan(), [[50], [60], [70]], [3, 3, 3])
+    assert runs(table.plan()) == [(3, 4, 1, 3), (3, 4, 1, 3), (3, 1, 1, 0)]
+
+
+def test_a_stop_inside_accepted_drafts_drops_the_rest():
+    table = Table()
+    table.add("a", stop=[52])
+    table.settle(table.plan(), [[50]], [3])
+    logprobs = LogprobColumns(
+        counts=array("i", [1] * 4),
+        token_ids=array("i", [51, 52, 53, 54]),
+        logprobs=array("f", [-1.0] * 4),
+        ranks=array("i", [1] * 4),
+    )
+    outputs = table.settle(table.plan(), [[51, 52, 53, 54]], [3], logprobs={0: logprobs})
+    assert list(outputs.token_ids) == [51, 52]
+    assert list(outputs.logprobs["a"].token_ids) == [51, 52]
+    assert [ended.reason for ended in outputs.finished] == ["stop"]
+    assert table.scheduler.depth().num_active == 0
+    assert table.scheduler.reset_prefix_cache()
+
+
+def test_the_length_inside_accepted_drafts_drops_the_rest():
+    table = Table()
+    table.add("a", max_tokens=3)
+    table.settle(table.plan(), [[50]], [3])
+    plan = table.plan()
+    assert runs(plan) == [(4, 2, 1, 1)]
+    outputs = table.settle(plan, [[51, 52]], [3])
+    assert [ended.reason for ended in outputs.finished] == ["length"]
+
+
+def test_blocks_reach_beyond_the_last_run_as_far_as_the_request_may_grow():
+    table = Table()
+    table.add("a", 4, max_tokens=20)
+    table.add("b", 4, max_tokens=2)
+    table.settle(table.plan(), [[50], [60]], [0, 0])
+    assert table.request("a").capacity >= 4 + 3
+    assert table.request("b").capacity == 6  # and no further
+    table.settle(table.plan(), [[51], [61]], [0, 0])
+    assert table.request("a").capacity >= 5 + 3
+
+
+def test_a_preempted_request_loses_its_drafts():
+    table = Table()
+    table.add("a")
+    table.settle(table.plan(), [[50]], [3])
+    request = table.request("a")
+    table.scheduler._mechanism.begin_step()
+    table.scheduler._mechanism.evict(request)
+    assert request.num_tokens_with_pending == request.num_tokens == 5
+    plan = table.plan()
+    assert sum(plan.num_drafts) == 0 and plan.joins[0].token_ids[-1] == 50
+
+
+def test_only_known_tokens_are_committed():
+    """A draft that fills a block is not to be found by others, right or wrong."""
+    table = Table()
+    table.add("a", 4)
+    table.settle(table.plan(), [[50]], [3])
+    table.plan()  # verifies positions 5 to 7
+    request = table.request("a")
+    assert request.num_computed_tokens == 8 and request.num_committed_blocks == 2
+
+
+class RowExecutor:
+    """A row model behind an executor's face."""
+
+    def __init__(self, limits, kv_cache, depth):
+        self.max_concurrent_steps = depth
+        self.model = RowModel(limits, kv_cache, vocab_size=31)
+
+    def execute_model(self, plan):
+        self.model.execute(plan)
+        return Ready(None)
+
+    def sample_tokens(self, grammar=None):
+        return Ready(self.model.sample(grammar))
+
+
+def generate(num_lookahead_tokens, depth):
+    """Run six requests through an engine core; return their tokens, and the number of steps."""
+    limits = replace(LIMITS, num_lookahead_tokens=num_lookahead_tokens)
+    kv_cache = make_kv_cache(num_blocks=40, block_size=2)
+    context = SchedulerContext(limits=limits, kv_cache=kv_cache, clock=ManualClock())
+    executor = RowExecutor(limits, kv_cache, depth)
+    core = EngineCore(executor, Scheduler(context), vocab_size=31, max_model_len=32)
+    for row in range(6):
+        core.add_request(make_request(f"r{row}", [row, 7, row], max_tokens=12))
+    tokens, num_steps = {}, 0
+    while core.has_work():
+        num_steps += 1
+        outputs = core.step() if depth == 1 else core.step_with_batch_queue()
+        if outputs is None:
+            continue
+        end = 0
+        for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
+            tokens.setdefault(name, []).extend(outputs.token_ids[end : end + count])
+            end += count
+    return tokens, num_steps
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_engine_gives_the_same_tokens_with_drafts_in_fewer_steps(depth):
+    plain, num_plain_steps = generate(0, 1)
+    drafted, num_steps = generate(3, depth)
+    assert drafted == plain
+    assert depth == 2 or num_steps < 0.8 * num_plain_steps
+
+
+def test_the_same_tokens_with_and_without_drafts():
+    """The referee holds every token against what the request gets alone."""
+    num_verified = 0
+    for seed in range(24):
+        program = random_program(seed, plain=True)
+        limits = replace(program.limits, num_lookahead_tokens=1 + seed % 4)
+        referee = Referee(
+            Scheduler, replace(program, limits=limits), after_step=Scheduler.check_integrity
+        )
+        play(referee.program, referee)
+        num_verified += referee.drafts.num_verified
+    assert num_verified > 500

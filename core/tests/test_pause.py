@@ -1,0 +1,122 @@
+"""A paused engine: nothing spins, nothing is lost, and everything goes on where it was."""
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.clock import ManualClock
+from dovetail.engine.core import EngineCore
+from dovetail.errors import UserError
+from dovetail.interfaces import PauseScope, SchedulerContext, SchedulerLimits
+from dovetail.scheduling import Scheduler
+from dovetail.testing import FAKES
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail.testing.null_executor import NullExecutor
+from dovetail.testing.random_programs import make_kv_cache
+from dovetail.testing.scheduler import make_request
+
+PARAMS = SamplingParams(max_tokens=5, seed=1, detokenize=False, ignore_eos=True)
+
+
+@pytest.fixture
+def core():
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=32)
+    kv_cache = make_kv_cache(num_blocks=65, block_size=4)
+    scheduler = Scheduler(SchedulerContext(limits=limits, kv_cache=kv_cache, clock=ManualClock()))
+    return EngineCore(NullExecutor(), scheduler, vocab_size=100, max_model_len=32)
+
+
+@pytest.mark.parametrize("step", ["step", "step_with_batch_queue"])
+def test_a_paused_core_has_no_work_once_its_plans_are_in(core, step):
+    step = getattr(core, step)
+    core.add_request(make_request("a", max_tokens=9))
+    step()
+    core.pause(PauseScope.ALL)
+    while core.has_work():
+        step()
+    assert core.paused is PauseScope.ALL
+    assert core.scheduler.depth().num_running == 1
+    core.add_request(make_request("b"))
+    assert not core.has_work()
+    assert core.abort_requests(["a"]) == ["a"]
+    core.resume()
+    assert core.paused is None and core.has_work()
+    finished = []
+    while core.has_work():
+        outputs = step()
+        finished += outputs.finished if outputs else ()
+    assert [ended.request_id for ended in finished] == ["b"]
+
+
+def test_a_core_paused_for_the_new_works_until_the_old_are_done(core):
+    core.add_request(make_request("old", max_tokens=4))
+    core.step()
+    core.pause(PauseScope.NEW)
+    core.add_request(make_request("new"))
+    finished = []
+    while core.has_work():
+        finished += core.step().finished
+    assert [ended.request_id for ended in finished] == ["old"]
+    core.resume()
+    assert core.has_work()
+
+
+@pytest.fixture(params=[False, True], ids=["depth 1", "depth 2"])
+def llm(request, tmp_path):
+    with LLM(
+        write_fake_config(tmp_path),
+        platform=FAKES["platform"],
+        worker_cls=FAKES["worker"],
+        scheduler_cls="dovetail.scheduling:Scheduler",
+        skip_tokenizer_init=True,
+        async_scheduling=request.param,
+        **SMALL_ENGINE,
+    ) as made:
+        yield made
+
+
+def run(engine):
+    """Step until nothing comes any more; return the tokens of those that ended."""
+    ended = {}
+    for _ in range(40):
+        for output in engine.step():
+            if output.finished:
+                ended[output.request_id] = list(output.outputs[0].token_ids)
+    return ended
+
+
+def test_an_engine_goes_on_where_it_was(llm):
+    engine = llm.llm_engine
+    due = [list(one.outputs[0].token_ids) for one in llm.generate([[1, 2], [3]], PARAMS)]
+    engine.add_request("a", [1, 2], PARAMS)
+    engine.step()
+    engine.pause()
+    engine.add_request("b", [3], PARAMS)
+    assert run(engine) == {} and engine.has_unfinished_requests()
+    assert engine.paused is PauseScope.ALL
+    engine.resume()
+    assert run(engine) == {"a": due[0], "b": due[1]}
+
+
+def test_aborts_are_told_in_a_pause(llm):
+    engine = llm.llm_engine
+    engine.pause("new")
+    engine.add_request("a", [1, 2], PARAMS)
+    assert run(engine) == {}
+    engine.abort_request("a")
+    (output,) = engine.step()
+    assert output.finished and output.outputs[0].finish_reason == "abort"
+    assert not engine.has_unfinished_requests()
+
+
+def test_generate_does_not_wait_for_ever(llm):
+    llm.llm_engine.pause("new")
+    with pytest.raises(UserError, match=r"paused \(new\)"):
+        llm.generate([[1, 2]], PARAMS)
+    llm.llm_engine.resume()
+    assert len(llm.generate([[1, 2]], PARAMS)) == 1
+
+
+def test_an_unknown_scope_is_refused(llm):
+    with pytest.raises(UserError, match="'some' is no scope of a pause"):
+        llm.llm_engine.pause("some")
+    assert llm.llm_engine.paused is None

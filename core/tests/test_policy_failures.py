@@ -1,0 +1,182 @@
+"""A policy that fails, anywhere: strict it raises, otherwise FCFS goes on and nobody is lost."""
+
+import logging
+
+import pytest
+
+from dovetail.errors import PolicyError
+from dovetail.interfaces import CONTINUE, Policy, Run
+
+
+class Failing(Policy):
+    """Fails in the hook `fails_in`, the third time that it is asked."""
+
+    fails_in = ""
+    left = 3
+
+    def _count(self, hook):
+        if hook == self.fails_in:
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError(f"no more {hook}")
+
+    def rank(self, request, view):
+        self._count("rank")
+        return -request.sequence  # the last first, so that FCFS shows
+
+    def victim(self, running, view):
+        self._count("victim")
+        return running[0]
+
+    def on_arrival(self, request, view):
+        self._count("on_arrival")
+
+    def on_granted(self, request, num_tokens, view):
+        self._count("on_granted")
+
+    def on_output(self, request, num_tokens, view):
+        self._count("on_output")
+
+    def on_evict(self, request, num_tokens_lost, view):
+        self._count("on_evict")
+
+    def on_finish(self, request, view):
+        self._count("on_finish")
+
+
+class FailingPlan(Failing):
+    """Fails in its plan, after some wishes."""
+
+    def plan(self, view):
+        yield CONTINUE
+        for request in view.waiting:
+            yield Run(request)
+            self._count("plan")
+
+
+class ChangingRanks(Failing):
+    static_rank = False
+    preempts = True
+
+
+HOOKS = ["rank", "victim", "on_arrival", "on_granted", "on_output", "on_evict", "on_finish"]
+CASES = [
+    *((Failing, hook) for hook in HOOKS),
+    *((ChangingRanks, hook) for hook in HOOKS),
+    *((FailingPlan, hook) for hook in [*HOOKS, "plan"]),
+]
+
+
+def failing(cls, hook):
+    return type(cls.__name__, (cls,), {"fails_in": hook})
+
+
+def play(driver, alone, depth):
+    """Play a program that preempts and aborts; return its prompts and the plans' runs."""
+    prompts, plans = {}, []
+    for place in range(12):
+        name = f"r{place:02}"
+        prompts[name] = driver.add(name, 5 + place % 4, max_tokens=9)
+        plans.append(driver.plan())
+        if place == 7:
+            assert driver.scheduler.abort_requests(["r07"]) == ["r07"]
+            del prompts["r07"]
+        if len(driver.out) == depth:
+            driver.settle()
+    driver.run(depth=depth)
+    assert driver.reasons.keys() == prompts.keys()
+    for name, prompt in prompts.items():
+        assert driver.tokens[name] == alone(prompt, 9)
+    return plans
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("cls", "hook"), CASES)
+def test_nobody_is_lost_when_a_policy_fails(drive, alone, caplog, cls, hook, depth):
+    driver = drive(policy=failing(cls, hook), num_blocks=8, max_num_seqs=4)
+    play(driver, alone, depth)
+    assert type(driver.scheduler.policy) is Policy
+    assert (driver.stats.policy_failures, driver.stats.policy) == (1, "Policy")
+    (told,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert f"no more {hook}" in told.getMessage() and cls.__name__ in told.getMessage()
+
+
+@pytest.mark.parametrize(("cls", "hook"), CASES)
+def test_it_raises_where_one_is_strict(drive, alone, cls, hook):
+    driver = drive(policy=failing(cls, hook), num_blocks=8, max_num_seqs=4, strict=True)
+    with pytest.raises(RuntimeError, match=f"no more {hook}"):
+        play(driver, alone, 1)
+
+
+def test_a_policy_that_does_not_fail_stays_in_charge(drive, alone):
+    driver = drive(policy=failing(Failing, "nowhere"), num_blocks=8, max_num_seqs=4)
+    play(driver, alone, 1)
+    assert (driver.stats.policy_failures, driver.stats.policy) == (0, "Failing")
+
+
+def test_the_rest_of_the_step_is_first_come_first_served(drive):
+    class Half(Policy):
+        """Grants one that runs and admits the last, pauses another, and breaks off."""
+
+        def plan(self, view):
+            if view.step_id == 0:
+                yield from super().plan(view)
+                return
+            yield Run(view.running[1])
+            yield Run(view.waiting[-1])
+            raise RuntimeError("half a plan")
+
+    driver = drive(policy=Half, max_num_seqs=4)
+    for name in "ab":
+        driver.add(name, 4)
+    driver.step()
+    for name in "cde":
+        driver.add(name, 4)
+    assert list(driver.step()) == ["b", "e", "a", "c"]
+    assert driver.waiting() == ["d"]
+    driver.run()
+    assert driver.reasons.keys() == set("abcde")
+
+
+class NoGenerator(Policy):
+    def plan(self, view):
+        return [CONTINUE]
+
+
+class Endless(Policy):
+    def plan(self, view):
+        while True:
+            yield CONTINUE
+
+
+class Unordered(Policy):
+    def rank(self, request, view):
+        return str(request.sequence) if request.sequence % 2 else request.sequence
+
+
+class UnorderedNow(Unordered):
+    static_rank = False
+
+
+class NamesNobody(Policy):
+    def victim(self, running, view):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("cls", "error"),
+    [
+        (NoGenerator, AttributeError),
+        (Endless, PolicyError),
+        (Unordered, TypeError),
+        (UnorderedNow, TypeError),
+        (NamesNobody, PolicyError),
+    ],
+)
+def test_what_is_no_policy_has_failed(drive, alone, cls, error):
+    driver = drive(policy=cls, num_blocks=8, max_num_seqs=4)
+    play(driver, alone, 1)
+    assert driver.stats.policy_failures == 1
+    driver = drive(policy=cls, num_blocks=8, max_num_seqs=4, strict=True)
+    with pytest.raises(error):
+        play(driver, alone, 1)

@@ -1,0 +1,223 @@
+"""What the scheduler's half of a KV connector does with blocks; the connector is a stub."""
+
+import pytest
+
+from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVOutcome
+from dovetail.kv_cache.manager import KVCacheManager
+from dovetail.kv_cache.remote import RemoteCache
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+
+SIZE = 4
+
+
+class Side:
+    """Has what it is told that it has; ends what it is told that has ended."""
+
+    def __init__(self):
+        self.keys = set()
+        self.loads, self.stores = [], []
+        self.outcome = KVOutcome()
+        self.waits, self.takes_stores, self.ended = False, True, 0
+
+    def has(self, keys):
+        return [key in self.keys for key in keys]
+
+    def load(self, transfer):
+        self.loads.append(transfer)
+        return self.waits
+
+    def store(self, transfer):
+        self.stores.append(transfer)
+        return self.takes_stores
+
+    def take_instructions(self):
+        return b"orders"
+
+    def update(self, answer):
+        assert answer == b"answer"
+        return self.outcome
+
+    def shutdown(self):
+        self.ended += 1
+
+
+def spec(window=0):
+    return FullAttentionSpec(
+        block_size=SIZE, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=window
+    )
+
+
+def make(*windows, num_blocks=20):
+    groups = tuple(
+        KVCacheGroup(layer_names=(f"l{i}",), spec=spec(window))
+        for i, window in enumerate(windows or (0,))
+    )
+    config = KVCacheConfig(num_blocks=num_blocks + 1, groups=groups)
+    cache, side = KVCacheManager(config, enable_prefix_caching=True), Side()
+    return cache, side, RemoteCache(side, cache)
+
+
+def request(tokens, name="r"):
+    asked = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=tuple(tokens),
+        sampling_params=SamplingParams(),
+        max_tokens=8,
+    )
+    return Request(asked, max_model_len=64)
+
+
+def stored_elsewhere(*windows, tokens=range(12)):
+    """A cache that has nothing, beside a connector that has the blocks of `tokens`."""
+    cache, side, remote = make(*windows)
+    one = request(tokens, "before")
+    cache.admit(one, remote.lookup(one), len(tokens))
+    one.num_computed_tokens = len(tokens)
+    cache.commit(one)
+    remote.offer(one)
+    remote.release(one, finished=True)
+    cache.free(one, last_step=-1)
+    for transfer in side.stores:
+        side.keys |= set(transfer.keys)
+    side.outcome = KVOutcome(done=tuple(transfer.transfer_id for transfer in side.stores))
+    assert remote.update(b"answer") == []
+    assert remote.num_stored_blocks == sum(len(t.keys) for t in side.stores)
+    assert cache.reset_prefix_cache()
+    return cache, side, remote
+
+
+def load(cache, remote, name="r", tokens=range(13)):
+    one = request(tokens, name)
+    hit = remote.lookup(one)
+    assert cache.admit(one, hit, one.num_tokens)
+    return one, hit, remote.load(one, hit)
+
+
+def test_what_is_committed_is_offered_once_and_held_until_it_is_stored():
+    cache, side, remote = make()
+    one = request(range(14))
+    cache.admit(one, remote.lookup(one), 14)
+    one.num_computed_tokens = 9
+    cache.commit(one)
+    remote.offer(one)
+    remote.offer(one)
+    (first,) = side.stores
+    assert first.block_ids == tuple(one.blocks[0][:2]) and len(set(first.keys)) == 2
+    one.num_computed_tokens = 14
+    cache.commit(one)
+    blocks = list(one.blocks[0])
+    remote.release(one, finished=True)
+    _, second = side.stores
+    assert second.block_ids == (blocks[2],) and second.transfer_id != first.transfer_id
+    cache.free(one, last_step=-1)
+    assert cache.num_free_blocks == 20 - 3 and remote.num_transfers == 2
+    side.outcome = KVOutcome(done=(second.transfer_id,), failed={first.transfer_id: (blocks[1],)})
+    assert remote.update(b"answer") == []
+    assert cache.num_free_blocks == 20 and remote.num_stored_blocks == 2
+    cache.check_integrity([])
+
+
+def test_what_is_there_is_not_stored_again_and_a_refusal_holds_nothing():
+    cache, side, remote = stored_elsewhere()
+    side.stores.clear()
+    one, _, _ = load(cache, remote)
+    side.outcome = KVOutcome(done=(side.loads[0].transfer_id,))
+    remote.update(b"answer")
+    remote.offer(one)
+    assert side.stores == []
+    other = request(range(50, 58), "other")
+    cache.admit(other, remote.lookup(other), 8)
+    other.num_computed_tokens = 8
+    cache.commit(other)
+    side.takes_stores = False
+    remote.offer(other)
+    assert len(side.stores) == 1 and remote.num_transfers == 0
+    cache.check_integrity([one, other])
+
+
+def test_what_is_elsewhere_counts_as_found_and_is_committed_when_it_is_there():
+    cache, side, remote = stored_elsewhere()
+    one, hit, waits = load(cache, remote)
+    assert hit.num_tokens == 12 and len(hit.missing) == 3 and not waits
+    (transfer,) = side.loads
+    assert transfer.block_ids == tuple(one.blocks[0][:3])
+    assert set(transfer.keys) <= side.keys
+    one.num_computed_tokens = 13
+    cache.commit(one)
+    assert cache.num_cached == 0  # nobody else may stand on it yet
+    cache.check_integrity([one])
+    side.outcome = KVOutcome(done=(transfer.transfer_id,))
+    assert remote.update(b"answer") == [(one, True)]
+    assert cache.num_cached == 3 and remote.num_loaded_blocks == 3
+    assert cache.lookup(request(range(13), "next")).num_tokens == 12
+    cache.check_integrity([one])
+
+
+def test_what_is_here_is_not_loaded():
+    cache, side, remote = stored_elsewhere()
+    one, _, _ = load(cache, remote, "one", range(9))
+    side.outcome = KVOutcome(done=(side.loads[0].transfer_id,))
+    remote.update(b"answer")
+    two, hit, _ = load(cache, remote, "two")
+    assert hit.num_tokens == 12 and hit.missing == ((0, 2),)
+    assert two.blocks[0][:2] == one.blocks[0][:2]
+    assert side.loads[1].block_ids == (two.blocks[0][2],)
+    cache.check_integrity([one, two])
+
+
+def test_of_a_window_only_what_it_shows_is_loaded():
+    cache, side, remote = stored_elsewhere(0, 5)
+    one, hit, _ = load(cache, remote)
+    assert hit.missing == ((0, 0), (0, 1), (0, 2), (1, 2))
+    (transfer,) = side.loads
+    full, window = one.blocks
+    assert transfer.block_ids == (*full[:3], window[2]) and window[:2] == [0, 0]
+    assert len(set(transfer.keys)) == 4
+    cache.check_integrity([one])
+
+
+def test_a_load_that_failed_leaves_what_is_good_and_is_not_tried_again():
+    cache, side, remote = stored_elsewhere()
+    side.waits = True
+    one, _, waits = load(cache, remote)
+    assert waits
+    (transfer,) = side.loads
+    side.outcome = KVOutcome(failed={transfer.transfer_id: (one.blocks[0][1],)})
+    assert remote.update(b"answer") == [(one, False)]
+    assert (remote.num_failed_loads, remote.num_loaded_blocks) == (1, 2)
+    remote.release(one, finished=False)
+    cache.free(one, last_step=-1)
+    assert remote.lookup(one).num_tokens == 4 and not remote.lookup(one).missing
+    assert remote.lookup(request(range(13), "other")).num_tokens == 12
+    remote.release(one, finished=True)
+    again = request(range(13))  # the same id, but another request
+    assert remote.lookup(again).num_tokens == 12
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_whoever_goes_while_loading_hears_nothing_and_its_blocks_stay_until_then(failed):
+    cache, side, remote = stored_elsewhere()
+    one, _, _ = load(cache, remote)
+    blocks = one.blocks[0][:3]
+    remote.release(one, finished=True)
+    cache.free(one, last_step=-1)
+    assert cache.num_free_blocks == 17
+    (transfer,) = side.loads
+    done = KVOutcome(done=(transfer.transfer_id,))
+    side.outcome = KVOutcome(failed={transfer.transfer_id: tuple(blocks)}) if failed else done
+    assert remote.update(b"answer") == []
+    assert cache.num_free_blocks == 20 and cache.num_cached == 0
+    cache.check_integrity([])
+
+
+def test_the_end_lets_go_of_everything():
+    cache, side, remote = stored_elsewhere()
+    one, _, _ = load(cache, remote)
+    remote.release(one, finished=True)
+    cache.free(one, last_step=-1)
+    assert remote.take_instructions() == b"orders"
+    remote.shutdown()
+    remote.shutdown()
+    assert side.ended == 2 and remote.num_transfers == 0
+    assert cache.num_free_blocks == 20

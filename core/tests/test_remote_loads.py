@@ -1,0 +1,191 @@
+"""Keys and values from elsewhere: loads at once and later, loads that fail, aborts, stores."""
+
+from array import array
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from dovetail.interfaces import Policy, SchedulerLimits
+from dovetail.request import EngineCoreRequest, RequestStatus
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling import Scheduler
+from dovetail.testing.random_programs import Program, make_kv_cache, random_program
+from dovetail.testing.scheduler_program import Referee, play
+
+LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=40)
+BLOCKS = 3
+PROMPT = BLOCKS * 4 + 1
+
+
+def request(name, first=0, max_tokens=3):
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=array("i", [(first + place) % 31 for place in range(PROMPT)]),
+        sampling_params=SamplingParams(max_tokens=max_tokens),
+        max_tokens=max_tokens,
+    )
+
+
+@pytest.fixture(params=[True, False], ids=["chunked", "whole"])
+def referee(request):
+    limits = replace(LIMITS, enable_chunked_prefill=request.param)
+    kv_cache = make_kv_cache(num_blocks=20, block_size=4)
+    program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, connected=True)
+    return make_referee(program)
+
+
+def make_referee(program):
+    referee = Referee(Scheduler, program, after_step=Scheduler.check_integrity)
+    referee._rows._side.loses_one_in = 0
+    return referee
+
+
+def fill(referee, *, loads=0):
+    """Have a prompt stored, and loaded so many times; nothing of it is left here."""
+    for turn in range(1 + loads):
+        referee.add(request(f"before-{turn}"))
+        referee.drain()
+        referee.reset()
+
+
+def lose(referee, number):
+    """Let a load fail: the worker's side has lost a block of the prompt."""
+    kept = referee._rows._side.kept
+    del kept[list(kept)[number]]
+
+
+def test_a_load_at_once_runs_in_the_same_plan(referee):
+    fill(referee)
+    referee.add(request("a"))
+    plan = referee.schedule()
+    assert list(plan.starts) == [PROMPT - 1] and plan.kv_transfer
+    referee.drain()
+    assert referee.num_cached["a"] == PROMPT - 1
+
+
+def test_a_load_that_takes_holds_blocks_and_no_row(referee):
+    fill(referee, loads=1)
+    referee.add(request("a"))
+    plan = referee.schedule()
+    assert plan.empty and not plan.joins and plan.kv_transfer
+    depth = referee.scheduler.depth()
+    assert (depth.num_waiting, depth.num_running, depth.num_transfers) == (1, 0, 1)
+    (held,) = referee.scheduler._holdings.loads
+    assert len(held.blocks[0]) == BLOCKS + 1
+    referee.settle()
+    plan = referee.schedule()
+    assert list(plan.starts) == [PROMPT - 1]
+    referee.drain()
+    assert referee.num_cached["a"] == PROMPT - 1
+
+
+@pytest.mark.parametrize("loads", [0, 1], ids=["at once", "later"])
+def test_a_load_that_fails_is_computed(referee, loads):
+    fill(referee, loads=loads)
+    lose(referee, 1)
+    referee.add(request("a"))
+    referee.drain()  # the referee knows the right tokens
+    remote = referee.scheduler._holdings.loads._remote
+    assert remote.num_failed_loads == 1
+    assert referee.num_cached["a"] == 4  # the block before the lost one
+
+
+def test_results_on_what_could_not_be_loaded_are_dropped(referee):
+    """At depth 2 two plans have run on it before anybody knows."""
+    fill(referee)
+    lose(referee, 0)
+    referee.add(request("a"))
+    referee.schedule()
+    referee.schedule()
+    assert not referee.settle().request_ids
+    assert referee.scheduler.depth().num_running == 0
+    referee.schedule()
+    assert not referee.settle().request_ids
+    referee.drain()
+
+
+def test_an_abort_leaves_blocks_under_way_alone(referee):
+    fill(referee, loads=1)
+    referee.add(request("a"))
+    referee.schedule()
+    free = referee.scheduler.view.num_free_blocks
+    referee.abort(["a"])
+    assert referee.scheduler.view.num_free_blocks == free + 1  # all but the three of the load
+    assert referee.scheduler.depth().num_transfers == 1
+    referee.settle()
+    assert referee.scheduler.depth().num_transfers == 0
+    assert referee.scheduler.view.num_free_blocks == 19
+
+
+def test_what_a_finished_request_has_is_stored_before_it_is_handed_out(referee):
+    referee.add(request("a", max_tokens=1))
+    referee.schedule()
+    referee.settle()
+    assert not referee.alive and referee.scheduler.depth().num_transfers
+    assert referee.scheduler.view.num_free_blocks == 19 - BLOCKS
+    assert not referee.scheduler.reset_prefix_cache()
+    referee.drain()
+    assert referee.scheduler.view.num_free_blocks == 19
+
+
+def test_who_is_loaded_is_next_for_a_seat():
+    limits = replace(LIMITS, max_num_seqs=1)
+    kv_cache = make_kv_cache(num_blocks=20, block_size=4)
+    program = Program(seed=0, limits=limits, kv_cache=kv_cache, connected=True)
+    referee = make_referee(program)
+    fill(referee, loads=1)
+    referee.add(request("loading"))
+    referee.schedule()
+    referee.settle()
+    loaded = referee.scheduler._holdings.requests["loading"]
+    assert loaded.status is RequestStatus.WAITING and loaded.blocks
+    referee.add(request("first in the queue", first=9))
+    (join,) = referee.schedule().joins
+    assert join.request_id == "loading"
+    referee.settle()
+    referee.drain()
+
+
+def test_random_programs_with_a_connector_that_errs():
+    counted = Counter()
+    for seed in range(20):
+        program = replace(random_program(seed, plain=True), connected=True, depth=1 + seed % 2)
+        limits = replace(program.limits, enable_prefix_caching=True)
+        program = replace(program, limits=limits)
+        referee = Referee(Scheduler, program, after_step=Scheduler.check_integrity)
+        play(program, referee)
+        remote = referee.scheduler._holdings.loads._remote
+        counted.update(
+            loaded=remote.num_loaded_blocks,
+            stored=remote.num_stored_blocks,
+            failed=remote.num_failed_loads,
+        )
+    assert counted["loaded"] > 50 and counted["stored"] > 500 and counted["failed"] > 10
+
+
+class Urgent(Policy):
+    """Whom the user calls urgent goes first, and takes a seat."""
+
+    preempts = True
+
+    def rank(self, request, view):
+        return request.priority
+
+
+def test_a_load_that_fails_counts_also_for_one_that_was_evicted_meanwhile():
+    limits = replace(LIMITS, max_num_seqs=1)
+    kv_cache = make_kv_cache(num_blocks=20, block_size=4)
+    program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, connected=True)
+    referee = Referee(Scheduler, program, policy=Urgent, after_step=Scheduler.check_integrity)
+    referee._rows._side.loses_one_in = 0
+    fill(referee)
+    lose(referee, 1)
+    referee.add(request("a"))
+    assert referee.schedule().kv_transfer
+    referee.add(replace(request("b", first=7), priority=-1))
+    referee.schedule()
+    assert referee.scheduler._holdings.requests["a"].status is RequestStatus.PREEMPTED
+    outputs = referee.settle()
+    assert not outputs.request_ids, "what it sampled stands on a block that never came"
+    referee.drain()

@@ -1,0 +1,126 @@
+"""Ways that must give the same plans: together or one by one; the inlined loop or wish by wish."""
+
+import random
+
+import pytest
+
+from dovetail.interfaces import Policy
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_policy import AgeingPolicy, FakePolicy
+from dovetail.testing.scheduler import check_program
+from dovetail.testing.scheduler_program import random_program
+
+
+class OneByOne(Scheduler):
+    """Never lets those that decode take their steps together."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self._mechanism.runs_together = False
+
+
+class Priority(Policy):
+    preempts = True
+
+    def rank(self, request, view):
+        return request.priority, request.sequence
+
+    def victim(self, running, view):
+        return max(running, key=lambda one: (one.priority, one.sequence))
+
+
+class Oldest(Policy):
+    """Lets the oldest give way, so that grants of a step are rolled back."""
+
+    def victim(self, running, view):
+        return running[0]
+
+
+def by_plan(policy):
+    """The same policy, with the default plan as a plan of its own."""
+
+    class ByPlan(policy):
+        def plan(self, view):
+            yield from super().plan(view)
+
+    return ByPlan
+
+
+POLICIES = [Policy, Priority, Oldest, FakePolicy, AgeingPolicy]
+
+
+def program(driver, rng, depth):
+    """Play a program of long answers; return all plans and outputs."""
+    seen, names = [], []
+    for step in range(90):
+        if len(names) < 24 and rng.random() < 0.35:
+            names.append(f"r{step:02}")
+            driver.add(
+                names[-1],
+                [rng.randrange(3)] * rng.randrange(1, 9) + [rng.randrange(9)] * rng.randrange(20),
+                max_tokens=rng.choice([1, 2, 3, 40]),
+                priority=rng.randrange(4),
+                stop=rng.sample(range(100, 150), 3) if rng.random() < 0.5 else (),
+            )
+        driver.plan()
+        seen.append(repr(driver.out[-1]))
+        if names and rng.random() < 0.1:
+            seen.append(repr(driver.scheduler.abort_requests([rng.choice(names)])))
+            driver.scheduler.check_integrity()
+        if len(driver.out) == depth:
+            outputs = driver.settle()
+            seen.append((outputs.request_ids, outputs.token_ids, outputs.finished))
+    driver.run(depth=depth)
+    return seen, driver.tokens, driver.stats.num_preemptions
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_together_or_one_by_one(drive, policy, depth):
+    preemptions = 0
+    for seed in range(6):
+        rng = random.Random(seed)
+        limits = {
+            "num_blocks": rng.choice([16, 22, 60]),
+            "max_num_seqs": rng.choice([3, 12]),
+            "max_num_batched_tokens": rng.choice([6, 16, 64]),
+            "long_prefill_token_threshold": rng.choice([0, 5]),
+            "max_model_len": 60,
+        }
+        ways = []
+        for cls in (Scheduler, OneByOne):
+            driver = drive(cls=cls, policy=policy, **limits)
+            ways.append(program(driver, random.Random(seed), depth))
+        assert ways[0] == ways[1]
+        preemptions += ways[0][2]
+    assert preemptions > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_inlined_or_wish_by_wish(policy):
+    for seed in range(10):
+        ways = [
+            check_program(cls, random_program(seed), policy=each)
+            for cls, each in (
+                (Scheduler, policy),
+                (Scheduler, by_plan(policy)),
+                (OneByOne, policy),
+            )
+        ]
+        assert ways[0] == ways[1] == ways[2]
+
+
+def test_those_that_decode_are_together(drive):
+    """Else the comparison above would compare one thing with itself."""
+    driver = drive()
+    for name in "abc":
+        driver.add(name, 6, max_tokens=20)
+    for _ in range(5):
+        driver.step()
+    cohort = driver.scheduler._holdings.cohort
+    assert [one.request_id for one in cohort] == ["a", "b", "c"] and not cohort.apart
+    driver = drive(cls=OneByOne)
+    driver.add("a", 6, max_tokens=20)
+    for _ in range(5):
+        driver.step()
+    assert not len(driver.scheduler._holdings.cohort)

@@ -1,0 +1,115 @@
+"""The whole scheduler as a state machine: whatever is done to it, in any order, it keeps its laws.
+
+The referee holds every call against the contract, and every request against what it gets alone;
+after each call the scheduler's own integrity is checked too.
+"""
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from dovetail.interfaces import PauseScope, Policy
+from dovetail.scheduling import Scheduler
+from dovetail.testing.random_programs import random_program, random_request
+from dovetail.testing.scheduler_program import Referee
+
+
+class Priority(Policy):
+    preempts = True
+
+    def rank(self, request, view):
+        return request.priority, request.sequence
+
+    def victim(self, running, view):
+        return max(running, key=lambda one: (one.priority, one.sequence))
+
+
+class Shortest(Policy):
+    """A rank that changes all the time."""
+
+    static_rank = False
+
+    def rank(self, request, view):
+        return view.num_uncomputed_tokens(request), request.sequence
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        seed=st.integers(0, 2**32),
+        depth=st.sampled_from([1, 2]),
+        num_drafts=st.sampled_from([0, 3]),
+        num_encoder_tokens=st.sampled_from([0, 6]),
+        holds=st.booleans(),
+        connected=st.booleans(),
+        policy=st.sampled_from([None, Priority, Shortest]),
+    )
+    def start(self, seed, depth, num_drafts, num_encoder_tokens, holds, connected, policy):
+        program = random_program(seed)
+        limits = replace(
+            program.limits,
+            num_lookahead_tokens=num_drafts,
+            max_num_encoder_tokens=num_encoder_tokens,
+            encoder_cache_tokens=num_encoder_tokens * 2,
+        )
+        program = replace(program, limits=limits, depth=depth, holds=holds, connected=connected)
+        self.referee = Referee(
+            Scheduler, program, policy=policy, after_step=Scheduler.check_integrity
+        )
+        self.num_added = 0
+
+    @rule(seed=st.integers(0, 2**32))
+    def add(self, seed):
+        limits = self.referee.limits
+        self.referee.add(random_request(Random(seed), f"r{self.num_added}", limits))
+        self.num_added += 1
+
+    @precondition(lambda self: self.referee.alive)
+    @rule(data=st.data())
+    def abort(self, data):
+        name = data.draw(st.sampled_from(sorted(self.referee.alive)))
+        self.referee.abort([name, "nobody"])
+
+    @precondition(lambda self: self.referee.holds.gate.held)
+    @rule(data=st.data(), fails=st.booleans())
+    def open_gate(self, data, fails):
+        name = data.draw(st.sampled_from(sorted(self.referee.holds.gate.held)))
+        self.referee.open_gate(name, fails=fails)
+
+    @precondition(lambda self: self.referee.num_out < self.referee.program.depth)
+    @rule(times=st.integers(1, 3))
+    def schedule(self, times):
+        for _ in range(times):
+            if self.referee.num_out == self.referee.program.depth:
+                self.referee.settle()
+            self.referee.schedule()
+
+    @precondition(lambda self: self.referee.num_out)
+    @rule()
+    def settle(self):
+        self.referee.settle()
+
+    @rule(scope=st.sampled_from(PauseScope))
+    def pause(self, scope):
+        self.referee.pause(scope)
+
+    @rule()
+    def resume(self):
+        self.referee.resume()
+
+    @rule()
+    def reset(self):
+        self.referee.reset()
+
+    def teardown(self):
+        if hasattr(self, "referee"):
+            self.referee.drain()
+            self.referee.scheduler.shutdown()
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, derandomize=True, database=None
+)

@@ -1,0 +1,374 @@
+"""Wishes one by one: what each is granted, why it is denied, and which are illegal."""
+
+import pytest
+
+from dovetail.errors import PolicyError
+from dovetail.interfaces import CONTINUE, Denied, Displace, Evict, Grant, Hold, Policy, Run
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+
+
+class Scripted(Policy):
+    """Plays one script a step: a function from the view to a generator; then the default plan."""
+
+    def __init__(self):
+        self.scripts, self.answers = [], []
+
+    def rank(self, request, view):
+        return request.priority, request.sequence
+
+    def victim(self, running, view):
+        return max(running, key=lambda request: self.rank(request, view))
+
+    def plan(self, view):
+        if not self.scripts:
+            yield from super().plan(view)
+            return
+        script, answer = self.scripts.pop(0)(view), None
+        while True:
+            try:
+                answer = yield script.send(answer)
+            except StopIteration:
+                return
+            self.answers.append(answer)
+
+
+def by_name(requests):
+    return {request.request_id: request for request in requests}
+
+
+@pytest.fixture
+def steer(drive):
+    """Make a driver under a scripted policy; `driver.plan_by(script)` gives (runs, answers)."""
+
+    def make(*, running="", waiting="", prompt=4, max_tokens=9, **limits):
+        driver = drive(policy=Scripted, **{"strict": True, **limits})
+        policy = driver.scheduler.policy
+
+        def plan_by(*scripts):
+            policy.scripts, policy.answers = list(scripts), []
+            runs = driver.plan()
+            return runs, policy.answers
+
+        driver.plan_by, driver.policy = plan_by, policy
+        for name in running:
+            driver.add(name, prompt, max_tokens=max_tokens, priority=ord(name))
+        if running:
+            driver.step()
+        for name in waiting:
+            driver.add(name, prompt, max_tokens=max_tokens, priority=ord(name))
+        return driver
+
+    return make
+
+
+def wish(*names_and_wishes):
+    """A script: (name, wish of it), …"""
+
+    def script(view):
+        known = by_name([*view.running, *view.waiting])
+        for name, make in names_and_wishes:
+            yield make(known[name])
+
+    return script
+
+
+def wishing(*wishes):
+    def script(view):
+        return (one for one in wishes)
+
+    return script
+
+
+# --- what is granted --------------------------------------------------------------------------
+
+
+def test_wishes_are_granted_in_their_order_and_are_the_plans(steer):
+    driver = steer(running="abc", waiting="de")
+    runs, answers = driver.plan_by(wish(("c", Run), ("e", Run), ("a", Run)))
+    assert list(runs.items()) == [("c", (4, 1)), ("e", (0, 4)), ("a", (4, 1))]
+    assert answers == [Grant(num_tokens=1), Grant(num_tokens=4), Grant(num_tokens=1)]
+
+
+def test_continue_is_for_all_that_are_neither_granted_nor_held(steer):
+    driver = steer(running="abcd")
+
+    def script(view):
+        known = by_name(view.running)
+        yield Hold(known["b"])
+        yield Run(known["d"])
+        yield CONTINUE
+        yield CONTINUE
+
+    runs, answers = driver.plan_by(script)
+    assert list(runs) == ["d", "a", "c"]
+    assert [answer.num_tokens for answer in answers] == [0, 1, 2, 0] and all(answers)
+    assert driver.running() == list("abcd")
+
+
+def test_the_hit_of_an_admission_is_told(steer):
+    driver = steer()
+    driver.add("a", [7] * 9, max_tokens=1)
+    driver.run()
+    driver.add("b", [7] * 9, max_tokens=1)
+    _, answers = driver.plan_by(wish(("b", Run)))
+    assert answers == [Grant(num_tokens=1, num_cached=8)]
+
+
+def test_max_tokens_budget_and_threshold_cut_a_piece(steer):
+    driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16, max_num_seqs=8)
+    runs, _ = driver.plan_by(wish(("b", lambda one: Run(one, 5)), ("a", Run)))
+    assert runs == {"b": (0, 5), "a": (0, 11)}
+    driver.settle()
+    runs, _ = driver.plan_by(wish(("b", lambda one: Run(one, 3)), ("a", lambda one: Run(one, 99))))
+    assert runs == {"b": (5, 3), "a": (11, 9)}
+    driver = steer(waiting="a", prompt=20, long_prefill_token_threshold=6)
+    runs, _ = driver.plan_by(wish(("a", Run)))
+    assert runs == {"a": (0, 6)}
+
+
+def test_whole_is_all_or_nothing(steer):
+    driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
+    runs, answers = driver.plan_by(
+        wish(("a", lambda one: Run(one, whole=True)), ("b", lambda one: Run(one, 9, whole=True)))
+    )
+    assert runs == {"b": (0, 9)} and [a.denied for a in answers] == [Denied.BUDGET, None]
+
+
+def test_a_reserve_holds_blocks_from_now_on_and_no_more_than_can_be_needed(steer):
+    driver = steer(waiting="ab", num_blocks=10)
+    free = driver.scheduler.view
+    driver.plan_by(wish(("a", lambda one: Run(one, reserve=9))))
+    assert free.num_free_blocks == 10 - 3
+    driver.settle()
+    driver.plan_by(wish(("a", lambda one: Run(one, reserve=10**9))))
+    assert free.num_free_blocks == 10 - 4  # 4 prompt tokens and 9 more
+    driver.run()
+
+
+def test_evicting_who_was_granted_rolls_the_step_back(steer):
+    driver = steer(running="ab", waiting="cde", num_blocks=20, max_num_batched_tokens=8)
+    free = driver.scheduler.view.num_free_blocks
+    runs, answers = driver.plan_by(
+        wish(("c", Run), ("a", Run), ("c", Evict), ("a", Evict), ("b", Run), ("e", Run))
+    )
+    assert runs == {"b": (4, 1), "e": (0, 4)}
+    assert all(answers)
+    assert driver.waiting() == ["a", "c", "d"]
+    assert driver.worker.names == {0: "a", 1: "b"}  # before its execution
+    driver.settle()
+    assert driver.scheduler.view.num_free_blocks == free + 1 - 1 - 1  # a's went, b and e have more
+    assert driver.stats.num_preemptions == 2
+    driver.run()
+    assert driver.stats.num_recomputed_tokens == 0  # c had computed nothing, a's block was found
+    assert driver.reasons.keys() == set("abcde")
+
+
+# --- what is denied ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "script", "denied"),
+    [
+        ({"max_num_batched_tokens": 16}, ("c", "d", "e"), [None, None, Denied.BUDGET]),
+        ({"max_num_seqs": 3}, ("c", "d"), [None, Denied.SEATS]),
+        ({"num_blocks": 6}, ("c", "d"), [None, Denied.BLOCKS]),
+    ],
+)
+def test_admissions_end_where_something_ends(steer, limits, script, denied):
+    driver = steer(running="ab", waiting="cde", prompt=8, **limits)
+    _, answers = driver.plan_by(wish(*((name, Run) for name in script)))
+    assert [answer.denied for answer in answers] == denied
+
+
+def test_nobody_comes_back_in_the_step_in_which_it_was_evicted(steer):
+    driver = steer(running="ab")
+    _, answers = driver.plan_by(wish(("a", Evict), ("a", Run), ("a", Displace)))
+    assert [answer.denied for answer in answers] == [None, Denied.NOT_READY, Denied.NOT_READY]
+
+
+def test_there_is_nothing_to_compute_while_the_last_token_is_on_its_way(steer):
+    driver = steer(running="a", max_tokens=2)
+    driver.plan()
+    runs, answers = driver.plan_by(wish(("a", Run)))
+    assert runs == {} and answers[0].denied is Denied.NOTHING
+    assert driver.scheduler.view.num_uncomputed_tokens(driver.scheduler.view.running[0]) == 0
+
+
+def test_a_step_that_preempted_for_want_of_blocks_admits_nobody(steer):
+    driver = steer(running="ab", num_blocks=2, waiting="0")
+    runs, answers = driver.plan_by(wish(("a", Run), ("b", Run), ("0", Run), ("0", Displace)))
+    assert runs == {"a": (4, 1)}  # b was its victim, and waits
+    assert [a.denied for a in answers] == [None, *[Denied.PRESSURE] * 3]
+
+
+def test_an_explicit_eviction_is_no_pressure(steer):
+    driver = steer(running="ab", waiting="c", max_num_seqs=2)
+    runs, _ = driver.plan_by(wish(("a", Evict), ("c", Run), ("b", Run)))
+    assert runs.keys() == {"b", "c"}
+
+
+# --- displacing -------------------------------------------------------------------------------
+
+
+def test_a_displacement_takes_as_few_as_it_needs_in_the_order_of_victim(steer):
+    driver = steer(running="abc", waiting="0", num_blocks=3, prompt=4)
+    runs, answers = driver.plan_by(wish(("0", Displace)))
+    assert runs == {"0": (0, 4)} and all(answers)
+    assert driver.running() == ["a", "b", "0"] and driver.waiting() == ["c"]
+
+
+def test_a_displacement_that_would_not_be_enough_evicts_nobody(steer):
+    driver = steer(running="az", num_blocks=6, prompt=8)
+    driver.add("m", 20, priority=ord("m"))
+    runs, answers = driver.plan_by(wish(("m", Displace), ("a", Run), ("z", Run)))
+    assert answers[0].denied is Denied.BLOCKS
+    assert runs.keys() == {"a", "z"} and driver.running() == ["a", "z"]
+
+
+def test_only_worse_ranks_give_way(steer):
+    driver = steer(running="ab", waiting="z", max_num_seqs=2)
+    _, answers = driver.plan_by(wish(("z", Displace)))
+    assert answers[0].denied is Denied.SEATS and driver.running() == ["a", "b"]
+
+
+def test_shared_blocks_do_not_count_as_given_up(steer):
+    driver = steer(num_blocks=8, prompt=4)
+    for name in "yz":  # two that share four blocks, and have one of their own
+        driver.add(name, [7] * 17, max_tokens=3, priority=ord(name))
+        driver.step()
+    driver.add("a", 16, priority=0)
+    driver.add("m", [9] * 20, priority=ord("m"))
+    assert driver.scheduler.view.num_free_blocks == 2
+    _, answers = driver.plan_by(wish(("a", Displace)))
+    assert answers[0] and driver.running() == ["a"]  # one of them alone would have freed one block
+
+
+# --- what is illegal --------------------------------------------------------------------------
+
+
+def foreign(name="x"):
+    asked = EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=(1,),
+        sampling_params=SamplingParams(),
+        max_tokens=1,
+    )
+    return Request(asked, max_model_len=8)
+
+
+ILLEGAL = {
+    "no tuple": wishing("run a"),
+    "a short tuple": wishing((0, None)),
+    "no kind": wish(("a", lambda one: (9, one, 0, 0, False))),
+    "no request": wishing(Run(None)),
+    "unknown": wishing(Run(foreign())),
+    "foreign": wishing(Run(foreign("a"))),
+    "granted twice": wish(("a", Run), ("a", Run)),
+    "admitted twice": wish(("c", Run), ("c", Run)),
+    "held after its grant": wish(("a", Run), ("a", Hold)),
+    "run after a hold": wish(("a", Hold), ("a", Run)),
+    "evicted after a hold": wish(("a", Hold), ("a", Evict)),
+    "held twice": wish(("a", Hold), ("a", Hold)),
+    "evicted waiting": wish(("c", Evict)),
+    "evicted twice": wish(("a", Evict), ("a", Evict)),
+    "held waiting": wish(("c", Hold)),
+    "displacing though it runs": wish(("a", Displace)),
+    "negative tokens": wish(("a", lambda one: Run(one, -1))),
+    "a negative reserve": wish(("c", lambda one: Run(one, reserve=-1))),
+    "a negative displacement": wish(("c", lambda one: Displace(one, -1))),
+    "half a token": wish(("a", lambda one: Run(one, 0.5))),
+}
+
+
+@pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
+def test_an_illegal_wish_raises_where_one_is_strict(steer, script):
+    driver = steer(running="ab", waiting="c")
+    with pytest.raises(PolicyError, match=r"policy Scripted, at step 1: the wish .* is illegal"):
+        driver.plan_by(script)
+
+
+@pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
+def test_an_illegal_wish_is_denied_and_counted_otherwise(steer, script):
+    driver = steer(running="ab", waiting="c", strict=False)
+    _, answers = driver.plan_by(script)
+    assert answers[-1].denied is Denied.ILLEGAL and all(answers[:-1])
+    driver.settle()
+    assert driver.stats.num_illegal_wishes == 1 and driver.stats.policy_failures == 0
+    driver.run()
+    assert driver.reasons.keys() == set("abc")
+
+
+# --- idle steps -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "script", "idle"),
+    [
+        ({"running": "a"}, wishing(), 1),
+        ({"waiting": "a"}, wishing(), 1),
+        ({"running": "a"}, wish(("a", Hold)), 1),
+        ({}, wishing(), 0),
+        ({"running": "a"}, wishing(CONTINUE), 0),
+    ],
+)
+def test_a_step_that_lets_nothing_run_is_noticed(steer, setting, script, idle, caplog):
+    driver = steer(**setting)
+    driver.plan_by(script)
+    driver.settle()
+    assert driver.stats.num_idle_steps == idle
+    assert len(caplog.records) == idle
+    driver.plan_by(script)
+    assert len(caplog.records) == idle
+
+
+def test_a_step_in_which_nothing_could_run_is_not_idle(steer):
+    driver = steer(running="a", waiting="b", max_tokens=2, max_num_seqs=1)
+    driver.plan_by(wishing(CONTINUE))
+    driver.plan_by(wishing())  # a's last token is on its way, and b has no seat
+    driver.settle()
+    assert driver.stats.num_idle_steps == 0
+
+
+def test_a_policy_that_means_to_is_left_in_peace(steer, caplog):
+    driver = steer(running="a")
+    driver.policy.work_conserving = False
+    driver.plan_by(wishing())
+    driver.settle()
+    assert driver.stats.num_idle_steps == 0 and not caplog.records
+
+
+# --- the view ---------------------------------------------------------------------------------
+
+
+def test_the_view_is_up_to_date_within_a_step(steer):
+    driver = steer(running="ab", waiting="dc", max_num_batched_tokens=10, max_num_seqs=4)
+    seen = []
+
+    def look(view):
+        running, waiting = list(by_name(view.running)), list(by_name(view.waiting))
+        seen.append((running, waiting, view.tokens_left, view.seats_left))
+
+    def script(view):
+        look(view)
+        yield Run(view.waiting[0])
+        look(view)
+        yield Evict(view.running[0])
+        look(view)
+        assert view.waiting[-1] is view.waiting[:1][0] and len(view.waiting) == 1
+        with pytest.raises(IndexError):
+            view.waiting[1]
+        assert (view.step_id, view.block_size, view.num_waiting) == (1, 4, 2)
+        assert view.num_uncomputed_tokens(view.waiting[0]) == 4
+
+    driver.plan_by(script)
+    assert seen == [
+        (["a", "b"], ["c", "d"], 10, 2),
+        (["a", "b", "c"], ["d"], 6, 1),
+        (["b", "c"], ["d"], 6, 2),
+    ]
+
+
+def test_random_numbers_are_seeded_by_the_engine(drive):
+    draws = [drive(seed=seed).scheduler.view.rng.random() for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]

@@ -1,0 +1,145 @@
+"""The store, the options, and what decides whether two engines share."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from dovetail.interfaces import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVConnectorContext,
+    KVTransfer,
+)
+from dovetail.testing.contexts import make_config, write_fake_config
+from dovetail.testing.kv_connector import check_kv_connector
+from dovetail_kv_memory import MemoryConnector, MemoryOptions
+from dovetail_kv_memory.store import BlockStore, shared_store
+
+PAGE = 10
+
+
+def page(fill=0):
+    return torch.full((PAGE,), fill, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("options", [{}, {"asynchronous": True}], ids=["waits", "beside"])
+def test_it_keeps_the_contract(options):
+    check_kv_connector(MemoryConnector, torch.device("cpu"), options=options)
+
+
+def test_the_longest_unused_pages_are_dropped_first():
+    store = BlockStore(4 * PAGE)
+    feed = store.attach()
+    for name in (b"a", b"b"):
+        store.put(name, [page(), page()])
+    assert store.get(b"a") is not None
+    store.put(b"c", [page(), page()])
+    assert store.get(b"b") is None and store.get(b"a") is not None
+    assert store.num_bytes == 4 * PAGE
+    assert store.take_news(feed) == {b"a": True, b"b": False, b"c": True}
+    assert store.take_news(feed) == {}
+
+
+def test_what_is_too_large_alone_is_not_kept_and_drops_nothing():
+    store = BlockStore(2 * PAGE)
+    store.put(b"a", [page()])
+    store.put(b"b", [page(), page(), page()])
+    assert store.get(b"b") is None and store.get(b"a") is not None
+
+
+def test_what_is_there_stays():
+    store = BlockStore(2 * PAGE)
+    store.put(b"a", [page(1)])
+    store.put(b"a", [page(2)])
+    (kept,) = store.get(b"a")
+    assert kept[0] == 1 and store.num_bytes == PAGE
+
+
+def test_a_later_feed_begins_with_all_that_is_there():
+    store = BlockStore(10 * PAGE)
+    store.put(b"a", [page()])
+    feed = store.attach()
+    store.put(b"b", [page()])
+    assert store.take_news(feed) == {b"a": True, b"b": True}
+
+
+def test_a_store_lives_as_long_as_somebody_uses_it():
+    store = shared_store("name", 100)
+    assert shared_store("name", 5) is store and store.capacity_bytes == 100
+    assert shared_store("other", 5) is not store
+    del store
+    assert shared_store("name", 5).capacity_bytes == 5
+
+
+def context(folder, *, groups=1, rank=0, options=None, **changes):
+    spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=2, dtype="float32")
+    made = tuple(KVCacheGroup(layer_names=(f"l{i}",), spec=spec) for i in range(groups))
+    return KVConnectorContext(
+        config=make_config(write_fake_config(folder), **changes),
+        kv_cache=KVCacheConfig(num_blocks=3, groups=made),
+        rank=rank,
+        options=options or {},
+    )
+
+
+def sharing(one, other):
+    """Whether a worker of one context finds what one of the other has kept."""
+    sides = [MemoryConnector.create_worker_side(one), MemoryConnector.create_worker_side(other)]
+    scheduler = MemoryConnector.create_scheduler_side(one)
+    scheduler.store(KVTransfer(transfer_id=1, request_id="r", keys=(b"k",), block_ids=(1,)))
+    for side in sides:
+        side.register([torch.zeros((3, PAGE), dtype=torch.uint8)])
+    sides[0].begin(scheduler.take_instructions())
+    sides[0].finish()
+    reader = MemoryConnector.create_scheduler_side(other)
+    reader.update(sides[1].finish())
+    for side in sides:
+        side.shutdown()
+    return reader.has([b"k"]) == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "shares"),
+    [
+        ({}, True),
+        ({"max_model_len": 32}, True),
+        ({"num_threads": 2}, True),
+        ({"served_model_name": "other"}, True),
+        ({"groups": 2}, False),
+        ({"rank": 1}, False),
+        ({"load_format": "own"}, False),
+        ({"seed": 5}, False),
+        ({"attention_backend": "own"}, False),
+        ({"hf_overrides": {"rope_theta": 5}}, False),
+    ],
+)
+def test_who_computes_otherwise_finds_nothing(tmp_path, changes, shares):
+    assert sharing(context(tmp_path), context(tmp_path, **changes)) == shares
+
+
+@pytest.mark.parametrize("options", [{"capacity_bytes": -1}, {"asynchronous": "x"}, {"size": 3}])
+def test_options_that_are_wrong_are_refused(options):
+    with pytest.raises(ValidationError):
+        MemoryOptions(**options)
+
+
+def test_a_load_beside_the_steps_is_told_when_it_has_ended(tmp_path):
+    asked = context(tmp_path, options={"asynchronous": True})
+    scheduler = MemoryConnector.create_scheduler_side(asked)
+    worker = MemoryConnector.create_worker_side(asked)
+    cache = torch.arange(3 * PAGE, dtype=torch.uint8).view(3, PAGE)
+    worker.register([cache])
+    scheduler.store(KVTransfer(transfer_id=1, request_id="r", keys=(b"k",), block_ids=(1,)))
+    worker.begin(scheduler.take_instructions())
+    assert scheduler.update(worker.finish()).done == (1,)
+    assert scheduler.load(KVTransfer(transfer_id=2, request_id="r", keys=(b"k",), block_ids=(2,)))
+    worker.begin(scheduler.take_instructions())
+    ended = SimpleNamespace(done=())
+    while not ended.done:
+        ended = scheduler.update(worker.finish())
+    assert ended.done == (2,) and torch.equal(cache[2], cache[1])
+    worker.shutdown()
+    worker.shutdown()

@@ -1,0 +1,142 @@
+"""The suite finds schedulers that are wrong about drafts, pauses, gates, content, remote blocks."""
+
+import pytest
+
+from dovetail.interfaces import PauseScope, Policy
+from dovetail.kv_cache.encoder_cache import EncoderCacheManager
+from dovetail.kv_cache.manager import KVCacheManager
+from dovetail.scheduling import Scheduler
+from dovetail.scheduling.draft import StepRecord
+from dovetail.scheduling.encoder_budget import EncoderBudget
+from dovetail.scheduling.gatehouse import Gatehouse
+from dovetail.scheduling.lobby import Lobby
+from dovetail.scheduling.lookahead import DraftCounts, VerifyingDraft
+from dovetail.scheduling.mechanism import Mechanism
+from dovetail.scheduling.remote_loads import RemoteLoads
+from dovetail.testing.random_programs import random_program
+from dovetail.testing.scheduler_program import Referee, play
+
+NUM_PROGRAMS = 60
+
+
+class Urgent(Policy):
+    """The least urgent gives way, whatever the step has granted it."""
+
+    preempts = True
+
+    def rank(self, request, view):
+        return request.priority, request.sequence
+
+    def victim(self, running, view):
+        return max(running, key=lambda request: self.rank(request, view))
+
+
+def play_all():
+    for seed in range(NUM_PROGRAMS):
+        policy = Urgent if seed % 3 == 2 else None
+        program = random_program(seed)
+        referee = Referee(Scheduler, program, policy=policy, after_step=Scheduler.check_integrity)
+        play(program, referee)
+
+
+def do_nothing(*args, **kwargs):
+    return None
+
+
+emit_runs, settle, reach = VerifyingDraft._emit_runs, DraftCounts.settle, EncoderBudget.reach
+evict, withdraw = Mechanism.evict, Mechanism.withdraw
+enter, take_in = Lobby.enter, RemoteLoads.take_in
+
+
+def follow_runs_that_verify(draft, builder):
+    emit_runs(draft, builder)
+    for request in draft.counts:
+        if request.num_computed_tokens >= request.num_tokens:
+            request.num_tokens_with_pending = request.num_computed_tokens + 1
+
+
+def never_fall_back(counts, requests, plan, output):
+    before = [request.num_computed_tokens for request in requests]
+    settle(counts, requests, plan, output)
+    for request, computed in zip(requests, before, strict=True):
+        if request.row >= 0:
+            request.num_computed_tokens = computed
+
+
+def ask_for_one_draft_more(counts, requests, plan, output):
+    settle(counts, requests, plan, output)
+    for request in requests:
+        room = request.max_total_tokens - 1 - request.num_tokens_with_pending
+        if request.row >= 0 and room > 0 and not request.status.finished:
+            request.num_tokens_with_pending += 1
+
+
+def keep_drafts_of_the_evicted(mechanism, request):
+    pending = request.num_tokens_with_pending
+    evict(mechanism, request)
+    request.num_tokens_with_pending = pending
+
+
+def pause_nothing(scheduler, scope):
+    scheduler._pause = PauseScope.NEW
+
+
+def pause_for_good(scheduler):
+    scheduler._pause = None
+
+
+def let_all_pass(lobby, request, gates):
+    return enter(lobby, request, [])
+
+
+def trust_every_load(loads, answer):
+    return [(request, True) for request, _ in take_in(loads, answer)]
+
+
+def pin_nothing(kv_cache, blocks):
+    """Nobody keeps the blocks in use, and `unpin` gives up nothing either."""
+    kv_cache.unpin = do_nothing
+
+
+def withdraw_what_was_computed(mechanism, request):
+    kept = request.num_computed_tokens
+    mechanism._holdings.kv_cache.commit(request)
+    withdraw(mechanism, request)
+    request.num_computed_tokens = kept
+
+
+MISTAKES = {
+    "follows runs that verify": (VerifyingDraft, "_emit_runs", follow_runs_that_verify),
+    "never falls back": (DraftCounts, "settle", never_fall_back),
+    "asks for one draft more": (DraftCounts, "settle", ask_for_one_draft_more),
+    "keeps drafts of the evicted": (Mechanism, "evict", keep_drafts_of_the_evicted),
+    "pauses nothing": (Scheduler, "pause", pause_nothing),
+    "pauses for good": (Scheduler, "resume", pause_for_good),
+    "lets all pass the gates": (Lobby, "enter", let_all_pass),
+    "opens no gate": (Gatehouse, "take_ready", lambda house: []),
+    "hears of no failure at a gate": (Gatehouse, "take_failed", lambda house: []),
+    "forgets whom a pause held": (Lobby, "reopen", lambda lobby: []),
+    "encodes without limits": (EncoderBudget, "reach", lambda budget, request, start, end: end),
+    "encodes for the evicted": (EncoderBudget, "revoke", do_nothing),
+    "keeps content for good": (EncoderCacheManager, "free_input", do_nothing),
+    "keeps content of those that left": (EncoderBudget, "free", do_nothing),
+    "tells of no content freed": (EncoderCacheManager, "take_evicted", lambda cache: []),
+    "trusts every load": (RemoteLoads, "take_in", trust_every_load),
+    "keeps results on failed loads": (StepRecord, "void", do_nothing),
+    "goes on after a failed load": (Mechanism, "withdraw", do_nothing),
+    "comes back to a failed load": (Mechanism, "withdraw", withdraw_what_was_computed),
+    "lets loaded ones wait for ever": (Mechanism, "seat_loaded", do_nothing),
+    "leaks the blocks of a load": (Scheduler, "_drop_load", do_nothing),
+    "hands out blocks that are stored": (KVCacheManager, "pin", pin_nothing),
+}
+
+
+def test_the_right_scheduler_passes():
+    play_all()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_scheduler_is_found(mistake, monkeypatch):
+    monkeypatch.setattr(*MISTAKES[mistake])
+    with pytest.raises((AssertionError, ValueError, LookupError)):
+        play_all()
