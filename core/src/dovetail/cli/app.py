@@ -13,7 +13,7 @@ import os
 import sys
 import traceback as tracebacks
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 
@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     app.meta.help = _SUMMARY
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        _add_installed(app, [token for token in tokens if token != "--traceback"])
         _let_hooks_register(app)
     except DovetailError as error:
         if "--traceback" in tokens:
@@ -88,6 +89,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     # The delimiter "--" is the command's, not the frame's, to interpret.
     return _guard(app.meta, tokens, delimiter="")
+
+
+def _add_installed(app: App, tokens: Sequence[str]) -> None:
+    """Add the commands of installed packages to `app`; import the one that is typed, if any is."""
+    typed = " ".join(tokens) + " "
+    built_in = [words for words, *_ in COMMANDS]
+    if any(typed.startswith(f"{words} ") for words in built_in):
+        return
+    from dovetail.plugins.commands import find_commands  # only where it may be one of those
+    from dovetail.plugins.loading import Origin, load_target
+
+    for command in find_commands(built_in).usable:
+        plugin, parent = command.plugin, app
+        *groups, name = command.words.split()
+        for group in groups:
+            if group not in parent:
+                parent.command(App(name=group, help=f"Commands of {plugin.distribution}."))
+            parent = parent[group]
+        run: Any = plugin.target
+        if typed.startswith(f"{command.words} "):
+            origin = Origin(
+                asked=plugin.name, distribution=f"{plugin.distribution} {plugin.version}"
+            )
+            run = load_target(plugin.target, origin)
+        parent.command(run, name=name, help=command.help)
 
 
 def _let_hooks_register(app: App) -> None:

@@ -89,11 +89,15 @@ def _second_picks(asked: dict[str, str], first: DemoRun) -> dict[str, str]:
 
 
 def _other_attention(registry: PluginRegistry, first: Part) -> str:
-    """Return the class path of another backend that suits here, or of the same one."""
+    """Return the class path of another backend that suits here, or of the same one.
+
+    The first run took the best that does; those that the platform prefers to it were refused.
+    """
     targets = {found.name: found.target for found in registry.candidates("attention")}
-    preferred = choose_platform(registry, AUTO).prefer("attention")
-    others = [name for name in preferred if name in targets and name != first.resolution.name]
-    return targets[others[0]] if others else first.resolution.target
+    preferred = list(choose_platform(registry, AUTO).prefer("attention"))
+    chosen = first.resolution.name
+    others = preferred[preferred.index(chosen) + 1 :] if chosen in preferred else preferred
+    return next((targets[name] for name in others if name in targets), first.resolution.target)
 
 
 def _print_answers(console: Console, subject: Subject, run: DemoRun) -> None:

@@ -10,6 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_table
+from dovetail.plugins.commands import KIND as COMMAND
+from dovetail.plugins.commands import find_commands
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import PluginRegistry
 
@@ -29,7 +31,9 @@ def list_plugins(
     """
     registry = PluginRegistry()
     kinds = list(KINDS) if kind is None else [kind]
-    found = [candidate for name in kinds for candidate in registry.candidates(name)]
+    found = [one for name in kinds if name != COMMAND for one in registry.candidates(name)]
+    if kind in (None, COMMAND):
+        found += [command.plugin for command in find_commands(()).usable]
     registry.check_manifests()
     if as_json:
         print(json.dumps([asdict(candidate) for candidate in found], indent=2))

@@ -35,6 +35,7 @@ def attention_ask(facts: AttentionFacts, config: EngineConfig, device_type: str)
     features = {
         "sliding_window": facts.sliding_window,
         "soft_cap": facts.soft_cap,
+        "batch_invariant": config.compute.batch_invariant,
     }
     return AttentionAsk(
         device_type=device_type,

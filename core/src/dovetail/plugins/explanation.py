@@ -243,7 +243,10 @@ def _judge(
         reasons = attention_refusals(cls, ask)
         return replace(verdict, state=REFUSED if reasons else ABLE, reasons=tuple(reasons))
     # Only a platform that is chosen without being asked for may stand back; see `_in_order`.
-    return _probed(cls, verdict) if kind == "platform" else replace(verdict, state=ABLE)
+    if kind == "platform":
+        return _probed(cls, verdict)
+    # What a probe says of what can be used is good to know, too.
+    return replace(verdict, state=ABLE, reasons=tuple(probe.reasons))
 
 
 def _probed(platform_cls: type[Any], verdict: Verdict) -> Verdict:

@@ -58,7 +58,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             _kind("worker_extension", "WorkerExtension"),
             _kind("grammar", "GrammarBackend", is_sketch=True),
             _kind("proposer", "Proposer", is_sketch=True),
-            _kind("kv_connector", "KVConnector", is_sketch=True),
+            _kind("kv_connector", "KVConnector"),
             _kind("tool_parser", "ToolParser", is_sketch=True),
             _kind("reasoning_parser", "ReasoningParser", is_sketch=True),
             _kind("http_routes", "HTTPRoutes", is_sketch=True),

@@ -12,6 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -74,6 +75,20 @@ def read_manifest(installation: Installation) -> Manifest:
         problems += [f"{path}: {problem}" for problem in wrong]
         entries |= {(entry.kind, entry.name): entry for entry in found}
     return Manifest(entries={} if problems else entries, problems=tuple(problems))
+
+
+def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str, Any]]:
+    """Return the tables of a kind that is none of `KINDS`, by name, unchecked; imports nothing.
+
+    A manifest that cannot be read has none: `read_manifest` tells of it.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for path in find_files(installation):
+        with suppress(OSError, ValueError):
+            plugins = tomllib.loads(path.read_text(encoding="utf-8")).get("plugin", [])
+            tables = (one for one in plugins if isinstance(one, dict) and one.get("kind") == kind)
+            found.update({str(one.get("name")): one for one in tables})
+    return found
 
 
 def find_files(installation: Installation) -> Iterator[Path]:

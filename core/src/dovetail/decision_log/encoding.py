@@ -1,0 +1,163 @@
+"""What the payloads of a decision log mean: requests and results, and columns in general.
+
+Token ids are written as codes, numbered in the order in which the log first sees them: which tokens
+are equal is kept, so prefixes hit and stop tokens stop as they did, and the text is not in the log.
+So are cache salts, which may be secrets. Plans are in `plan_records`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from struct import Struct
+from typing import Any
+
+from dovetail.request import EncoderInput, EngineCoreRequest
+from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+
+_TEXTS = frozenset({"stop", "bad_words", "logit_bias", "allowed_token_ids"})
+"""Fields of the parameters that no scheduler needs and that could tell of the prompt."""
+_NUM_READINGS = Struct("<I")
+
+
+class Codebook:
+    """Numbers things in the order in which it first sees them."""
+
+    def __init__(self) -> None:
+        self._codes: dict[Any, int] = {}
+
+    def code(self, thing: Any) -> int:
+        """Return the number of one thing."""
+        return self._codes.setdefault(thing, len(self._codes))
+
+    def codes(self, things: Iterable[Any]) -> array[int]:
+        """Return the numbers of several, int32."""
+        known = self._codes
+        return array("i", [known.setdefault(thing, len(known)) for thing in things])
+
+
+class Plain:
+    """Tokens as they are: for a replay, whose tokens are codes already."""
+
+    def codes(self, things: Iterable[int]) -> array[int]:
+        """Return `things`, int32."""
+        return array("i", things)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codebooks:
+    """The codes of one log: of tokens, of encoder contents and of cache salts."""
+
+    tokens: Codebook = field(default_factory=Codebook)
+    contents: Codebook = field(default_factory=Codebook)
+    salts: Codebook = field(default_factory=Codebook)
+
+
+def encode_request(request: EngineCoreRequest, codes: Codebooks) -> bytes:
+    """Return all of a request that its scheduler can see, as JSON, with codes."""
+    params, tokens = request.sampling_params, codes.tokens
+    told: dict[str, Any] = {
+        one.name: getattr(request, one.name)
+        for one in fields(request)
+        if one.name not in ("sampling_params", "bad_words_token_ids", "encoder_inputs")
+    }
+    told["prompt_token_ids"] = tokens.codes(request.prompt_token_ids).tolist()
+    told["stop_token_ids"] = sorted(tokens.codes(sorted(request.stop_token_ids)))
+    told["encoder_inputs"] = [
+        [one.position, one.num_tokens, codes.contents.code(one.content_hash)]
+        for one in request.encoder_inputs
+    ]
+    if request.cache_salt:
+        told["cache_salt"] = f"salt {codes.salts.code(request.cache_salt)}"
+    shown = {
+        one.name: getattr(params, one.name) for one in fields(params) if one.name not in _TEXTS
+    }
+    if params.stop_token_ids:
+        shown["stop_token_ids"] = tokens.codes(params.stop_token_ids).tolist()
+    shown["extra_args"] = _plain(params.extra_args)
+    told["sampling_params"] = shown
+    return json.dumps(told).encode()
+
+
+def decode_request(payload: bytes) -> EngineCoreRequest:
+    """Return the request of an ADD record; its tokens are codes."""
+    told = json.loads(payload)
+    told["sampling_params"] = SamplingParams(**told["sampling_params"])
+    told["prompt_token_ids"] = array("i", told["prompt_token_ids"])
+    told["stop_token_ids"] = frozenset(told["stop_token_ids"])
+    told["encoder_inputs"] = tuple(
+        EncoderInput(position=position, num_tokens=length, content_hash=b"%d" % code)
+        for position, length, code in told["encoder_inputs"]
+    )
+    return EngineCoreRequest(**told)
+
+
+def encode_output(output: ModelRunnerOutput, tokens: Codebook | Plain) -> bytes:
+    """Return what a scheduler needs of a step's result."""
+    columns = [output.num_sampled, tokens.codes(output.token_ids), output.num_drafts]
+    return pack_columns([array("q", (output.step_id,)), *columns])
+
+
+def decode_output(payload: bytes) -> ModelRunnerOutput:
+    """Return the result of an OUTPUT record; its tokens are codes."""
+    step, num_sampled, token_ids, num_drafts = unpack_columns(payload)
+    return ModelRunnerOutput(
+        step_id=step[0], num_sampled=num_sampled, token_ids=token_ids, num_drafts=num_drafts
+    )
+
+
+def encode_names(names: Sequence[str]) -> bytes:
+    """Return the arguments of a call that takes names."""
+    return json.dumps(names).encode()
+
+
+def decode_names(payload: bytes) -> list[str]:
+    """Return the names of a record of such a call."""
+    names: list[str] = json.loads(payload)
+    return names
+
+
+def with_readings(readings: Sequence[int], payload: bytes) -> bytes:
+    """Return `payload` behind the clock readings, in nanoseconds, that were taken on the way."""
+    return _NUM_READINGS.pack(len(readings)) + array("q", readings).tobytes() + payload
+
+
+def split_readings(payload: bytes) -> tuple[list[int], bytes]:
+    """Return the clock readings in front of a payload, and the payload."""
+    readings, begin = array("q"), _NUM_READINGS.size
+    end = begin + readings.itemsize * _NUM_READINGS.unpack_from(payload)[0]
+    readings.frombytes(payload[begin:end])
+    return readings.tolist(), payload[end:]
+
+
+def pack_columns(columns: Sequence[array[int]]) -> bytes:
+    """Return columns, each with its typecode and length."""
+    parts = [len(columns).to_bytes(4, "little")]
+    for column in columns:
+        content = column.tobytes()
+        parts += [column.typecode.encode(), len(content).to_bytes(4, "little"), content]
+    return b"".join(parts)
+
+
+def unpack_columns(payload: bytes) -> list[array[int]]:
+    """Return the columns of `pack_columns`."""
+    position, columns = 4, []
+    for _ in range(int.from_bytes(payload[:4], "little")):
+        column = array(chr(payload[position]))
+        begin = position + 5
+        position = begin + int.from_bytes(payload[position + 1 : begin], "little")
+        column.frombytes(payload[begin:position])
+        columns.append(column)
+    return columns
+
+
+def _plain(values: Mapping[str, object]) -> dict[str, object]:
+    """Return those values that JSON can hold: what a policy may be told with a request."""
+    return {
+        name: value
+        for name, value in values.items()
+        if value is None or isinstance(value, bool | int | float | str)
+    }

@@ -1,0 +1,104 @@
+"""The header of a decision log: all that is needed to make the same scheduler again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dovetail.clock import Clock
+from dovetail.errors import UserError
+from dovetail.interfaces import kv_cache as specs
+from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
+from dovetail.interfaces.policy import Policy
+from dovetail.interfaces.scheduler import SchedulerContext, SchedulerInterface, SchedulerLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogHeader:
+    """What a log says of its scheduler. scheduler, policy: as "pkg.mod:Class"; policy may be ""."""
+
+    scheduler: str
+    policy: str
+    limits: SchedulerLimits
+    kv_cache: KVCacheConfig
+    seed: int
+    strict: bool
+    options: Mapping[str, Any]
+    policy_options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, scheduler_cls: type[SchedulerInterface], context: SchedulerContext) -> LogHeader:
+        """Describe a scheduler that is about to be made."""
+        return cls(
+            scheduler=reference(scheduler_cls),
+            policy="" if context.policy is None else reference(context.policy),
+            limits=context.limits,
+            kv_cache=context.kv_cache,
+            seed=context.seed,
+            strict=context.strict,
+            options=dict(context.options),
+            policy_options=dict(context.policy_options),
+        )
+
+    def with_options(
+        self, options: Mapping[str, Any], policy_options: Mapping[str, Any]
+    ) -> LogHeader:
+        """Return the header for another scheduler under the same limits."""
+        return replace(self, options=options, policy_options=policy_options)
+
+    def context(self, *, policy: type[Policy] | None, clock: Clock) -> SchedulerContext:
+        """Return the context for the scheduler's like."""
+        return SchedulerContext(
+            limits=self.limits,
+            kv_cache=self.kv_cache,
+            clock=clock,
+            policy=policy,
+            seed=self.seed,
+            strict=self.strict,
+            options=self.options,
+            policy_options=self.policy_options,
+        )
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        told = asdict(self)
+        told["kv_cache"]["groups"] = [
+            {
+                "layer_names": group.layer_names,
+                "spec": {"kind": type(group.spec).__name__, **asdict(group.spec)},
+            }
+            for group in self.kv_cache.groups
+        ]
+        return json.dumps(told).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> LogHeader:
+        """Return the header of a HEADER record; raise UserError if this version cannot read it."""
+        try:
+            told = json.loads(payload)
+            cache = told["kv_cache"]
+            cache["groups"] = tuple(
+                KVCacheGroup(
+                    layer_names=tuple(group["layer_names"]), spec=_make_spec(group["spec"])
+                )
+                for group in cache["groups"]
+            )
+            told["kv_cache"] = KVCacheConfig(**cache)
+            told["limits"] = SchedulerLimits(**told["limits"])
+            return cls(**told)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"the log's header cannot be read by this version: {error}") from error
+
+
+def reference(cls: type) -> str:
+    """Return the qualified name of a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _make_spec(told: dict[str, Any]) -> KVCacheSpec:
+    kind: type[KVCacheSpec] = {
+        one.__name__: one for one in (specs.FullAttentionSpec, specs.StateSpec, specs.NoCacheSpec)
+    }[told.pop("kind")]
+    return kind(**told)

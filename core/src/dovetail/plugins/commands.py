@@ -1,0 +1,107 @@
+"""Commands that installed packages add to the command line: found in metadata, imported if typed.
+
+An entry point of the group `dovetail.command` names a function; its own name is the words that are
+typed, with dots between them. The line for `--help` stands in the manifest. A command is no plugin
+that the engine would choose: whoever types it has chosen it. Imports none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from importlib.metadata import Distribution
+
+from dovetail.plugins.discovery import Candidate, discover
+from dovetail.plugins.kinds import GROUP_PREFIX
+from dovetail.plugins.manifest import read_tables
+
+KIND = "command"
+"""What commands are called in lists and manifests; there is no contract of that kind."""
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of an installed distribution. plugin: as it is declared; help: its line."""
+
+    plugin: Candidate
+    help: str
+
+    @property
+    def words(self) -> str:
+        """What is typed."""
+        return self.plugin.name.replace(".", " ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """The commands of all distributions: those that can be typed, and the others with the reason.
+
+    Both by name.
+    """
+
+    usable: tuple[Command, ...]
+    set_aside: tuple[tuple[Command, str], ...]
+
+
+def find_commands(
+    built_in: Collection[str], installed: Iterable[Distribution] | None = None
+) -> Commands:
+    """Return the commands of `installed`, or of every distribution on `sys.path`.
+
+    built_in: words of the commands that nobody else may have, or stand in the way of.
+    """
+    found = sorted(_declared(installed), key=lambda one: (one.words, one.plugin.distribution))
+    set_aside = [(one, reason) for one in found if (reason := _refusal(one))]
+    sound = [one for one in found if not _refusal(one)]
+    counts, usable = Counter(one.words for one in sound), []
+    for one in sound:
+        reason = _conflict(one.words, built_in) or _conflict(one.words, counts)
+        if one.words in built_in:
+            reason = "Dovetail itself has a command of these words, which goes first"
+        elif counts[one.words] > 1:
+            same = (other.plugin.distribution for other in sound if other.words == one.words)
+            owners = ", ".join(dict.fromkeys(same))
+            reason = f"several commands have these words, of {owners}; uninstall all but one"
+        if reason:
+            set_aside.append((one, reason))
+        else:
+            usable.append(one)
+    return Commands(usable=tuple(usable), set_aside=tuple(set_aside))
+
+
+def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
+    for installation in discover(installed).installations.values():
+        names = {name for kind, name in installation.declared if kind == KIND}
+        if not names:
+            continue
+        tables = read_tables(installation, KIND)
+        for entry in installation.metadata.entry_points.select(group=GROUP_PREFIX + KIND):
+            plugin = Candidate(
+                kind=KIND,
+                name=entry.name,
+                target=entry.value,
+                distribution=installation.distribution,
+                version=installation.version,
+            )
+            line = tables.get(entry.name, {}).get("help")
+            told = line if isinstance(line, str) else f"A command of {plugin.distribution}."
+            yield Command(plugin=plugin, help=told)
+
+
+def _refusal(command: Command) -> str:
+    name, target = command.plugin.name, command.plugin.target
+    if not _NAME.fullmatch(name):
+        return f"{name!r} is no command: write words of small letters, with dots between them"
+    return "" if ":" in target else f"{target!r} names no function ('module:function')"
+
+
+def _conflict(words: str, others: Iterable[str]) -> str:
+    """Return why `words` and one of `others` cannot both be commands; "" if all can."""
+    for other in others:
+        if f"{other} ".startswith(f"{words} ") != f"{words} ".startswith(f"{other} "):
+            return f"{words!r} and {other!r} cannot both be commands: one begins like the other"
+    return ""

@@ -1,0 +1,1 @@
+"""Experiments with schedulers: decision logs, replayed and shown. Knows the core only."""

@@ -1,0 +1,63 @@
+"""`dovetail lab replay`: a decision log, replayed and verified.
+
+Exit code 1 if a plan differs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dovetail.cli.plugins_table import print_line
+from dovetail.clock import MonotonicClock
+from dovetail.decision_log import LogReader
+from dovetail_lab.replay import Difference, Replay, replay_log
+
+_LOG_HELP = "A file that was written with --decision-log."
+_SCHEDULER_HELP = "Another scheduler or policy: where does it first plan otherwise?"
+_MAX_SHOWN = 200
+
+
+def replay(
+    log: Annotated[Path, Parameter(help=_LOG_HELP)],
+    /,
+    *,
+    scheduler: Annotated[str, Parameter(help=_SCHEDULER_HELP, show_default=False)] = "",
+) -> int:
+    """Replay a decision log, and verify that every plan is the same, byte for byte.
+
+    No model is needed: what the worker answered, and when, is taken from the log.
+    """
+    found = replay_log(LogReader(log), clock=MonotonicClock(), scheduler=scheduler)
+    print_line(_summary(found))
+    if found.truncated:
+        print_line("The log is cut off; its whole records were replayed.")
+    if found.difference is None:
+        print_line("Every plan is the same, byte for byte.", style="bold green")
+        return 0
+    _show(found.difference)
+    return 1
+
+
+def _summary(found: Replay) -> str:
+    took_s = found.took_ns / 1e9
+    return (
+        f"{found.scheduler}: {found.num_steps:,} steps of {found.num_requests:,} requests, "
+        f"{found.covered_ns / 1e9:.3f} s of an engine's time, in {took_s:.3f} s "
+        f"({found.num_steps / took_s if took_s else 0:,.0f} steps/s)."
+    )
+
+
+def _show(difference: Difference) -> None:
+    print_line(f"Step {difference.step} is the first that differs:", style="bold red")
+    for name, sides in difference.fields.items():
+        for side, value in zip(("log", "replay"), sides, strict=True):
+            print_line(f"  {name:<13} {side:<6} {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    text = str(value.tolist() if isinstance(value, array) else value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"

@@ -1,0 +1,99 @@
+"""What a decision log says of the engine that wrote it, in numbers. Makes no scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail.decision_log import (
+    LoggedPlan,
+    LogHeader,
+    LogReader,
+    PlanDecoder,
+    Record,
+    RecordKind,
+    decode_names,
+    decode_output,
+    decode_request,
+    split_readings,
+)
+from dovetail.errors import UserError
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts over a log. num_cached_tokens: of prompts, found at first admissions.
+
+    num_prompt_tokens: of those prompts. num_tokens: scheduled. num_sampled: that came of them.
+    """
+
+    header: LogHeader
+    num_steps: int = 0
+    num_empty_steps: int = 0
+    num_requests: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
+    num_grants: int = 0
+    num_tokens: int = 0
+    num_sampled: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    num_bytes: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that were found in the cache; 0 if there were none."""
+        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+
+def summarize(reader: LogReader, on_plan: Callable[[LoggedPlan, int], None]) -> Summary:
+    """Read a whole log. on_plan: told of each plan, and when it was begun, in nanoseconds.
+
+    Raises UserError if the log cannot be read.
+    """
+    records = iter(reader)
+    first = next(records, None)
+    if first is None or first.kind is not RecordKind.HEADER:
+        raise UserError(f"{str(reader.path)!r} has no header: nothing was recorded.")
+    summary = Summary(LogHeader.decode(split_readings(first.payload)[1]))
+    plans, joined = PlanDecoder(), set[str]()
+    for record in records:
+        readings, payload = split_readings(record.payload)
+        if readings:
+            summary.first_ns = summary.first_ns or readings[0]
+            summary.last_ns = readings[-1]
+        if record.kind is RecordKind.PLAN:
+            plan = plans.decode(payload)
+            _take_plan(summary, plan, joined)
+            on_plan(plan, readings[0] if readings else summary.last_ns)
+        else:
+            _take_event(summary, Record(kind=record.kind, payload=payload), joined)
+    summary.num_bytes = reader.path.stat().st_size
+    return summary
+
+
+def _take_plan(summary: Summary, plan: LoggedPlan, joined: set[str]) -> None:
+    summary.num_steps += 1
+    summary.num_empty_steps += not plan.rows
+    summary.num_grants += len(plan.rows)
+    summary.num_tokens += sum(plan.num_tokens)
+    starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.joins else {}
+    for join in plan.joins:
+        if join.request_id in joined:
+            summary.num_preemptions += 1
+            continue
+        joined.add(join.request_id)
+        summary.num_prompt_tokens += join.num_prompt_tokens
+        summary.num_cached_tokens += starts.get(join.row, 0)
+
+
+def _take_event(summary: Summary, record: Record, joined: set[str]) -> None:
+    if record.kind is RecordKind.ADD:
+        summary.num_requests += 1
+        joined.discard(decode_request(record.payload).request_id)
+    elif record.kind is RecordKind.ABORT:
+        summary.num_aborted += len(decode_names(record.payload))
+    elif record.kind is RecordKind.OUTPUT:
+        summary.num_sampled += sum(decode_output(record.payload).num_sampled)

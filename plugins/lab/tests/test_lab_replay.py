@@ -1,0 +1,145 @@
+"""Replays: every policy decides again what it did, byte for byte, and a change is noticed."""
+
+import pytest
+
+from dovetail.clock import ManualClock
+from dovetail.decision_log import DecisionRecorder, LogReader, RecordedScheduler, RecordKind
+from dovetail.errors import PluginError, UserError
+from dovetail.kv_cache.block_pool import BlockPool
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.selection import choose_scheduler
+from dovetail.scheduling import Scheduler
+from dovetail.testing.random_programs import random_program
+from dovetail.testing.scheduler_program import Referee, play
+from dovetail_lab.replay import ReplayClock, replay_log
+from dovetail_lab.summary import summarize
+
+SEEDS = range(12)
+NAMES = sorted({found.name for found in PluginRegistry().candidates("policy")})
+
+
+def recorded(path, name):
+    """Return what a referee takes for the class of a scheduler: it makes recorded ones."""
+    scheduler_cls, policy_cls = choose_scheduler(PluginRegistry(), name)
+
+    class Made:
+        provides = frozenset({"encoder"})
+
+        def __new__(cls, context):
+            recorder = DecisionRecorder(path, scheduler_cls, context)
+            return RecordedScheduler(scheduler_cls(recorder.context), recorder)
+
+    return Made, policy_cls
+
+
+def record(path, name, seed):
+    """Play a random program with a scheduler or policy, and log it; return the referee."""
+    made, policy_cls = recorded(path, name)
+    program = random_program(seed)
+    referee = Referee(made, program, policy=policy_cls)
+    play(program, referee)
+    return referee
+
+
+def replay(path, **given):
+    return replay_log(LogReader(path), clock=ManualClock(), **given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_plan_comes_again(name, tmp_path):
+    done = dict.fromkeys(("preemptions", "hits", "aborts", "drafts", "deep", "paused"), 0)
+    for seed in SEEDS:
+        path = tmp_path / f"{seed}.log"
+        referee = record(path, name, seed)
+        found = replay(path)
+        assert found.difference is None and not found.truncated
+        assert found.num_steps == len(referee.plans) > 20
+        summary = summarize(LogReader(path), lambda plan, now_ns: None)
+        assert summary.num_steps == found.num_steps
+        assert summary.num_requests == found.num_requests
+        assert summary.num_tokens == sum(plan.total_num_tokens for plan in referee.plans)
+        done["preemptions"] += summary.num_preemptions
+        done["hits"] += summary.num_cached_tokens
+        done["aborts"] += summary.num_aborted
+        done["drafts"] += referee.drafts.num_verified
+        done["deep"] += referee.program.depth == 2
+        done["paused"] += RecordKind.PAUSE in [one.kind for one in LogReader(path)]
+    gives_way = name not in ("orca", "static")
+    assert all(count for what, count in done.items() if what != "preemptions" or gives_way), done
+
+
+def test_time_and_options_come_from_the_log(tmp_path):
+    path = tmp_path / "one.log"
+    referee = record(path, "fcfs", 3)
+    found = replay(path)
+    assert found.scheduler == "dovetail_sched_fcfs:FCFSScheduler"
+    # The referee moves its clock once a step, before each but the first reading.
+    assert found.covered_ns > 0 and not found.covered_ns % 1_000_000
+    assert found.covered_ns <= len(referee.plans) * 1_000_000
+
+
+def newest_first(pool, count):
+    for block in reversed(list(pool._free)):
+        pool._free.move_to_end(block)
+    return allocate(pool, count)
+
+
+allocate = BlockPool.allocate
+
+
+def test_a_scheduler_that_was_changed_is_noticed(tmp_path, monkeypatch):
+    path = tmp_path / "one.log"
+    record(path, "fcfs", 0)
+    monkeypatch.setattr(BlockPool, "allocate", newest_first)
+    difference = replay(path).difference
+    assert set(difference.fields) == {"blocks"}
+    recorded_blocks, mine = difference.fields["blocks"]
+    assert recorded_blocks != mine
+
+
+def test_another_scheduler_differs_at_a_step_that_is_named(tmp_path):
+    first = set()
+    for seed in SEEDS:
+        path = tmp_path / f"{seed}.log"
+        record(path, "fcfs", seed)
+        assert replay(path, scheduler="fcfs").difference is None
+        found = replay(path, scheduler="priority")
+        if found.difference is not None:
+            assert found.difference.step == found.num_steps
+            first |= set(found.difference.fields)
+    assert "joins" in first
+
+
+def test_a_log_that_is_cut_off_replays_as_far_as_it_goes(tmp_path):
+    path = tmp_path / "one.log"
+    record(path, "sjf", 2)
+    whole = replay(path).num_steps
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = replay(path)
+    assert found.truncated and found.difference is None and 0 < found.num_steps < whole
+
+
+def test_a_log_without_a_header_is_refused(tmp_path):
+    path = tmp_path / "one.log"
+    path.write_bytes(b"dovetail decisions 1\n")
+    for reading in (replay, lambda path: summarize(LogReader(path), print)):
+        with pytest.raises(UserError, match="no header"):
+            reading(path)
+
+
+def test_a_log_of_a_scheduler_that_is_gone_is_refused_by_its_name(tmp_path, monkeypatch):
+    path = tmp_path / "one.log"
+    with monkeypatch.context() as changed:
+        changed.setattr(Scheduler, "__module__", "left_the_house")
+        record(path, "edf", 1)
+    with pytest.raises(PluginError, match="left_the_house"):
+        replay(path)
+    assert replay(path, scheduler="edf").difference is None
+
+
+def test_the_clock_passes_over_what_nobody_read():
+    clock = ReplayClock()
+    clock.feed([5, 6])
+    assert [clock.now_ns(), clock.covered_ns] == [5, 0]
+    clock.feed([9])
+    assert [clock.now_ns(), clock.now_ns(), clock.covered_ns] == [9, 9, 4]

@@ -1,0 +1,286 @@
+"""Random programs for long runs: every policy, every cache shape, every way to drive a scheduler.
+
+A program is made from a number alone. It is played by the referee of the scheduler's suite, so that
+every law is held in every step; `check_integrity` looks deeper in every 20th, and at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from soak.cache_rows import CacheRows, is_plain
+
+from dovetail.interfaces import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    NoCacheSpec,
+    PauseScope,
+    Policy,
+    SchedulerInterface,
+    SchedulerLimits,
+    SchedulerStats,
+    StateSpec,
+)
+from dovetail.plugins import PluginRegistry
+from dovetail.scheduling import Scheduler
+from dovetail.testing.expectation import expect, judging
+from dovetail.testing.random_programs import VOCAB_SIZE, Program, random_request
+from dovetail.testing.scheduler_program import Referee
+
+CHECK_EVERY = 20
+OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
+    "dlpm": ({}, {"quantum": 3.0}),
+    "edf": ({}, {"displace": False}),
+    "hrrn": ({}, {"predictor": "bucketed:2"}),
+    "lpm": ({}, {"max_wait_s": 0.003}),
+    "mlfq": ({}, {"max_batch": 24, "quantum": 1, "promote_s": 0.02}),
+    "sarathi": ({}, {"chunk": 40}),
+    "sjf": ({}, {"predictor": "noisy:1"}),
+    "srpt": ({}, {"hysteresis": 1.0}),
+    "vtc": ({}, {"weights": {"a": 3.0}}),
+}
+"""Options under which policies are played, where there is more than one way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A kind of cache. windows: one a group of attention, 0 for all. states: one a state group.
+
+    states: whether each keeps snapshots. share: blocks, of what all seats together would like.
+    """
+
+    name: str
+    windows: tuple[int, ...] = (0,)
+    states: tuple[bool, ...] = ()
+    share: float = 0.7
+
+    def specs(self, block_size: int) -> list[KVCacheSpec]:
+        """Return a spec a group."""
+        found: list[KVCacheSpec] = [
+            FullAttentionSpec(
+                block_size=block_size,
+                num_kv_heads=1,
+                head_size=1,
+                dtype="float32",
+                sliding_window=window,
+            )
+            for window in self.windows
+        ]
+        found += [
+            StateSpec(block_size=block_size, num_bytes=8, snapshots=keeps) for keeps in self.states
+        ]
+        return found or [NoCacheSpec(block_size=block_size)]
+
+
+SHAPES = (
+    Shape(name="full"),
+    Shape(name="roomy", share=1.5),
+    Shape(name="tiny", share=0.0),
+    Shape(name="window", windows=(7,)),
+    Shape(name="full and window", windows=(0, 5)),
+    Shape(name="full, window and snapshots", windows=(0, 9), states=(True,)),
+    Shape(name="full and state", states=(False,)),
+    Shape(name="nothing kept", windows=()),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongProgram:
+    """What is played. policy: a name, "" for the scheduler's own. num_steps: then it drains.
+
+    num_alive: requests that the program tries to keep alive.
+    """
+
+    program: Program
+    policy: str
+    options: dict[str, Any]
+    shape: Shape
+    num_alive: int
+    num_steps: int
+
+    def __str__(self) -> str:
+        return f"program {self.program.seed}: {self.policy} {self.options}, {self.program}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What programs did. counts: by what it is; by_policy, by_shape: steps."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    by_policy: Counter[str] = field(default_factory=Counter)
+    by_shape: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        """Add what others did."""
+        self.counts += other.counts
+        self.by_policy += other.by_policy
+        self.by_shape += other.by_shape
+
+
+def policy_names() -> list[str]:
+    """Return the names of all installed policies."""
+    return [found.name for found in PluginRegistry().candidates("policy")]
+
+
+def make_program(
+    number: int, policies: list[str], *, num_steps: int, max_seats: int = 64
+) -> LongProgram:
+    """Return program `number`: of as many as there are pairs, one has each policy and shape."""
+    rng = Random(f"soak {number}")
+    policy, shape = policies[number % len(policies)], SHAPES[number // len(policies) % len(SHAPES)]
+    chunked, max_model_len = rng.random() < 0.75, rng.choice((32, 40, 64))
+    seats = rng.randint(max_seats // 2, max_seats)
+    drafts = 0 if shape.states or rng.random() < 0.7 else rng.choice((1, 3))
+    content = rng.choice((0, 0, 0, 6))
+    limits = SchedulerLimits(
+        max_num_seqs=seats,
+        max_num_batched_tokens=seats * (1 + drafts) + rng.choice((16, 64, 256)),
+        max_model_len=max_model_len,
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=rng.choice((0, 0, 0, 0, 8)) if chunked else 0,
+        enable_prefix_caching=rng.random() < 0.8,
+        num_lookahead_tokens=drafts,
+        max_num_encoder_tokens=content,
+        encoder_cache_tokens=content,
+    )
+    program = Program(
+        seed=number,
+        limits=limits,
+        kv_cache=_make_cache(shape, rng.choice((2, 4, 8)), limits),
+        depth=rng.choice((1, 2)),
+        holds=rng.random() < 0.25,
+        connected=shape.windows == (0,) and not shape.states and rng.random() < 0.1,
+    )
+    return LongProgram(
+        program=program,
+        policy=policy,
+        options=rng.choice(OPTIONS.get(policy, ({},))),
+        shape=shape,
+        num_alive=round(seats * rng.choice((0.9, 1.2, 2.0))),
+        num_steps=num_steps,
+    )
+
+
+def _make_cache(shape: Shape, block_size: int, limits: SchedulerLimits) -> KVCacheConfig:
+    specs = shape.specs(block_size)
+    groups = tuple(
+        KVCacheGroup(layer_names=(f"layers.{g}",), spec=spec) for g, spec in enumerate(specs)
+    )
+    longest = -(-limits.max_model_len // block_size) + 1
+    wanted = limits.max_num_seqs * shape.share * 24 / block_size
+    num_blocks = 1 + len(groups) * max(round(wanted), 3 * longest)
+    return KVCacheConfig(num_blocks=num_blocks, groups=groups)
+
+
+class SoakReferee(Referee):
+    """The suite's referee, for caches of any shape. last_stats: there are always some."""
+
+    last_stats: SchedulerStats
+
+    def __init__(self, long: LongProgram, scheduler_cls: type[SchedulerInterface]) -> None:
+        policy = with_options(PluginRegistry().load("policy", long.policy), long.options)
+        super().__init__(scheduler_cls, long.program, policy=policy)
+        kv_cache = long.program.kv_cache
+        if not is_plain(kv_cache):
+            self._rows = CacheRows(self.limits, kv_cache, VOCAB_SIZE)
+
+    def _check_usage(self, stats: SchedulerStats) -> None:
+        if not isinstance(self._rows, CacheRows):
+            super()._check_usage(stats)
+            return
+        least = len(self._rows.held_blocks(self.alive))
+        expect(stats.num_used_blocks >= least, f"{stats}: {least} blocks are needed")
+        expect(self.alive or self._out or not stats.num_used_blocks, f"{stats}: nobody is alive")
+
+
+def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:
+    """Return the policy as it is made with these options: a referee makes it without."""
+
+    def made(self: Any, options: Any = None) -> None:
+        policy_cls.__init__(self, given)  # type: ignore[call-arg]  # one that takes options
+
+    return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if given else {})
+
+
+def play(long: LongProgram, scheduler_cls: type[SchedulerInterface] = Scheduler) -> Tally:
+    """Play a program; raise AssertionError with the program and the first law broken."""
+    with judging(str(long)):
+        return _play(long, SoakReferee(long, scheduler_cls))
+
+
+def _play(long: LongProgram, referee: SoakReferee) -> Tally:
+    rng, number = Random(f"play {long.program.seed}"), 0
+    for step in range(long.num_steps):
+        while len(referee.alive) < long.num_alive and rng.random() < 0.9:
+            referee.add(_rich_request(rng, f"r{number}", referee.limits))
+            number += 1
+        _disturb(rng, referee, number)
+        referee.schedule()
+        if referee.num_out == long.program.depth:
+            referee.settle()
+        if not step % CHECK_EVERY:
+            referee.scheduler.check_integrity()
+    referee.drain()
+    referee.scheduler.check_integrity()
+    referee.reset()
+    return _tally(long, referee, number)
+
+
+def _disturb(rng: Random, referee: SoakReferee, number: int) -> None:
+    """Abort, reset, pause, resume and open gates now and then."""
+    if rng.random() < 0.1:
+        known = [f"r{rng.randrange(max(0, number - 80), number + 1)}" for _ in range(3)]
+        referee.abort([*known, "nobody"])
+    if rng.random() < 0.01:
+        referee.reset()
+    if referee.program.holds:
+        if rng.random() < 0.02:
+            referee.pause(rng.choice(list(PauseScope)))
+        elif rng.random() < 0.4:
+            referee.resume()
+        held = referee.holds.gate.held
+        for name in held if rng.random() < 0.5 else ():
+            referee.open_gate(name, fails=rng.random() < 0.1)
+
+
+def _rich_request(rng: Random, name: str, limits: SchedulerLimits) -> Any:
+    """Return a request that also has what policies look at, and often a longer answer."""
+    request = random_request(rng, name, limits)
+    longest = min(30, limits.max_model_len)
+    max_tokens = rng.randint(request.max_tokens, longest)
+    return replace(
+        request,
+        max_tokens=max_tokens,
+        tenant=rng.choice("abc"),
+        deadline_ns=rng.choice((0, rng.randint(1, 600_000_000))),
+        sampling_params=replace(
+            request.sampling_params,
+            max_tokens=max_tokens,
+            extra_args={"expected_tokens": rng.randint(1, longest)},
+        ),
+    )
+
+
+def _tally(long: LongProgram, referee: SoakReferee, num_requests: int) -> Tally:
+    stats, plans = referee.last_stats, referee.plans
+    counts = Counter(
+        {
+            "steps": len(plans),
+            "grants": sum(len(plan.rows) for plan in plans),
+            "tokens": sum(plan.total_num_tokens for plan in plans),
+            "requests": num_requests,
+            "preemptions": stats.num_preemptions,
+            "prefix hits": sum(1 for count in referee.num_cached.values() if count),
+            "aborts": stats.num_aborted,
+            "evictions": stats.num_evictions,
+            "verified drafts": referee.drafts.num_verified,
+            "encoder runs": sum(len(plan.encoder) for plan in plans),
+        }
+    )
+    policies = Counter({long.policy: len(plans)})
+    return Tally(counts, policies, Counter({long.shape.name: len(plans)}))

@@ -1,0 +1,100 @@
+"""The short form of the soak: every policy on every cache shape, and faults that it must find."""
+
+import pytest
+from soak.__main__ import LEAST, find_missing, show
+from soak.programs import SHAPES, Tally, make_program, play, policy_names
+
+from dovetail.kv_cache.block_pool import BlockPool
+from dovetail.kv_cache.manager import KVCacheManager
+from dovetail.scheduling.lookahead import DraftCounts
+from dovetail.scheduling.waiting_queue import HeapQueue
+
+NUM_STEPS, MAX_SEATS = 72, 8
+
+
+def test_every_policy_on_every_shape_keeps_the_law():
+    policies, tally = policy_names(), Tally()
+    for number in range(len(policies) * len(SHAPES)):
+        tally.add(play(make_program(number, policies, num_steps=NUM_STEPS, max_seats=MAX_SEATS)))
+    print(show(tally))
+    assert tally.counts["steps"] >= 10_000
+    assert {*policies} == {*tally.by_policy}
+    assert all(tally.counts[what] > 50 for what in (*LEAST, "verified drafts", "encoder runs"))
+
+
+def test_a_full_run_that_did_too_little_says_so():
+    tally = Tally()
+    tally.counts.update(steps=1000, grants=19_000, **dict.fromkeys(LEAST, 20_000))
+    assert find_missing(tally) == ["grants 19.0 a step"]
+    tally.counts.update(aborts=-10_001, grants=1000)
+    assert find_missing(tally) == ["aborts 9999"]
+
+
+free, defer = KVCacheManager.free, HeapQueue.defer
+settle, advance, allocate = DraftCounts.settle, KVCacheManager.advance, BlockPool.allocate
+
+
+def free_twice(manager, request, *, last_step):
+    blocks = [block for table in request.blocks for block in table if block]
+    free(manager, request, last_step=last_step)
+    manager._pool.free(blocks[-1:])
+
+
+def free_what_others_share(pool, blocks):
+    for block in reversed(blocks):
+        pool._ref_counts[block] = 0
+        pool._free[block] = None
+
+
+def leak_the_last_block(manager, request, *, last_step):
+    request.blocks[0] = request.blocks[0][:-1]
+    free(manager, request, last_step=last_step)
+
+
+def lose_every_third(queue, request):
+    if request.num_preemptions % 3:
+        defer(queue, request)
+
+
+def keep_the_drafts_of_others(counts, requests, plan, output):
+    settle(counts, requests, plan, output)
+    for request in requests:
+        if request.row >= 0 and not request.status.finished and output.num_drafts:
+            most = min(request.num_tokens + max(output.num_drafts), request.max_total_tokens)
+            request.num_tokens_with_pending = max(request.num_tokens_with_pending, most)
+
+
+def shed_one_too_many(manager, request):
+    advance(manager, request)
+    for group, _ in manager._shedding:
+        place, table = request.num_dropped_blocks[group], request.blocks[group]
+        if place + 1 < len(table):
+            manager._pool.free([table[place]])
+            table[place], request.num_dropped_blocks[group] = 0, place + 1
+
+
+def forget_that_it_is_cached(pool, num_blocks):
+    blocks = allocate(pool, num_blocks)
+    for block in blocks[:1]:
+        pool._index.setdefault(b"stale", block)
+    return blocks
+
+
+FAULTS = {
+    "frees twice": (KVCacheManager, "free", free_twice),
+    "frees what others share": (BlockPool, "free", free_what_others_share),
+    "leaks a block": (KVCacheManager, "free", leak_the_last_block),
+    "loses a request": (HeapQueue, "defer", lose_every_third),
+    "asks for stale drafts": (DraftCounts, "settle", keep_the_drafts_of_others),
+    "sheds a block that a window shows": (KVCacheManager, "advance", shed_one_too_many),
+    "leaves a stale key": (BlockPool, "allocate", forget_that_it_is_cached),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault, monkeypatch):
+    monkeypatch.setattr(*FAULTS[fault])
+    policies = policy_names()
+    with pytest.raises(AssertionError, match=r"program \d+: "):
+        for number in range(len(policies) * len(SHAPES)):
+            play(make_program(number, policies, num_steps=NUM_STEPS, max_seats=MAX_SEATS))
