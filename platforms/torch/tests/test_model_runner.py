@@ -1,6 +1,7 @@
 """The runner on a tiny model whose attention sums what the cache holds: plans in, tokens out."""
 
 from array import array
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
@@ -43,14 +44,15 @@ class Layer(AttentionLayer):
         pass
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
-        kv_cache.view(-1, D)[metadata.slot_mapping_T] = v_TKD[:, 0]
+        values_SD = kv_cache.view(-1, 2, D)[:, 1]
+        values_SD[metadata.slot_mapping_T] = v_TKD[:, 0]
         first = 0
         for run, (count, length) in enumerate(
             zip(metadata.query_lens, metadata.seq_lens, strict=True)
         ):
             table = metadata.block_table_RM[run].tolist()
             slots = [table[place // SIZE] * SIZE + place % SIZE for place in range(length)]
-            sums = kv_cache.view(-1, D)[slots].cumsum(0)
+            sums = values_SD[slots].cumsum(0)
             out_THD[first : first + count, 0] = sums[length - count :]
             first += count
 
@@ -61,7 +63,7 @@ class Backend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks, spec):
-        return (2, num_blocks, spec.block_size, D)[1:]
+        return (num_blocks, spec.block_size, 2, D)
 
     @staticmethod
     def create_builder(context):
@@ -120,7 +122,8 @@ def runner(model):
     layers = {"layer": model.attention}
     specs = kv_cache_specs(layers, block_size=SIZE, dtype="float32")
     group = KVCacheGroup(layer_names=("layer",), spec=specs["layer"])
-    made.initialize_cache(KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,)), Backend, layers)
+    config = KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,))
+    made.initialize_cache(config, Backend, layers, partial(torch.zeros, dtype=torch.uint8))
     return made
 
 

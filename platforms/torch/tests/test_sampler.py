@@ -95,7 +95,7 @@ def test_all_greedy_batch_is_one_argmax(monkeypatch):
         new_request(8, temperature=1.0),  # somebody else's wishes cost nothing
         new_request(9, temperature=0, logprobs=1),
     )
-    monkeypatch.setattr(sampler_module, "best_tokens", counted)
+    monkeypatch.setattr(sampler, "_best_tokens", counted)
     monkeypatch.setattr(sampler_module.Sampler, "_describe", refused)
     out = sampler.sample(falling(8), list(range(8)))
     assert out.token_ids.tolist() == [0] * 8

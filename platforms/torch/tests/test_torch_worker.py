@@ -20,7 +20,7 @@ from dovetail.interfaces import (
     Probe,
     WorkerContext,
 )
-from dovetail.kv_cache.sizing import group_layers
+from dovetail.kv_cache.grouping import group_layers
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.plugins import PluginRegistry
 from dovetail.sampling_params import SamplingParams
@@ -184,7 +184,7 @@ def loaded(make):
 
 
 def start(worker, num_blocks=20):
-    groups = group_layers([worker.get_kv_cache_spec()], block_size=4)
+    groups = group_layers([worker.get_kv_cache_spec()], block_size=4, max_model_len=64)
     worker.initialize_cache(KVCacheConfig(num_blocks=num_blocks, groups=groups))
     worker.compile_or_warm_up_model()
 

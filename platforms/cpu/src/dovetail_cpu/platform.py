@@ -16,8 +16,8 @@ _PREFERENCES = {
     "worker": ("cpu",),
     "executor": ("uniproc",),
     "attention": ("cpu", "torch"),
-    "linear_method": ("onednn", "torch"),
-    "ops": ("torch",),
+    "linear_method": ("native", "onednn", "torch"),
+    "ops": ("native", "torch"),
 }
 _MEMORY_SHARE = 0.4
 

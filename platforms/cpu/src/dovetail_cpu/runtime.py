@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import mmap
 import os
 from pathlib import Path
 
 import torch
 
+from dovetail_cpu.native_library import find_library
+
+logger = logging.getLogger(__name__)
+
 _PROFILE_TOKENS = 64
 """Activations grow in proportion to tokens; running more would only make the start slower."""
+_MAX_TEAM = 64
+"""Threads that a team of native kernels can have."""
+_HUGE_PAGE_BYTES = 2 << 20
 
 
 class CPURuntime:
@@ -16,11 +25,24 @@ class CPURuntime:
 
     def __init__(self) -> None:
         self._base_bytes = 0
+        self.num_threads = len(os.sched_getaffinity(0))
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Set torch's threads to `num_threads`, or to the cores that this process may use."""
-        torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+        """Set torch's and the native kernels' threads to `num_threads`.
+
+        None: to the cores that this process may use.
+        """
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(self.num_threads)
+        library = find_library()
+        if library is not None:
+            library.dk_set_num_threads(min(self.num_threads, _MAX_TEAM))
         return torch.device("cpu")
+
+    def leave_cores_to_team(self) -> None:
+        """Let torch compute on one thread from now on: two teams that spin cost twice the time."""
+        torch.set_num_threads(1)
+        logger.info("Native kernels on %d threads, torch on 1.", self.num_threads)
 
     def total_memory_bytes(self) -> int:
         """Return the machine's memory, or what the process's control group allows of it."""
@@ -53,6 +75,17 @@ class CPURuntime:
 
     def synchronize(self) -> None:
         """Do nothing: every call has returned when it is done."""
+
+
+def lazy_zeros(num_bytes: int) -> torch.Tensor:
+    """Return zeroed memory, uint8, on a huge page's boundary; untouched pages are not taken."""
+    # A mapping of its own: the allocator's zeros would be written, page by page.
+    mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    start = -whole.data_ptr() % _HUGE_PAGE_BYTES
+    return whole[start : start + num_bytes]
 
 
 def _status_bytes(field: str) -> int:

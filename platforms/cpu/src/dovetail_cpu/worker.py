@@ -1,9 +1,112 @@
-"""The CPU worker: the torch worker on the CPU platform's runtime."""
+"""The CPU worker: the torch worker on the CPU platform's runtime.
+
+What is its own: packed weights are kept from one start to the next, torch leaves the cores to the
+native kernels' team where that serves, steps are replayed from recordings, and the KV cache takes
+no page before it is used.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from dovetail.interfaces import WeightLoader, WorkerContext
+from dovetail_cpu.mapped_pages import forget_pages, release_free_memory
+from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.packed_cache import PackedCache, PackedFolder, default_folder
+from dovetail_cpu.runtime import CPURuntime, lazy_zeros
+from dovetail_torch.graph_provider import GraphProvider
+from dovetail_torch.layers.embedding import VocabParallelEmbedding
+from dovetail_torch.layers.linear import linear_layers, pack_linears
+from dovetail_torch.weights.fingerprint import FINGERPRINT, Fingerprinted
+from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
+
+CACHE_VARIABLE = "DOVETAIL_PACKED_CACHE"
+OFF = "off"
+
+_GIB = 1 << 30
+_MIB = 1 << 20
 
 
 class CPUWorker(TorchWorker):
     """Runs the model on the cores that this process may use."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self._cache: PackedCache | None = None
+        self._is_restored = False
+        self._is_native = False
+
+    def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
+        """Fill and pack the weights; what is kept packed is mapped and never read."""
+        runtime = cast(CPURuntime, self._runtime)
+        self._cache = _make_cache(self._options(), model, loader)
+        if self._cache is not None:
+            self._is_restored = self._cache.restore(num_threads=runtime.num_threads)
+        num_bytes = loader.load(model)
+        if not self._is_restored:
+            # What was kept had been looked at when it was packed.
+            check_finite(model)
+        pack_linears(model)
+        for module in model.modules():
+            if isinstance(module, VocabParallelEmbedding) and module.is_mapped:
+                forget_pages(module.weight)
+        release_free_memory()
+        layers = [layer for _, layer in linear_layers(model)]
+        self._is_native = any(getattr(layer, "kernel", None) is not None for layer in layers)
+        if self._is_native:
+            runtime.leave_cores_to_team()
+        return num_bytes
+
+    def graph_provider(self) -> GraphProvider | None:
+        """Return who records and replays native operations; None where torch multiplies."""
+        if not self._is_native:
+            return None
+        from dovetail_cpu.replay import ReplayProvider  # needs the native kernels
+
+        return ReplayProvider()
+
+    def zeros(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed memory whose pages are taken when they are first written to."""
+        return lazy_zeros(num_bytes)
+
+    def compile_or_warm_up_model(self) -> None:
+        """Run the model once; then keep the packed weights, beside the first requests."""
+        super().compile_or_warm_up_model()
+        if self._cache is not None and not self._is_restored:
+            self._cache.save()
+
+    def shutdown(self) -> None:
+        """Let go of weights and cache, when the packed weights are written."""
+        if self._cache is not None:
+            self._cache.wait()
+        self._cache = None
+        super().shutdown()
+
+    def _options(self) -> CPUWorkerOptions:
+        return CPUWorkerOptions(**self._context.options)
+
+
+def _make_cache(
+    options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader
+) -> PackedCache | None:
+    """Return this model's place in the cache; None where nothing is to be kept."""
+    place = options.packed_cache
+    if place == "auto":
+        place = os.environ.get(CACHE_VARIABLE) or str(default_folder())
+    if place == OFF or FINGERPRINT not in getattr(loader, "provides", ()):
+        return None
+    folder = PackedFolder(
+        path=Path(place).expanduser().absolute(), max_bytes=int(options.packed_cache_gib * _GIB)
+    )
+    return PackedCache(
+        folder,
+        model,
+        cast(Fingerprinted, loader).fingerprint(),
+        min_bytes=options.packed_cache_min_mib * _MIB,
+    )

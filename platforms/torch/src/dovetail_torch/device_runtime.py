@@ -1,7 +1,8 @@
 """What a torch worker has to be told of its device: the object behind `Platform.runtime()`.
 
-The only place where platforms differ for the worker and the runner of this layer. A platform gives
-one runtime a worker.
+Where platforms differ for the worker and the runner of this layer; a platform gives one runtime a
+worker. What is better done otherwise on one platform (filling weights, the cache's memory), its
+worker overrides.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from dovetail.errors import CapacityError, ConfigError
 from dovetail.interfaces import (
@@ -18,10 +19,12 @@ from dovetail.interfaces import (
     GrammarOutput,
     KVCacheConfig,
     KVCacheSpec,
+    LinearMethod,
     LogitsProcessor,
     LogitsProcessorContext,
     ModelContext,
     ModelInfo,
+    Ops,
     WeightLoader,
     WeightLoaderContext,
     WorkerBase,
@@ -34,11 +37,16 @@ from dovetail.plugins.instance import Options, make_instance
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail.result import ModelRunnerOutput
 from dovetail_torch.device_runtime import DeviceRuntime
+from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.layers.attention import Attention, attention_layers
 from dovetail_torch.layers.linear import pack_linears
-from dovetail_torch.runner.kv_cache import DTYPES, kv_cache_specs
+from dovetail_torch.runner.cache_buffers import DTYPES
+from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
+from dovetail_torch.runner.device_parts import DeviceParts
+from dovetail_torch.runner.kv_cache import kv_cache_specs
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
+from dovetail_torch.weights.finiteness import check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +57,7 @@ _WARM_UP_TOKENS = 8
 class TorchWorker(WorkerBase):
     """One torch device, one model."""
 
-    provides = frozenset({"logits_processors"})
+    provides = frozenset({"kv_connector", "logits_processors"})
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -88,21 +96,43 @@ class TorchWorker(WorkerBase):
                 options=options("weight_loader", loader_cls),
             )
         )
-        num_bytes = loader.load(self._model)
-        pack_linears(self._model)
+        num_bytes = self.load_weights(self._model, loader)
         self._model.eval()
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
         self._backend = self._choose_attention() if self._layers else None
         attention = self._backend.name if self._backend else "nobody: the model has none"
         logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, attention)
-        self._runner = ModelRunner(
+        connected = config.extensions.kv_connector is not None
+        self._runner = (ConnectedRunner if connected else ModelRunner)(
             self._model,
             num_layers=len(self._layers),
             vocab_size=self._vocab_size(),
             limits=self._limits,
             processors=self._make_logits_processors(),
             attention_options=options("attention", self._backend),
+            device_parts=DeviceParts(
+                best_tokens=self._ops.best_tokens,
+                graph_provider=None if config.model.enforce_eager else self.graph_provider(),
+            ),
         )
+
+    def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
+        """Fill and pack the weights of `model`, and return the bytes read.
+
+        For a platform's worker to do better. Raises WeightError, also for NaN and infinities.
+        """
+        num_bytes = loader.load(model)
+        check_finite(model)
+        pack_linears(model)
+        return num_bytes
+
+    def graph_provider(self) -> GraphProvider | None:
+        """Return who captures and replays steps, after loading; for a platform's worker to do."""
+        return None
+
+    def zeros(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed memory for the KV cache, uint8; for a platform's worker to do better."""
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
 
     def get_model_info(self) -> ModelInfo:
         """Return the facts of the loaded model."""
@@ -137,8 +167,10 @@ class TorchWorker(WorkerBase):
         return left
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Take the cache's memory."""
-        self._runner.initialize_cache(kv_cache_config, self._backend, self._layers)
+        """Take the cache's memory, and connect it where the user asks for that."""
+        self._runner.initialize_cache(kv_cache_config, self._backend, self._layers, self.zeros)
+        if isinstance(self._runner, ConnectedRunner):
+            self._runner.connect(make_worker_side(self._context, kv_cache_config))
 
     def compile_or_warm_up_model(self) -> None:
         """Run the model once at the sizes of a prompt and of a decode."""
@@ -158,6 +190,9 @@ class TorchWorker(WorkerBase):
 
     def shutdown(self) -> None:
         """Let go of weights and cache."""
+        runner = self.__dict__.get("_runner")
+        if isinstance(runner, ConnectedRunner):
+            runner.shutdown()
         for name in ("_runner", "_model", "_layers"):
             self.__dict__.pop(name, None)
 
@@ -171,16 +206,30 @@ class TorchWorker(WorkerBase):
         """Choose and make what the model's layers use."""
         plugins = self._context.plugins
         cls = choose(plugins, self._context.platform, kind, reference)
+        self._check_invariance(kind, cls)
         return construct(kind, cls, options=plugins.options_of(kind, cls))
+
+    def _check_invariance(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
+        """Raise ConfigError where batch invariance is asked and not promised."""
+        config = self._context.config
+        if not config.compute.batch_invariant or config.model.dtype in cls.batch_invariant:
+            return
+        promised = ", ".join(sorted(cls.batch_invariant)) or "no dtype"
+        raise ConfigError(
+            f"batch_invariant=True is asked with dtype={config.model.dtype!r}, but the {kind} "
+            f"{cls.__name__} promises it in {promised}: give another dtype or {kind}, or leave "
+            "batch_invariant out."
+        )
 
     def _model_context(self, options: Options) -> ModelContext:
         context, compute = self._context, self._context.config.compute
+        self._ops: Ops = self._make_provider("ops", compute.ops)
         return ModelContext(
             hf_config=context.config.model.hf_config,
             dtype=self._limits.dtype,
             device=self._device,
             linear_method=self._make_provider("linear_method", compute.linear_method),
-            ops=self._make_provider("ops", compute.ops),
+            ops=self._ops,
             max_model_len=self._limits.max_model_len,
             options=options,
         )

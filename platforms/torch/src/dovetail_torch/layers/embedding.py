@@ -5,9 +5,10 @@ Legend: T tokens, S sampled positions, D hidden size, V vocabulary (width of the
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
-from torch.nn import functional
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
@@ -15,16 +16,29 @@ from dovetail_torch.layers.linear import ColumnParallelLinear
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows of a table [V, D] by token id. Ids outside 0 .. V - 1 are the caller's to refuse."""
+    """Rows of a table [V, D] by token id. Ids outside 0 .. V - 1 are the caller's to refuse.
+
+    borrows: as of linear layers; few rows of the table are read in a step, so that a mapped file
+    serves as well as a copy and takes less memory. is_mapped: whether one does.
+    """
+
+    borrows: ClassVar[frozenset[str]] = frozenset({"weight"})
 
     def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         weight_VD = torch.empty(vocab_size, hidden_size, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(weight_VD, requires_grad=False)
+        self.is_mapped = False
+        self.ops = context.ops
+
+    def borrow(self, part: int, weight: torch.Tensor) -> None:
+        """Take a private, read-only mapping of the table; there is one part."""
+        self.weight.data = weight
+        self.is_mapped = True
 
     def forward(self, input_ids_T: torch.Tensor) -> torch.Tensor:
         """Return the embeddings, a new tensor [T, D]. Ids are int64."""
-        return functional.embedding(input_ids_T, self.weight)
+        return self.ops.embedding(input_ids_T, self.weight)
 
 
 class ParallelLMHead(ColumnParallelLinear):

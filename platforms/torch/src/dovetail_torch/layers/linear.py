@@ -34,6 +34,10 @@ class ParallelLinear(nn.Module):
     name: where the layer stands in the model, "model.layers.0.mlp.down_proj".
     parts: output features by the checkpoint's own names for the last component of `name`, in order.
     shape, linear_method: read by the weight loader and by `pack_linears`.
+    settled: names of parameters whose packed form is at hand already; loaders pass over them.
+    borrows: names of parameters that the linear method only reads once, when it packs them, and
+        holds to be finite then: a loader may lend mapped weights instead of filling them.
+    borrowed: what was lent, by number of the part; the parameter's own rows are not filled then.
     """
 
     def __init__(
@@ -56,7 +60,14 @@ class ParallelLinear(nn.Module):
             dtype=context.dtype,
             device=context.device,
         )
+        self.settled: frozenset[str] = frozenset()
+        self.borrows: frozenset[str] = frozenset()
+        self.borrowed: dict[int, torch.Tensor] = {}
         self.linear_method.create(self, self.shape)
+
+    def borrow(self, part: int, weight: torch.Tensor) -> None:
+        """Take a private, read-only mapping of part number `part` of the weight."""
+        self.borrowed[part] = weight
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return [T, O]."""

@@ -2,7 +2,8 @@
 
 It is the reference that fused providers are held against. It keeps no state and knows no device.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
-P positions, F half of the rotary size, N query and key-value heads together.
+P positions, F half of the rotary size, N query and key-value heads together; R rows and V width of
+logits or of an embedding's table.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from dovetail.interfaces.ops import Ops
+from dovetail_torch.sampling.blocks import best_tokens
 
 
 class TorchOps(Ops):
@@ -71,3 +73,11 @@ class TorchOps(Ops):
         """Return silu(first half of the last dimension) · second half, a new tensor."""
         gate_TD, up_TD = x_T2D.chunk(2, dim=-1)
         return functional.silu(gate_TD).mul_(up_TD)
+
+    def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+        """Return the table's rows by id, a new tensor."""
+        return functional.embedding(ids_T, table_VD)
+
+    def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Return the column of each row's greatest number, the first of several, int64 [R]."""
+        return best_tokens(logits_RV)

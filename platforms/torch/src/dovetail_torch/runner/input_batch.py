@@ -13,17 +13,17 @@ import torch
 
 from dovetail.interfaces import AttentionBatch
 from dovetail.plan import SchedulerOutput
+from dovetail_torch.runner.device_columns import Array, DeviceColumn
 from dovetail_torch.runner.request_rows import RequestRows
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBatch:
     """One step, gathered.
 
-    input_ids_T, positions_T: int64, on the device. attention: one entry a KV-cache group.
-    last_S: int64, on the device; where each sampling run's last token stands among the T.
+    Tensors are on the device, and the next step's take their memory.
+    input_ids_T, positions_T: int64. attention: one entry a KV-cache group.
+    last_S: int64; where each sampling run's last token stands among the T.
     sampling_runs: int64 [S]; their places in the plan. rows, ends: int64 [R]; each run's row, and
     the position after its last token. first_R1: int64 [R + 1]; each run's first token.
     """
@@ -39,44 +39,80 @@ class InputBatch:
     first_R1: Array
 
 
-def gather(plan: SchedulerOutput, rows: RequestRows, block_sizes: tuple[int, ...]) -> InputBatch:
-    """Return the tensors of `plan`, which has been applied to `rows` and has at least one run."""
-    device = rows.token_ids_RL.device
-    runs = np.asarray(plan.rows).astype(np.int64)
-    starts = np.asarray(plan.starts).astype(np.int64)
-    counts = np.asarray(plan.num_tokens).astype(np.int64)
-    ends = starts + counts
-    first_R1 = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    if plan.total_num_tokens == len(runs):
-        token_rows, positions = runs, starts
-    else:
-        token_rows = np.repeat(runs, counts)
-        positions = np.arange(plan.total_num_tokens) + np.repeat(starts - first_R1[:-1], counts)
-    flat = torch.from_numpy(token_rows * rows.max_model_len + positions).to(device)
-    sampling_runs = np.flatnonzero(np.asarray(plan.samples))
-    query_start_R1 = torch.from_numpy(first_R1.astype(np.int32)).to(device)
-    seq_lens_R = torch.from_numpy(ends.astype(np.int32)).to(device)
-    attention = []
-    for table, size in zip(rows.block_tables, block_sizes, strict=True):
-        slots = table[token_rows, positions // size].astype(np.int64) * size + positions % size
-        width = -(-int(ends.max()) // size)
-        batch = AttentionBatch(
-            query_start_R1=query_start_R1,
-            seq_lens_R=seq_lens_R,
-            block_table_RM=torch.from_numpy(table[runs, :width]).to(device),
-            slot_mapping_T=torch.from_numpy(slots).to(device),
-            query_lens=plan.num_tokens,
-            seq_lens=ends.tolist(),
+class InputGatherer:
+    """Makes each step's tensors, those of one number a token or run always in the same memory."""
+
+    def __init__(
+        self, rows: RequestRows, *, block_sizes: tuple[int, ...], max_num_tokens: int
+    ) -> None:
+        """block_sizes: in tokens, one a KV-cache group. max_num_tokens: of a step."""
+        device = rows.token_ids_RL.device
+        self._rows = rows
+        self._block_sizes = block_sizes
+        self._input_ids_T = DeviceColumn(max_num_tokens, torch.int64, device)
+        self._positions_T = DeviceColumn(max_num_tokens, torch.int64, device)
+        self._seq_lens_R = DeviceColumn(rows.num_rows, torch.int32, device)
+        self._last_S = DeviceColumn(rows.num_rows, torch.int64, device)
+        self._query_start_R1 = DeviceColumn(rows.num_rows + 1, torch.int32, device)
+        self._slots_T = [DeviceColumn(max_num_tokens, torch.int64, device) for _ in block_sizes]
+        self._counted = np.arange(rows.num_rows + 1)
+
+    def gather(self, plan: SchedulerOutput) -> InputBatch:
+        """Return the tensors of `plan`, which has been applied and has at least one run."""
+        rows, num_tokens, num_runs = self._rows, plan.total_num_tokens, len(plan.rows)
+        runs = np.array(plan.rows, np.int64)
+        starts = np.array(plan.starts, np.int64)
+        sampling_runs = np.flatnonzero(np.asarray(plan.samples))
+        if num_tokens == num_runs:  # one token each, as when all decode
+            token_rows, positions, ends = runs, starts, starts + 1
+            first_R1 = self._counted[: num_runs + 1]
+        else:
+            counts = np.array(plan.num_tokens, np.int64)
+            ends = starts + counts
+            first_R1 = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+            token_rows = np.repeat(runs, counts)
+            positions = np.arange(num_tokens) + np.repeat(starts - first_R1[:-1], counts)
+        return InputBatch(
+            plan=plan,
+            input_ids_T=rows.tokens.read(
+                token_rows * rows.max_model_len + positions, self._input_ids_T
+            ),
+            positions_T=self._positions_T.fill(positions),
+            attention=self._attention(plan, runs, ends, first_R1, (token_rows, positions)),
+            last_S=self._last_S.fill(first_R1[sampling_runs + 1] - 1),
+            sampling_runs=sampling_runs,
+            rows=runs,
+            ends=ends,
+            first_R1=first_R1,
         )
-        attention.append(batch)
-    return InputBatch(
-        plan=plan,
-        input_ids_T=rows.token_ids_RL.view(-1)[flat].to(torch.int64),
-        positions_T=torch.from_numpy(positions).to(device),
-        attention=tuple(attention),
-        last_S=torch.from_numpy(first_R1[sampling_runs + 1] - 1).to(device),
-        sampling_runs=sampling_runs,
-        rows=runs,
-        ends=ends,
-        first_R1=first_R1,
-    )
+
+    def _attention(
+        self,
+        plan: SchedulerOutput,
+        runs: Array,
+        ends: Array,
+        first_R1: Array,
+        tokens: tuple[Array, Array],
+    ) -> tuple[AttentionBatch, ...]:
+        """Return the batch of each KV-cache group. tokens: each one's row and position."""
+        token_rows, positions = tokens
+        device = self._rows.token_ids_RL.device
+        query_start_R1 = self._query_start_R1.fill(first_R1)
+        seq_lens_R = self._seq_lens_R.fill(ends)
+        seq_lens = ends.tolist()
+        longest = max(seq_lens)
+        batches = []
+        groups = zip(self._rows.block_tables, self._block_sizes, self._slots_T, strict=True)
+        for table, size, slots_T in groups:
+            blocks = positions // size
+            slots = table[token_rows, blocks] * np.int64(size) + (positions - blocks * size)
+            batch = AttentionBatch(
+                query_start_R1=query_start_R1,
+                seq_lens_R=seq_lens_R,
+                block_table_RM=torch.from_numpy(table[runs, : -(-longest // size)]).to(device),
+                slot_mapping_T=slots_T.fill(slots),
+                query_lens=plan.num_tokens,
+                seq_lens=seq_lens,
+            )
+            batches.append(batch)
+        return tuple(batches)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from dovetail.interfaces import (
     AttentionBackend,
     AttentionGroupContext,
@@ -15,15 +13,11 @@ from dovetail.interfaces import (
     FullAttentionSpec,
     KVCacheConfig,
 )
+from dovetail.interfaces.kv_cache import SCALE_BYTES
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.layers.attention import Attention
+from dovetail_torch.runner.cache_buffers import CacheBuffers, Zeros, take_buffers
 from dovetail_torch.runner.step_limits import StepLimits
-
-DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +27,7 @@ class AttentionState:
     builders: one for each distinct spec, with the KV-cache group whose block table it reads.
     """
 
+    buffers: CacheBuffers
     table: AttentionTable
     builders: tuple[tuple[AttentionMetadataBuilder, int], ...]
 
@@ -48,6 +43,7 @@ def kv_cache_specs(
             head_size=layer.head_size,
             dtype=dtype,
             sliding_window=layer.sliding_window,
+            scale_bytes=SCALE_BYTES.get(dtype, 0),
         )
         for name, layer in layers.items()
     }
@@ -60,29 +56,30 @@ def make_attention(
     limits: StepLimits,
     *,
     options: Mapping[str, object],
+    zeros: Zeros,
 ) -> AttentionState:
     """Take the cache's memory and make the backend's layers and builders.
 
     layers: by name, in the order of their indices. backend: None only where there are none.
-    options: the backend plugin's.
+    options: the backend plugin's. zeros: where the memory comes from.
     """
+    if backend is None:
+        nothing = CacheBuffers(caches={}, pages_NP=())
+        return AttentionState(buffers=nothing, table=AttentionTable((), (), ()), builders=())
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
-    made, caches, builder_of = [], [], []
+    made, builder_of = [], []
     specs = kv_cache_specs(layers, block_size=config.block_size, dtype=limits.kv_cache_dtype)
+    buffers = take_buffers(backend, specs, config, zeros)
     for name, layer in layers.items():
-        assert backend is not None, "a model with attention layers has a backend"
-        spec = specs[name]
-        shape = backend.kv_cache_shape(config.num_blocks, spec)
-        caches.append(torch.zeros(shape, dtype=DTYPES[spec.dtype], device=limits.device))
         made.append(backend.create_layer(_layer_context(name, layer, limits, options)))
-        builder_of.append(builders.setdefault((spec, group_of[name]), len(builders)))
+        builder_of.append(builders.setdefault((specs[name], group_of[name]), len(builders)))
     return AttentionState(
-        table=AttentionTable(made, caches, builder_of),
+        buffers=buffers,
+        table=AttentionTable(made, [buffers.caches[name] for name in layers], builder_of),
         builders=tuple(
             (backend.create_builder(_group_context(spec, limits, options)), group)
             for spec, group in builders
-            if backend is not None
         ),
     )
 

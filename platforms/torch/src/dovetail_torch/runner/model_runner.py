@@ -23,8 +23,12 @@ from dovetail.interfaces import (
 from dovetail.plan import SchedulerOutput
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail_torch.attention_table import NoAttention
+from dovetail_torch.graph_provider import BatchDescriptor
 from dovetail_torch.layers.attention import Attention
-from dovetail_torch.runner.input_batch import InputBatch, gather
+from dovetail_torch.runner.cache_buffers import Zeros
+from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
+from dovetail_torch.runner.graph_dispatcher import GraphCounts, GraphDispatcher
+from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
 from dovetail_torch.runner.kv_cache import make_attention
 from dovetail_torch.runner.request_rows import RequestRows
 from dovetail_torch.runner.step_limits import StepLimits
@@ -48,11 +52,12 @@ class ModelRunner:
         limits: StepLimits,
         processors: Sequence[LogitsProcessor] = (),
         attention_options: Mapping[str, object] = MappingProxyType({}),
+        device_parts: DeviceParts = TORCH_PARTS,
     ) -> None:
         """num_layers: attention layers of the model. vocab_size: width of its logits.
 
         processors: change the logits of the rows that ask for it, in this order.
-        attention_options: those of the backend's plugin.
+        attention_options: those of the backend's plugin. device_parts: the platform's.
         """
         self.model = model
         self._num_layers = num_layers
@@ -60,32 +65,52 @@ class ModelRunner:
         self._limits = limits
         self._processors = processors
         self._attention_options = attention_options
+        self._best_tokens = device_parts.best_tokens
+        self._graphs = GraphDispatcher(model, device_parts.graph_provider)
 
     def initialize_cache(
         self,
         config: KVCacheConfig,
         backend: type[AttentionBackend] | None,
         layers: dict[str, Attention],
+        zeros: Zeros,
     ) -> None:
-        """Take the memory of the KV cache and of the rows. backend: None if there are no layers."""
+        """Take the memory of the KV cache and of the rows.
+
+        backend: None if there are no layers. zeros: gives the cache's memory.
+        """
         limits = self._limits
-        self._block_sizes = tuple(group.spec.block_size for group in config.groups)
+        block_sizes = tuple(group.spec.block_size for group in config.groups)
         self._attention = make_attention(
-            backend, layers, config, limits, options=self._attention_options
+            backend, layers, config, limits, options=self._attention_options, zeros=zeros
         )
         self._rows = RequestRows(
             num_rows=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
-            block_sizes=self._block_sizes,
+            block_sizes=block_sizes,
             device=limits.device,
+        )
+        self._inputs = InputGatherer(
+            self._rows, block_sizes=block_sizes, max_num_tokens=limits.max_num_batched_tokens
         )
         self._sampler = Sampler(
             num_rows=limits.max_num_seqs,
             vocab_size=self._vocab_size,
             device=limits.device,
             processors=self._processors,
+            best_tokens=self._best_tokens,
         )
         self._step: _Step | None = None
+
+    @property
+    def graph_counts(self) -> GraphCounts:
+        """How steps have been run so far."""
+        return self._graphs.counts
+
+    @property
+    def cache_pages(self) -> tuple[torch.Tensor, ...]:
+        """The cache's memory, one uint8 [N, P] tensor a buffer, row b being block b; or ()."""
+        return self._attention.buffers.pages_NP
 
     @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> None:
@@ -98,18 +123,9 @@ class ModelRunner:
         self._plan, self._step = plan, None
         if plan.empty:
             return
-        batch = gather(plan, self._rows, self._block_sizes)
-        table = self._attention.table
-        table.metadata = [
-            builder.build(batch.attention[group]) for builder, group in self._attention.builders
-        ]
-        hidden_TD = self.model.forward(batch.input_ids_T, batch.positions_T, table)
+        batch = self._inputs.gather(plan)
+        hidden_TD, logits_SV = self._forward(batch)
         prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
-        logits_SV = hidden_TD[:0]
-        if len(batch.sampling_runs):
-            if len(batch.sampling_runs) < len(hidden_TD):
-                hidden_TD = hidden_TD.index_select(0, batch.last_S)
-            logits_SV = self.model.compute_logits(hidden_TD)
         self._step = batch, logits_SV, prompt_logprobs
 
     @torch.inference_mode()
@@ -150,6 +166,26 @@ class ModelRunner:
         hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self._num_layers))
         logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
         logits_SV.argmax(dim=-1)
+
+    def _forward(self, batch: InputBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the hidden states of all tokens, and the logits of the runs that sample."""
+        table, num_sampling = self._attention.table, len(batch.sampling_runs)
+        table.metadata = [
+            builder.build(batch.attention[group]) for builder, group in self._attention.builders
+        ]
+        num_tokens = batch.plan.total_num_tokens
+        descriptor = BatchDescriptor(
+            num_tokens=num_tokens,
+            num_requests=len(batch.rows),
+            uniform=num_sampling == num_tokens,
+        )
+        outputs = self._graphs.run(batch.input_ids_T, batch.positions_T, table, descriptor)
+        hidden_TD = outputs[0]
+        if descriptor.uniform:
+            return hidden_TD, outputs[1]
+        if not num_sampling:
+            return hidden_TD, hidden_TD[:0]
+        return hidden_TD, self.model.compute_logits(hidden_TD.index_select(0, batch.last_S))
 
     def _mask(self, grammar: GrammarOutput, runs: np.ndarray) -> GrammarMask:
         return GrammarMask.of(

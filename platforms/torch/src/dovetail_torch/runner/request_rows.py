@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
+from dovetail_torch.runner.device_columns import DeviceTokens
 
 
 class RequestRows:
     """State of all rows. One writer: the runner, by `apply` and `append`.
 
-    token_ids_RL: int32, on the device. block_tables: one int32 [R, M] array a KV-cache group.
+    token_ids_RL: int32, on the device; tokens: the same memory, in one dimension.
+    block_tables: one int32 [R, M] array a KV-cache group.
     num_prompt_tokens, num_prompt_logprobs: int32 [R]; the latter -1 where none are asked for.
     """
 
@@ -28,8 +30,10 @@ class RequestRows:
         block_sizes: tuple[int, ...],
         device: torch.device,
     ) -> None:
+        self.num_rows = num_rows
         self.max_model_len = max_model_len
         self.token_ids_RL = torch.zeros((num_rows, max_model_len), dtype=torch.int32, device=device)
+        self.tokens = DeviceTokens(self.token_ids_RL.view(-1))
         self.block_tables = [
             np.zeros((num_rows, -(-max_model_len // size)), np.int32) for size in block_sizes
         ]
@@ -48,9 +52,7 @@ class RequestRows:
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids_S: torch.Tensor) -> None:
         """Write sampled tokens to their places: token i at positions[i] of rows[i]."""
-        flat = torch.from_numpy(rows * self.max_model_len + positions)
-        device = self.token_ids_RL.device
-        self.token_ids_RL.view(-1)[flat.to(device)] = token_ids_S.to(torch.int32)
+        self.tokens.write(rows * self.max_model_len + positions, token_ids_S)
 
     def _join(self, request: NewRequest) -> None:
         row = request.row

@@ -11,7 +11,7 @@ Legend: S rows of the batch, V vocabulary, P rows that want log-probabilities, R
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,9 @@ from dovetail_torch.sampling.processors import RowProcessors
 from dovetail_torch.sampling.random_numbers import uniforms
 from dovetail_torch.sampling.row_table import RowTable
 from dovetail_torch.sampling.truncation import Nuclei, apply_min_p, cut
+
+BestTokens = Callable[[torch.Tensor], torch.Tensor]
+"""[R, V] to the column of each row's greatest number, as `Ops.best_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +57,11 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         processors: Sequence[LogitsProcessor] = (),
+        best_tokens: BestTokens = best_tokens,
     ) -> None:
+        """best_tokens: as the op provider has it."""
         self._device = device
+        self._best_tokens = best_tokens
         self._dtype = accumulation_dtype(device)
         self._table = RowTable(
             num_rows=num_rows, vocab_size=vocab_size, device=device, dtype=self._dtype
@@ -101,7 +107,7 @@ class Sampler:
         rows: joined rows, each at most once.
         """
         if grammar_bitmask is None and (not self._special or self._special.isdisjoint(rows)):
-            return SampledTokens(token_ids=best_tokens(logits_SV))
+            return SampledTokens(token_ids=self._best_tokens(logits_SV))
         batch = self._describe(rows)
         raw_SV = logits_SV
         if batch.reporting is not None and logits_SV.dtype == torch.float32:
@@ -133,7 +139,7 @@ class Sampler:
         logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
         probs_SV = torch.zeros_like(logits_SV)
         if batch.greedy is not None:
-            best_R = best_tokens(batch.greedy.select(logits_SV))
+            best_R = self._best_tokens(batch.greedy.select(logits_SV))
             probs_SV[batch.greedy.index_R, best_R] = 1.0
         if batch.unranked is not None:
             weights_RV = exponentiate(_tempered(logits_SV, batch.unranked))
@@ -178,14 +184,14 @@ class Sampler:
 
     def _choose(self, logits_SV: torch.Tensor, batch: Batch) -> torch.Tensor:
         if batch.greedy is not None and batch.greedy.whole:
-            return best_tokens(logits_SV)
+            return self._best_tokens(logits_SV)
         positions = self._table.num_tokens[batch.host_rows]
         numbers = uniforms(self._table.seeds[batch.host_rows], positions)
         uniform_S1 = torch.from_numpy(numbers).to(self._dtype).to(self._device, non_blocking=True)
         uniform_S1 = uniform_S1.unsqueeze(1)
         token_ids_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
         if batch.greedy is not None:
-            token_ids_S[batch.greedy.index_R] = best_tokens(batch.greedy.select(logits_SV))
+            token_ids_S[batch.greedy.index_R] = self._best_tokens(batch.greedy.select(logits_SV))
         for index_R, nuclei in self._nuclei(logits_SV, batch):
             token_ids_S[index_R] = nuclei.draw(uniform_S1[index_R])
         if batch.unranked is not None:

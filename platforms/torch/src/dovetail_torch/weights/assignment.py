@@ -7,8 +7,9 @@ The table knows no file and no format; whoever reads weights asks it where they 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from dovetail_torch.layers.linear import ParallelLinear
 NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
 """Entries of old checkpoints that are computed and not learnt."""
+BORROWED_BYTES = 1 << 20
+"""Smaller weights are copied: a mapped page each would be dearer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +29,23 @@ class Assignment:
     """Where one checkpoint weight goes: a view of a parameter (or persistent buffer).
 
     target: written in place, under no_grad; its shape is the shape that the weight must have.
+    lend: gives the layer a mapped weight instead of a copy; None where it wants copies.
     """
 
     name: str
     target: torch.Tensor
+    lend: Callable[[torch.Tensor], None] | None = None
+
+    def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> None:
+        """Copy `weight` to its place, cast to the dtype there.
+
+        is_mapped: it is a private mapping of a file, which a layer that borrows may keep.
+        """
+        same = weight.dtype == self.target.dtype and weight.device == self.target.device
+        if is_mapped and self.lend is not None and same and weight.nbytes >= BORROWED_BYTES:
+            self.lend(weight)
+        else:
+            self.target.copy_(weight)
 
     def check(self, shape: Collection[int], source: str) -> None:
         """Raise WeightError unless `shape` is the target's; `source` names the file."""
@@ -46,10 +62,12 @@ class WeightTable:
     """All assignments by checkpoint name, and second names of weights that are shared.
 
     aliases: second name to first, such as a tied "lm_head.weight" to "model.embed_tokens.weight".
+    settled: names whose weights the model has already, and that are not to be read.
     """
 
     assignments: dict[str, Assignment]
     aliases: dict[str, str]
+    settled: frozenset[str] = frozenset()
 
     def select(self, names: Collection[str], source: str) -> dict[str, Assignment]:
         """Return the assignment of each of `names` that is to be read; the rest can be skipped.
@@ -61,6 +79,8 @@ class WeightTable:
         unexpected = []
         for name in names:
             canonical = self.aliases.get(name, name)
+            if canonical in self.settled:
+                continue
             if canonical not in self.assignments:
                 if not name.endswith(IGNORED_ENDINGS):
                     unexpected.append(name)
@@ -86,16 +106,31 @@ def build_weight_table(model: nn.Module) -> WeightTable:
     layers = dict(model.named_modules(remove_duplicate=False))
     assignments: dict[str, Assignment] = {}
     aliases: dict[str, str] = {}
+    settled: set[str] = set()
     first_names: dict[int, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+
+    def is_settled(name: str) -> bool:
         prefix, _, leaf = name.rpartition(".")
+        return leaf in getattr(layers[prefix], "settled", ())
+
+    # Settled ones last: a weight that a settled layer shares with another is still to be read.
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in sorted(state.items(), key=lambda item: is_settled(item[0])):
+        prefix, _, leaf = name.rpartition(".")
+        layer = layers[prefix]
         first_name = first_names.setdefault(id(tensor), name)
         if first_name != name:
             aliases[name] = first_name
             continue
-        for part_name, target in _parts(layers[prefix], prefix, leaf, tensor.detach()):
-            assignments[part_name] = Assignment(name=part_name, target=target)
-    return WeightTable(assignments=assignments, aliases=aliases)
+        parts = dict(_parts(layer, prefix, leaf, tensor.detach()))
+        if is_settled(name):
+            settled.update(parts)
+            continue
+        borrows = leaf in getattr(layer, "borrows", ())
+        for number, (part_name, target) in enumerate(parts.items()):
+            lend = partial(layer.borrow, number) if borrows else None
+            assignments[part_name] = Assignment(name=part_name, target=target, lend=lend)
+    return WeightTable(assignments=assignments, aliases=aliases, settled=frozenset(settled))
 
 
 def _parts(

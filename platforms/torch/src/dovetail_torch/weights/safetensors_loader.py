@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from dovetail_torch.weights.checkpoint_files import (
     open_weights,
     read_headers,
 )
+from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 from dovetail_torch.weights.loading_progress import loading_progress
 
 FLOAT_DTYPES = {
@@ -52,9 +53,15 @@ class SafetensorsLoader(WeightLoader):
     Memory: the files are mapped, and one weight at a time is copied; pages can be dropped again.
     """
 
+    provides: ClassVar[frozenset[str]] = frozenset({FINGERPRINT})
+
     def __init__(self, context: WeightLoaderContext) -> None:
         """Keep `context`; read nothing yet."""
         self.context = context
+
+    def fingerprint(self) -> str:
+        """Return what tells these files from others; see `dovetail_torch.weights.fingerprint`."""
+        return fingerprint_files(find_weight_files(self.context.model_dir))
 
     def load(self, model: nn.Module) -> int:
         """Fill all parameters in place, cast to their dtypes, and return the bytes read.
@@ -87,7 +94,8 @@ def _copy(
 ) -> int:
     """Copy one weight from its mapped file to its place and return its bytes."""
     weight = handle.get_tensor(name)
-    chosen[name].target.copy_(weight)
+    # A mapped tensor keeps its mapping: it outlives the handle.
+    chosen[name].fill(weight, is_mapped=True)
     advance()
     return weight.nbytes
 

@@ -1,0 +1,126 @@
+"""One layer's packed weights: their memory, and the native call that multiplies by them.
+
+Knows memory and the call; not what a layer or a model is, nor how weights are packed.
+Legend: T tokens, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from dovetail.errors import CapacityError
+from dovetail_cpu_kernels import library
+from dovetail_cpu_kernels.linear import PackedLinear, new_args, operation
+from dovetail_cpu_kernels.linear import pack as pack_linear
+
+ALIGNMENT_BYTES = 4096
+"""Where packed weights begin: a page, as in the files that keep them."""
+PANEL_FEATURES = 32
+"""Output features that are packed together; panels follow one another and share nothing."""
+
+
+class NativeMemory:
+    """Zeroed memory of the native library, in huge pages where there are some; freed at the end."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._library = library()
+        self.num_bytes = num_bytes
+        self.address = self._library.dk_alloc(num_bytes) or 0
+        if not self.address:
+            raise CapacityError(f"There is no memory for {num_bytes} bytes of packed weights.")
+
+    def __del__(self) -> None:
+        if self.__dict__.get("address"):
+            self._library.dk_free(self.address, self.num_bytes)
+
+
+class Arena:
+    """Gives memory for packed weights, many layers from one piece: huge pages are not for one."""
+
+    def __init__(self) -> None:
+        self._reserved = 0
+        self._used = 0
+        self._pieces: list[NativeMemory] = []
+
+    def reserve(self, num_bytes: int) -> None:
+        """Say that `num_bytes` will be taken."""
+        self._reserved += _aligned(num_bytes)
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return zeroed memory that lives as long as the view; raise CapacityError."""
+        size = _aligned(num_bytes)
+        if not self._pieces or self._used + size > self._pieces[-1].num_bytes:
+            self._pieces = [NativeMemory(max(size, self._reserved))]
+            self._used = 0
+        view = _view(self._pieces[-1], self._used, num_bytes)
+        self._used += size
+        self._reserved = max(0, self._reserved - size)
+        return view
+
+
+class LinearKernel:
+    """Multiplies by one layer's packed weights.
+
+    form: the packed weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None.
+    """
+
+    def __init__(self, spec: PackedLinear, form: memoryview, bias_O: torch.Tensor | None) -> None:
+        self.form = form
+        self._bias_O = bias_O
+        self._out_features = spec.num_outputs
+        self._args = new_args(spec, address_of(form))
+        if bias_O is not None:
+            self._args.bias = bias_O.data_ptr()
+        self._address = ctypes.addressof(self._args)
+        self._call = operation(spec.kind)
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ + b, a new tensor [T, O]; x is bfloat16, its rows may lie apart."""
+        if x_TI.stride(1) != 1:
+            x_TI = x_TI.contiguous()
+        num_tokens = x_TI.shape[0]
+        y_TO = torch.empty((num_tokens, self._out_features), dtype=torch.bfloat16)
+        args = self._args
+        args.x = x_TI.data_ptr()
+        args.y = y_TO.data_ptr()
+        args.M = num_tokens
+        args.ldx = x_TI.stride(0)
+        self._call(self._address)
+        return y_TO
+
+
+def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview) -> int:
+    """Fill `form` from bfloat16 weights [O, I] that stand one above the other.
+
+    All parts but the last have a multiple of PANEL_FEATURES output features. Returns how many
+    values are NaN or infinite; if any are, `form` is not to be used.
+    """
+    num_nonfinite = 0
+    address = address_of(form)
+    for part_OI in parts_OI:
+        rows_OI = part_OI if part_OI.stride(1) == 1 else part_OI.contiguous()
+        part = replace(spec, N=len(rows_OI))
+        num_nonfinite += pack_linear(part, rows_OI.data_ptr(), address, ld=rows_OI.stride(0))
+        address += part.num_bytes
+    return num_nonfinite
+
+
+def address_of(form: memoryview) -> int:
+    """Return where the bytes are."""
+    return int(np.frombuffer(form, np.uint8).ctypes.data)
+
+
+def _view(memory: NativeMemory, offset: int, num_bytes: int) -> memoryview:
+    block = (ctypes.c_uint8 * num_bytes).from_address(memory.address + offset)
+    # The array does not own the memory; held by it, the owner lives as long as any view of it.
+    block.owner = memory
+    return memoryview(block).cast("B")
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

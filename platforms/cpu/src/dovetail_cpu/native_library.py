@@ -1,0 +1,64 @@
+"""Whether native kernels can serve here: found once, told with its reason.
+
+Imports no torch: `explain`, `list` and `doctor` ask these probes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from types import ModuleType
+
+from dovetail.interfaces import Probe
+
+LEVEL_VARIABLE = "DOVETAIL_CPU_LEVEL"
+_SLOW_LEVEL = "portable"
+
+
+def probe_any() -> Probe:
+    """Return whether there are native kernels at all, of any instruction set."""
+    kernels = _import_kernels()
+    if kernels is None:
+        return Probe(usable=False, reasons=("dovetail-cpu-kernels is not installed",))
+    status = kernels.status()
+    if not status.available:
+        return Probe(usable=False, reasons=(f"no native kernels: {status.reason}",))
+    text = f"kernels of the level {status.level}; torch computes on one thread beside them"
+    return Probe(usable=True, reasons=(text,))
+
+
+def probe_fast() -> Probe:
+    """Return whether there are native kernels that are faster than torch's own.
+
+    Those of the portable level are not, and serve only where DOVETAIL_CPU_LEVEL asks for them.
+    """
+    probe = probe_any()
+    kernels = _import_kernels()
+    if kernels is None or not probe.usable or os.environ.get(LEVEL_VARIABLE):
+        return probe
+    if kernels.status().level != _SLOW_LEVEL:
+        return probe
+    text = (
+        "there are only portable kernels for this processor, and torch's are faster; "
+        f"{LEVEL_VARIABLE}={_SLOW_LEVEL} takes them all the same"
+    )
+    return Probe(usable=False, reasons=(text,))
+
+
+def find_library() -> ctypes.CDLL | None:
+    """Return the library of native kernels, or None where there is none."""
+    kernels = _import_kernels()
+    if kernels is None or not kernels.status().available:
+        return None
+    return kernels.library()
+
+
+def _import_kernels() -> ModuleType | None:
+    try:
+        import dovetail_cpu_kernels
+    except ModuleNotFoundError as error:
+        # Another module that is missing within the package is a mistake, and no "not installed".
+        if error.name != "dovetail_cpu_kernels":
+            raise
+        return None
+    return dovetail_cpu_kernels

@@ -1,0 +1,140 @@
+"""The op provider `native`: norms, rotary embedding and activation by the native kernels.
+
+They compute in bfloat16 on rows whose features lie side by side, with any distance between rows;
+everything else is torch's. Structs of arguments are kept and filled anew for each call: an instance
+serves one model, which one thread runs.
+Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
+P positions, N query and key-value heads together; R rows and V width of logits or of a table.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+import torch
+
+from dovetail_cpu_kernels.ops import OPS, op
+from dovetail_torch.layers.torch_ops import TorchOps
+
+_LOGITS = (torch.bfloat16, torch.float32)
+
+
+class NativeOps(TorchOps):
+    """bfloat16 in and out, float32 within."""
+
+    device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
+
+    def __init__(self) -> None:
+        self._norm, self._call_norm = OPS["rms_norm"](), op("rms_norm")
+        self._add_norm, self._call_add_norm = OPS["add_rms_norm"](), op("add_rms_norm")
+        self._rotary, self._call_rotary = OPS["rotary"](), op("rotary")
+        self._silu, self._call_silu = OPS["silu_mul"](), op("silu_mul")
+        self._embedding, self._call_embedding = OPS["embedding"](), op("embedding")
+        self._argmax, self._call_argmax = OPS["argmax"](), op("argmax")
+
+    def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
+        if not _is_served(x_TD) or x_TD.dim() not in (2, 3):
+            return super().rms_norm(x_TD, weight_D, eps)
+        y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
+        args = self._norm
+        args.x, args.y = x_TD.data_ptr(), y_TD.data_ptr()
+        args.num_outer, args.size = x_TD.shape[0], x_TD.shape[-1]
+        args.x_outer_stride, args.y_outer_stride = x_TD.stride(0), y_TD.stride(0)
+        if x_TD.dim() == 3:
+            args.num_inner = x_TD.shape[1]
+            args.x_inner_stride, args.y_inner_stride = x_TD.stride(1), y_TD.stride(1)
+        else:
+            args.num_inner = 1
+        args.weight, args.eps = weight_D.data_ptr(), eps
+        self._call_norm(ctypes.addressof(args))
+        return y_TD
+
+    def add_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (rms_norm(x + residual), x + residual); the sum is made in `residual_TD`."""
+        if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
+            return super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
+        args = self._add_norm
+        args.x, args.residual, args.y = x_TD.data_ptr(), residual_TD.data_ptr(), y_TD.data_ptr()
+        args.num_rows, args.size = x_TD.shape
+        args.x_stride, args.residual_stride = x_TD.stride(0), residual_TD.stride(0)
+        args.y_stride = y_TD.stride(0)
+        args.weight, args.eps = weight_D.data_ptr(), eps
+        self._call_add_norm(ctypes.addressof(args))
+        return y_TD, residual_TD
+
+    def rotary_embedding(
+        self,
+        q_THS: torch.Tensor,
+        k_TKS: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PS: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q and k, rotated by their positions in halves; views of one new tensor."""
+        if not (_is_served(q_THS) and _is_served(k_TKS) and positions_T.is_contiguous()):
+            return super().rotary_embedding(q_THS, k_TKS, positions_T, cos_sin_PS)
+        num_tokens, num_heads, head_size = q_THS.shape
+        num_kv_heads = k_TKS.shape[1]
+        turned_TNS = torch.empty(
+            (num_tokens, num_heads + num_kv_heads, head_size), dtype=torch.bfloat16
+        )
+        args = self._rotary
+        args.q, args.k, args.q_out = q_THS.data_ptr(), k_TKS.data_ptr(), turned_TNS.data_ptr()
+        args.k_out = args.q_out + num_heads * head_size * 2
+        args.positions, args.num_tokens = positions_T.data_ptr(), num_tokens
+        args.q_token_stride, args.q_head_stride = q_THS.stride(0), q_THS.stride(1)
+        args.k_token_stride, args.k_head_stride = k_TKS.stride(0), k_TKS.stride(1)
+        args.q_out_token_stride = args.k_out_token_stride = turned_TNS.stride(0)
+        args.q_out_head_stride = args.k_out_head_stride = head_size
+        args.cos_sin, args.rotary_size = cos_sin_PS.data_ptr(), cos_sin_PS.shape[1]
+        args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
+        self._call_rotary(ctypes.addressof(args))
+        q_turned_THS, k_turned_TKS = turned_TNS.split_with_sizes((num_heads, num_kv_heads), dim=1)
+        return q_turned_THS, k_turned_TKS
+
+    def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
+        """Return silu(first half of the last dimension) · second half, a new tensor."""
+        if not _is_served(x_T2D) or x_T2D.dim() != 2:
+            return super().silu_and_mul(x_T2D)
+        size = x_T2D.shape[1] // 2
+        y_TD = torch.empty((x_T2D.shape[0], size), dtype=torch.bfloat16)
+        args = self._silu
+        args.x, args.y = x_T2D.data_ptr(), y_TD.data_ptr()
+        args.num_rows, args.size = y_TD.shape
+        args.x_stride, args.y_stride = x_T2D.stride(0), size
+        self._call_silu(ctypes.addressof(args))
+        return y_TD
+
+    def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+        """Return the table's rows by id, a new tensor."""
+        if not (_is_served(table_VD) and ids_T.is_contiguous()):
+            return super().embedding(ids_T, table_VD)
+        size = table_VD.shape[1]
+        y_TD = torch.empty((ids_T.shape[0], size), dtype=torch.bfloat16)
+        args = self._embedding
+        args.ids, args.y, args.table = ids_T.data_ptr(), y_TD.data_ptr(), table_VD.data_ptr()
+        args.num_tokens, args.size = y_TD.shape
+        args.y_stride, args.table_stride = size, table_VD.stride(0)
+        self._call_embedding(ctypes.addressof(args))
+        return y_TD
+
+    def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Return the column of each row's greatest number, the first of several, int64 [R]."""
+        if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
+            return super().best_tokens(logits_RV)
+        ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
+        args = self._argmax
+        args.logits, args.ids = logits_RV.data_ptr(), ids_R.data_ptr()
+        args.num_rows, args.size = logits_RV.shape
+        args.stride, args.is_float32 = logits_RV.stride(0), logits_RV.dtype == torch.float32
+        self._call_argmax(ctypes.addressof(args))
+        return ids_R
+
+
+def _is_served(x: torch.Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.stride(-1) == 1

@@ -1,0 +1,46 @@
+"""The options of this package's plugins, each a model that refuses what it does not know.
+
+Imported when an engine is configured: pydantic only, no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CPUWorkerOptions(BaseModel):
+    """Options of the worker `cpu`.
+
+    packed_cache: where packed weights are kept from one start to the next: "auto" (what
+        DOVETAIL_PACKED_CACHE says, else $XDG_CACHE_HOME/dovetail/packed), "off", or a folder.
+    packed_cache_gib: how large it may grow; those not used for longest go first.
+    packed_cache_min_mib: smaller models are not kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    packed_cache: Annotated[str, Field(min_length=1)] = "auto"
+    packed_cache_gib: Annotated[float, Field(gt=0, le=1 << 20)] = 20.0
+    packed_cache_min_mib: Annotated[int, Field(ge=0)] = 64
+
+
+class Int8Options(BaseModel):
+    """Options of the linear method `int8`. head: the form of the layer that makes logits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    head: Literal["int8", "bfloat16"] = "int8"
+
+
+class Int4Options(BaseModel):
+    """Options of the linear method `int4`.
+
+    group_size: input features that share a scale. head: the form of the layer that makes logits.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    group_size: Literal[32, 64, 128] = 32
+    head: Literal["int4", "int8", "bfloat16"] = "int8"

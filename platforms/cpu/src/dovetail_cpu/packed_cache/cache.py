@@ -1,0 +1,151 @@
+"""The cache of packed weights, as the worker uses it: restore before loading, save after packing.
+
+It never stops a start: whatever is wrong with folder or file is told once, and the weights are
+packed anew. Knows no format of packing: linear methods give and take bytes (`HasPackedForm`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+
+from dovetail_cpu.packed_cache.folder import FolderError, PackedFolder
+from dovetail_cpu.packed_cache.packed_file import (
+    PackedEntry,
+    PackedFileError,
+    read_packed,
+    write_packed,
+)
+from dovetail_cpu.packed_cache.packed_form import PACKED_FORM, HasPackedForm
+from dovetail_torch.layers.linear import ParallelLinear, linear_layers
+
+logger = logging.getLogger(__name__)
+
+_GIB = 1 << 30
+
+
+class PackedCache:
+    """One model's place in the cache.
+
+    fingerprint: of the weights. min_bytes: smaller models are packed faster than they are found.
+    """
+
+    def __init__(
+        self, folder: PackedFolder, model: nn.Module, fingerprint: str, *, min_bytes: int
+    ) -> None:
+        self._folder = folder
+        self._layers = {
+            name: layer
+            for name, layer in linear_layers(model)
+            if PACKED_FORM in getattr(layer.linear_method, "provides", ())
+            and _method(layer).packed_bytes(layer)
+        }
+        self._sizes = {
+            name: _method(layer).packed_bytes(layer) for name, layer in self._layers.items()
+        }
+        self._num_bytes = sum(self._sizes.values())
+        self._is_used = bool(self._layers) and self._num_bytes >= min_bytes
+        self._key = _key(self._layers, self._sizes, fingerprint)
+        text = json.dumps(self._key, sort_keys=True).encode()
+        self._name = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self._saving: threading.Thread | None = None
+
+    def restore(self, *, num_threads: int) -> bool:
+        """Give all layers their packed weights; return False if there are none to be had."""
+        if not self._is_used:
+            return False
+        try:
+            forms = self._read(num_threads)
+        except (FolderError, PackedFileError, OSError) as error:
+            logger.warning(
+                "Packed weights in %s are not used: %s. They are made again from the checkpoint.",
+                self._folder.path,
+                error,
+            )
+            return False
+        for name, form in forms.items():
+            layer = self._layers[name]
+            _method(layer).restore(layer, form)
+        if forms:
+            logger.info("Mapped %.2f GiB of packed weights.", self._num_bytes / _GIB)
+        return bool(forms)
+
+    def save(self) -> None:
+        """Begin to write all packed weights in a thread; `wait` waits for it."""
+        if not self._is_used:
+            return
+        entries = [
+            PackedEntry(name=name, form=_method(layer).packed_form(layer))
+            for name, layer in self._layers.items()
+        ]
+        self._saving = threading.Thread(
+            target=self._write, args=(entries,), name="dovetail-packed-cache"
+        )
+        self._saving.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more."""
+        if self._saving is not None:
+            self._saving.join()
+
+    def _read(self, num_threads: int) -> dict[str, memoryview]:
+        """Return the forms of all layers; {} if there is no file."""
+        fd = self._folder.open(self._name)
+        if fd is None:
+            return {}
+        try:
+            forms = read_packed(fd, self._key, num_threads=num_threads)
+            if {name: len(form) for name, form in forms.items()} != self._sizes:
+                raise PackedFileError("it has other layers")
+        except PackedFileError as error:
+            self._folder.drop(self._name)
+            raise PackedFileError(f"{self._name}: {error}") from error
+        finally:
+            os.close(fd)
+        return forms
+
+    def _write(self, entries: list[PackedEntry]) -> None:
+        def write(fd: int) -> None:
+            write_packed(fd, self._key, entries)
+
+        try:
+            self._folder.store(self._name, self._num_bytes, write)
+        except (FolderError, OSError) as error:
+            logger.warning("Packed weights are not kept in %s: %s.", self._folder.path, error)
+        else:
+            logger.info(
+                "Kept %.2f GiB of packed weights in %s.", self._num_bytes / _GIB, self._folder.path
+            )
+
+
+def default_folder() -> Path:
+    """Return where packed weights are kept where nobody says otherwise (XDG base directories)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification: a path that is not absolute is to be ignored.
+    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    return root / "dovetail" / "packed"
+
+
+def _method(layer: ParallelLinear) -> HasPackedForm:
+    return cast(HasPackedForm, layer.linear_method)
+
+
+def _key(
+    layers: Mapping[str, ParallelLinear], sizes: Mapping[str, int], fingerprint: str
+) -> dict[str, Any]:
+    """Return everything that the packed bytes depend on, as plain JSON values."""
+    facts = [
+        [name, layer.shape.in_features, layer.shape.part_names, layer.shape.part_sizes, sizes[name]]
+        for name, layer in layers.items()
+    ]
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+    formats = {_method(layer).packed_format() for layer in layers.values()}
+    return {"weights": fingerprint, "layers": digest, "formats": sorted(formats)}

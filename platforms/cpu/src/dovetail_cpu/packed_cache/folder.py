@@ -1,0 +1,110 @@
+"""The folder of packed weights: where it is, whose it is, what is in it, how much may be.
+
+Knows names, sizes and times of files, not what they hold. A folder or file that somebody else
+could have written is refused, and so is a symbolic link.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ENDING = ".packed"
+_PART_ENDING = ".part"
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class FolderError(Exception):
+    """The folder or a file in it is not to be trusted; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedFolder:
+    """A folder that only this user writes to. max_bytes: of all files together."""
+
+    path: Path
+    max_bytes: int
+
+    def open(self, name: str) -> int | None:
+        """Return a descriptor for reading the file `name`, or None if there is none.
+
+        Marks it as used now. Raises FolderError for what is not ours, OSError for the rest.
+        """
+        if not self.path.exists():
+            return None
+        self._check()
+        try:
+            fd = os.open(self.path / (name + ENDING), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            _check_owner(os.fstat(fd), stat.S_ISREG, f"{name}{ENDING}")
+            with suppress(OSError):  # a disk that cannot be written to: it is read all the same
+                os.utime(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def store(self, name: str, num_bytes: int, write: Callable[[int], None]) -> None:
+        """Make the file `name` by `write(descriptor)`, all of it or nothing; drop the oldest.
+
+        Raises FolderError for a folder that is not ours or a file beyond the limit, OSError where
+        the disk refuses.
+        """
+        if num_bytes > self.max_bytes:
+            raise FolderError(f"{num_bytes} bytes are more than the limit of {self.max_bytes}")
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check()
+        self._drop_leftovers()
+        self._make_room(num_bytes)
+        part = self.path / f"{name}.{os.getpid()}{_PART_ENDING}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(part, flags, 0o600)
+        try:
+            write(fd)
+            part.rename(self.path / (name + ENDING))
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+    def drop(self, name: str) -> None:
+        """Delete the file `name`, if that can be."""
+        with suppress(OSError):
+            (self.path / (name + ENDING)).unlink()
+
+    def _check(self) -> None:
+        _check_owner(os.lstat(self.path), stat.S_ISDIR, str(self.path))
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Delete files, those not used for longest first, until `num_bytes` more are allowed."""
+        files = [(path.stat(), path) for path in self.path.glob(f"*{ENDING}")]
+        files.sort(key=lambda pair: pair[0].st_mtime_ns)
+        total = sum(facts.st_size for facts, _ in files)
+        for facts, path in files:
+            if total + num_bytes <= self.max_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= facts.st_size
+
+    def _drop_leftovers(self) -> None:
+        """Delete what processes left that ended while they wrote."""
+        for path in self.path.glob(f"*{_PART_ENDING}"):
+            pid = path.stem.rpartition(".")[2]
+            if pid.isdigit() and int(pid) != os.getpid() and not Path(f"/proc/{pid}").exists():
+                path.unlink(missing_ok=True)
+
+
+def _check_owner(facts: os.stat_result, is_kind: Callable[[int], bool], name: str) -> None:
+    if not is_kind(facts.st_mode):
+        raise FolderError(f"{name} is a link or something else than it should be")
+    if facts.st_uid != os.geteuid():
+        raise FolderError(f"{name} belongs to user {facts.st_uid}, not to you")
+    if facts.st_mode & _OTHERS_MAY_WRITE:
+        raise FolderError(f"others may write to {name}: chmod go-w it, or delete it")

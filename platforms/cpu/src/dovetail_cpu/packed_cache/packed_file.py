@@ -1,0 +1,123 @@
+"""The file of one model's packed weights: a header, an index, and the bytes of each layer.
+
+    magic            16 bytes
+    version, length and CRC-32 of the index, 0        four little-endian uint32
+    index            JSON: {"key": …, "size": …, "entries": [[name, offset, bytes, CRC-32], …]}
+    entries          each on a page's boundary
+
+The index states the whole size, and every byte is under a checksum. Reading checks all of them:
+CRC-32 runs at 6 GB/s a thread, and the pages that it touches are those that the first step needs.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+MAGIC = b"DOVETAIL PACKED\n"
+VERSION = 1
+PAGE_BYTES = 4096
+_HEAD = struct.Struct("<16s4I")
+_MAX_INDEX_BYTES = 64 << 20
+_PIECE_BYTES = 4 << 20
+
+
+class PackedFileError(Exception):
+    """A file that cannot be used; the message is a phrase that says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedEntry:
+    """The packed weights of one layer. form: read-only, on a page's boundary in the file."""
+
+    name: str
+    form: memoryview
+
+
+def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]) -> None:
+    """Write a whole file and bring it to the disk. OSError where that fails."""
+    forms = list(entries)
+    # Offsets stand in the index before them: its length is found with numbers of full width.
+    widest = [[entry.name, 1 << 62, len(entry.form), (1 << 32) - 1] for entry in forms]
+    room = len(_index(key, 1 << 62, widest))
+    rows: list[list[Any]] = []
+    end = _HEAD.size + room
+    for entry in forms:
+        offset = -(-end // PAGE_BYTES) * PAGE_BYTES
+        rows.append([entry.name, offset, len(entry.form), zlib.crc32(entry.form)])
+        end = offset + len(entry.form)
+    index = _index(key, end, rows).ljust(room)
+    head = _HEAD.pack(MAGIC, VERSION, len(index), zlib.crc32(index), 0)
+    _write(fd, memoryview(head + index), 0)
+    for entry, (_, offset, _, _) in zip(forms, rows, strict=True):
+        _write(fd, entry.form, offset)
+    os.ftruncate(fd, end)
+    # Without this, a crash of the machine can leave the name with zeros behind it.
+    os.fsync(fd)
+
+
+def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[str, memoryview]:
+    """Map a file and return the forms by name; the mapping lives as long as they do.
+
+    num_threads: that check. Raises PackedFileError for a file that is not of `key` or not whole,
+    OSError where it cannot be read.
+    """
+    size = os.fstat(fd).st_size
+    if size < _HEAD.size:
+        raise PackedFileError(f"it has {size} bytes, too few for a header")
+    mapped = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    rows = _read_index(mapped, key)
+    forms: dict[str, memoryview] = {}
+    sums: list[int] = []
+    for name, offset, num_bytes, checksum in rows:
+        if offset % PAGE_BYTES or not 0 < offset <= offset + num_bytes <= size:
+            raise PackedFileError(f"its index puts {name} outside of it")
+        forms[name] = mapped[offset : offset + num_bytes]
+        sums.append(checksum)
+    with ThreadPoolExecutor(num_threads) as pool:
+        found = list(pool.map(zlib.crc32, forms.values()))
+    for name, got, wanted in zip(forms, found, sums, strict=True):
+        if got != wanted:
+            raise PackedFileError(f"the checksum of {name} is wrong")
+    return forms
+
+
+def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
+    magic, version, length, checksum, _ = _HEAD.unpack_from(mapped)
+    if magic != MAGIC:
+        raise PackedFileError("it is no file of packed weights")
+    if version != VERSION:
+        raise PackedFileError(f"it is of version {version}, this is version {VERSION}")
+    text = bytes(mapped[_HEAD.size : _HEAD.size + min(length, _MAX_INDEX_BYTES)])
+    if len(text) != length or zlib.crc32(text) != checksum:
+        raise PackedFileError("its index is damaged")
+    try:
+        index = json.loads(text)
+        rows = [(str(n), int(o), int(b), int(c)) for n, o, b, c in index["entries"]]
+        size, found = int(index["size"]), index["key"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PackedFileError(f"its index cannot be understood ({error})") from error
+    if size != len(mapped):
+        raise PackedFileError(f"it has {len(mapped)} bytes of {size}")
+    if found != key:
+        raise PackedFileError("it is of other weights")
+    return rows
+
+
+def _index(key: Mapping[str, Any], size: int, rows: list[list[Any]]) -> bytes:
+    return json.dumps({"key": key, "size": size, "entries": rows}).encode()
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    for start in range(0, len(data), _PIECE_BYTES):
+        piece = data[start : start + _PIECE_BYTES]
+        while piece:
+            written = os.pwrite(fd, piece, offset)
+            piece, offset = piece[written:], offset + written

@@ -1,0 +1,139 @@
+"""batch_invariant=True: a request's bits are its own, whatever runs beside it.
+
+Tokens and log-probabilities of the same requests in batches of 1, 2, 3, 7, 16 and 32, on one
+thread and on two, with prompts cut wherever a step's budget ends; greedy and drawn, by parameters.
+"""
+
+import json
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import DovetailError
+from dovetail.testing.tiny_model import TINY_LLAMA, llama_shapes
+from dovetail_cpu.native_library import probe_fast
+
+pytest.importorskip("dovetail_attn_cpu")
+pytest.importorskip("dovetail_models")
+pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+
+V = 5003  # above what the sampler looks through at once
+SHAPE = TINY_LLAMA | {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 32,
+    "vocab_size": V,
+    "torch_dtype": "bfloat16",
+}
+BATCHES = [(size, threads) for size in (1, 2, 3, 7, 16, 32) for threads in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    path = tmp_path_factory.mktemp("invariant")
+    generator = torch.Generator().manual_seed(9)
+    weights = {
+        name: (torch.randn(shape, generator=generator) * 0.1 + (len(shape) == 1)).bfloat16()
+        for name, shape in llama_shapes(SHAPE).items()
+    }
+    (path / "config.json").write_text(json.dumps(SHAPE))
+    save_file(weights, path / "model.safetensors")
+    return path
+
+
+def start(path, **options):
+    return LLM(
+        str(path),
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        num_gpu_blocks_override=300,
+        block_size=16,
+        enable_prefix_caching=False,
+        **{"batch_invariant": True} | options,
+    )
+
+
+def requests(num_requests, num_tokens):
+    """Return prompts and parameters of requests, a third of which are greedy."""
+    source = Random(17)
+    prompts = [
+        [source.randrange(V) for _ in range(source.randint(2, 45))] for _ in range(num_requests)
+    ]
+    draws = ({"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}, {"frequency_penalty": 0.5}, {})
+    params = [
+        SamplingParams(
+            temperature=0.0 if i % 3 == 0 else 0.8,
+            seed=i,
+            max_tokens=num_tokens,
+            ignore_eos=True,
+            logprobs=2,
+            prompt_logprobs=1 if i % 7 == 0 else None,
+            **(draws[i % len(draws)] if i % 3 else {}),
+        )
+        for i in range(num_requests)
+    ]
+    return prompts, params
+
+
+def bits(llm, prompts, params):
+    """Return all that is known of each request's output; floats compare by value, exactly."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in outputs]
+
+
+def hold(checkpoint, num_requests, num_tokens, batches=BATCHES, **options):
+    prompts, params = requests(num_requests, num_tokens)
+    expected = None
+    for size, threads in batches:
+        budget = max(size, 48)  # a batch of long prompts is cut
+        llm = start(
+            checkpoint,
+            max_num_seqs=size,
+            max_num_batched_tokens=budget,
+            num_threads=threads,
+            **options,
+        )
+        got = bits(llm, prompts, params)
+        expected = expected or got
+        differing = [i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b]
+        assert not differing, f"in batches of {size} on {threads} threads: requests {differing}"
+
+
+def test_outputs_do_not_depend_on_batch_mates(checkpoint):
+    hold(checkpoint, 33, 5)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_nor_do_those_of_quantised_models(checkpoint, quantization):
+    hold(checkpoint, 17, 4, batches=[(1, 1), (3, 2), (16, 2)], quantization=quantization)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_thousand_requests_do_not_depend_on_batch_mates(checkpoint):
+    hold(checkpoint, 1000, 64)
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"linear_method": "onednn"}, "linear_method OneDNN"),
+        ({"ops": "torch"}, "ops TorchOps"),
+        ({"attention_backend": "torch"}, "batch_invariant is asked"),
+        ({"dtype": "float32"}, "dtype='float32'"),
+    ],
+)
+def test_parts_that_do_not_promise_it_are_refused(checkpoint, part, named):
+    with pytest.raises(DovetailError, match=named):
+        start(checkpoint, **part)
+    start(checkpoint, batch_invariant=False, **part)

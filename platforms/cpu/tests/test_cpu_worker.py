@@ -1,0 +1,179 @@
+"""The CPU worker through an engine: the packed cache, threads, bad weights, memory of the cache."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, PluginError, WeightError
+from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_cpu.native_library import probe_fast
+from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.runtime import lazy_zeros
+from dovetail_cpu.worker import CACHE_VARIABLE
+
+pytest.importorskip("dovetail_models")
+native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    return write_tiny_llama(path, tie_word_embeddings=True, vocab_size=160)
+
+
+def start(path, *, threads=1, **options):
+    return LLM(
+        str(path),
+        skip_tokenizer_init=True,
+        max_model_len=64,
+        num_threads=threads,
+        num_gpu_blocks_override=8,
+        **({"dtype": "bfloat16", "block_size": 16} | options),
+    )
+
+
+def generate(llm):
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return llm.generate([[5, 6, 7], [9]], params, use_tqdm=False)
+
+
+def tokens(llm):
+    return [output.outputs[0].token_ids for output in generate(llm)]
+
+
+def kept(place, **more):
+    options = {"packed_cache": str(place), "packed_cache_min_mib": 0} | more
+    return {"plugin_options": {"worker:cpu": options}}
+
+
+@native
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_a_second_start_maps_what_the_first_one_packed(quantization, checkpoint, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    options = kept(tmp_path / "cache") | {"quantization": quantization}
+    first = start(checkpoint, **options)
+    expected = tokens(first)
+    first.shutdown()
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    second = start(checkpoint, **options)
+    assert "Mapped" in caplog.text
+    assert tokens(second) == expected
+    second.shutdown()
+
+
+@native
+def test_each_form_is_kept_for_itself(checkpoint, tmp_path):
+    for quantization in (None, "int8", "int4"):
+        start(checkpoint, **kept(tmp_path / "cache"), quantization=quantization).shutdown()
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+@native
+def test_the_variable_moves_the_cache_and_switches_it_off(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "there"))
+    start(checkpoint, **kept("auto")).shutdown()
+    assert len(list((tmp_path / "there").iterdir())) == 1
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    start(checkpoint, **kept("auto")).shutdown()
+    assert not (tmp_path / "xdg").exists()
+
+
+def test_small_models_and_random_weights_are_not_kept(checkpoint, tmp_path):
+    place = tmp_path / "cache"
+    start(checkpoint, **kept(place, packed_cache_min_mib=64)).shutdown()
+    start(checkpoint, **kept(place), load_format="dummy").shutdown()
+    start(checkpoint, **kept(place), linear_method="torch").shutdown()
+    assert not place.exists()
+
+
+def test_wrong_options_are_refused(checkpoint):
+    assert CPUWorkerOptions().packed_cache_gib == 20
+    for wrong in ({"packed_cache_gib": 0}, {"packed_cach": "off"}, {"packed_cache": ""}):
+        with pytest.raises(ConfigError, match="packed_cach"):
+            start(checkpoint, plugin_options={"worker:cpu": wrong})
+
+
+@native
+def test_torch_leaves_the_cores_to_native_kernels_and_keeps_them_otherwise(checkpoint):
+    import dovetail_cpu_kernels
+
+    start(checkpoint, threads=2).shutdown()
+    assert (dovetail_cpu_kernels.num_threads(), torch.get_num_threads()) == (2, 1)
+    start(checkpoint, threads=2, dtype="float32").shutdown()
+    assert torch.get_num_threads() == 2
+    start(checkpoint, threads=2, linear_method="torch").shutdown()
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.mlp.down_proj.weight",
+        "model.norm.weight",
+    ],
+)
+@pytest.mark.parametrize("method", ["auto", "onednn", "torch"])
+def test_a_weight_that_is_not_finite_is_refused_by_name(name, method, checkpoint):
+    file = checkpoint / "model.safetensors"
+    weights = load_file(file)
+    weights[name].view(-1)[3] = float("nan")
+    save_file(weights, file)
+    # The table of a tied model is its head; where that is packed, it is found as such.
+    shown = r"model\.embed_tokens|lm_head" if "embed" in name else name.replace(".", r"\.")
+    with pytest.raises(WeightError, match=shown):
+        start(checkpoint, linear_method=method)
+
+
+@native
+def test_odd_sizes_are_served(tmp_path):
+    sizes = {"hidden_size": 33, "intermediate_size": 47, "head_dim": 6, "vocab_size": 101}
+    path = write_tiny_llama(tmp_path, **sizes)
+    for quantization in (None, "int8", "int4"):
+        assert all(len(ids) == 8 for ids in tokens(start(path, quantization=quantization)))
+
+
+def test_a_quantisation_that_is_not_there_is_refused_with_those_that_are(checkpoint):
+    with pytest.raises(PluginError, match=r"quantization|linear_method") as caught:
+        start(checkpoint, quantization="int5")
+    assert "int5" in str(caught.value) and "int4" in str(caught.value)
+
+
+@native
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantisation_in_another_dtype_is_refused(quantization, checkpoint):
+    with pytest.raises(ConfigError, match="bfloat16"):
+        start(checkpoint, quantization=quantization, dtype="float32")
+    config = json.loads((checkpoint / "config.json").read_text())
+    assert config["torch_dtype"] == "float32"  # so "auto" would be refused as well
+
+
+def test_the_memory_of_the_cache_is_zero_and_not_taken():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    zeros = lazy_zeros(512 * MIB)
+    assert zeros.dtype == torch.uint8 and zeros.numel() == 512 * MIB
+    assert zeros.data_ptr() % (2 * MIB) == 0
+    assert not zeros[: 8 * MIB].any() and not zeros[-1]
+    zeros[5] = 1
+    assert resident() - before < 64 * MIB
+    assert lazy_zeros(0).numel() == 0 and lazy_zeros(3).numel() == 3

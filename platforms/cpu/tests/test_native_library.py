@@ -1,0 +1,66 @@
+"""Whether native kernels can serve, and that the reason reaches probes, explanations and errors."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dovetail.errors import PluginError
+from dovetail.interfaces import Probe
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.explanation import Wanted, explain
+from dovetail.plugins.selection import choose, choose_platform
+from dovetail_cpu import native_library
+from dovetail_cpu.native_library import find_library, probe_any, probe_fast
+
+
+def pretend(monkeypatch, **facts):
+    status = SimpleNamespace(available=True, level="avx2", reason="", compiler="c++")
+    vars(status).update(facts)
+    kernels = SimpleNamespace(status=lambda: status, library=lambda: "the library")
+    monkeypatch.setitem(sys.modules, "dovetail_cpu_kernels", kernels)
+    monkeypatch.delenv(native_library.LEVEL_VARIABLE, raising=False)
+
+
+def test_kernels_of_a_vector_level_serve(monkeypatch):
+    pretend(monkeypatch)
+    for probe in (probe_any(), probe_fast()):
+        assert probe.usable and "avx2" in probe.reasons[0] and "one thread" in probe.reasons[0]
+    assert find_library() == "the library"
+
+
+def test_without_a_library_the_reason_is_told(monkeypatch):
+    pretend(monkeypatch, available=False, level="", reason="no C++ compiler: c++")
+    for probe in (probe_any(), probe_fast()):
+        assert probe == Probe(usable=False, reasons=("no native kernels: no C++ compiler: c++",))
+    assert find_library() is None
+
+
+def test_without_the_package_that_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dovetail_cpu_kernels", None)
+    assert find_library() is None
+    assert probe_fast().reasons == ("dovetail-cpu-kernels is not installed",)
+
+
+def test_portable_kernels_serve_only_who_asks(monkeypatch):
+    pretend(monkeypatch, level="portable")
+    assert probe_any().usable and not probe_fast().usable
+    assert "torch's are faster" in probe_fast().reasons[0]
+    monkeypatch.setenv(native_library.LEVEL_VARIABLE, "portable")
+    assert probe_fast().usable
+
+
+@pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("ops", "torch")])
+def test_torch_serves_where_native_kernels_cannot_and_explain_says_why(kind, instead, monkeypatch):
+    pretend(monkeypatch, available=False, level="", reason="the compiler failed")
+    registry = PluginRegistry()
+    platform = choose_platform(registry, "cpu")
+    chosen = choose(registry, platform, kind, "auto")
+    wanted = Wanted(references=("auto",), preferred=tuple(platform.prefer(kind)), platform="cpu")
+    told = explain(registry, kind, wanted)
+    assert told.chosen[0].name == instead
+    assert told.chosen[0].target.endswith(chosen.__name__)
+    (native,) = [verdict for verdict in told.verdicts if verdict.name == "native"]
+    assert "the compiler failed" in native.reasons[0]
+    with pytest.raises(PluginError, match="the compiler failed"):
+        choose(registry, platform, kind, "native")

@@ -1,0 +1,288 @@
+"""The cache of packed weights: what is kept serves, what is not right is made again, once told."""
+
+import json
+import logging
+import os
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from dovetail.interfaces import ModelContext, WeightLoaderContext
+from dovetail_cpu.packed_cache import PACKED_FORM, PackedCache, PackedFolder, default_folder
+from dovetail_torch.layers import (
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    RowParallelLinear,
+    TorchLinearMethod,
+    TorchOps,
+    VocabParallelEmbedding,
+    pack_linears,
+)
+from dovetail_torch.weights import SafetensorsLoader
+from dovetail_torch.weights.assignment import Assignment
+
+V, D = 50, 16
+
+
+class Doubled(TorchLinearMethod):
+    """Keeps twice the weight, as bytes. `num_packed`: layers that it packed."""
+
+    provides = frozenset({PACKED_FORM})
+
+    def __init__(self, version=1):
+        self.version, self.num_packed = version, 0
+
+    def create(self, layer, shape):
+        super().create(layer, shape)
+        layer.packed_OI, layer.sizes = None, (shape.out_features, shape.in_features)
+
+    def pack(self, layer):
+        if layer.packed_OI is None:
+            layer.packed_OI, self.num_packed = 2 * layer.weight, self.num_packed + 1
+        del layer.weight
+
+    def apply(self, layer, x_TI):
+        return x_TI @ layer.packed_OI.T / 2
+
+    def packed_format(self):
+        return f"doubled/{self.version}"
+
+    def packed_bytes(self, layer):
+        return layer.sizes[0] * layer.sizes[1] * 4
+
+    def packed_form(self, layer):
+        return memoryview(layer.packed_OI.numpy()).cast("B")
+
+    def restore(self, layer, form):
+        copied = torch.frombuffer(bytearray(form), dtype=torch.float32)
+        layer.packed_OI, layer.settled = copied.view(layer.sizes), frozenset({"weight"})
+
+
+class Model(nn.Module):
+    """Fused and single linears between a table and a head."""
+
+    def __init__(self, method, *, tied):
+        super().__init__()
+        context = ModelContext(
+            hf_config={},
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            linear_method=method,
+            ops=TorchOps(),
+            max_model_len=8,
+        )
+        self.embed = VocabParallelEmbedding(context, V, D)
+        parts = {"gate_proj": 2 * D, "up_proj": 2 * D}
+        self.gate_up = MergedColumnParallelLinear(context, "gate_up", D, parts)
+        self.down = RowParallelLinear(context, "down", 4 * D, D)
+        self.lm_head = ParallelLMHead(
+            context, "lm_head", V, D, tied_to=self.embed if tied else None
+        )
+
+    def forward(self, ids_T):
+        return self.lm_head(self.down(self.gate_up(self.embed(ids_T))))
+
+
+@pytest.fixture(params=[False, True], ids=["own head", "tied head"])
+def tied(request):
+    return request.param
+
+
+@pytest.fixture
+def checkpoint(tmp_path, tied):
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    write_checkpoint(path, tied)
+    return path
+
+
+def write_checkpoint(path, tied, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"embed": (V, D), "gate_proj": (2 * D, D), "up_proj": (2 * D, D), "down": (D, 4 * D)}
+    if not tied:
+        shapes["lm_head"] = (V, D)
+    weights = {f"{n}.weight": torch.randn(s, generator=generator) for n, s in shapes.items()}
+    save_file(weights, path / "model.safetensors")
+
+
+class Started:
+    """A model as the worker fills it. `read`: the weights that were read."""
+
+    def __init__(self, checkpoint, folder, monkeypatch, *, tied, min_bytes=0, version=1):
+        self.read = []
+        fill = Assignment.fill
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                Assignment, "fill", lambda a, *w, **k: (self.read.append(a.name), fill(a, *w, **k))
+            )
+            loader = SafetensorsLoader(WeightLoaderContext(model_dir=checkpoint, progress=False))
+            self.method = Doubled(version)
+            self.model = Model(self.method, tied=tied)
+            cache = PackedCache(folder, self.model, loader.fingerprint(), min_bytes=min_bytes)
+            with torch.inference_mode():
+                self.is_restored = cache.restore(num_threads=2)
+                loader.load(self.model)
+                pack_linears(self.model)
+                self.logits_TV = self.model(torch.arange(V))
+            if not self.is_restored:
+                cache.save()
+            cache.wait()
+
+
+@pytest.fixture
+def start(checkpoint, tmp_path, tied, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    folder = PackedFolder(path=tmp_path / "cache", max_bytes=1 << 20)
+
+    def begin(where=checkpoint, **facts):
+        caplog.clear()
+        return Started(where, facts.pop("folder", folder), monkeypatch, tied=tied, **facts)
+
+    return begin
+
+
+def files(tmp_path):
+    return sorted((tmp_path / "cache").iterdir())
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_the_second_start_reads_only_what_is_not_packed(start, tmp_path, caplog):
+    first = start()
+    assert not first.is_restored and first.method.num_packed == 3
+    assert len(files(tmp_path)) == 1
+    second = start()
+    assert second.is_restored and second.method.num_packed == 0
+    assert second.read == ["embed.weight"]
+    assert torch.equal(first.logits_TV, second.logits_TV)
+    assert not warnings(caplog)
+
+
+def test_another_place_is_the_same_checkpoint_and_other_weights_are_not(
+    start, checkpoint, tmp_path, tied
+):
+    start()
+    moved = checkpoint.rename(tmp_path / "elsewhere")
+    assert start(moved).is_restored
+    write_checkpoint(moved, tied, seed=1)
+    other = start(moved)
+    assert not other.is_restored
+    assert len(files(tmp_path)) == 2
+
+
+def test_one_changed_number_is_noticed_by_time_or_content(start, checkpoint):
+    start()
+    file = checkpoint / "model.safetensors"
+    facts = file.stat()
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    assert not start().is_restored
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    # This small file is sampled as a whole; in a large one the time alone would tell.
+    assert not start().is_restored
+
+
+def test_other_forms_are_kept_apart(start, tmp_path):
+    start()
+    assert not start(version=2).is_restored
+    assert start(version=1).is_restored and start(version=2).is_restored
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("place", [3, 20, 60, -1])
+def test_a_damaged_file_is_told_once_dropped_and_made_again(start, tmp_path, caplog, place):
+    first = start()
+    (file,) = files(tmp_path)
+    content = bytearray(file.read_bytes())
+    content[place] ^= 255
+    file.write_bytes(content)
+    damaged = start()
+    assert not damaged.is_restored and torch.equal(damaged.logits_TV, first.logits_TV)
+    (text,) = warnings(caplog)
+    assert str(tmp_path / "cache") in text and "made again" in text
+    assert start().is_restored
+
+
+def test_a_file_under_the_wrong_name_is_refused(start, tmp_path, caplog):
+    start()
+    (one,) = files(tmp_path)
+    start(version=2)
+    (other,) = [file for file in files(tmp_path) if file != one]
+    other.write_bytes(one.read_bytes())
+    assert not start(version=2).is_restored
+    assert "other weights" in warnings(caplog)[0]
+
+
+def test_all_may_be_deleted_at_any_time(start, tmp_path):
+    start()
+    second = start()
+    for file in files(tmp_path):
+        file.unlink()
+    again = second.model(torch.arange(V))
+    assert torch.equal(again, second.logits_TV)
+    assert not start().is_restored
+
+
+def test_where_nothing_can_be_written_it_goes_on_and_says_so_once(start, tmp_path, caplog):
+    (tmp_path / "a file").write_text("")
+    folder = PackedFolder(path=tmp_path / "a file" / "cache", max_bytes=1 << 20)
+    started = start(folder=folder)
+    assert started.method.num_packed == 3
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_full_disk_is_told_once(start, tmp_path, caplog, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    start()
+    (text,) = warnings(caplog)
+    assert "No space left" in text and not files(tmp_path)
+
+
+def test_small_models_and_small_limits_are_not_kept(start, tmp_path, caplog):
+    start(min_bytes=1 << 20)
+    assert not (tmp_path / "cache").exists() and not warnings(caplog)
+    start(folder=PackedFolder(path=tmp_path / "cache", max_bytes=100))
+    assert not (tmp_path / "cache").exists()
+    assert "limit" in warnings(caplog)[0]
+
+
+def test_a_tied_head_that_has_a_weight_of_its_name_in_the_file_is_served(
+    start, checkpoint, tied, tmp_path
+):
+    file = checkpoint / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"] = weights["embed.weight"].clone()
+    save_file(weights, file)
+    first, second = start(), start()
+    assert second.is_restored and torch.equal(first.logits_TV, second.logits_TV)
+    if tied:  # only under the head's name
+        del weights["embed.weight"]
+        save_file(weights, file)
+        third, fourth = start(), start()
+        assert fourth.is_restored and fourth.read == ["embed.weight"]
+        assert torch.equal(third.logits_TV, fourth.logits_TV)
+
+
+def test_the_default_place_follows_the_specification(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "dovetail" / "packed"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert default_folder() == tmp_path / ".cache" / "dovetail" / "packed"
+
+
+def test_the_file_says_what_it_is(start, tmp_path):
+    start()
+    (file,) = files(tmp_path)
+    head = file.read_bytes()[32:].split(b"}]", 1)[0]
+    start_of_index = head[: head.index(b'"size"')].rstrip(b", ") + b"}"
+    assert json.loads(start_of_index)["key"]["formats"] == ["doubled/1"]

@@ -1,0 +1,189 @@
+"""Files of packed weights and their folder: whole or refused, nobody else's, never too many."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dovetail_cpu.packed_cache.folder import ENDING, FolderError, PackedFolder
+from dovetail_cpu.packed_cache.packed_file import (
+    MAGIC,
+    PAGE_BYTES,
+    PackedEntry,
+    PackedFileError,
+    read_packed,
+    write_packed,
+)
+
+KEY = {"weights": "abc", "formats": ["x/1"]}
+FORMS = {"a": bytes(range(256)) * 40, "b": b"q", "layers.0.c": b"\x00" * PAGE_BYTES}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "one"
+    with path.open("wb") as file:
+        write_packed(file.fileno(), KEY, entries(FORMS))
+    return path
+
+
+def entries(forms):
+    return [PackedEntry(name=name, form=memoryview(form)) for name, form in forms.items()]
+
+
+def read(path, key=KEY):
+    with path.open("rb") as file:
+        return read_packed(file.fileno(), key, num_threads=2)
+
+
+def test_what_was_written_is_mapped_on_page_boundaries(path):
+    forms = read(path)
+    assert {name: bytes(form) for name, form in forms.items()} == FORMS
+    assert all(form.readonly for form in forms.values())
+    assert path.read_bytes().find(FORMS["a"]) % PAGE_BYTES == 0
+    path.unlink()
+    assert bytes(forms["a"]) == FORMS["a"]
+
+
+def test_every_damaged_byte_is_found(path):
+    whole = path.read_bytes()
+    begin = whole.find(FORMS["a"])
+    # Header, index, the first and last byte of entries; bytes between entries mean nothing.
+    places = [0, 17, 21, 25, 40, 120, begin, begin + len(FORMS["a"]) - 1, len(whole) - 1]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(PackedFileError):
+            read(path)
+    path.write_bytes(whole)
+    read(path)
+
+
+@pytest.mark.parametrize("size", [0, 1, len(MAGIC), 200, PAGE_BYTES, -1, -PAGE_BYTES])
+def test_a_truncated_file_is_refused(path, size):
+    os.truncate(path, size if size >= 0 else path.stat().st_size + size)
+    with pytest.raises(PackedFileError):
+        read(path)
+
+
+def test_a_longer_file_is_refused(path):
+    with path.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(PackedFileError, match="bytes of"):
+        read(path)
+
+
+def test_a_file_of_other_weights_or_another_program_is_refused(path):
+    with pytest.raises(PackedFileError, match="other weights"):
+        read(path, KEY | {"weights": "abd"})
+    path.write_bytes(b"#!/bin/sh\n" * 1000)
+    with pytest.raises(PackedFileError, match="no file of packed weights"):
+        read(path)
+
+
+def store(folder, name, num_bytes):
+    folder.store(name, num_bytes, lambda fd: os.write(fd, b"x" * num_bytes))
+
+
+def names(folder):
+    return sorted(path.name.removesuffix(ENDING) for path in folder.path.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return PackedFolder(path=tmp_path / "deep" / "packed", max_bytes=100)
+
+
+def test_a_folder_is_made_for_its_owner_alone(folder):
+    assert folder.open("a") is None
+    store(folder, "a", 10)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder.path / f"a{ENDING}").stat().st_mode) == 0o600
+    fd = folder.open("a")
+    assert os.read(fd, 100) == b"x" * 10
+    os.close(fd)
+    assert folder.open("b") is None
+
+
+def test_those_not_used_for_longest_go_first(folder):
+    for number, name in enumerate("abc"):
+        store(folder, name, 30)
+        os.utime(folder.path / f"{name}{ENDING}", (number, number))
+    os.close(folder.open("a"))
+    store(folder, "d", 30)
+    assert names(folder) == ["a", "c", "d"]
+    with pytest.raises(FolderError, match="limit of 100"):
+        store(folder, "e", 101)
+    assert names(folder) == ["a", "c", "d"]
+
+
+def test_a_failed_write_leaves_nothing(folder):
+    def fail(fd):
+        os.write(fd, b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        folder.store("a", 10, fail)
+    assert names(folder) == []
+
+
+def test_leftovers_of_ended_processes_go(folder):
+    store(folder, "a", 10)
+    ended, alive = folder.path / "b.999999999.part", folder.path / "b.1.part"
+    ended.touch()
+    alive.touch()
+    store(folder, "c", 10)
+    assert not ended.exists() and alive.exists()
+
+
+def test_a_folder_that_others_may_write_to_is_refused(folder):
+    store(folder, "a", 10)
+    folder.path.chmod(0o770)
+    for use in (lambda: folder.open("a"), lambda: store(folder, "b", 1)):
+        with pytest.raises(FolderError, match="others may write"):
+            use()
+
+
+def test_a_file_that_others_may_write_to_is_refused(folder):
+    store(folder, "a", 10)
+    (folder.path / f"a{ENDING}").chmod(0o606)
+    with pytest.raises(FolderError, match="others may write"):
+        folder.open("a")
+
+
+def test_what_belongs_to_somebody_else_is_refused(folder, monkeypatch):
+    store(folder, "a", 10)
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(FolderError, match="not to you"):
+        folder.open("a")
+
+
+def test_links_are_refused(folder, tmp_path):
+    store(folder, "a", 10)
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    (folder.path / f"b{ENDING}").symlink_to(secret)
+    with pytest.raises(OSError, match=r"symbolic|ELOOP|Too many"):
+        folder.open("b")
+    link = tmp_path / "link"
+    link.symlink_to(folder.path)
+    with pytest.raises(FolderError, match="link"):
+        PackedFolder(path=link, max_bytes=100).open("a")
+
+
+def test_a_name_that_is_being_written_by_another_is_no_surprise(folder):
+    # Two processes of one model: each has a file of its own until it is whole.
+    store(folder, "a", 10)
+    store(folder, "a", 20)
+    assert (folder.path / f"a{ENDING}").stat().st_size == 20
+    assert names(folder) == ["a"]
+
+
+def test_drop_forgives(folder):
+    folder.drop("a")
+    store(folder, "a", 10)
+    folder.drop("a")
+    assert names(folder) == []
+    assert isinstance(folder.path, Path)

@@ -1,0 +1,251 @@
+"""Replays: the same bits as operation by operation, and refused where something would be missing.
+
+Models: two of ours, one that somebody else wrote against the layers alone, and one with operations
+of torch's own in between.
+"""
+
+import json
+import logging
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.testing.tiny_model import TINY_LLAMA, llama_shapes
+from dovetail_cpu.native_library import probe_fast
+
+pytest.importorskip("dovetail_attn_cpu")
+pytest.importorskip("dovetail_models")
+pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+
+if probe_fast().usable:
+    from dovetail_cpu.activation_arena import ActivationArena, ArenaLease
+    from dovetail_cpu.replay import MAX_TOKENS, ReplayProvider
+    from dovetail_torch.graph_provider import BatchDescriptor
+
+V, D, INNER = 97, 64, 96
+SHAPE = TINY_LLAMA | {
+    "hidden_size": D,
+    "intermediate_size": INNER,
+    "head_dim": 32,
+    "vocab_size": V,
+    "torch_dtype": "bfloat16",
+}
+OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+
+STRANGER = '''
+"""A decoder of its own kind, written against the layers of dovetail_torch alone."""
+
+import torch
+from torch import nn
+
+from dovetail_torch.layers import (
+    Attention,
+    HeadShape,
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    SiluAndMul,
+    VocabParallelEmbedding,
+)
+
+
+class Stranger(nn.Module):
+    CONTRACT, CONTRACT_VERSION = "model", "0.1"
+    architectures = ("Stranger",)
+
+    def __init__(self, context):
+        super().__init__()
+        config, size = context.hf_config, context.hf_config["hidden_size"]
+        heads = HeadShape(num_heads=4, num_kv_heads=2, head_size=config["head_dim"])
+        self.table = VocabParallelEmbedding(context, config["vocab_size"], size)
+        self.qkv = QKVParallelLinear(context, "qkv", size, heads)
+        self.out = RowParallelLinear(context, "out", 4 * config["head_dim"], size)
+        self.up = MergedColumnParallelLinear(context, "up", size, {"a": 96, "b": 96})
+        self.act = SiluAndMul(context)
+        self.down = RowParallelLinear(context, "down", 96, size)
+        self.norm = RMSNorm(context, size, 1e-6)
+        self.rotary = RotaryEmbedding(context, config["head_dim"])
+        self.attn = Attention(heads, 0)
+        self.head = ParallelLMHead(context, "head", config["vocab_size"], size)
+
+    def forward(self, input_ids_T, positions_T, attention):
+        residual_TD = self.table(input_ids_T)
+        q, k, v = self.qkv.split(self.qkv(self.norm(residual_TD)))
+        q, k = self.rotary(q, k, positions_T)
+        x_TD = self.out(self.attn(q, k, v, attention))
+        x_TD, residual_TD = self.norm.add(x_TD, residual_TD)
+        return self.between(self.norm.add(self.down(self.act(self.up(x_TD))), residual_TD)[0])
+
+    def between(self, x_TD):
+        return x_TD
+
+    def compute_logits(self, hidden_SD):
+        return self.head(hidden_SD)
+
+
+class Torn(Stranger):
+    architectures = ("Torn",)
+
+    def between(self, x_TD):
+        return x_TD * 0.5
+
+
+class Stale(Stranger):
+    """Goes through memory that no operation of torch's tells of."""
+
+    architectures = ("Stale",)
+
+    def between(self, x_TD):
+        return torch.from_numpy(x_TD.view(torch.int16).numpy().copy()).view(torch.bfloat16)
+'''
+STRANGER_SHAPES = {
+    "table.weight": (V, D),
+    "q_proj.weight": (128, D),
+    "k_proj.weight": (64, D),
+    "v_proj.weight": (64, D),
+    "out.weight": (D, 128),
+    "a.weight": (INNER, D),
+    "b.weight": (INNER, D),
+    "down.weight": (D, INNER),
+    "norm.weight": (D,),
+    "head.weight": (V, D),
+}
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def write(path, architecture):
+    config = SHAPE | {"architectures": [architecture]}
+    shapes = llama_shapes(config)
+    if architecture.startswith("Qwen3"):
+        for number in range(config["num_hidden_layers"]):
+            for norm in ("q_norm", "k_norm"):
+                shapes[f"model.layers.{number}.self_attn.{norm}.weight"] = (config["head_dim"],)
+    if architecture not in OURS:
+        (path / "stranger.py").write_text(STRANGER)
+        config["architectures"] = [f"{path}/stranger.py:{architecture}"]
+        shapes = STRANGER_SHAPES
+    generator = torch.Generator().manual_seed(4)
+    weights = {
+        name: (torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)).bfloat16()
+        for name, shape in shapes.items()
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(weights, path / "model.safetensors")
+    return path
+
+
+def answers(path, num_threads=2, **options):
+    """Return tokens and log-probabilities of a batch that shrinks, and how its steps were run."""
+    llm = LLM(
+        str(path),
+        skip_tokenizer_init=True,
+        trust_local_code=True,
+        max_model_len=64,
+        max_num_batched_tokens=24,
+        max_num_seqs=8,
+        num_threads=num_threads,
+        num_gpu_blocks_override=64,
+        block_size=16,
+        **options,
+    )
+    prompts = [[3 + i, 50 - i, 7 * i % V, *range(i)] for i in range(7)]
+    params = [
+        SamplingParams(temperature=i % 2, max_tokens=6 + i, ignore_eos=True, logprobs=2, seed=i)
+        for i in range(7)
+    ]
+    outputs = []
+    for _ in range(4):
+        outputs += llm.generate(prompts, params, use_tqdm=False)
+    counts = llm.llm_engine._core.executor._worker._runner.graph_counts
+    return [(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outputs], counts
+
+
+@pytest.mark.parametrize("architecture", [*OURS, "Stranger"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_replays_give_the_same_bits(architecture, num_threads, tmp_path, caplog):
+    path = write(tmp_path, architecture)
+    replayed, counts = answers(path, num_threads)
+    eager, none = answers(path, num_threads, enforce_eager=True)
+    assert replayed == eager
+    assert counts.replayed > 10, counts
+    assert none.captured == none.replayed == 0
+    assert "operation by operation" not in caplog.text
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_models_are_replayed_too(quantization, tmp_path):
+    path = write(tmp_path, "LlamaForCausalLM")
+    replayed, counts = answers(path, quantization=quantization)
+    assert replayed == answers(path, quantization=quantization, enforce_eager=True)[0]
+    assert counts.replayed > 10
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"), [("Torn", "aten::mul.Tensor"), ("Stale", "other results")]
+)
+def test_what_a_recording_would_miss_is_announced_and_served(
+    architecture, reason, tmp_path, caplog
+):
+    path = write(tmp_path, architecture)
+    got, counts = answers(path)
+    assert counts.replayed == 0
+    announced = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
+    assert len(announced) == 1
+    assert reason in announced[0]
+    assert architecture in announced[0]
+    assert got == answers(path, enforce_eager=True)[0]
+
+
+def test_memory_is_used_again_when_its_tensors_are_gone():
+    lease = ArenaLease(ActivationArena(1 << 20))
+    first = lease.take(100)
+    second = lease.take(100)
+    view, address = first[10:20], first.data_ptr()
+    assert second.data_ptr() != address
+    del first
+    assert lease.take(100).data_ptr() not in (address, second.data_ptr())
+    del view
+    assert lease.take(100).data_ptr() == address
+    assert lease.take(2 << 20) is None
+    again = ArenaLease(ActivationArena(1 << 20))
+    assert again.take(1).data_ptr() % 64 == 0
+
+
+def test_only_small_steps_are_recorded():
+    provider = ReplayProvider()
+
+    def key(num_tokens, num_requests, uniform):
+        return provider.key(
+            BatchDescriptor(num_tokens=num_tokens, num_requests=num_requests, uniform=uniform)
+        )
+
+    assert key(MAX_TOKENS, 3, uniform=False) == key(MAX_TOKENS, 4, uniform=False) is not None
+    assert key(4, 4, uniform=True) != key(4, 4, uniform=False)
+    assert key(MAX_TOKENS + 1, 3, uniform=False) is None
+
+
+def test_copies_are_no_views_and_views_no_copies():
+    provider = ReplayProvider()
+    x = torch.zeros(4, 6)
+
+    def obstacle(make):
+        return provider.capture(lambda: (make(),)).obstacle
+
+    for make in (lambda: x.view(6, 4), lambda: x[1:].flatten(), lambda: x.new_empty(3).detach()):
+        assert obstacle(make) == ""
+    for make in (lambda: x.t().flatten(), lambda: x.t().contiguous(), lambda: x.new_zeros(2)):
+        assert "aten::" in obstacle(make)
+    full = provider.capture(lambda: (torch.empty(1 << 28, dtype=torch.uint8),))
+    assert full.graph is None
+    assert not full.lasting

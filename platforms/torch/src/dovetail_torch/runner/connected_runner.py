@@ -1,0 +1,79 @@
+"""A model runner with a KV connector: its worker side is called around each forward pass.
+
+Chosen at the start, so that an engine without a connector has nothing of it in its steps. Knows no
+connector by name, and not what the bytes mean that pass between its sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import (
+    GrammarOutput,
+    KVCacheConfig,
+    KVConnectorContext,
+    KVWorkerSide,
+    WorkerContext,
+)
+from dovetail.plan import SchedulerOutput
+from dovetail.plugins.construction import construct
+from dovetail.result import ModelRunnerOutput
+from dovetail_torch.runner.model_runner import ModelRunner
+
+
+class ConnectedRunner(ModelRunner):
+    """Runs one model on one device; blocks of its KV cache come from elsewhere and go there."""
+
+    _side: KVWorkerSide | None = None
+    _answer = b""
+
+    def connect(self, side: KVWorkerSide) -> None:
+        """Take the connector's side, whom the cache's pages are shown; once, after the cache.
+
+        Raises ConfigError where a block is no row of memory in the layout of the backend.
+        """
+        if not self.cache_pages:
+            raise ConfigError(
+                "a kv_connector moves whole blocks, but there is no cache, or in the layout of the "
+                "attention backend blocks do not come first; choose another attention_backend, or "
+                "leave the connector out."
+            )
+        self._side = side
+        side.register(self.cache_pages)
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Do what came for the connector with the plan, apply it and run the model."""
+        side = self._side
+        assert side is not None, "a connected runner is connected before its first step"
+        side.begin(plan.kv_transfer)
+        super().execute_model(plan)
+        self._answer = side.finish()
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Sample from the logits of the plan just executed; send the connector's answer along."""
+        output = super().sample_tokens(grammar)
+        return replace(output, kv_transfer=self._answer) if self._answer else output
+
+    def shutdown(self) -> None:
+        """End the connector's side, if it has come to that. May be called twice."""
+        if self._side is not None:
+            self._side.shutdown()
+
+
+def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorkerSide:
+    """Return the side of `context`'s worker of the connector that its configuration names.
+
+    Raises PluginError if it cannot be loaded or made.
+    """
+    reference = context.config.extensions.kv_connector
+    assert reference is not None, "asked only where there is one"
+    cls = context.plugins.load("kv_connector", reference)
+    given = KVConnectorContext(
+        config=context.config,
+        kv_cache=kv_cache,
+        rank=context.rank,
+        options=context.plugins.options_of("kv_connector", cls),
+    )
+    side: KVWorkerSide = construct("kv_connector", cls.create_worker_side, given)
+    return side

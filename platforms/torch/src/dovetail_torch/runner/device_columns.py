@@ -1,0 +1,67 @@
+"""Columns that the host fills each step, on the device; and the device's tokens, read and written.
+
+Where the device computes in the host's own memory, both are plain numpy there: an operation of the
+tensor library costs several times as much as a handful of numbers do.
+Legend: N numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+Array = np.ndarray
+
+
+class DeviceColumn:
+    """A column of `size` numbers that stays where it is."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._tensor = torch.zeros(size, dtype=dtype, device=device)
+        self._on_host = host_view(self._tensor)
+
+    def fill(self, numbers_N: Array) -> torch.Tensor:
+        """Write `numbers_N` to the beginning and return that part, which the next call fills anew.
+
+        Numbers are converted to the column's dtype.
+        """
+        part_N = self._tensor[: len(numbers_N)]
+        if self._on_host is None:
+            return part_N.copy_(torch.from_numpy(numbers_N))
+        self._on_host[: len(numbers_N)] = numbers_N
+        return part_N
+
+    def take(self, numbers_N: torch.Tensor) -> torch.Tensor:
+        """Do as `fill`, with numbers that are on the device."""
+        return self._tensor[: len(numbers_N)].copy_(numbers_N)
+
+
+class DeviceTokens:
+    """Token ids that live on the device, int32. tensor: all of them, one dimension."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._on_host = host_view(tensor)
+
+    def read(self, places_N: Array, into: DeviceColumn) -> torch.Tensor:
+        """Return the tokens at `places_N`, int64 [N], in the memory of `into`."""
+        if self._on_host is not None:
+            return into.fill(self._on_host[places_N])
+        places = torch.from_numpy(places_N).to(self.tensor.device)
+        return into.take(self.tensor.index_select(0, places))
+
+    def write(self, places_N: Array, token_ids_N: torch.Tensor) -> None:
+        """Write the tokens, on the device, to their places, each at most once."""
+        if self._on_host is not None:
+            self._on_host[places_N] = token_ids_N.numpy()
+            return
+        places = torch.from_numpy(places_N).to(self.tensor.device)
+        self.tensor.index_copy_(0, places, token_ids_N.to(torch.int32))
+
+
+def host_view(tensor: torch.Tensor) -> Array | None:
+    """Return the tensor's memory as an array, or None where the host cannot reach it."""
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return None

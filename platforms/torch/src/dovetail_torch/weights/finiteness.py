@@ -1,0 +1,52 @@
+"""Weights must be finite: one NaN or infinity makes every token that it reaches wrong.
+
+Knows no file and no format: it looks at parameters, whatever filled them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dovetail.errors import WeightError
+from dovetail_torch.layers.linear import linear_layers
+from dovetail_torch.weights.assignment import build_weight_table
+
+_NUM_SHOWN = 5
+
+
+@torch.no_grad()
+def check_finite(model: nn.Module) -> None:
+    """Raise WeightError, naming weights by the checkpoint's names, if any is NaN or infinite.
+
+    Looks at parameters of two bytes an element and more, once, and waits for the device once.
+    Those that a linear layer has settled or borrows are its linear method's to look at.
+    """
+    parameters = [parameter for parameter in _parameters(model) if _is_checked(parameter)]
+    if not parameters:
+        return
+    extremes = [torch.stack(torch.aminmax(parameter.detach())) for parameter in parameters]
+    # NaN is passed on by the smallest and largest, and infinities are one of them.
+    if bool(torch.stack([extreme.float().isfinite().all() for extreme in extremes]).all()):
+        return
+    assignments = build_weight_table(model).assignments.values()
+    wrong = [one.name for one in assignments if not bool(one.target.isfinite().all())]
+    more = f" and {len(wrong) - _NUM_SHOWN} more" if len(wrong) > _NUM_SHOWN else ""
+    raise WeightError(
+        f"NaN or infinite values in {', '.join(wrong[:_NUM_SHOWN])}{more}: the checkpoint is "
+        "damaged, or its numbers do not fit the dtype; fetch it again, or give another dtype"
+    )
+
+
+def _parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that nobody else looks at, each once."""
+    others = {
+        id(getattr(layer, name))
+        for _, layer in linear_layers(model)
+        for name in layer.settled | layer.borrows
+    }
+    return [parameter for parameter in model.parameters() if id(parameter) not in others]
+
+
+def _is_checked(parameter: nn.Parameter) -> bool:
+    return parameter.is_floating_point() and parameter.itemsize >= 2 and parameter.numel() > 0

@@ -1,0 +1,141 @@
+"""The dispatcher: when a step is captured, replayed or run eagerly; the provider is made up."""
+
+import logging
+
+import pytest
+import torch
+
+from dovetail_torch.graph_provider import BatchDescriptor, Capture
+from dovetail_torch.runner.graph_dispatcher import GraphDispatcher
+
+D, V, MAX = 3, 5, 8
+
+
+class Model:
+    """Doubles its inputs; `runs` counts."""
+
+    def __init__(self):
+        self.runs, self.factor = 0, 2.0
+
+    def forward(self, input_ids_T, positions_T, attention):
+        self.runs += 1
+        return (input_ids_T + positions_T)[:, None] * torch.full((D,), self.factor)
+
+    def compute_logits(self, hidden_SD):
+        return hidden_SD.sum(-1, keepdim=True) + torch.arange(V)
+
+
+class Kept:
+    def __init__(self, forward, outputs):
+        self.forward, self.outputs, self.replays = forward, outputs, 0
+
+    def replay(self):
+        self.replays += 1
+        for output, fresh in zip(self.outputs, self.forward(), strict=True):
+            output.copy_(fresh)
+
+
+class Provider:
+    """Replays by running again. answer: what captures come to, if not a graph."""
+
+    def __init__(self, **answer):
+        self.answer, self.captured = answer, []
+
+    def key(self, descriptor):
+        return None if descriptor.num_tokens > MAX else (descriptor.num_tokens, descriptor.uniform)
+
+    def capture(self, forward):
+        outputs = forward()
+        self.captured.append(len(outputs[0]))
+        if self.answer:
+            return Capture(outputs=outputs, **self.answer)
+        return Capture(outputs=outputs, graph=Kept(forward, outputs))
+
+
+IDS, POSITIONS = torch.zeros(16, dtype=torch.int64), torch.arange(16)
+
+
+def step(dispatcher, model, num_tokens, *, uniform=True):
+    """Run a step of new numbers and hold it against the model itself; return what it cost."""
+    IDS[:num_tokens] = torch.randint(100, (num_tokens,))
+    ids_T, positions_T = IDS[:num_tokens], POSITIONS[:num_tokens]
+    before = model.runs
+    descriptor = BatchDescriptor(num_tokens=num_tokens, num_requests=1, uniform=uniform)
+    outputs = dispatcher.run(ids_T, positions_T, None, descriptor)
+    cost = model.runs - before
+    hidden_TD = model.forward(ids_T, positions_T, None)
+    assert torch.equal(outputs[0], hidden_TD)
+    assert len(outputs) == 1 + uniform
+    if uniform:
+        assert torch.equal(outputs[1], model.compute_logits(hidden_TD))
+    return cost
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(11)
+
+
+def test_a_shape_is_seen_then_captured_then_proven_then_replayed():
+    model, provider = Model(), Provider()
+    dispatcher = GraphDispatcher(model, provider)
+    costs = [step(dispatcher, model, 4) for _ in range(5)]
+    assert costs == [1, 1, 2, 1, 1]  # this provider's replays run the model, once each
+    assert provider.captured == [4]
+    counts = dispatcher.counts
+    assert (counts.eager, counts.captured, counts.replayed) == (2, 1, 2)
+
+
+def test_one_proof_with_the_head_and_one_without_are_enough():
+    model, provider = Model(), Provider()
+    dispatcher = GraphDispatcher(model, provider)
+    for size in (2, 3):
+        for uniform in (True, False):
+            for _ in range(3):
+                step(dispatcher, model, size, uniform=uniform)
+    assert provider.captured == [2, 2, 3, 3]
+    assert dispatcher.counts.replayed == 2
+
+
+def test_without_a_provider_or_a_key_everything_is_eager():
+    model, provider = Model(), Provider()
+    for dispatcher, size in (
+        (GraphDispatcher(model, None), 2),
+        (GraphDispatcher(model, provider), 9),
+    ):
+        assert [step(dispatcher, model, size) for _ in range(4)] == [1] * 4
+        assert dispatcher.counts.eager == 4
+    assert provider.captured == []
+
+
+def test_a_lasting_obstacle_is_announced_once_and_ends_all_captures(caplog):
+    model, provider = Model(), Provider(obstacle="the operation aten::frob")
+    dispatcher = GraphDispatcher(model, provider)
+    for size in (2, 2, 2, 3, 3, 3):
+        assert step(dispatcher, model, size) == 1
+    assert provider.captured == [2]
+    warnings = [entry for entry in caplog.records if entry.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "aten::frob" in warnings[0].getMessage()
+    assert "Model" in warnings[0].getMessage()
+
+
+def test_another_obstacle_is_that_shapes_alone():
+    model, provider = Model(), Provider(obstacle="too large", lasting=False)
+    dispatcher = GraphDispatcher(model, provider)
+    for size in (2, 2, 2, 2, 3, 3, 3):
+        step(dispatcher, model, size)
+    assert provider.captured == [2, 3]
+
+
+def test_a_replay_that_differs_is_never_used(caplog):
+    model, provider = Model(), Provider()
+    dispatcher = GraphDispatcher(model, provider)
+    step(dispatcher, model, 2)
+    step(dispatcher, model, 2)
+    graph, _ = next(iter(dispatcher._entries.values()))
+    graph.replay = lambda: None  # as one that read what is no longer there
+    for _ in range(3):
+        step(dispatcher, model, 2)  # is right all the same
+    assert dispatcher.counts.replayed == 0
+    assert "other results" in caplog.text

@@ -1,0 +1,202 @@
+"""Mapped weights instead of copies, weights that are there already, NaN, and fingerprints."""
+
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dovetail.errors import WeightError
+from dovetail.interfaces import LinearShape, ModelContext, WeightLoaderContext
+from dovetail_torch.layers import (
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    RMSNorm,
+    TorchLinearMethod,
+    TorchOps,
+    VocabParallelEmbedding,
+)
+from dovetail_torch.weights import SafetensorsLoader, assignment, build_weight_table
+from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
+from dovetail_torch.weights.finiteness import check_finite
+
+SHAPES = {
+    "embed.weight": (9, 4),
+    "gate_proj.weight": (5, 4),
+    "up_proj.weight": (3, 4),
+    "gate_proj.bias": (5,),
+    "up_proj.bias": (3,),
+    "norm.weight": (4,),
+    "lm_head.weight": (9, 4),
+}
+
+
+class Borrowing(TorchLinearMethod):
+    """Wants its weights lent."""
+
+    def create(self, layer: nn.Module, shape: LinearShape) -> None:
+        super().create(layer, shape)
+        layer.borrows = frozenset({"weight"})
+
+
+class Model(nn.Module):
+    def __init__(self, method=None, *, tied=False):
+        super().__init__()
+        context = ModelContext(
+            hf_config={},
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            linear_method=method or TorchLinearMethod(),
+            ops=TorchOps(),
+            max_model_len=8,
+        )
+        self.embed = VocabParallelEmbedding(context, 9, 4)
+        self.mlp = MergedColumnParallelLinear(
+            context, "mlp", 4, {"gate_proj": 5, "up_proj": 3}, bias=True
+        )
+        self.norm = RMSNorm(context, 4, 1e-6)
+        self.lm_head = ParallelLMHead(
+            context, "lm_head", 9, 4, tied_to=self.embed if tied else None
+        )
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(float("nan"))
+
+
+class HeadFirst(nn.Module):
+    """The head before the table it is tied to: nothing may hang on the order of modules."""
+
+    def __init__(self):
+        super().__init__()
+        model = Model(tied=True)
+        self.lm_head, self.embed, self.mlp, self.norm = (
+            model.lm_head,
+            model.embed,
+            model.mlp,
+            model.norm,
+        )
+
+
+@pytest.fixture(autouse=True)
+def lend_small_weights(monkeypatch):
+    monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
+
+
+def make_weights(*, tied=False, dtype=torch.float32):
+    names = [name for name in SHAPES if not (tied and name.startswith("lm_head"))]
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(SHAPES[name], generator=generator).to(dtype) for name in names}
+
+
+def load(path, model, weights):
+    save_file(weights, path / "model.safetensors")
+    with torch.inference_mode():
+        SafetensorsLoader(WeightLoaderContext(model_dir=path, progress=False)).load(model)
+    return model
+
+
+def test_layers_that_borrow_are_lent_each_part(tmp_path):
+    weights = make_weights()
+    model = load(tmp_path, Model(Borrowing()), weights)
+    assert torch.equal(model.mlp.borrowed[0], weights["gate_proj.weight"])
+    assert torch.equal(model.mlp.borrowed[1], weights["up_proj.weight"])
+    assert torch.equal(model.lm_head.borrowed[0], weights["lm_head.weight"])
+    assert model.mlp.weight.isnan().all()
+    assert torch.equal(
+        model.mlp.bias, torch.cat([weights["gate_proj.bias"], weights["up_proj.bias"]])
+    )
+    assert model.embed.is_mapped and torch.equal(model.embed.weight, weights["embed.weight"])
+
+
+def test_others_get_copies_and_so_do_casts(tmp_path):
+    weights = make_weights()
+    model = load(tmp_path, Model(), weights)
+    assert not model.mlp.borrowed and torch.equal(model.lm_head.weight, weights["lm_head.weight"])
+    cast = load(tmp_path, Model(Borrowing()), make_weights(dtype=torch.float16))
+    assert not cast.mlp.borrowed and not cast.embed.is_mapped
+    assert not cast.mlp.weight.isnan().any()
+
+
+def test_a_lent_table_is_the_tied_heads_weight_too(tmp_path):
+    weights = make_weights(tied=True)
+    model = load(tmp_path, Model(Borrowing(), tied=True), weights)
+    assert model.lm_head.weight is model.embed.weight
+    assert torch.equal(model.lm_head.weight, weights["embed.weight"])
+
+
+def test_a_lent_weight_outlives_its_file(tmp_path):
+    weights = make_weights()
+    model = load(tmp_path, Model(Borrowing()), weights)
+    (tmp_path / "model.safetensors").unlink()
+    with torch.inference_mode():
+        model.embed.weight[0, 0] = 7  # a private mapping: nobody else sees it
+    assert float(model.embed.weight[0, 0]) == 7
+    assert torch.equal(model.embed.weight[1:], weights["embed.weight"][1:])
+
+
+@pytest.mark.parametrize("model_cls", [Model, HeadFirst])
+def test_settled_weights_are_neither_read_nor_unexpected(tmp_path, model_cls):
+    model = model_cls()
+    model.mlp.settled = model.lm_head.settled = frozenset({"weight"})
+    table = build_weight_table(model)
+    assert {"gate_proj.weight", "up_proj.weight"} <= table.settled
+    assert {"gate_proj.bias", "up_proj.bias", "embed.weight"} <= table.assignments.keys()
+    tied = model_cls is HeadFirst
+    assert ("lm_head.weight" in table.settled) != tied
+    weights = make_weights(tied=tied)
+    load(tmp_path, model, weights)
+    assert model.mlp.weight.isnan().all()
+    assert torch.equal(model.embed.weight, weights["embed.weight"])
+    del weights["gate_proj.weight"]
+    load(tmp_path, model, weights)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_named(tmp_path, name, value):
+    weights = make_weights()
+    weights[name].view(-1)[2] = value
+    model = load(tmp_path, Model(), weights)
+    with pytest.raises(WeightError, match=name.replace(".", r"\.")):
+        check_finite(model)
+
+
+def test_what_its_method_looks_at_is_not_looked_at_twice(tmp_path):
+    weights = make_weights()
+    weights["up_proj.weight"][0, 0] = float("nan")
+    check_finite(load(tmp_path, Model(Borrowing()), weights))
+    weights["norm.weight"][0] = float("nan")
+    with pytest.raises(WeightError, match=r"norm\.weight"):
+        check_finite(load(tmp_path, Model(Borrowing()), weights))
+
+
+def test_the_loader_says_which_weights_it_would_load(tmp_path):
+    load(tmp_path, Model(), make_weights())
+    loader = SafetensorsLoader(WeightLoaderContext(model_dir=tmp_path))
+    assert FINGERPRINT in loader.provides
+    assert loader.fingerprint() == fingerprint_files([tmp_path / "model.safetensors"])
+
+
+def test_a_fingerprint_knows_content_size_and_time_but_no_place(tmp_path):
+    file, other = tmp_path / "a", tmp_path / "b"
+    file.write_bytes(bytes(range(256)) * 400)
+    os.utime(file, ns=(5, 5))
+    first = fingerprint_files([file])
+    assert len(first) == 32 and first == fingerprint_files([file])
+    other.write_bytes(file.read_bytes())
+    os.utime(other, ns=(5, 5))
+    assert fingerprint_files([other]) == first
+    os.utime(other, ns=(5, 6))
+    assert fingerprint_files([other]) != first
+    other.write_bytes(file.read_bytes() + b"x")
+    os.utime(other, ns=(5, 5))
+    assert fingerprint_files([other]) != first
+    changed = bytearray(file.read_bytes())
+    changed[-1] ^= 1
+    other.write_bytes(changed)
+    os.utime(other, ns=(5, 5))
+    assert fingerprint_files([other]) != first
+    assert fingerprint_files([file, file]) != first
+    with pytest.raises(WeightError, match="absent"):
+        fingerprint_files([tmp_path / "absent"])
