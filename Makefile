@@ -8,13 +8,15 @@ STAMP  := $(VENV)/.installed
 # -qq: errors only; a shared index that lacks a package is no news.
 PIP    := $(BIN)/python -m pip install -qq --progress-bar off --disable-pip-version-check
 TORCH  := $(shell sed -n '/^torch==/p' requirements/constraints.txt)
-NEEDS  := $(wildcard requirements/*.txt pyproject.toml */pyproject.toml */*/pyproject.toml)
+NEEDS  := $(wildcard requirements/*.txt pyproject.toml */pyproject.toml */*/pyproject.toml \
+            platforms/cpu_kernels/setup.py platforms/cpu_kernels/include/* \
+            platforms/cpu_kernels/src/native/*)
 # What ruff looks at; folders of the future are taken in when they come.
 CODE   := $(wildcard conftest.py core platforms attention_backends schedulers model_registry \
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check features wheels bench soak clean
+.PHONY: help demo test check sanitize features wheels bench soak clean
 
 help:  ## say what the targets do
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -35,8 +37,9 @@ demo: $(STAMP)  ## make a small model and generate from it
 test: $(STAMP)  ## run the tests, but for the slow ones and those for accelerators
 	$(BIN)/python -m pytest -q
 
-soak: $(STAMP)  ## run all tests, the slow ones too
+soak: $(STAMP)  ## run all tests, the slow ones too, and a million steps of random programs
 	$(BIN)/python -m pytest -q -m ""
+	PYTHONPATH=tests $(BIN)/python -m soak
 
 features: $(STAMP)  ## hold docs/features.md to its word
 	$(BIN)/python tests/features/prove.py
@@ -48,12 +51,16 @@ check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/architecture
 
+sanitize: $(STAMP)  ## run the native kernels under address and undefined-behaviour sanitizers
+	$(BIN)/python platforms/cpu_kernels/sanitize.py
+
 wheels: $(STAMP)  ## run the kit on each member's wheel, alone in an environment of its own
 	$(BIN)/python -m pytest -q -m slow tests/wheels
 
-bench: $(STAMP)  ## measure the host cost of a step, and offline throughput
+bench: $(STAMP)  ## measure the host cost of a step, offline throughput, and other engines beside us
 	$(BIN)/python bench/step_overhead.py
 	$(BIN)/python bench/offline.py
+	$(BIN)/python bench/cpu_vs.py
 
 clean:  ## remove everything that the targets above made, .venv too
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \

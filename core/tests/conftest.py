@@ -112,7 +112,17 @@ class StrictWorker:
 class Driver:
     """A scheduler under test. Each plan is executed when it is settled, in order."""
 
-    def __init__(self, *, num_blocks=100, block_size=4, cls=Scheduler, policy=None, **limits):
+    def __init__(
+        self,
+        *,
+        num_blocks=100,
+        block_size=4,
+        cls=Scheduler,
+        policy=None,
+        strict=False,
+        seed=0,
+        **limits,
+    ):
         given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256} | limits
         group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
         self.clock = ManualClock()
@@ -123,6 +133,8 @@ class Driver:
                 kv_cache=KVCacheConfig(num_blocks=num_blocks + 1, groups=(group,)),
                 clock=self.clock,
                 policy=policy,
+                strict=strict,
+                seed=seed,
             )
         )
         self.worker = StrictWorker(block_size, num_blocks + 1)
@@ -155,7 +167,7 @@ class Driver:
         assert plan.total_num_tokens <= self.limits.max_num_batched_tokens
         assert plan.num_requests <= self.limits.max_num_seqs
         self.out.append(plan)
-        names = {request.row: request.request_id for request in self.scheduler._running}
+        names = {request.row: request.request_id for request in self.scheduler._holdings.running}
         runs = zip(plan.rows, plan.starts, plan.num_tokens, strict=True)
         return {names[row]: (start, count) for row, start, count in runs}
 
@@ -195,10 +207,11 @@ class Driver:
         raise AssertionError(f"not done after {limit} steps")
 
     def running(self):
-        return [request.request_id for request in self.scheduler._running]
+        return [request.request_id for request in self.scheduler._holdings.running]
 
     def waiting(self):
-        return [request.request_id for request in self.scheduler._waiting]
+        self.scheduler._host.begin_step()  # those that have just lost their row get their place
+        return [request.request_id for request in self.scheduler._host.waiting]
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ CORE = Path(__file__).resolve().parents[2] / "core/src"
 
 # Modules without a CONTRACT_VERSION to the contracts that have to be raised with them.
 SHARED = {
+    "dovetail.interfaces.admission": ("scheduler",),
     "dovetail.interfaces.kv_cache": ("attention", "scheduler", "worker"),
     "dovetail.plan": ("scheduler", "worker"),
     "dovetail.request": ("scheduler",),

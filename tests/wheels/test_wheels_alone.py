@@ -1,7 +1,6 @@
 """Each member's wheel, alone beside what it declares, passes the kit for everything it offers."""
 
 import re
-import tomllib
 
 import pytest
 from wheels.clean_environment import PIP, make_environment, run
@@ -43,9 +42,8 @@ def wheels(tmp_path_factory):
 def test_a_wheel_alone_passes_the_kit(member, wheels, tmp_path):
     chosen = [wheels[name] for name in needs(member)]
     python = make_environment(tmp_path / "environment", chosen, tools=["pytest"])
-    table = tomllib.loads((member / "pyproject.toml").read_text("utf-8"))
-    packages = table["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    run(python, "-c", f"import {packages[0].rpartition('/')[2]}", cwd=tmp_path)
+    (package,) = (member / "src").glob("*/__init__.py")
+    run(python, "-c", f"import {package.parent.name}", cwd=tmp_path)
     asked = [word for one in plugins_of(member) for word in ("--dovetail-plugin", one)]
     if not asked:
         return  # it offers data or commands, and no plugin of a kind

@@ -69,7 +69,7 @@ def test_everything_is_shown_and_nothing_imported(site, capsys):
     assert shown["class"].strip() == "shown_mod:Mine"
     assert shown["distribution"].strip() == "shown-dist 2.5"
     assert shown["source"].strip() == str(site / "shown_mod/__init__.py")
-    assert "takes in this core's 0.1" in shown["api"]
+    assert "takes in this core's 0.2" in shown["api"]
     assert shown["needs"].strip() == "paged_kv_cache"
     assert shown["rank"].strip() == "4"
     assert shown["roles"].strip() == "engine, frontend, worker"

@@ -161,10 +161,15 @@ class EngineArgs:
         default="auto", metadata=_help("Linear method plugin (packing, quantisation).")
     )
     quantization: str | type | None = field(
-        default=None, metadata=_help("Another name for linear_method.")
+        default=None,
+        metadata=_help('Quantise on load: "int8", "int4"; another name for linear_method.'),
     )
     ops: str | type = field(
         default="auto", metadata=_help("Op provider plugin (norms, rotary embedding, …).")
+    )
+    batch_invariant: bool = field(
+        default=False,
+        metadata=_help("Take only parts that give a request the same bits beside any others."),
     )
     tensor_parallel_size: int = field(
         default=1, metadata=_help("Devices that share each layer; only 1 so far.")
@@ -179,6 +184,9 @@ class EngineArgs:
         default=None, metadata=_help("CPU threads of platforms that compute on the CPU.")
     )
     disable_log_stats: bool = field(default=True, metadata=_help("Log no statistics."))
+    decision_log: str | Path | None = field(
+        default=None, metadata=_help("New file to record what the scheduler decides.")
+    )
     stat_loggers: tuple[str | type, ...] = field(
         default=(), metadata=_help("Stat logger plugins, told of every step.")
     )
@@ -187,6 +195,9 @@ class EngineArgs:
     )
     io_processor: str | type | None = field(
         default=None, metadata=_help("IO processor plugin, for LLM.process.")
+    )
+    kv_connector: str | type | None = field(
+        default=None, metadata=_help("KV connector plugin, which keeps KV blocks elsewhere.")
     )
     hooks: tuple[str | type, ...] = field(
         default=(), metadata=_help("Hooks plugins, told of start, steps, errors and stop.")

@@ -180,18 +180,24 @@ class LoadConfig(ConfigNode):
 
 
 class ComputeConfig(ConfigNode):
-    """What computes. num_threads: of platforms that compute on the CPU."""
+    """What computes. num_threads: of platforms that compute on the CPU.
+
+    batch_invariant: only parts that promise it may be chosen: a request's tokens and log-
+    probabilities have the same bits whatever runs beside it, and on any number of threads.
+    """
 
     attention_backend: PluginReference = "auto"
     linear_method: PluginReference = "auto"
     ops: PluginReference = "auto"
+    batch_invariant: Flag = False
     num_threads: Annotated[int | None, integer(1, 4096, optional=True)] = None
 
 
 class ObservabilityConfig(ConfigNode):
-    """What the engine tells of itself."""
+    """What the engine tells of itself. decision_log: the file to record a scheduler's plans in."""
 
     disable_log_stats: Flag = True
+    decision_log: Path | None = None
 
 
 class ExtensionsConfig(ConfigNode):
@@ -200,6 +206,7 @@ class ExtensionsConfig(ConfigNode):
     worker_extension_cls: OptionalReference = None
     logits_processors: PluginReferences = ()
     io_processor: OptionalReference = None
+    kv_connector: OptionalReference = None
     stat_loggers: PluginReferences = ()
     hooks: PluginReferences = ()
 
@@ -247,6 +254,16 @@ class EngineConfig(ConfigNode):
     plugins: PluginsConfig = PluginsConfig()
     plugin_options: FrozenMapping = Field(default={}, validate_default=True)
     changes: tuple[Change, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_decision_log(self) -> Self:
+        log, connector = self.observability.decision_log, self.extensions.kv_connector
+        if log is not None and connector is not None:
+            raise ConfigError(
+                f"decision_log={str(log)!r} cannot record what kv_connector={connector!r} answers; "
+                "leave one of the two out."
+            )
+        return self
 
     def explain(self) -> list[Change]:
         """Return every value that was set for the user, with its reason, in order."""

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dovetail.cli.app import COMMANDS
 from dovetail.config.installed_checkpoints import GROUP as CHECKPOINT_GROUP
 from dovetail.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 from dovetail.errors import PluginError, nearest
 from dovetail.plugins.adapters import ADAPTERS, check_api
+from dovetail.plugins.commands import KIND as COMMAND
+from dovetail.plugins.commands import find_commands
 from dovetail.plugins.description import Description
 from dovetail.plugins.discovery import Candidate, discover
 from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
 from dovetail.plugins.registry import PluginRegistry
 
 _AREA = "plugins"
-_NO_KINDS = frozenset({CHECKPOINT_GROUP.removeprefix(GROUP_PREFIX)})
+_NO_KINDS = frozenset({CHECKPOINT_GROUP.removeprefix(GROUP_PREFIX), COMMAND})
 """Groups of entry points of ours that hold no plugins."""
 
 
@@ -29,6 +32,7 @@ def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
         *_conflicts(registry),
         *_mismatches(registry),
         *_replacements(registry),
+        *_commands(),
     ]
     yield from found
     if all(finding.verdict == NOTE for finding in found):
@@ -117,6 +121,18 @@ def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
                 text=f"it would replace {replaced}, and does not without your consent",
                 remedy=f"if you want it to: --plugins-allow '{kind}:{candidate.reference}'",
             )
+
+
+def _commands() -> Iterator[Finding]:
+    """Yield each command that cannot be typed."""
+    for command, reason in find_commands([words for words, *_ in COMMANDS]).set_aside:
+        yield Finding(
+            area=_AREA,
+            subject=f"{COMMAND}:{command.plugin.reference}",
+            verdict=WARNING,
+            text=f"it cannot be typed: {reason}",
+            remedy="tell its author to give it another name, or uninstall its distribution",
+        )
 
 
 def _refusal(registry: PluginRegistry, candidate: Candidate) -> str:

@@ -60,7 +60,9 @@ def _load(registry: PluginRegistry, kind: str, reference: str) -> dict[str, Any]
         return {"error": f"{type(error).__name__}: {error}"}
     meant = registry.resolutions[-1]
     reasons = () if probe.usable else probe.reasons or ("it does not say why",)
-    return {"error": "", "ns": took_ns, "notes": meant.notes, "refusals": reasons}
+    # What a probe says of what can be used is good to know, too.
+    notes = [*meant.notes, *(probe.reasons if probe.usable else ())]
+    return {"error": "", "ns": took_ns, "notes": notes, "refusals": reasons}
 
 
 def _import_quietly(module: str) -> None:

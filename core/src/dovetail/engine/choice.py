@@ -30,6 +30,7 @@ _FIELDS = {
     "executor": "parallel.executor_backend",
     "hooks": "extensions.hooks",
     "io_processor": "extensions.io_processor",
+    "kv_connector": "extensions.kv_connector",
     "linear_method": "compute.linear_method",
     "logits_processor": "extensions.logits_processors",
     "model": "model.architecture",

@@ -11,15 +11,24 @@ from collections.abc import Iterable
 from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import DovetailError, EngineDeadError
-from dovetail.interfaces import EngineCoreOutputs, Executor, Handle, SchedulerInterface
+from dovetail.interfaces import (
+    EngineCoreOutputs,
+    Executor,
+    Handle,
+    PauseScope,
+    SchedulerInterface,
+)
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 
+MAX_DRAIN_STEPS = 1000
+"""Steps without requests that a reset waits for a KV connector."""
+
 
 class EngineCore:
-    """Drives a scheduler and an executor, one plan or two at a time."""
+    """Drives a scheduler and an executor, one plan or two at a time. paused: how far, or None."""
 
     def __init__(
         self,
@@ -29,13 +38,19 @@ class EngineCore:
         vocab_size: int,
         max_model_len: int,
         params_checks: tuple[ParamsCheck, ...] = (),
+        worker_provides: frozenset[str] = frozenset(),
     ) -> None:
-        """params_checks: what else is asked of each request's parameters."""
+        """params_checks: what else is asked of each request's parameters.
+
+        worker_provides: the worker's capability ids; a request that needs another is refused.
+        """
         self.executor = executor
         self.scheduler = scheduler
+        self.paused: PauseScope | None = None
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._params_checks = params_checks
+        self._worker_provides = worker_provides
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._dead = False
 
@@ -46,7 +61,10 @@ class EngineCore:
         """
         self._check_alive()
         validate_core_request(
-            request, vocab_size=self._vocab_size, max_model_len=self._max_model_len
+            request,
+            vocab_size=self._vocab_size,
+            max_model_len=self._max_model_len,
+            worker_provides=self._worker_provides,
         )
         for check in self._params_checks:
             check(request.sampling_params)
@@ -62,9 +80,22 @@ class EngineCore:
         return self.scheduler.abort_requests(request_ids)
 
     def has_work(self) -> bool:
-        """Return whether a step could bring anything."""
+        """Return whether a step could bring anything; whom a pause holds counts for nothing."""
+        return bool(self._out) or self._wants_plan()
+
+    def _wants_plan(self) -> bool:
         depth = self.scheduler.depth()
-        return bool(self._out or depth.num_running or depth.num_waiting)
+        return bool(depth.num_active or depth.num_transfers)
+
+    def pause(self, scope: PauseScope) -> None:
+        """Admit nobody new, or let nothing run, until `resume`; plans that are out end as ever."""
+        self.scheduler.pause(scope)
+        self.paused = scope
+
+    def resume(self) -> None:
+        """Lift a pause; do nothing if there is none."""
+        self.scheduler.resume()
+        self.paused = None
 
     def step(self) -> EngineCoreOutputs:
         """Plan a step, execute it and return what it gave.
@@ -93,10 +124,8 @@ class EngineCore:
         return outputs
 
     def _step_ahead(self) -> EngineCoreOutputs | None:
-        depth = self.scheduler.depth()
-        if len(self._out) < self.executor.max_concurrent_steps and (
-            depth.num_running or depth.num_waiting
-        ):
+        room = len(self._out) < self.executor.max_concurrent_steps
+        if room and self._wants_plan():
             plan = self._schedule()
             self._out.append((plan, self._launch(plan)))
             if len(self._out) < self.executor.max_concurrent_steps:
@@ -107,7 +136,22 @@ class EngineCore:
         return self._update(plan, self._result(plan, handle))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False if requests are under way."""
+        """Forget all cached prefixes; return False if requests are under way.
+
+        What is still out, though all requests have ended, is taken in first: a step, and what a KV
+        connector stores, within `MAX_DRAIN_STEPS`.
+        """
+        for _ in range(MAX_DRAIN_STEPS):
+            depth = self.scheduler.depth()
+            if depth.num_running + depth.num_waiting:
+                break
+            if self._out:
+                plan, handle = self._out.popleft()
+                self._update(plan, self._result(plan, handle))
+            elif depth.num_transfers:
+                self.step()
+            else:
+                break
         return self.scheduler.reset_prefix_cache()
 
     def shutdown(self) -> None:

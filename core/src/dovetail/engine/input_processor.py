@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from dovetail.clock import Clock
+from dovetail.engine.prompt_reading import read_prompt
 from dovetail.engine.request_checks import check_prompt, check_sampling_tokens, check_token_ids
 from dovetail.errors import ConfigError, RequestError, nearest
 from dovetail.inputs import Prompt
@@ -19,7 +20,6 @@ from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
 SEED_MASK = 2**64 - 1
-PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,6 @@ class InputFacts:
 def completion_id(request_id: str, index: int, n: int) -> str:
     """Return the core's id of completion `index` of a request that wants `n` of them."""
     return request_id if n == 1 else f"{request_id}#{index}"
-
-
-def prompt_text(prompt: Prompt) -> str | None:
-    """Return the prompt's text, or None if it was given as token ids."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
 
 
 class InputProcessor:
@@ -78,7 +72,8 @@ class InputProcessor:
         """Return the core requests of one request, one for each of its `params.n` completions.
 
         prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; ids are taken as
-            they are. params: None for the model's defaults.
+            they are. A mapping may also have what `dovetail.inputs.PromptTraits` names.
+        params: None for the model's defaults. cache_salt: before the prompt's own.
         Their ids are `completion_id(request_id, index, n)`; all share one tuple of prompt tokens.
         Raises RequestError naming the parameter at fault.
         """
@@ -89,7 +84,8 @@ class InputProcessor:
             )
         facts = self._facts
         self._check_params(params)
-        prompt_token_ids = self._tokens_of(prompt, params.truncate_prompt_tokens)
+        read = read_prompt(prompt)
+        prompt_token_ids = self._tokens_of(read.content, params.truncate_prompt_tokens)
         room = facts.max_model_len - len(prompt_token_ids)
         if params.min_tokens > room:
             raise RequestError(
@@ -98,6 +94,7 @@ class InputProcessor:
                 f"max_model_len={facts.max_model_len}. Lower it or shorten the prompt.",
                 parameter="min_tokens",
             )
+        now_ns = self._clock.now_ns()
         first = EngineCoreRequest(
             request_id=completion_id(request_id, 0, params.n),
             prompt_token_ids=prompt_token_ids,
@@ -107,8 +104,10 @@ class InputProcessor:
             bad_words_token_ids=self._bad_words(params.bad_words or ()),
             seed=self._seed(params, 0),
             priority=priority,
-            arrival_ns=self._clock.now_ns(),
-            cache_salt=cache_salt,
+            arrival_ns=now_ns,
+            cache_salt=cache_salt or read.cache_salt,
+            tenant=read.tenant,
+            deadline_ns=read.deadline_ns(now_ns),
         )
         others = [
             replace(
@@ -139,27 +138,12 @@ class InputProcessor:
                 if texts:
                     raise _no_tokenizer(name)
 
-    def _tokens_of(self, prompt: Prompt, most: int | None) -> tuple[int, ...]:
-        """Return the checked ids of `prompt`, only the last `most` of them."""
-        given: object = prompt
-        if isinstance(given, Mapping):
-            if unknown := sorted(str(key) for key in given if key not in PROMPT_KEYS):
-                raise RequestError(
-                    f"the prompt has {unknown[0]!r}, which is not known; it may have "
-                    '"prompt" or "prompt_token_ids".' + nearest(unknown[0], PROMPT_KEYS),
-                    parameter="prompt",
-                )
-            given = given.get("prompt_token_ids", given.get("prompt"))
+    def _tokens_of(self, given: str | Sequence[int], most: int | None) -> tuple[int, ...]:
+        """Return the checked ids of a text or of ids, only the last `most` of them."""
         if isinstance(given, str):
             if self._tokenizer is None:
                 raise _no_tokenizer("prompt")
             given = self._tokenizer.encode(given)
-        elif not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
-            raise RequestError(
-                f"the prompt is a {type(given).__name__}; give a string, a list of token ids, "
-                '{"prompt": "…"} or {"prompt_token_ids": […]}.',
-                parameter="prompt",
-            )
         token_ids = tuple(given if most is None else given[-most:])
         facts = self._facts
         check_prompt(token_ids, vocab_size=facts.vocab_size, max_model_len=facts.max_model_len)

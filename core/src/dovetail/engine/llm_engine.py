@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.config import EngineArgs
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
-from dovetail.engine.input_processor import InputFacts, InputProcessor, prompt_text
+from dovetail.engine.input_processor import InputFacts, InputProcessor
 from dovetail.engine.listeners import Listeners
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.plugin_picks import check_picks, make_registry
+from dovetail.engine.prompt_reading import prompt_text
 from dovetail.engine.start import StartedEngine, start_engine
 from dovetail.errors import RequestError, UserError
 from dovetail.hooks import load_hooks
-from dovetail.interfaces import IOProcessor, IOProcessorContext
+from dovetail.interfaces import IOProcessor, IOProcessorContext, PauseScope
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.instance import Options, make_instance
@@ -141,6 +142,26 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Return whether `step` still has something to bring."""
         return bool(self._outputs.num_unfinished or self._ended_early)
+
+    @property
+    def paused(self) -> PauseScope | None:
+        """How far the engine is paused, or None."""
+        return self._core.paused
+
+    def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
+        """Hold requests where they are until `resume`; they can be added and aborted all the same.
+
+        scope: "all": nothing runs, and everything keeps its place; or "new": those that have begun
+        run on to their end, and nobody else begins. `step` then returns at once if nothing is to
+        be done. Raises UserError for any other scope.
+        """
+        if scope not in tuple(PauseScope):
+            raise UserError(f"scope={scope!r} is no scope of a pause; it can be 'all' or 'new'.")
+        self._core.pause(PauseScope(scope))
+
+    def resume(self) -> None:
+        """Lift a pause; do nothing if there is none."""
+        self._core.resume()
 
     def collective_rpc(self, operation: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every worker and return the answers by rank."""

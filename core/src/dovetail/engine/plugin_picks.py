@@ -55,6 +55,8 @@ def _picks(config: EngineConfig) -> Iterator[tuple[str, str | type]]:
         yield "worker_extension", extensions.worker_extension_cls
     if extensions.io_processor is not None:
         yield "io_processor", extensions.io_processor
+    if extensions.kv_connector is not None:
+        yield "kv_connector", extensions.kv_connector
     yield from (("logits_processor", one) for one in extensions.logits_processors)
     yield from (("stat_logger", one) for one in extensions.stat_loggers)
     yield from (("hooks", one) for one in extensions.hooks)

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from dovetail.errors import RequestError
-from dovetail.request import EngineCoreRequest
+from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
 SHOWN_CHARS = 80
@@ -69,11 +69,16 @@ def check_sampling_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 
 def validate_core_request(
-    request: EngineCoreRequest, *, vocab_size: int, max_model_len: int
+    request: EngineCoreRequest,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    worker_provides: frozenset[str] = frozenset(),
 ) -> None:
     """Check a request as the engine receives it; raise RequestError naming the parameter.
 
-    vocab_size: the width of the logits. Changes nothing.
+    vocab_size: the width of the logits. worker_provides: the worker's capability ids. Changes
+    nothing.
     """
     if not isinstance(request.request_id, str) or not request.request_id:
         raise RequestError(
@@ -87,10 +92,18 @@ def validate_core_request(
     _check_integer("seed", request.seed, 0, 2**64 - 1)
     _check_integer("priority", request.priority, -(2**63), 2**63 - 1)
     _check_integer("arrival_ns", request.arrival_ns, 0, 2**63 - 1)
-    if not isinstance(request.cache_salt, str):
-        raise RequestError(
-            f"cache_salt={_shown(request.cache_salt)} must be a string.", parameter="cache_salt"
-        )
+    _check_integer("deadline_ns", request.deadline_ns, 0, 2**63 - 1)
+    for parameter in ("cache_salt", "tenant", "lora_id"):
+        value = getattr(request, parameter)
+        if not isinstance(value, str):
+            raise RequestError(
+                f"{parameter}={_shown(value)} must be a string.", parameter=parameter
+            )
+    if request.lora_id:
+        _check_provided("lora_id", "lora", worker_provides)
+    if request.encoder_inputs:
+        _check_provided("encoder_inputs", "encoder", worker_provides)
+        check_encoder_inputs(request.encoder_inputs, len(request.prompt_token_ids))
     request.sampling_params.validate()
     check_sampling_tokens(request.sampling_params, vocab_size)
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
@@ -98,6 +111,51 @@ def validate_core_request(
         if not word:
             raise RequestError("bad_words holds a word without tokens.", parameter="bad_words")
         check_token_ids("bad_words", word, vocab_size)
+
+
+def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
+    """Raise RequestError unless all stand within the prompt, in order, none over another."""
+    if not isinstance(inputs, tuple):
+        raise RequestError(
+            f"encoder_inputs={_shown(inputs)} must be a tuple of EncoderInput.",
+            parameter="encoder_inputs",
+        )
+    end = 0
+    for item in inputs:
+        if (
+            not isinstance(item, EncoderInput)
+            or type(item.position) is not int
+            or type(item.num_tokens) is not int
+            or not isinstance(item.content_hash, bytes)
+            or not item.content_hash
+        ):
+            raise RequestError(
+                f"encoder_inputs holds {_shown(item)}; give EncoderInput(position, num_tokens, "
+                "content_hash), the hash not empty.",
+                parameter="encoder_inputs",
+            )
+        if item.num_tokens < 1 or item.position < end:
+            raise RequestError(
+                f"encoder_inputs has tokens {item.position} to "
+                f"{item.position + item.num_tokens - 1}; each needs a token of its own, in order, "
+                f"from token {end} on.",
+                parameter="encoder_inputs",
+            )
+        end = item.position + item.num_tokens
+    if end > num_prompt_tokens:
+        raise RequestError(
+            f"encoder_inputs reach to token {end - 1}, but the prompt has {num_prompt_tokens}.",
+            parameter="encoder_inputs",
+        )
+
+
+def _check_provided(parameter: str, capability: str, worker_provides: frozenset[str]) -> None:
+    if capability not in worker_provides:
+        raise RequestError(
+            f"{parameter} is given, but the worker does not provide {capability!r}; leave it out, "
+            "or choose a worker_cls that does.",
+            parameter=parameter,
+        )
 
 
 def _check_integer(parameter: str, value: object, low: int, high: int) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineConfig
 from dovetail.config.resolve import resolve
+from dovetail.decision_log import DecisionRecorder, RecordedScheduler
 from dovetail.engine.core import EngineCore
+from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.params_checks import load_params_checks
 from dovetail.engine.plugin_picks import check_picks, make_registry
 from dovetail.interfaces import (
@@ -24,9 +27,12 @@ from dovetail.interfaces import (
     SchedulerContext,
     SchedulerInterface,
     SchedulerLimits,
+    WorkerBase,
 )
-from dovetail.kv_cache.sizing import fit_model_len, group_layers, size_cache
+from dovetail.kv_cache.grouping import group_layers, padding_share
+from dovetail.kv_cache.sizing import Load, fit_model_len, size_cache
 from dovetail.plugins import PluginRegistry
+from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
 
@@ -64,16 +70,9 @@ def start_engine(
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
     worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls)
+    check_kv_connector(config, worker_cls, scheduler_cls)
     params_checks = load_params_checks(config, plugins, worker_cls)
-    context = ExecutorContext(
-        config=config,
-        platform=platform,
-        plugins=plugins,
-        worker_cls=worker_cls,
-        options=plugins.options_of("executor", executor_cls),
-        worker_options=plugins.options_of("worker", worker_cls),
-    )
-    executor: Executor = construct("executor", executor_cls, context)
+    executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
     try:
         info = executor.get_model_info()
         kv_cache = _size_cache(executor, config)
@@ -87,8 +86,9 @@ def start_engine(
             seed=config.model.seed,
             options=plugins.options_of("scheduler", scheduler_cls),
             policy_options=plugins.options_of("policy", policy_cls),
+            kv_connector=make_scheduler_side(config, plugins, kv_cache),
         )
-        scheduler: SchedulerInterface = construct("scheduler", scheduler_cls, given)
+        scheduler = _make_scheduler(scheduler_cls, given, config.observability.decision_log)
     except BaseException:
         executor.shutdown()
         raise
@@ -99,6 +99,7 @@ def start_engine(
         vocab_size=info.vocab_size,
         max_model_len=max_model_len,
         params_checks=params_checks,
+        worker_provides=declared_ids(worker_cls, "provides"),
     )
     return StartedEngine(
         core=core,
@@ -111,23 +112,60 @@ def start_engine(
     )
 
 
+def _make_executor(
+    executor_cls: type[Executor],
+    config: EngineConfig,
+    platform: Platform,
+    plugins: PluginRegistry,
+    worker_cls: type[WorkerBase],
+) -> Executor:
+    context = ExecutorContext(
+        config=config,
+        platform=platform,
+        plugins=plugins,
+        worker_cls=worker_cls,
+        options=plugins.options_of("executor", executor_cls),
+        worker_options=plugins.options_of("worker", worker_cls),
+    )
+    executor: Executor = construct("executor", executor_cls, context)
+    return executor
+
+
+def _make_scheduler(
+    scheduler_cls: type[SchedulerInterface], context: SchedulerContext, log: Path | None
+) -> SchedulerInterface:
+    scheduler: SchedulerInterface
+    if log is None:
+        scheduler = construct("scheduler", scheduler_cls, context)
+        return scheduler
+    recorder = DecisionRecorder(log, scheduler_cls, context)
+    try:
+        scheduler = construct("scheduler", scheduler_cls, recorder.context)
+    except BaseException:
+        recorder.close()
+        raise
+    return RecordedScheduler(scheduler, recorder)
+
+
 def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
-    cache = config.cache
-    groups = group_layers(executor.get_kv_cache_specs(), block_size=cache.block_size or 1)
+    cache, scheduler = config.cache, config.scheduler
+    load = Load(
+        max_num_seqs=scheduler.max_num_seqs or 1,
+        max_model_len=config.model.max_model_len or 1,
+        max_step_tokens=scheduler.max_num_batched_tokens or 1,
+    )
+    groups = group_layers(
+        executor.get_kv_cache_specs(),
+        block_size=cache.block_size or 1,
+        max_model_len=load.max_model_len,
+    )
     available = cache.kv_cache_memory_bytes or 0
     override = cache.num_gpu_blocks_override
     keeps_something = any(group.bytes_per_block for group in groups)
     if keeps_something and cache.kv_cache_memory_bytes is None and override is None:
         available = executor.determine_available_memory()
-    seqs, length = config.scheduler.max_num_seqs or 1, config.model.max_model_len or 1
-    return size_cache(
-        groups,
-        available_bytes=available,
-        num_blocks=None if override is None else override + 1,
-        max_useful_tokens=seqs
-        * -(-length // groups[0].spec.block_size)
-        * groups[0].spec.block_size,
-    )
+    num_blocks = None if override is None else override + 1
+    return size_cache(groups, load, available_bytes=available, num_blocks=num_blocks)
 
 
 def _model_len(
@@ -138,7 +176,12 @@ def _model_len(
     most = config.model.max_model_len or info.max_model_len
     if info.max_model_len:
         most = min(most, info.max_model_len)
-    length, reason = fit_model_len(kv_cache, max_model_len=most, asked_by_user=asked)
+    length, reason = fit_model_len(
+        kv_cache,
+        max_model_len=most,
+        max_step_tokens=config.scheduler.max_num_batched_tokens or 1,
+        asked_by_user=asked,
+    )
     if reason:
         logger.warning("max_model_len is %d instead of %d: %s.", length, most, reason)
     return length
@@ -168,3 +211,9 @@ def _tell(
         kv_cache.block_size,
         max_model_len,
     )
+    if len(kv_cache.groups) > 1:
+        logger.info(
+            "The KV cache has %d groups of layers; %.0f %% of its memory is padding.",
+            len(kv_cache.groups),
+            100 * padding_share(kv_cache.groups),
+        )

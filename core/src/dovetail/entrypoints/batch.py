@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dovetail.entrypoints.interrupts import watch_for_interrupt
-from dovetail.errors import RequestError
+from dovetail.errors import RequestError, UserError
 from dovetail.outputs import RequestMetrics, RequestOutput, RequestOutputKind
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ def run_batch(
     """Return one output a request (id, prompt, parameters, priority), in their order.
 
     on_error: "raise" ends all of them if one is refused; "return" puts the refusal in its output.
+    Raises UserError if the engine is paused: nobody could resume it meanwhile.
     """
+    if engine.paused:
+        raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
     results: dict[str, RequestOutput] = {}
     for place, (request_id, prompt, params, priority) in enumerate(requests):
         try:

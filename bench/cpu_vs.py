@@ -1,0 +1,146 @@
+"""Dovetail beside other engines on the CPU: same checkpoints, same cases, turn by turn, in one run.
+
+Method: every engine lives in a process (and, if wished, an environment) of its own, is loaded once
+for a format of the weights, and is asked case by case and round by round in turn with the others
+(`peers/race.py`). Greedy, the end of the text ignored, exact numbers of tokens, fresh prompts each
+time (`cases.py`). Around each repetition probes measure the machine's read bandwidth and GEMM rates
+(`peers/probe.py`), from which follow a floor and a limit for the case (`peers/limits.py`);
+repetitions that others disturbed are marked and measured again. Printed are medians with their
+spread, our ratio to the best peer, and our share of the limit (`peers/tables.py`).
+
+`startup` counts from the start of a process to its first token; `hog` asks beside a process that
+keeps one core busy. Peers are optional: `peers/README.md` says how to set them up. A peer that
+fails or hangs is reported, and the run goes on.
+
+    python bench/cpu_vs.py [--model DIR …] [--peers auto|a,b] [--peers-file FILE]
+        [--formats bf16,int8,int4] [--cases decode1,conc16,varied64,prefill1024,startup,hog]
+        [--threads 2] [--rounds 3] [--attempts 2] [--one-at-a-time]
+        [--json FILE] [--write-docs FILE]
+    python bench/cpu_vs.py --results FILE … --write-docs docs/performance.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from peers.child import ChildError
+from peers.machine_facts import machine_facts
+from peers.measures import MEASURES, START_UP
+from peers.page import performance_page
+from peers.race import ProbeError, Race, RacePlan
+from peers.roster import FORMATS, OURS, find_contenders
+from peers.tables import markdown
+
+CASES = (*MEASURES, START_UP)
+
+
+def main() -> int:
+    """Run, or read results; print the tables and write what is asked for."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    arguments = _parser().parse_args()
+    if arguments.results:
+        runs = [json.loads(Path(file).read_text("utf-8")) for file in arguments.results]
+    else:
+        runs = [_race(arguments)]
+    for run in runs:
+        for result in run["results"]:
+            print(markdown(result))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(runs[0], indent=1), encoding="utf-8")
+    if arguments.write_docs:
+        page = performance_page(runs, arguments.note)
+        Path(arguments.write_docs).write_text(page, encoding="utf-8")
+    reasons = [f for run in runs for result in run["results"] for f in result["failures"]]
+    return int(any(failure["engine"] == OURS for failure in reasons))
+
+
+def _race(arguments: argparse.Namespace) -> dict[str, Any]:
+    contenders, absent = find_contenders(arguments.peers, arguments.peers_file, os.environ)
+    for name, reason in absent.items():
+        _report(f"{name} does not take part: {reason}")
+    if not contenders:
+        raise ValueError("nobody takes part")
+    results: list[dict[str, Any]] = []
+    for checkpoint in _checkpoints(arguments.model):
+        race = Race(_plan(arguments, checkpoint), contenders, _report)
+        try:
+            race.run()
+        except KeyboardInterrupt:
+            _report("interrupted: what there is so far follows")
+            break
+        finally:
+            race.close()
+            results.append(race.result())
+    return {"machine": machine_facts(), "absent": absent, "results": results}
+
+
+def _plan(arguments: argparse.Namespace, checkpoint: Path) -> RacePlan:
+    return RacePlan(
+        checkpoint=checkpoint,
+        formats=arguments.formats,
+        cases=arguments.cases,
+        threads=arguments.threads,
+        rounds=arguments.rounds,
+        deadline_s=arguments.deadline,
+        load_deadline_s=arguments.load_deadline,
+        attempts=arguments.attempts,
+        one_at_a_time=arguments.one_at_a_time,
+    )
+
+
+def _checkpoints(named: list[str]) -> list[Path]:
+    if named:
+        return [Path(name).resolve() for name in named]
+    from checkpoints import SHAPES, make_checkpoint  # torch: only where it makes something
+
+    return [make_checkpoint(name, Path(".bench").resolve()) for name in SHAPES]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", nargs="+", default=[], help="checkpoints; default: made here")
+    parser.add_argument("--peers", default="auto", help="auto, or names separated by commas")
+    parser.add_argument("--peers-file", help="TOML file that says where peers are")
+    parser.add_argument("--formats", type=_some_of(FORMATS), default=FORMATS)
+    parser.add_argument("--cases", type=_some_of(CASES), default=CASES)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--attempts", type=int, default=2, help="at a repetition, if disturbed")
+    parser.add_argument("--deadline", type=float, default=180, help="seconds for one request")
+    parser.add_argument("--load-deadline", type=float, default=300, help="seconds for loading")
+    parser.add_argument(
+        "--one-at-a-time", action="store_true", help="keep one engine in memory: slower, smaller"
+    )
+    parser.add_argument("--json", help="write the result to this file, too")
+    parser.add_argument("--results", nargs="+", help="read these files instead of measuring")
+    parser.add_argument("--write-docs", help="write the page of docs/performance.md to this file")
+    parser.add_argument("--note", default="", help="a sentence to stand at the top of that page")
+    return parser
+
+
+def _some_of(allowed: tuple[str, ...]) -> Any:
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        unknown = sorted(set(chosen) - set(allowed))
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown: {unknown}; there are {list(allowed)}")
+        return chosen
+
+    return parse
+
+
+def _report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except (ChildError, ProbeError, OSError, ValueError) as error:
+        raise SystemExit(f"cpu_vs: {error}") from None

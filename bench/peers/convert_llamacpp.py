@@ -1,0 +1,121 @@
+"""Write a checkpoint as GGUF files for llama.cpp: bf16, int8 (Q8_0) and int4 (Q4_0).
+
+    PEER_PYTHON bench/peers/convert_llamacpp.py MODEL_DIR OUT_PREFIX
+
+makes OUT_PREFIX-bf16.gguf and its two quantised copies, the latter by llama.cpp's own quantiser.
+Llama and Qwen3 checkpoints in bfloat16 only. No tokenizer goes in, since the benchmarks ask with
+token ids. Needs `gguf`, `numpy` and `llama-cpp-python`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp.llama_cpp as native
+import numpy
+
+QUANTISED = {"int8": native.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": native.LLAMA_FTYPE_MOSTLY_Q4_0}
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
+
+
+def write_gguf(model: Path, out: Path) -> None:
+    """Write the checkpoint with its matrices in bfloat16 and its vectors in float32."""
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    kind = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[kind])
+    _add_sizes(writer, config)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    for path in sorted(model.glob("*.safetensors")):
+        for name, bits in _tensors(path):
+            target = names.get_name(name, try_suffixes=(".weight",))
+            if target is None:
+                raise ValueError(f"llama.cpp has no place for {name}")
+            _add_tensor(writer, target, _in_their_order(name, bits, config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def quantise(source: Path, out: Path, kind: int) -> None:
+    """Write a quantised copy of a GGUF file."""
+    params = native.llama_model_quantize_default_params()
+    params.ftype = kind
+    code = native.llama_model_quantize(str(source).encode(), str(out).encode(), params)
+    if code:
+        raise RuntimeError(f"llama.cpp could not quantise {source}: code {code}")
+
+
+def _add_sizes(writer: Any, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_rope_dimension_count(head_size)
+    rope = config.get("rope_parameters") or config
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_tokenizer_model("none")
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield name and the bits of each bfloat16 tensor as uint16."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    data = numpy.memmap(path, numpy.uint8, "r", offset=8 + size)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"{name} is {entry['dtype']}; only bfloat16 checkpoints are converted")
+        begin, end = entry["data_offsets"]
+        yield name, data[begin:end].view(numpy.uint16).reshape(entry["shape"])
+
+
+def _in_their_order(name: str, bits: Any, config: dict[str, Any]) -> Any:
+    """Return q and k of a Llama with the pairs of a rotation side by side, as llama.cpp wants."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    part = name.split(".")[-2]
+    if config["model_type"] != "llama" or part not in heads:
+        return bits
+    rows, columns = bits.shape
+    halves = bits.reshape(config[heads[part]], 2, -1, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _add_tensor(writer: Any, name: str, bits: Any) -> None:
+    if bits.ndim == 1:
+        writer.add_tensor(name, (bits.astype(numpy.uint32) << 16).view(numpy.float32))
+        return
+    raw = numpy.ascontiguousarray(bits).view(numpy.uint8)
+    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def main() -> int:
+    """Convert one checkpoint."""
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    model, prefix = Path(sys.argv[1]), sys.argv[2]
+    plain = Path(f"{prefix}-bf16.gguf")
+    write_gguf(model, plain)
+    for weights, kind in QUANTISED.items():
+        quantise(plain, Path(f"{prefix}-{weights}.gguf"), kind)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""llama.cpp through the C API that llama-cpp-python binds, with continuous batching done here.
+
+A step is what llama-server makes of it: the next token of each running request, then pieces of
+prompts up to the batch size. Each request has a KV stream of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from peers.serving import serve_engine
+
+MAX_BATCH_TOKENS, MAX_MICRO_BATCH = 2048, 512
+CONTEXT_GRANULE = 256
+"""Tokens that a stream's room is rounded up to, as llama.cpp itself does."""
+
+
+@dataclass
+class Stream:
+    """One request on its way. row: its KV stream; num_done: tokens of the prompt in the cache."""
+
+    row: int
+    prompt: list[int]
+    num_wanted: int
+    num_done: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+
+class LlamaCppEngine:
+    """One model; one context at a time, as large as the requests at hand need."""
+
+    def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
+        """Load a GGUF file, whose weights the converter has put into their format already."""
+        import llama_cpp.llama_cpp as native
+        import numpy
+
+        self._native, self._numpy, self._threads = native, numpy, threads
+        self._options = options
+        self._quiet = native.llama_log_callback(lambda level, text, data: None)
+        native.llama_log_set(self._quiet, None)
+        native.llama_backend_init()
+        self._model = native.llama_model_load_from_file(
+            model.encode(), native.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"llama.cpp could not load {model}")
+        self._vocab_size = native.llama_vocab_n_tokens(native.llama_model_get_vocab(self._model))
+        self._context: Any = None
+        self._room = (0, 0)
+        self._make_batch()
+
+    def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
+        """Make a context for so many requests of such lengths, if there is none."""
+        longest = max(len(p) + n for p, n in zip(prompts, output_lens, strict=True))
+        room = (len(prompts), -(-longest // CONTEXT_GRANULE) * CONTEXT_GRANULE)
+        if room == self._room:
+            return
+        native = self._native
+        if self._context is not None:
+            native.llama_free(self._context)
+        params = native.llama_context_default_params()
+        params.n_seq_max, params.n_ctx = room[0], room[0] * room[1]
+        params.n_batch, params.n_ubatch = MAX_BATCH_TOKENS, MAX_MICRO_BATCH
+        params.n_threads = params.n_threads_batch = self._threads
+        params.kv_unified, params.no_perf = False, True
+        for name, value in self._options.items():
+            setattr(params, name, value)
+        self._context = native.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp has no context for {room[0]} requests of {room[1]}")
+        self._room = room
+        # A new context's buffers have not been touched yet; a server's have.
+        self.generate([[1] * min(MAX_MICRO_BATCH, longest - 2)], [2])
+
+    def generate(
+        self, prompts: Sequence[list[int]], output_lens: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """Step until every request has its tokens; greedy."""
+        native = self._native
+        native.llama_memory_clear(native.llama_get_memory(self._context), False)
+        streams = [
+            Stream(row=row, prompt=prompt, num_wanted=length)
+            for row, (prompt, length) in enumerate(zip(prompts, output_lens, strict=True))
+        ]
+        waiting, running = list(streams), list[Stream]()
+        while waiting or running:
+            self._step(waiting, running)
+        return [stream.tokens for stream in streams]
+
+    def versions(self) -> dict[str, str]:
+        """Of the binding, and the instruction sets that its library was built for."""
+        system = self._native.llama_print_system_info().decode().strip(" |")
+        return {"llama-cpp-python": version("llama-cpp-python"), "llama.cpp for": system[:300]}
+
+    def _make_batch(self) -> None:
+        """Make the batch once, with columns that numpy writes and one stream a token."""
+        numpy, as_array = self._numpy, self._numpy.ctypeslib.as_array
+        self._batch = batch = self._native.llama_batch_init(MAX_BATCH_TOKENS, 0, 1)
+        size = (MAX_BATCH_TOKENS,)
+        self._tokens, self._positions = as_array(batch.token, size), as_array(batch.pos, size)
+        self._samples = as_array(batch.logits, size)
+        as_array(batch.n_seq_id, size)[:] = 1
+        self._rows = numpy.zeros(MAX_BATCH_TOKENS, numpy.int32)
+        kind = ctypes.POINTER(ctypes.c_int32)
+        for place in range(MAX_BATCH_TOKENS):
+            address = self._rows.ctypes.data + place * self._rows.itemsize
+            batch.seq_id[place] = ctypes.cast(address, kind)
+
+    def _step(self, waiting: list[Stream], running: list[Stream]) -> None:
+        sampling = []
+        num_tokens = 0
+        for stream in running:
+            position = len(stream.prompt) + len(stream.tokens) - 1
+            self._put(num_tokens, stream.tokens[-1:], position, stream.row)
+            sampling.append((stream, num_tokens))
+            num_tokens += 1
+        while waiting and num_tokens < MAX_BATCH_TOKENS:
+            stream = waiting[0]
+            end = stream.num_done + MAX_BATCH_TOKENS - num_tokens
+            piece = stream.prompt[stream.num_done : end]
+            self._put(num_tokens, piece, stream.num_done, stream.row)
+            num_tokens += len(piece)
+            stream.num_done += len(piece)
+            if stream.num_done == len(stream.prompt):
+                sampling.append((stream, num_tokens - 1))
+                running.append(waiting.pop(0))
+        self._samples[:num_tokens] = 0
+        self._samples[[place for _, place in sampling]] = 1
+        self._batch.n_tokens = num_tokens
+        code = self._native.llama_decode(self._context, self._batch)
+        if code:
+            raise RuntimeError(f"llama_decode returned {code}")
+        for stream, place in sampling:
+            self._take(stream, place, running)
+
+    def _put(self, place: int, tokens: list[int], position: int, row: int) -> None:
+        where = slice(place, place + len(tokens))
+        self._tokens[where] = tokens
+        self._positions[where] = range(position, position + len(tokens))
+        self._rows[where] = row
+
+    def _take(self, stream: Stream, place: int, running: list[Stream]) -> None:
+        logits = self._native.llama_get_logits_ith(self._context, place)
+        row_V = self._numpy.ctypeslib.as_array(logits, (self._vocab_size,))
+        stream.tokens.append(int(row_V.argmax()))
+        if len(stream.tokens) == stream.num_wanted:
+            running.remove(stream)
+
+
+if __name__ == "__main__":
+    serve_engine(LlamaCppEngine())

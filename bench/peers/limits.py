@@ -1,0 +1,115 @@
+"""What the machine allows a case: the time of its bytes and of its arithmetic, whichever is longer.
+
+The model of a case: all prompts first, at the speed of the GEMM probe; then one step for each
+further token, every running request in it, which must read all weights once and the cache of its
+requests, and multiply. A step takes the longer of reading and multiplying; attention counts as
+arithmetic in prompts and as reading in decodes; norms, rotary and sampling count as nothing.
+Standard library only: weights are known by the headers of their files.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from cases import Case
+
+BITS_OF = {"bf16": 16.0, "int8": 8.0, "int4": 4.5}
+"""Bits of a weight; for int4 with one 16-bit scale for 32 of them."""
+
+GEMM_OF = {"bf16": "bf16_gflops", "int8": "int8_gflops", "int4": "int8_gflops"}
+"""Format to the probe that bounds its products."""
+
+CACHE_BYTES = 2
+"""Of one value in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a model. layer_weights, head_weights: numbers of weights that a token multiplies."""
+
+    layer_weights: int
+    head_weights: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+    @classmethod
+    def of(cls, folder: Path) -> ModelShape:
+        """Read config.json and the headers of the safetensors files of a model directory."""
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        shapes: dict[str, list[int]] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            shapes |= _tensor_shapes(path)
+        matrices = {name: rows[0] * rows[1] for name, rows in shapes.items() if len(rows) == 2}
+        embedding = next(size for name, size in matrices.items() if "embed_tokens" in name)
+        head = next((size for name, size in matrices.items() if "lm_head" in name), 0)
+        heads = config["num_attention_heads"]
+        return cls(
+            layer_weights=sum(matrices.values()) - embedding - head,
+            head_weights=head or embedding,
+            num_layers=config["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        )
+
+    def step_bytes(self, weights: str) -> float:
+        """Return the bytes of weights that one step reads in a format."""
+        return (self.layer_weights + self.head_weights) * BITS_OF[weights] / 8
+
+    @property
+    def token_cache_bytes(self) -> int:
+        """Bytes that one token leaves in the cache."""
+        return 2 * CACHE_BYTES * self.num_layers * self.num_kv_heads * self.head_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineLimits:
+    """read_bytes_s: bytes read in a second; flops_s: floating or integer operations in a second."""
+
+    read_bytes_s: float
+    flops_s: float
+
+    @classmethod
+    def of(cls, probes: dict[str, float], weights: str) -> MachineLimits | None:
+        """Return the limits that a probe found for a format; None where torch was missing."""
+        if GEMM_OF[weights] not in probes:
+            return None
+        return cls(read_bytes_s=probes["read_gbps"] * 1e9, flops_s=probes[GEMM_OF[weights]] * 1e9)
+
+
+def prompt_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineLimits) -> float:
+    """Return the least time for all prompts of a case, each one's first token included."""
+    num_tokens, num_requests = sum(case.prompt_lens), len(case.prompt_lens)
+    products = 2 * (shape.layer_weights * num_tokens + shape.head_weights * num_requests)
+    # Causal: half of length² for the scores, as much for the values, 2 operations each.
+    pairs = sum(length * length for length in case.prompt_lens)
+    attention = 2 * pairs * shape.num_layers * shape.num_heads * shape.head_size
+    reading = shape.step_bytes(weights) / limits.read_bytes_s
+    return max(reading, (products + attention) / limits.flops_s)
+
+
+def decode_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineLimits) -> float:
+    """Return the least time for all tokens after each request's first."""
+    num_weights = shape.layer_weights + shape.head_weights
+    total = 0.0
+    for step in range(1, max(case.output_lens)):
+        running = [
+            prompt + step
+            for prompt, length in zip(case.prompt_lens, case.output_lens, strict=True)
+            if length > step
+        ]
+        num_bytes = shape.step_bytes(weights) + sum(running) * shape.token_cache_bytes
+        num_flops = 2 * num_weights * len(running)
+        total += max(num_bytes / limits.read_bytes_s, num_flops / limits.flops_s)
+    return total
+
+
+def _tensor_shapes(path: Path) -> dict[str, list[int]]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}

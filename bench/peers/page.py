@@ -1,0 +1,58 @@
+"""The page docs/performance.md, made of results: machine, method, tables. Measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peers.tables import markdown
+
+HEAD = """# Performance on the CPU
+
+Made by `python bench/cpu_vs.py --results … --write-docs docs/performance.md`; do not edit by hand.
+Single figures belong to one machine at one time; ratios within a run are what may be compared.
+"""
+
+METHOD = """## Method
+
+- Each engine runs in a process of its own with the same checkpoint (random weights in the shape of
+  the named model; converted where the engine needs another file), the same prompts as token ids,
+  greedy, past the end of the text, exact numbers of tokens. Prompts never repeat.
+- Engines take turns, case by case and round by round. A cell is the median of the rounds, with the
+  least and the greatest in brackets. `*`: in at least one round other processes or the hypervisor
+  took more than 3 % of the machine during each attempt.
+- "1 request" is the rate of the steps after the first token (32 tokens in, 128 out); "16 at once"
+  is 128 in, 64 out; "64 mixed" is 16 to 256 in, 16 to 128 out; "prefill" is one prompt and one
+  token.
+- "Cold start" runs from the start of the process to its first token, with the files in the page
+  cache. "Peak RSS" sums the peaks of the engine's processes; a mapped file counts as far as it was
+  touched.
+- "Same first token": for how many of 16 fixed prompts the engine's first token is that of Dovetail
+  in bf16 (where bf16 was not run: in the same format). It tells whether all compute the same model;
+  with random weights the best tokens are close, so that 4 bits agree seldom, whoever quantises.
+- The limit of a case is the time of its bytes at the read bandwidth, or of its products at the rate
+  of a 2,048³ GEMM, step by step whichever is longer, from probes around each repetition.
+- The busy core: another process computes on one of the cores all the time.
+- What is not alike: OpenVINO keeps its cache in 8 bits (its default) and computes its 16-bit
+  weights in bf16; llama.cpp is driven through its C API with continuous batching of our own and one
+  stream a request; vLLM's int8 is W8A8 with the head in bf16; transformers runs one padded batch.
+"""
+
+
+def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
+    """Return the page for the results of one or more runs of `cpu_vs.py`; note: put on top."""
+    parts = [HEAD, *([f"{note}\n"] if note else []), METHOD]
+    for run in runs:
+        parts += [_machine(run), *(markdown(result) for result in run["results"])]
+    return "\n".join(parts)
+
+
+def _machine(run: Mapping[str, Any]) -> str:
+    lines = [f"- {name}: {value}" for name, value in run["machine"].items()]
+    versions: dict[str, str] = {}
+    for result in run["results"]:
+        for engine in result["engines"]:
+            versions |= engine["versions"]
+    lines += [f"- {package}: {version}" for package, version in sorted(versions.items())]
+    lines += [f"- not run: {name} ({reason})" for name, reason in run["absent"].items()]
+    return "\n".join(["## Machine and versions", "", *lines, ""])

@@ -1,0 +1,89 @@
+"""The machine's limits, measured beside every engine: read bandwidth, and GEMM in bf16 and int8.
+
+Read bandwidth: each thread lets libc's `memchr` run over its own part of 256 MiB in search of a
+byte that is not there; one read of each cache line, nothing written. It reads as fast as a loop of
+512-bit loads where both were tried. GEMM: torch, 2,048³. Each figure is the best of a few passes,
+since it stands for a limit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import mmap
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from peers.serving import serve
+
+BUFFER_BYTES = 256 << 20
+NUM_READS, NUM_GEMMS = 8, 4
+GEMM_SIZE = 2048
+FILLED_WITH, SOUGHT = 1, 2
+
+
+class Probe:
+    """Buffers made once, and the measurement."""
+
+    def start(self, threads: int) -> dict[str, Any]:
+        """Make the buffers and run everything once."""
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
+        self._memory = mmap.mmap(-1, BUFFER_BYTES)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        ctypes.memset(self._address, FILLED_WITH, BUFFER_BYTES)
+        self._search = ctypes.CDLL(None).memchr
+        self._search.restype = ctypes.c_void_p
+        self._search.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+        self._gemms = _gemms(threads)
+        return self.measure()
+
+    def measure(self) -> dict[str, Any]:
+        """Return {"read_gbps": GB/s, "bf16_gflops": GFLOP/s, "int8_gflops": …}, what there is."""
+        rates = {"read_gbps": BUFFER_BYTES / _least_s(self._read, NUM_READS) / 1e9}
+        for name, gemm in self._gemms.items():
+            rates[name] = 2 * GEMM_SIZE**3 / _least_s(gemm, NUM_GEMMS) / 1e9
+        return rates
+
+    def _read(self) -> None:
+        part = BUFFER_BYTES // self._threads
+        starts = range(self._address, self._address + part * self._threads, part)
+        # ctypes lets go of the interpreter's lock during the call.
+        searches = [self._pool.submit(self._search, start, SOUGHT, part) for start in starts]
+        if any(search.result() is not None for search in searches):
+            raise RuntimeError("the buffer of the bandwidth probe was written to")
+
+
+def _gemms(threads: int) -> dict[str, Callable[[], Any]]:
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    import torch
+
+    torch.set_num_threads(threads)
+    shape = (GEMM_SIZE, GEMM_SIZE)
+    wide_KN = torch.ones(shape, dtype=torch.bfloat16)
+    byte_KN = torch.ones(shape, dtype=torch.int8)
+    wide_out_KN = torch.empty_like(wide_KN)
+    sums_KN = torch.empty(shape, dtype=torch.int32)
+    return {
+        "bf16_gflops": lambda: torch.mm(wide_KN, wide_KN, out=wide_out_KN),
+        "int8_gflops": lambda: torch._int_mm(byte_KN, byte_KN.t(), out=sums_KN),
+    }
+
+
+def _least_s(run: Callable[[], Any], passes: int) -> float:
+    seconds = []
+    for _ in range(passes):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+if __name__ == "__main__":
+    probe = Probe()
+    serve({"start": probe.start, "measure": probe.measure})

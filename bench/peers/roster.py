@@ -1,0 +1,132 @@
+"""Who takes part: Dovetail, and each peer whose interpreter and converted model can be found.
+
+A peer is described by a table of a TOML file, by environment variables (which win), or not at all,
+if it can be imported here and reads checkpoints as they are. README.md shows a file.
+
+    [openvino]
+    python = "/where/it/is/bin/python"
+    models = { bf16 = "/where/models/are/{name}-bf16", int8 = "…", int4 = "…" }
+
+`{name}` stands for the name of the checkpoint's directory, `{checkpoint}` for its path. Further
+keys: env (added to the environment), options (the adapter's), skip (cases not to run), adapter (a
+module that serves the protocol; needed for a name that is not known here). A name that begins with
+"dovetail" is one of us, not a peer: another way to run the engine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers.child import first_line_of
+
+OURS = "dovetail"
+OWN_ADAPTERS = "peers.engine_"
+FORMATS = ("bf16", "int8", "int4")
+FILE_VARIABLE = "DOVETAIL_PEERS"
+"""Names the TOML file if no flag does; DOVETAIL_PEER_<NAME>_PYTHON and _<FORMAT> stand over it."""
+
+PACKAGES = {
+    OURS: "dovetail",
+    "llamacpp": "llama_cpp",
+    "openvino": "openvino_genai",
+    "transformers": "transformers",
+    "vllm": "vllm",
+}
+"""Name to the package that its interpreter must have; the adapter is `engine_<name>.py`."""
+
+AS_THEY_ARE = {
+    OURS: dict.fromkeys(FORMATS, "{checkpoint}"),
+    "transformers": {"bf16": "{checkpoint}"},
+    "vllm": {"bf16": "{checkpoint}"},
+}
+"""Formats for which an engine takes the checkpoint itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One engine. models: format to a path with `{name}` or `{checkpoint}` in it."""
+
+    name: str
+    adapter: str
+    python: str
+    models: Mapping[str, str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    skip: frozenset[str] = frozenset()
+
+    def model_for(self, checkpoint: Path, weights: str) -> str | None:
+        """Return the path of its model in a format, None if there is none."""
+        template = self.models.get(weights)
+        if template is None:
+            return None
+        path = template.format(name=checkpoint.name, checkpoint=checkpoint)
+        return path if Path(path).exists() else None
+
+
+def find_contenders(
+    wanted: str, file: str | None, environ: Mapping[str, str]
+) -> tuple[list[Contender], dict[str, str]]:
+    """Return who takes part, ourselves first, and why others do not (name to reason).
+
+    wanted: "auto" for all that can be found, or names separated by commas. file: the TOML file.
+    Raises ValueError for a name that neither the file nor this module knows.
+    """
+    path = file or environ.get(FILE_VARIABLE)
+    described = tomllib.loads(Path(path).read_text("utf-8")) if path else {}
+    names = list(dict.fromkeys([*PACKAGES, *described]))
+    if wanted != "auto":
+        asked = [OURS, *(name.strip() for name in wanted.split(",") if name.strip())]
+        unknown = sorted(set(asked) - set(names))
+        if unknown:
+            raise ValueError(f"unknown peers {unknown}; there are {names}")
+        names = list(dict.fromkeys(asked))
+    found, absent = [], {}
+    for name in names:
+        contender = _describe(name, described.get(name, {}), environ)
+        reason = _missing(contender)
+        if reason:
+            absent[name] = reason
+        else:
+            found.append(contender)
+    return found, absent
+
+
+def _describe(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> Contender:
+    prefix = f"DOVETAIL_PEER_{name.upper()}_"
+    adapter = table.get("adapter", f"{OWN_ADAPTERS}{name}")
+    models = {**AS_THEY_ARE.get(adapter.removeprefix(OWN_ADAPTERS), {}), **table.get("models", {})}
+    for weights in FORMATS:
+        models |= {weights: environ[key]} if (key := prefix + weights.upper()) in environ else {}
+    return Contender(
+        name=name,
+        adapter=adapter,
+        python=environ.get(f"{prefix}PYTHON", table.get("python", sys.executable)),
+        models=models,
+        env=table.get("env", {}),
+        options=table.get("options", {}),
+        skip=frozenset(table.get("skip", ())),
+    )
+
+
+def _missing(contender: Contender) -> str:
+    """Return why a contender cannot take part, "" if it can."""
+    if not contender.adapter.startswith(OWN_ADAPTERS):
+        return ""  # an adapter from outside says itself what it lacks
+    package = PACKAGES.get(contender.adapter.removeprefix(OWN_ADAPTERS))
+    if package is None:
+        return "unknown here, and its table names no adapter"
+    if contender.python == sys.executable:
+        has_it = importlib.util.find_spec(package) is not None
+    else:
+        script = f"import importlib.util as u; print(u.find_spec({package!r}) is not None)"
+        has_it = first_line_of(contender.python, ["-c", script]) == "True"
+    if not has_it:
+        return f"{package} is not installed for {os.path.basename(contender.python)}"
+    return "" if contender.models else "no converted model is named"

@@ -1,0 +1,18 @@
+"""The host cost of Dovetail's step, as `step_overhead.py` measures it, served as a child."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import step_overhead
+
+from peers.serving import serve
+
+
+def measure(num_requests: int) -> dict[str, Any]:
+    """Return milliseconds a step with so many decoding requests: median, p10, p90."""
+    return step_overhead.measure(num_requests)
+
+
+if __name__ == "__main__":
+    serve({"measure": measure})

@@ -1,0 +1,92 @@
+"""The child's side of the line protocol: one JSON object a line in, one a line out.
+
+A request is {"op": NAME, …arguments}; the answer is what the operation returns, or {"error": TEXT};
+the child goes on after an error and ends when its input does. What libraries print goes to stderr.
+Runs inside the peers' environments: standard library only, and nothing of Dovetail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+_PR_SET_PDEATHSIG = 1
+
+Operation = Callable[..., dict[str, Any]]
+
+
+class Engine(Protocol):
+    """What an adapter gives: greedy generation of exact numbers of tokens from token ids."""
+
+    def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
+        """Import the engine and load `model` with weights in the format "bf16", "int8" or "int4".
+
+        options: the adapter's own, from the peers' file.
+        """
+
+    def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
+        """Make room for these requests: what a server would have done before they came."""
+
+    def generate(
+        self, prompts: Sequence[list[int]], output_lens: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """Answer all prompts at once, past the end of the text; return each one's tokens."""
+
+    def versions(self) -> dict[str, str]:
+        """Return package to version, of what decides the speed."""
+
+
+def serve(operations: Mapping[str, Operation]) -> None:
+    """Answer requests from stdin until it ends. Nothing else can read or write there meanwhile."""
+    _die_with_parent()
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    for line in requests:
+        answers.write(json.dumps(_answer(operations, json.loads(line))) + "\n")
+        answers.flush()
+
+
+def serve_engine(engine: Engine) -> None:
+    """Serve the operations `load` and `generate` of an adapter; then leave without its clean-up."""
+
+    def load(model: str, weights: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
+        begin = time.perf_counter()
+        engine.load(model, weights, threads, options)
+        return {"seconds": time.perf_counter() - begin, "versions": engine.versions()}
+
+    def generate(prompts: list[list[int]], output_lens: list[int]) -> dict[str, Any]:
+        engine.prepare(prompts, output_lens)
+        begin = time.perf_counter()
+        got = engine.generate(prompts, output_lens)
+        seconds = time.perf_counter() - begin
+        lens = [len(tokens) for tokens in got]
+        if lens != output_lens:
+            raise RuntimeError(f"asked for {output_lens[:8]}… tokens, got {lens[:8]}…")
+        return {"seconds": seconds, "first_tokens": [int(tokens[0]) for tokens in got]}
+
+    serve({"load": load, "generate": generate})
+    # Some engines hang in their destructors; the process is done either way.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """Let Linux end this process if its parent is killed while it computes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _answer(operations: Mapping[str, Operation], request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return operations[request.pop("op")](**request)
+    except Exception as error:  # the parent reports it and goes on with the others
+        return {"error": f"{type(error).__name__}: {error}"[:600]}

@@ -1,0 +1,193 @@
+"""Tables from results: medians with their spread, ratios to the best peer, shares of the limit.
+
+A result is what `Race.result` returns. Disturbed repetitions count only where a round has no other;
+such figures carry a `*`. Ratios are medians over rounds of ours against the best peer's (the one
+with the best median) in the same round. Pure functions, text out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from peers.measures import MEASURES, START_UP
+from peers.roster import OURS
+
+Row = Mapping[str, Any]
+MISSING = "–"
+RATES = ("decode1", "conc16", "varied64", "prefill1024")
+
+
+def markdown(result: Row) -> str:
+    """Return all tables of one result: one a format, with its notes."""
+    counts = f"{result['threads']} threads, {result['rounds']} round(s)"
+    parts = [f"## {result['model']}, {counts}"]
+    for weights in result["step_bytes"]:
+        parts += _format_section(result, weights)
+    return "\n\n".join(parts) + "\n"
+
+
+def medians(result: Row, weights: str, case: str) -> dict[str, float]:
+    """Return engine to its median figure of a case, best first (largest; least for start-up)."""
+    found = {
+        engine: statistics.median(by_round.values())
+        for engine, by_round in _by_engine(result, weights, case, "value").items()
+    }
+    order = sorted(found, key=lambda name: found[name], reverse=case != START_UP)
+    return {name: found[name] for name in order}
+
+
+def ratio_to_best(result: Row, weights: str, case: str) -> tuple[str, float] | None:
+    """Return the best peer and the median ratio of our figure to its, None without both."""
+    peers = [name for name in medians(result, weights, case) if not name.startswith(OURS)]
+    figures = _by_engine(result, weights, case, "value")
+    if not peers or OURS not in figures:
+        return None
+    ours, theirs = figures[OURS], figures[peers[0]]
+    ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
+    return (peers[0], statistics.median(ratios)) if ratios else None
+
+
+def share_of_limit(result: Row, weights: str, case: str, engine: str) -> float | None:
+    """Return the median share of its limit that an engine reached, None where none is known."""
+    values = _by_engine(result, weights, case, "value").get(engine, {})
+    limits = _by_engine(result, weights, case, "limit").get(engine, {})
+    shares = [values[number] / limits[number] for number in values.keys() & limits.keys()]
+    return statistics.median(shares) if shares else None
+
+
+def _format_section(result: Row, weights: str) -> list[str]:
+    turns = [turn for turn in result["turns"] if turn["weights"] == weights]
+    cases = [case for case in RATES if any(turn["case"] == case for turn in turns)]
+    failures = [entry for entry in result["failures"] if entry["weights"] == weights]
+    megabytes = result["step_bytes"][weights] / 1e6
+    parts = [f"### {weights}: {megabytes:,.0f} MB of weights read a step"]
+    if turns:
+        parts += [_main_table(result, weights, cases), _probe_line(turns)]
+    if any(turn["case"] == "hog" for turn in turns):
+        parts.append(_hog_table(result, weights))
+    if failures:
+        lines = (f"- {f['engine']}, {f['case']}: {f['reason']}" for f in failures)
+        parts.append("Failed:\n\n" + "\n".join(lines))
+    return parts if turns or failures else []
+
+
+def _main_table(result: Row, weights: str, cases: Sequence[str]) -> str:
+    engines = [engine for engine in result["engines"] if engine["weights"] == weights]
+    titles = [MEASURES[case].title for case in cases]
+    started = bool(medians(result, weights, START_UP))
+    ends = ["cold start to first token, s"] * started + ["peak RSS, MiB", "same first token"]
+    rows = []
+    for engine in engines:
+        name = engine["engine"]
+        cells = [_cell(result, weights, case, name) for case in cases]
+        cells += [_cell(result, weights, START_UP, name)] * started
+        cells += [f"{engine['peak_rss_mib']:,.0f}", _agreement(result, engine)]
+        rows.append([name, *cells])
+    blank = [""] * len(ends)
+    if any(engine["engine"] == OURS for engine in engines):
+        ratios = [_ratio_cell(result, weights, case) for case in cases]
+        shares = [_share_cell(result, weights, case) for case in cases]
+        rows.append([f"**{OURS} ÷ best peer**", *ratios, *blank])
+        rows.append([f"**{OURS} ÷ limit**", *shares, *blank])
+    limits = [_span(_figures(result, weights, case, "limit")) for case in cases]
+    rows.append(["limit of the machine", *limits, *blank])
+    return _table(["", *titles, *ends], rows)
+
+
+def _agreement(result: Row, engine: Row) -> str:
+    """Return for how many of the check's prompts an engine's first token is that of ours in bf16.
+
+    Where bf16 was not run, ours in the engine's own format stands for it.
+    """
+    ours = {e["weights"]: e["first_tokens"] for e in result["engines"] if e["engine"] == OURS}
+    asked = "bf16" if "bf16" in ours else engine["weights"]
+    if asked not in ours or (engine["engine"], engine["weights"]) == (OURS, asked):
+        return ""
+    same = sum(a == b for a, b in zip(ours[asked], engine["first_tokens"], strict=True))
+    return f"{same} of {len(ours[asked])}"
+
+
+def _hog_table(result: Row, weights: str) -> str:
+    rows = []
+    beside = _by_engine(result, weights, "hog", "value")
+    alone = _by_engine(result, weights, "hog", "alone")
+    for name, figures in beside.items():
+        kept = statistics.median(figures[n] / alone[name][n] for n in figures)
+        spans = [_span(alone[name].values()), _cell(result, weights, "hog", name)]
+        rows.append([name, *spans, f"{kept:.0%}"])
+    titles = ["4 at once, 32 in, 32 out, tok/s", "alone", "beside a busy core", "kept"]
+    return _table(titles, rows)
+
+
+def _probe_line(turns: Iterable[Row]) -> str:
+    probes = [probe for turn in turns for probe in turn.get("probes", ())]
+    if not probes:
+        return "No probe ran."
+    names = {"read_gbps": "read GB/s", "bf16_gflops": "bf16 GFLOP/s", "int8_gflops": "int8 GOP/s"}
+    spans = (
+        f"{title} {_span(probe[name] for probe in probes)}"
+        for name, title in names.items()
+        if name in probes[0]
+    )
+    return f"Probes around the turns: {'; '.join(spans)}."
+
+
+def _by_engine(result: Row, weights: str, case: str, key: str) -> dict[str, dict[int, float]]:
+    """Return engine to round to figure `key` of its last repetition, undisturbed if possible."""
+    found: dict[str, dict[int, float]] = {}
+    turns = [t for t in result["turns"] if (t["weights"], t["case"]) == (weights, case)]
+    for turn in sorted(turns, key=lambda turn: not turn["disturbed"]):
+        if turn.get(key) is not None:
+            found.setdefault(turn["engine"], {})[turn["round"]] = turn[key]
+    return {
+        name: found[name] for name in dict.fromkeys(t["engine"] for t in turns) if name in found
+    }
+
+
+def _figures(result: Row, weights: str, case: str, key: str) -> list[float]:
+    engines = _by_engine(result, weights, case, key).values()
+    return [figure for by_round in engines for figure in by_round.values()]
+
+
+def _cell(result: Row, weights: str, case: str, engine: str) -> str:
+    figures = _by_engine(result, weights, case, "value").get(engine)
+    if not figures:
+        return MISSING
+    turns = [
+        turn
+        for turn in result["turns"]
+        if (turn["engine"], turn["weights"], turn["case"]) == (engine, weights, case)
+    ]
+    clean = {turn["round"] for turn in turns if not turn["disturbed"]}
+    return _span(figures.values()) + "*" * (not figures.keys() <= clean)
+
+
+def _ratio_cell(result: Row, weights: str, case: str) -> str:
+    found = ratio_to_best(result, weights, case)
+    return MISSING if found is None else f"**{found[1]:.2f}×** ({found[0]})"
+
+
+def _share_cell(result: Row, weights: str, case: str) -> str:
+    share = share_of_limit(result, weights, case, OURS)
+    return MISSING if share is None else f"{share:.0%}"
+
+
+def _span(figures: Iterable[float]) -> str:
+    ordered = sorted(figures)
+    if not ordered:
+        return MISSING
+    median = _number(statistics.median(ordered))
+    if len(ordered) == 1:
+        return median
+    return f"{median} ({_number(ordered[0])}–{_number(ordered[-1])})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,227 @@
+"""Plans from one process to its readers: the shared-memory ring beside a queue and ZMQ.
+
+Method: one writer, R reader processes, plans of N decoding rows that differ from each other.
+Throughput: the writer encodes and sends, each reader receives and decodes every plan and answers
+when it has the last one; plans a second, from the first send to the last reader's answer. Latency:
+the writer sends one plan and waits until every reader has told that it has it, over a pipe that is
+the same for all ways; half of what that costs without a plan is not taken off, so compare the ways,
+not the machines. The ways: `ring`, with plans as columns; `zmq`, PUB and SUB over a unix socket,
+the same frames; `queue`, one `multiprocessing.Queue` a reader, with plans pickled as they are, as
+engines do that have nothing else. One warm-up, then the median of the repeats; ways take turns.
+
+    python bench/ring.py [--rows 256] [--readers 2] [--plans 20000] [--repeats 5] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+from array import array
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from dovetail.plan import SchedulerOutput, StepBuilder
+from dovetail.transport.plan_frame import decode_plan, encode_plan
+from dovetail.transport.ring import make_ring
+from dovetail.transport.ring_memory import RingShape
+
+NUM_DISTINCT = 64
+NUM_LATENCIES = 2000
+TARGET = 20_000
+
+
+def make_plans(num_rows: int) -> list[SchedulerOutput]:
+    """Return plans of `num_rows` rows that decode side by side, a block for every sixteenth."""
+    builder, rows = StepBuilder(), array("i", range(num_rows))
+    plans = []
+    for step in range(NUM_DISTINCT):
+        builder.run_decodes(rows, array("i", [step + row for row in rows]))
+        for row in range(step % 16, num_rows, 16):
+            builder.grow(row, [row * NUM_DISTINCT + step])
+        plans.append(builder.build())
+    return plans
+
+
+class RingWay:
+    """The ring: places are handed over as descriptors that a forked child inherits."""
+
+    def __init__(self, num_readers: int) -> None:
+        self._writer, self._places = make_ring(RingShape(num_readers=num_readers))
+
+    def reader(self, index: int) -> Any:
+        """In the reader's process: return what gives the next plan."""
+        for place in self._places:
+            if place.index != index:
+                place.close()
+        reader = self._places[index].take()
+        return lambda: decode_plan(reader.receive(timeout_s=60))
+
+    def writer(self) -> Any:
+        """In the writer's process: return what sends a plan."""
+        for place in self._places:
+            place.close()
+        return lambda plan: self._writer.send(encode_plan(plan))
+
+    def close(self) -> None:
+        """Let go."""
+        self._writer.close()
+
+
+class ZmqWay:
+    """PUB and SUB. The limits on queued messages are lifted, or PUB would drop plans."""
+
+    def __init__(self, num_readers: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="dovetail-")
+        self._address = f"ipc://{self._folder.name}/plans"
+        self._num_readers = num_readers
+
+    def reader(self, index: int) -> Any:
+        """In the reader's process: return what gives the next plan."""
+        socket = zmq.Context().socket(zmq.SUB)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(self._address)
+        return lambda: decode_plan(socket.recv())
+
+    def writer(self) -> Any:
+        """In the writer's process: return what sends a plan."""
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._socket.bind(self._address)
+        for _ in range(self._num_readers):
+            self._socket.recv()  # a reader has subscribed
+        return lambda plan: self._socket.send(encode_plan(plan))
+
+    def close(self) -> None:
+        """Let go."""
+        self._socket.close(linger=0)
+        self._context.term()
+        self._folder.cleanup()
+
+
+class QueueWay:
+    """A queue a reader, as wide as the ring."""
+
+    def __init__(self, num_readers: int) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._queues = [fork.Queue(16) for _ in range(num_readers)]
+
+    def reader(self, index: int) -> Any:
+        """In the reader's process: return what gives the next plan."""
+        return self._queues[index].get
+
+    def writer(self) -> Any:
+        """In the writer's process: return what sends a plan."""
+
+        def send(plan: SchedulerOutput) -> None:
+            for queue in self._queues:
+                queue.put(plan)
+
+        return send
+
+    def close(self) -> None:
+        """Let go."""
+        for queue in self._queues:
+            queue.close()
+            queue.join_thread()
+
+
+WAYS = {"ring": RingWay, "zmq": ZmqWay, "queue": QueueWay}
+
+
+def read_plans(way: Any, index: int, pipe: Connection, num_plans: int) -> None:
+    """Be a reader: tell when the last plan of the stream is there, then tell of each one."""
+    receive = way.reader(index)
+    pipe.send_bytes(b"r")
+    for _ in range(num_plans):
+        plan = receive()
+    pipe.send_bytes(plan.step_id.to_bytes(8, "little"))
+    for _ in range(NUM_LATENCIES):
+        receive()
+        pipe.send_bytes(b".")
+    os._exit(0)
+
+
+def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int) -> dict[str, Any]:
+    """Return plans a second, and microseconds from a send to all readers' answers."""
+    way, fork = WAYS[name](num_readers), multiprocessing.get_context("fork")
+    pipes, children = [], []
+    for index in range(num_readers):
+        mine, theirs = fork.Pipe()
+        child = fork.Process(target=read_plans, args=(way, index, theirs, num), daemon=True)
+        child.start()
+        pipes.append(mine)
+        children.append(child)
+    send = way.writer()
+    for pipe in pipes:
+        pipe.recv_bytes()
+    start = time.perf_counter()
+    for number in range(num):
+        send(plans[number % NUM_DISTINCT])
+    last = {int.from_bytes(pipe.recv_bytes(), "little") for pipe in pipes}
+    rate = num / (time.perf_counter() - start)
+    if last != {plans[(num - 1) % NUM_DISTINCT].step_id}:
+        raise RuntimeError(f"{name}: the readers ended with plan {last}")
+    latencies = []
+    for number in range(NUM_LATENCIES):
+        start = time.perf_counter()
+        send(plans[number % NUM_DISTINCT])
+        for pipe in pipes:
+            pipe.recv_bytes()
+        latencies.append((time.perf_counter() - start) * 1e6)
+    for child in children:
+        child.join(10)
+    way.close()
+    cuts = statistics.quantiles(latencies, n=100)
+    return {"plans_s": rate, "median_us": cuts[49], "p99_us": cuts[98]}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--readers", type=int, default=2)
+    parser.add_argument("--plans", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    plans = make_plans(given.rows)
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in given.ways}
+    for repeat in range(given.repeats + 1):
+        for name in given.ways:
+            found = run_once(name, given.readers, plans, given.plans)
+            if repeat:
+                results[name].append(found)
+    size = len(encode_plan(plans[0]))
+    print(
+        f"{given.rows} rows ({size} bytes a frame), {given.readers} readers, {os.cpu_count()} CPUs"
+    )
+    print(f"{platform.platform()}, Python {platform.python_version()}; median (min to max)")
+    for name, found in results.items():
+        rates = [one["plans_s"] for one in found]
+        middle = {key: statistics.median(one[key] for one in found) for key in found[0]}
+        print(
+            f"{name:6} {middle['plans_s']:9,.0f} plans/s ({min(rates):,.0f} to {max(rates):,.0f})"
+            f"   to all readers and back {middle['median_us']:6.0f} µs, p99 {middle['p99_us']:6.0f}"
+        )
+    if given.rows == 256 and given.readers == 2 and "ring" in results:
+        reached = statistics.median(one["plans_s"] for one in results["ring"]) >= TARGET
+        print(f"target of {TARGET:,} plans/s: {'reached' if reached else 'MISSED'}")
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

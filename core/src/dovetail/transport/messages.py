@@ -1,0 +1,226 @@
+"""The messages between a front end and the engine core in its own process.
+
+Every message is a struct of its own, in msgpack, behind two bytes that mark it and one that names
+the version. A reader knows which messages may come its way, how long they may be, and counts what
+it refuses. Operations travel as names, values as plain data; nothing that arrives is executed.
+Knows no socket and no engine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from dovetail.errors import MessageError
+from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished, PauseScope, SchedulerStats
+from dovetail.interfaces.worker import ModelInfo
+from dovetail.result import LogprobColumns
+from dovetail.transport.columns import check_lengths, counts32
+from dovetail.transport.wire_types import WireLogprobs, decode, encode
+
+WIRE_VERSION = 1
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_OPERATION_CHARS = 256
+_MARK = b"DV" + bytes((WIRE_VERSION,))
+
+M = TypeVar("M")
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What all messages are: immutable, their name first, then their fields in order."""
+
+
+class Add(Message, frozen=True, tag="add"):
+    """Take a request in. request: of `wire_request`; it is read, and refused, by itself."""
+
+    request_id: str
+    request: bytes
+
+
+class Abort(Message, frozen=True, tag="abort"):
+    """End requests, in whatever state. Unknown ids are ignored; there is no answer."""
+
+    request_ids: tuple[str, ...]
+
+
+class Pause(Message, frozen=True, tag="pause"):
+    """Hold requests. Like `Resume`, `ResetPrefixCache` and `Call` it is answered under `call`."""
+
+    call: int
+    scope: PauseScope
+
+
+class Resume(Message, frozen=True, tag="resume"):
+    """Lift a pause."""
+
+    call: int
+
+
+class ResetPrefixCache(Message, frozen=True, tag="reset"):
+    """Forget all cached prefixes; the answer tells whether it was done."""
+
+    call: int
+
+
+class Call(Message, frozen=True, tag="call"):
+    """Call a method of every worker by its name; the answer is a list by rank."""
+
+    call: int
+    operation: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+
+
+class Stop(Message, frozen=True, tag="stop"):
+    """End the engine: requests under way end with it."""
+
+
+class Ready(Message, frozen=True, tag="ready"):
+    """The engine has started. config: the resolved configuration, as JSON."""
+
+    pid: int
+    config: str
+    model_info: ModelInfo
+    max_model_len: int
+
+
+class Outputs(Message, frozen=True, tag="outputs"):
+    """What one step gave: `EngineCoreOutputs` as columns of bytes."""
+
+    request_ids: list[str]
+    num_new_tokens: bytes
+    token_ids: bytes
+    finished: tuple[Finished, ...]
+    logprobs: dict[str, WireLogprobs]
+    prompt_logprobs: dict[str, WireLogprobs]
+    num_cached_tokens: dict[str, int]
+    stats: SchedulerStats | None
+
+    @classmethod
+    def of(cls, outputs: EngineCoreOutputs) -> Outputs:
+        """Return the message for a step's outputs."""
+        return cls(
+            request_ids=outputs.request_ids,
+            num_new_tokens=outputs.num_new_tokens.tobytes(),
+            token_ids=outputs.token_ids.tobytes(),
+            finished=outputs.finished,
+            logprobs=_wire(outputs.logprobs),
+            prompt_logprobs=_wire(outputs.prompt_logprobs),
+            num_cached_tokens=dict(outputs.num_cached_tokens),
+            stats=outputs.stats,
+        )
+
+    def columns(self) -> EngineCoreOutputs:
+        """Return the outputs; raise MessageError if their columns do not fit each other."""
+        num_new_tokens: array[int] = counts32(self.num_new_tokens, "num_new_tokens")
+        token_ids = counts32(self.token_ids, "token_ids")
+        check_lengths(len(self.request_ids), num_new_tokens=num_new_tokens)
+        check_lengths(sum(num_new_tokens), token_ids=token_ids)
+        return EngineCoreOutputs(
+            request_ids=self.request_ids,
+            num_new_tokens=num_new_tokens,
+            token_ids=token_ids,
+            finished=self.finished,
+            logprobs=_columns(self.logprobs),
+            prompt_logprobs=_columns(self.prompt_logprobs),
+            num_cached_tokens=self.num_cached_tokens,
+            stats=self.stats,
+        )
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """A request was not taken in. parameter: the field at fault, or ""."""
+
+    request_id: str
+    reason: str
+    parameter: str = ""
+
+
+class Answer(Message, frozen=True, tag="answer"):
+    """The answer to a call. error: why there is none, or ""; error_kind: the error's class."""
+
+    call: int
+    value: Any = None
+    error: str = ""
+    error_kind: str = ""
+
+
+class Died(Message, frozen=True, tag="died"):
+    """The engine cannot go on. digest: what ran, without any prompt. kind: the error's class."""
+
+    reason: str
+    digest: str = ""
+    kind: str = "EngineDeadError"
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """The engine's loop turns. num_steps, num_refused: steps done and messages refused so far."""
+
+    num_steps: int
+    num_refused: int
+
+
+ToEngine = Add | Abort | Pause | Resume | ResetPrefixCache | Call | Stop
+FromEngine = Ready | Outputs | Refused | Answer | Died | Heartbeat
+
+
+def pack(message: Message) -> bytes:
+    """Return a message as bytes; raise MessageError if it holds what is no plain data, or much."""
+    content = _MARK + encode(message)
+    if len(content) > MAX_MESSAGE_BYTES:
+        raise MessageError(
+            f"a {type(message).__name__} of {len(content)} bytes; at most {MAX_MESSAGE_BYTES} go."
+        )
+    return content
+
+
+class MessageReader(Generic[M]):
+    """Reads the messages that may come one way. num_refused: how many it has refused."""
+
+    def __init__(self, kinds: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """kinds: the union of the messages, `ToEngine` or `FromEngine`."""
+        self.num_refused = 0
+        self._kinds = kinds
+        self._max_bytes = max_bytes
+
+    def read(self, content: bytes) -> M:
+        """Return the message; raise MessageError, and count it, for anything else."""
+        try:
+            return self._read(content)
+        except MessageError:
+            self.num_refused += 1
+            raise
+
+    def _read(self, content: bytes) -> M:
+        if len(content) > self._max_bytes:
+            raise MessageError(f"a message of {len(content)} bytes; {self._max_bytes} are allowed.")
+        if content[: len(_MARK)] != _MARK:
+            raise MessageError(
+                f"a message that begins with {content[:3].hex()} instead of {_MARK.hex()}: it is "
+                f"none of Dovetail's, or not of version {WIRE_VERSION}."
+            )
+        message: M = decode(memoryview(content)[len(_MARK) :], self._kinds)
+        if isinstance(message, Call) and not 0 < len(message.operation) <= MAX_OPERATION_CHARS:
+            raise MessageError(f"an operation's name of {len(message.operation)} characters.")
+        return message
+
+
+def engine_reader() -> MessageReader[ToEngine]:
+    """Return a reader of what front ends send."""
+    return MessageReader(ToEngine)
+
+
+def front_end_reader() -> MessageReader[FromEngine]:
+    """Return a reader of what the engine sends."""
+    return MessageReader(FromEngine)
+
+
+def _wire(told: Mapping[str, LogprobColumns]) -> dict[str, WireLogprobs]:
+    return {name: WireLogprobs.of(columns) for name, columns in told.items()}
+
+
+def _columns(told: Mapping[str, WireLogprobs]) -> dict[str, LogprobColumns]:
+    return {name: one.columns() for name, one in told.items()}

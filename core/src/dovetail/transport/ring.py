@@ -1,0 +1,331 @@
+"""A broadcast ring: one writer, several readers in other processes, each of whom gets every frame.
+
+Frames are bytes; what they mean is the business of `columns`. They go through shared memory; one
+that is longer than a slot goes around it, as a memory file whose descriptor is handed over. Nobody
+waits without an end: a send has a deadline, and who dies is noticed by its closed bell. Waiting is
+a short spin, then sleep until the bell rings.
+
+Give a reader's place to a process that is started with exec (`pass_fds`), and close it here: a
+bell sounds the end only when no other process holds its descriptor. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.errors import MessageError, PeerLostError, TransportError
+from dovetail.transport.bell import Bell, BellRoom, bell_pair
+from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
+
+MAX_FRAME_BYTES = 1 << 30
+SEND_TIMEOUT_S = 10.0
+NUM_SPINS = 100
+_NAP_MS = 20
+"""Longest sleep without a look at the counters: what a bell that was missed may cost."""
+_NUM_LOOKS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingPlace:
+    """A reader's place, not taken yet: what its process needs to take it.
+
+    descriptors: of the memory and of the bell, owned by the place; their numbers stay the same in
+    a process that they are passed to.
+    """
+
+    index: int
+    descriptors: tuple[int, int]
+
+    def take(self, *, clock: Clock | None = None, num_spins: int = NUM_SPINS) -> RingReader:
+        """Become this reader; the place's descriptors are the reader's from now on, or closed."""
+        memory_file, bell_file = self.descriptors
+        try:
+            memory = RingMemory.attach(memory_file)
+        except BaseException:
+            self.close()
+            raise
+        os.close(memory_file)
+        bell = Bell(socket.socket(fileno=bell_file))
+        if not 0 <= self.index < memory.shape.num_readers:
+            memory.close()
+            bell.close()
+            raise MessageError(
+                f"reader {self.index} is asked for; the ring has {memory.shape.num_readers}."
+            )
+        return RingReader(memory, bell, self.index, clock=clock, num_spins=num_spins)
+
+    def close(self) -> None:
+        """Give the place up in this process; call it once another process has it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def make_ring(
+    shape: RingShape, *, clock: Clock | None = None
+) -> tuple[RingWriter, tuple[RingPlace, ...]]:
+    """Return the writer of a new ring and a place for each reader."""
+    memory_file = anonymous_file(shape.num_bytes)
+    try:
+        pairs = [bell_pair() for _ in range(shape.num_readers)]
+        places = tuple(
+            RingPlace(index=index, descriptors=(os.dup(memory_file), theirs.detach()))
+            for index, (_, theirs) in enumerate(pairs)
+        )
+        memory = RingMemory.format(memory_file, shape)
+    finally:
+        os.close(memory_file)
+    return RingWriter(memory, [mine for mine, _ in pairs], clock=clock), places
+
+
+class RingWriter:
+    """The one who writes. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self, memory: RingMemory, bells: Sequence[Bell], *, clock: Clock | None = None
+    ) -> None:
+        """Own memory and bells; `make_ring` makes both."""
+        self._memory = memory
+        self._bells = bells
+        self._room = BellRoom(bells)
+        self._clock: Clock = clock or MonotonicClock()
+        self._num_slots = memory.shape.num_slots
+        self._written = 0
+        self._slowest = 0
+        self._rung = [0] * len(bells)
+        self._broken = ""
+
+    def send(self, frame: bytes, *, timeout_s: float = SEND_TIMEOUT_S) -> None:
+        """Give `frame` to every reader; wait for room, `timeout_s` seconds at most.
+
+        Raises TimeoutError, naming the readers that hold it up, with nothing sent; PeerLostError
+        if a reader is gone; ValueError if the frame is longer than MAX_FRAME_BYTES. After a
+        PeerLostError, and where a long frame reached only some readers, every send raises.
+        """
+        if self._broken:
+            raise TransportError(f"the ring is broken: {self._broken}")
+        deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
+        if self._written - self._slowest >= self._num_slots:
+            self._wait_for_room(deadline_ns)
+        number = self._written + 1
+        if len(frame) <= self._memory.shape.slot_bytes:
+            self._memory.write(number, frame)
+        else:
+            self._send_around(number, frame, deadline_ns)
+        self._written = number
+        self._memory.set_count(0, number)
+        for index, bell in enumerate(self._bells):
+            wanted = self._memory.wanted(1 + index)
+            if wanted and wanted != self._rung[index]:
+                self._rung[index] = wanted
+                bell.ring()
+                if bell.lost:
+                    raise self._reader_lost()
+
+    def check_readers(self) -> None:
+        """Raise PeerLostError if a reader is gone; does not wait."""
+        self._room.listen(0)
+        if any(bell.lost for bell in self._bells):
+            raise self._reader_lost()
+
+    def num_unread(self) -> tuple[int, ...]:
+        """Return how many frames each reader has not taken yet."""
+        return tuple(self._written - count for count in self._counts())
+
+    def close(self) -> None:
+        """Let go; readers get what was sent, and then PeerLostError. May be called twice."""
+        if self._broken != "it is closed.":
+            self._broken = "it is closed."
+            self._memory.close()
+            for bell in self._bells:
+                bell.close()
+
+    def __enter__(self) -> RingWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _counts(self) -> list[int]:
+        counts = [self._memory.count(1 + index) for index in range(len(self._bells))]
+        for index, count in enumerate(counts):
+            if not self._written - self._num_slots <= count <= self._written:
+                self._broken = f"reader {index} says it has read {count} of {self._written}."
+                raise MessageError(self._broken)
+        return counts
+
+    def _wait_for_room(self, deadline_ns: int) -> None:
+        # Woken when half of the slots are free, not at the first: fewer wakings a frame.
+        target = self._written - self._num_slots // 2
+        self._slowest = min(self._counts())
+        while self._written - self._slowest >= self._num_slots:
+            self._memory.set_wanted(0, target)
+            self._slowest = min(self._counts())
+            if self._written - self._slowest >= self._num_slots:
+                self._nap(deadline_ns)
+            self._slowest = min(self._counts())
+        self._memory.set_wanted(0, 0)
+
+    def _nap(self, deadline_ns: int) -> None:
+        left_ms = (deadline_ns - self._clock.now_ns()) // 1_000_000
+        if left_ms <= 0:
+            raise TimeoutError(
+                f"the ring's readers have {self.num_unread()} frames to take in, in this order; "
+                f"it has {self._num_slots} slots."
+            )
+        self._room.listen(min(left_ms, _NAP_MS))
+        if any(bell.lost for bell in self._bells):
+            raise self._reader_lost()
+
+    def _send_around(self, number: int, frame: bytes, deadline_ns: int) -> None:
+        if len(frame) > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} may go.")
+        descriptor = anonymous_file(len(frame))
+        try:
+            _write_all(descriptor, frame)
+            self._broken = f"frame {number} reached some readers and not others."
+            for bell in self._bells:
+                while not bell.send_parcel(number, descriptor):
+                    self._nap(deadline_ns)
+            self._broken = ""
+        finally:
+            os.close(descriptor)
+        self._memory.write_overflow(number, len(frame), crc32(frame))
+
+    def _reader_lost(self) -> PeerLostError:
+        gone = [index for index, bell in enumerate(self._bells) if bell.lost]
+        self._broken = f"reader {gone} is gone; start its process again, with a new ring."
+        return PeerLostError(self._broken)
+
+
+class RingReader:
+    """One of those who read. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        memory: RingMemory,
+        bell: Bell,
+        index: int,
+        *,
+        clock: Clock | None = None,
+        num_spins: int = NUM_SPINS,
+    ) -> None:
+        """Own memory and bell; `RingPlace.take` makes both.
+
+        num_spins: looks at the counter (0.1 µs each) before going to sleep.
+        """
+        self._memory = memory
+        self._bell = bell
+        self._who = 1 + index
+        self._room = BellRoom([bell])
+        self._clock: Clock = clock or MonotonicClock()
+        self._num_spins = num_spins
+        self._read = 0
+        self._rung = 0
+        self._closed = False
+
+    def receive(self, *, timeout_s: float | None = None) -> bytes:
+        """Return the next frame, a copy; wait for it, `timeout_s` seconds at most.
+
+        None waits as long as the writer lives. Raises TimeoutError; PeerLostError when the writer
+        is gone and all that it sent has been read; MessageError if the memory holds no whole frame
+        where one should be: the ring is of no use then.
+        """
+        if self._closed:
+            raise TransportError("this reader is closed.")
+        count, read = self._memory.count, self._read
+        for _ in range(self._num_spins):
+            if count(0) != read:
+                return self._take()
+        self._sleep(timeout_s)
+        return self._take()
+
+    def close(self) -> None:
+        """Let go; the writer notices. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._memory.close()
+            self._bell.close()
+
+    def __enter__(self) -> RingReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _sleep(self, timeout_s: float | None) -> None:
+        """Return when there is a frame."""
+        start_ns = self._clock.now_ns()
+        memory, read = self._memory, self._read
+        memory.set_wanted(self._who, read + 1)
+        while memory.count(0) == read:
+            nap_ms = _NAP_MS
+            if timeout_s is not None:
+                left_s = timeout_s - (self._clock.now_ns() - start_ns) / 1e9
+                if left_s <= 0:
+                    raise TimeoutError(f"no frame came within {timeout_s} s.")
+                nap_ms = min(nap_ms, 1 + int(left_s * 1000))
+            self._room.listen(nap_ms)
+            if self._bell.lost and memory.count(0) == read:
+                raise PeerLostError("the ring's writer is gone, and all that it sent is read.")
+        memory.set_wanted(self._who, 0)
+
+    def _take(self) -> bytes:
+        number, written = self._read + 1, self._memory.count(0)
+        if not number <= written < number + self._memory.shape.num_slots:
+            raise MessageError(
+                f"the ring's writer says that it has written {written}; the next frame is {number}."
+            )
+        frame = self._memory.read(number)
+        for _ in range(_NUM_LOOKS):
+            if frame is not None:
+                break
+            self._room.listen(1)  # stores of another processor may come in late
+            frame = self._memory.read(number)
+        if frame is None:
+            raise MessageError(f"frame {number} is not in its slot, or not whole.")
+        content = frame.content
+        if content is None:
+            content = self._take_parcel(number, frame.size, frame.checksum)
+        self._read = number
+        self._memory.set_count(self._who, number)
+        wanted = self._memory.wanted(0)
+        if 0 < wanted <= number and wanted != self._rung:
+            self._rung = wanted
+            self._bell.ring()
+        return content
+
+    def _take_parcel(self, number: int, size: int, checksum: int) -> bytes:
+        """Return a frame that went around the memory; it was sent before its slot was written."""
+        self._bell.hear()
+        descriptor = self._bell.parcels.pop(number, None)
+        if descriptor is None:
+            raise MessageError(f"frame {number} goes around the ring, but has not come.")
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size or size > MAX_FRAME_BYTES:
+                raise MessageError(f"frame {number} has {found} bytes instead of {size}.")
+            content = _read_all(descriptor, size)
+        finally:
+            os.close(descriptor)
+        if crc32(content) != checksum:
+            raise MessageError(f"frame {number} is not what was sent: its checksum differs.")
+        return content
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _read_all(descriptor: int, size: int) -> bytes:
+    parts, at = [], 0
+    while at < size and (part := os.pread(descriptor, size - at, at)):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)

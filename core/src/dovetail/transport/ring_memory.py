@@ -1,0 +1,189 @@
+"""The shared memory of a ring: its layout, its counters, and frames in its slots.
+
+    page 0            magic, layout version, number of slots, bytes a slot, number of readers
+    one line each     the writer's counter and what it waits for; then the same for each reader
+    slots             number, size, flags, checksum, then the frame
+
+The memory has no name, so a dead process leaves nothing behind. A counter has one writer and
+fills a cache line. Knows nothing of waiting, sockets or what a frame means; trusts no number that
+another process wrote. A slot carries its frame's number and a checksum, so that a frame which is
+not whole yet (processors that reorder stores) or was scribbled over is told from a good one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from struct import Struct
+from zlib import crc32
+
+from dovetail.errors import MessageError
+
+MAX_READERS = 256
+MAX_SLOTS = 1024
+MAX_SLOT_BYTES = 1 << 30
+_MAGIC = 0x44565247  # written in the machine's own byte order: another order reads otherwise
+_LAYOUT = 1
+_HEAD = Struct("=IIIII")
+_SLOT = Struct("=QIIII")
+_SLOT_HEAD_BYTES = 32
+_PAGE_BYTES = 4096
+_LINE_WORDS = 8
+_LINE_BYTES = 8 * _LINE_WORDS
+_OVERFLOW = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingShape:
+    """How large a ring is.
+
+    num_slots: frames that may be under way at a time. slot_bytes: the longest frame that goes
+    through memory; a longer one goes around it. Raises ValueError for what cannot be.
+    """
+
+    num_readers: int
+    num_slots: int = 16
+    slot_bytes: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("num_readers", self.num_readers, MAX_READERS),
+            ("num_slots", self.num_slots, MAX_SLOTS),
+            ("slot_bytes", self.slot_bytes, MAX_SLOT_BYTES),
+        ):
+            if not 1 <= value <= most:
+                raise ValueError(f"{name}={value} must be from 1 to {most}")
+
+    @property
+    def first_slot(self) -> int:
+        """Byte at which the slots begin."""
+        lines = _PAGE_BYTES + _LINE_BYTES * (1 + self.num_readers)
+        return -(-lines // _PAGE_BYTES) * _PAGE_BYTES
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one slot to the next."""
+        return -(-(_SLOT_HEAD_BYTES + self.slot_bytes) // _LINE_BYTES) * _LINE_BYTES
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole memory."""
+        return self.first_slot + self.stride * self.num_slots
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a slot holds. content: a copy; None if the frame of `size` bytes goes around it."""
+
+    size: int
+    checksum: int
+    content: bytes | None
+
+
+def anonymous_file(num_bytes: int) -> int:
+    """Return the descriptor of shared memory without a name; the caller closes it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("dovetail")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, num_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class RingMemory:
+    """One process's view of a ring's memory. Who is 0 for the writer, 1 + i for reader i.
+
+    Does not own the descriptor. `close` gives the mapping back and may be called twice.
+    """
+
+    def __init__(self, shape: RingShape, mapping: mmap.mmap) -> None:
+        self.shape = shape
+        self._mapping = mapping
+        self._bytes = memoryview(mapping)
+        lines = self._bytes[_PAGE_BYTES : _PAGE_BYTES + _LINE_BYTES * (1 + shape.num_readers)]
+        self._words = lines.cast("Q")
+        self._slots = [shape.first_slot + shape.stride * place for place in range(shape.num_slots)]
+
+    @classmethod
+    def format(cls, descriptor: int, shape: RingShape) -> RingMemory:
+        """Write the head of a new ring into `descriptor`, which is large enough and all zero."""
+        mapping = mmap.mmap(descriptor, shape.num_bytes)
+        counts = shape.num_slots, shape.slot_bytes, shape.num_readers
+        _HEAD.pack_into(mapping, 0, _MAGIC, _LAYOUT, *counts)
+        return cls(shape, mapping)
+
+    @classmethod
+    def attach(cls, descriptor: int) -> RingMemory:
+        """Map a ring that another process has made; raise MessageError if it is none."""
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, _HEAD.size, 0)
+        if len(head) < _HEAD.size:
+            raise MessageError(f"the shared memory has {size} bytes: it is no ring.")
+        magic, layout, num_slots, slot_bytes, num_readers = _HEAD.unpack(head)
+        if magic != _MAGIC or layout != _LAYOUT:
+            raise MessageError(
+                f"the shared memory begins with {magic:#x} and layout {layout} instead of "
+                f"{_MAGIC:#x} and {_LAYOUT}: it is no ring of this version and byte order."
+            )
+        try:
+            shape = RingShape(num_readers=num_readers, num_slots=num_slots, slot_bytes=slot_bytes)
+        except ValueError as error:
+            raise MessageError(f"the ring's head is wrong: {error}.") from None
+        if size < shape.num_bytes:
+            raise MessageError(f"the ring has {size} bytes; its head tells {shape.num_bytes}.")
+        return cls(shape, mmap.mmap(descriptor, shape.num_bytes))
+
+    def count(self, who: int) -> int:
+        """Return how many frames were written, or read by a reader."""
+        return self._words[who * _LINE_WORDS]
+
+    def set_count(self, who: int, count: int) -> None:
+        """Publish one's own count; what was stored before is there for whoever reads it."""
+        self._words[who * _LINE_WORDS] = count
+
+    def wanted(self, who: int) -> int:
+        """Return the count at which `who` wants to be woken; 0 if it is awake."""
+        return self._words[who * _LINE_WORDS + 1]
+
+    def set_wanted(self, who: int, count: int) -> None:
+        """Say at which count of the other side one wants to be woken; 0 for not at all."""
+        self._words[who * _LINE_WORDS + 1] = count
+
+    def write(self, number: int, content: bytes) -> None:
+        """Put frame number `number` into its slot; `content` fits."""
+        at = self._slots[number % self.shape.num_slots]
+        begin = at + _SLOT_HEAD_BYTES
+        self._bytes[begin : begin + len(content)] = content
+        _SLOT.pack_into(self._mapping, at, number, len(content), 0, crc32(content), 0)
+
+    def write_overflow(self, number: int, size: int, checksum: int) -> None:
+        """Say in the slot of frame `number` that it goes around the memory."""
+        at = self._slots[number % self.shape.num_slots]
+        _SLOT.pack_into(self._mapping, at, number, size, _OVERFLOW, checksum, 0)
+
+    def read(self, number: int) -> Frame | None:
+        """Return frame number `number`, or None if what its slot holds is not that, whole."""
+        at = self._slots[number % self.shape.num_slots]
+        found, size, flags, checksum, _ = _SLOT.unpack_from(self._mapping, at)
+        if found != number:
+            return None
+        if flags == _OVERFLOW:
+            return Frame(size, checksum, None)
+        if flags or size > self.shape.slot_bytes:
+            return None
+        begin = at + _SLOT_HEAD_BYTES
+        content = bytes(self._bytes[begin : begin + size])
+        return Frame(size, checksum, content) if crc32(content) == checksum else None
+
+    def close(self) -> None:
+        """Give the mapping back."""
+        self._words.release()
+        self._bytes.release()
+        self._mapping.close()

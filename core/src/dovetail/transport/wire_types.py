@@ -1,0 +1,181 @@
+"""Parts of messages that are objects, not columns: requests, parameters, log-probabilities.
+
+Each class of the engine has a twin whose fields msgspec can check as it decodes; twins are made
+from the fields of the original, so that a new field travels without a change here. Decoding checks
+types, and makes the original, which checks bounds. Nothing here can be made to call anything.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+
+from dovetail.errors import MessageError, RequestError
+from dovetail.plan import NewRequest
+from dovetail.request import EngineCoreRequest
+from dovetail.result import LogprobColumns
+from dovetail.sampling_params import SamplingParams
+from dovetail.transport.columns import check_lengths, counts32, int32
+
+T = TypeVar("T")
+
+
+def _twin(original: type, replaced: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """Return a struct with the fields of a dataclass, some of them with other types."""
+    # `array[int]` cannot be evaluated before Python 3.12; those fields have other types here.
+    hints = get_type_hints(original, localns={"array": list})
+    made: list[Any] = []
+    for one in fields(original):
+        kind = replaced.get(one.name, hints[one.name])
+        made.append((one.name, kind, *_default(one)))
+    return msgspec.defstruct(
+        f"Wire{original.__name__}",
+        made,
+        frozen=True,
+        kw_only=True,
+        omit_defaults=True,
+        forbid_unknown_fields=True,
+    )
+
+
+def _default(one: Field[Any]) -> tuple[Any, ...]:
+    if one.default_factory is not MISSING:
+        return (msgspec.field(default_factory=one.default_factory),)
+    if one.default is not MISSING:
+        return (one.default,)
+    return ()
+
+
+_WireParams = _twin(
+    SamplingParams,
+    {
+        "stop": tuple[str, ...] | None,
+        "stop_token_ids": tuple[int, ...] | None,
+        "allowed_token_ids": tuple[int, ...] | None,
+        "bad_words": tuple[str, ...] | None,
+        "logit_bias": dict[int, float] | None,
+        "extra_args": dict[str, Any],
+    },
+)
+_WireRequest = _twin(EngineCoreRequest, {"prompt_token_ids": bytes, "sampling_params": _WireParams})
+_WireJoin = _twin(NewRequest, {"token_ids": bytes, "sampling_params": _WireParams})
+
+
+class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`LogprobColumns` as raw columns."""
+
+    counts: bytes
+    token_ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+    @classmethod
+    def of(cls, columns: LogprobColumns) -> WireLogprobs:
+        """Return the columns' bytes."""
+        return cls(
+            counts=columns.counts.tobytes(),
+            token_ids=columns.token_ids.tobytes(),
+            logprobs=columns.logprobs.tobytes(),
+            ranks=columns.ranks.tobytes(),
+        )
+
+    def columns(self) -> LogprobColumns:
+        """Return the columns; raise MessageError if they do not fit each other."""
+        counts, token_ids = counts32(self.counts, "counts"), counts32(self.token_ids, "token_ids")
+        logprobs = array("f")
+        if len(self.logprobs) != len(self.token_ids):
+            raise MessageError("log-probabilities need one float32 a token.")
+        logprobs.frombytes(self.logprobs)
+        ranks = int32(self.ranks, "ranks")
+        check_lengths(len(counts), ranks=ranks)
+        check_lengths(sum(counts), token_ids=token_ids)
+        return LogprobColumns(counts=counts, token_ids=token_ids, logprobs=logprobs, ranks=ranks)
+
+
+def wire_request(request: EngineCoreRequest) -> bytes:
+    """Return a request as bytes; raise RequestError, naming what it can, if it cannot travel."""
+    told = {one.name: getattr(request, one.name) for one in fields(request)}
+    try:
+        told["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
+    except (TypeError, OverflowError):
+        raise RequestError(
+            "the prompt's tokens must be integers of 32 bit.", parameter="prompt"
+        ) from None
+    told["sampling_params"] = _params(request.sampling_params)
+    try:
+        return encode(_WireRequest(**told))
+    except MessageError as error:
+        raise RequestError(f"the request cannot go to the engine's process: {error}") from None
+
+
+def read_request(content: bytes) -> EngineCoreRequest:
+    """Return the request that `wire_request` was given, its prompt as int32.
+
+    Raises MessageError for bytes that are none, RequestError for parameters out of their bounds.
+    """
+    told = decode(content, _WireRequest)
+    given = {name: getattr(told, name) for name in told.__struct_fields__}
+    given["prompt_token_ids"] = int32(given["prompt_token_ids"], "prompt_token_ids")
+    given["sampling_params"] = _read_params(given["sampling_params"])
+    return EngineCoreRequest(**given)
+
+
+def wire_join(join: NewRequest) -> msgspec.Struct:
+    """Return the twin of a request that joins a row."""
+    told = {one.name: getattr(join, one.name) for one in fields(join)}
+    told["token_ids"] = join.token_ids.tobytes()
+    told["sampling_params"] = _params(join.sampling_params)
+    return _WireJoin(**told)
+
+
+class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What of a plan is not columns."""
+
+    joins: tuple[_WireJoin, ...]  # type: ignore[valid-type]  # made above
+    encoder_frees: tuple[bytes, ...]
+    kv_transfer: bytes
+
+
+def read_join(told: Any) -> NewRequest:
+    """Return a decoded join as the plan holds it; raise MessageError if it cannot be one."""
+    given = {name: getattr(told, name) for name in told.__struct_fields__}
+    given["token_ids"] = counts32(given["token_ids"], "token_ids")
+    if given["row"] < 0 or not 0 < given["num_prompt_tokens"] <= len(given["token_ids"]):
+        raise MessageError(f"a join of row {given['row']} does not fit its tokens.")
+    try:
+        given["sampling_params"] = _read_params(given["sampling_params"])
+    except RequestError as error:
+        raise MessageError(f"a join's parameters are out of bounds: {error}") from None
+    return NewRequest(**given)
+
+
+def encode(value: Any) -> bytes:
+    """Return `value` as msgpack; raise MessageError for what is no plain value."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"a value cannot cross a process: {error}") from None
+
+
+def decode(content: bytes | memoryview, kind: type[T]) -> T:
+    """Return `content` as a value of type `kind`, a union perhaps; raise MessageError if not."""
+    try:
+        return msgspec.msgpack.decode(content, type=kind, ext_hook=_refuse_extension)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise MessageError(f"{len(content)} bytes are not what they should be: {error}") from None
+
+
+def _params(params: SamplingParams) -> Any:
+    return _WireParams(**{one.name: getattr(params, one.name) for one in fields(params)})
+
+
+def _read_params(told: Any) -> SamplingParams:
+    return SamplingParams(**{name: getattr(told, name) for name in told.__struct_fields__})
+
+
+def _refuse_extension(code: int, data: memoryview) -> Any:
+    raise ValueError(f"extension type {code} is not known")

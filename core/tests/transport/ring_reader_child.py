@@ -1,0 +1,18 @@
+"""A reader in a process of its own, for the tests: INDEX MEMORY BELL COUNT.
+
+Takes COUNT frames, then prints the checksum of all of them; stays until its input ends.
+"""
+
+import sys
+from zlib import crc32
+
+from dovetail.transport.ring import RingPlace
+
+index, memory, bell, count = map(int, sys.argv[1:])
+reader = RingPlace(index=index, descriptors=(memory, bell)).take()
+print("ready", flush=True)
+checksum = 0
+for _ in range(count):
+    checksum = crc32(reader.receive(timeout_s=20), checksum)
+print(checksum, flush=True)
+sys.stdin.read()

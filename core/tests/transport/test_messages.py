@@ -1,0 +1,237 @@
+"""The messages of the engine's wire: what is sent comes back; all else is refused and counted."""
+
+from array import array
+from random import Random
+from typing import get_args
+
+import msgspec
+import pytest
+
+from dovetail.errors import MessageError
+from dovetail.interfaces import (
+    EngineCoreOutputs,
+    Finished,
+    ModelInfo,
+    PauseScope,
+    SchedulerStats,
+)
+from dovetail.request import EngineCoreRequest, FinishReason
+from dovetail.result import LogprobColumns
+from dovetail.sampling_params import SamplingParams
+from dovetail.transport import messages
+from dovetail.transport.messages import (
+    Abort,
+    Add,
+    Answer,
+    Call,
+    Died,
+    FromEngine,
+    Heartbeat,
+    Message,
+    MessageReader,
+    Outputs,
+    Pause,
+    Ready,
+    Refused,
+    ResetPrefixCache,
+    Resume,
+    Stop,
+    ToEngine,
+    engine_reader,
+    front_end_reader,
+    pack,
+)
+from dovetail.transport.wire_types import read_request, wire_request
+
+SEED = 20261121
+COLUMNS = LogprobColumns(
+    counts=array("i", [2, 1]),
+    token_ids=array("i", [5, 6, 7]),
+    logprobs=array("f", [-0.5, -1.0, -2.0]),
+    ranks=array("i", [1, 3]),
+)
+OUTPUTS = EngineCoreOutputs(
+    request_ids=["a", "b"],
+    num_new_tokens=array("i", [2, 1]),
+    token_ids=array("i", [5, 6, 7]),
+    finished=(Finished(request_id="b", reason=FinishReason.STOP, stop_reason=7),),
+    logprobs={"a": COLUMNS},
+    prompt_logprobs={"b": COLUMNS},
+    num_cached_tokens={"a": 3},
+    stats=SchedulerStats(
+        step_id=4,
+        num_waiting=0,
+        num_running=2,
+        num_scheduled_tokens=2,
+        kv_cache_usage=0.25,
+        prefix_queries=3,
+        prefix_hits=1,
+        num_preemptions=0,
+        num_recomputed_tokens=0,
+        policy="FCFS",
+    ),
+)
+REQUEST = EngineCoreRequest(
+    request_id="a",
+    prompt_token_ids=array("i", [1, 2]),
+    sampling_params=SamplingParams(max_tokens=3),
+    max_tokens=3,
+)
+TO_ENGINE = (
+    Add("a", wire_request(REQUEST)),
+    Abort(("a", "b")),
+    Pause(1, PauseScope.NEW),
+    Resume(2),
+    ResetPrefixCache(3),
+    Call(4, "get_model_info", (1, "x", None, [1.5], b"raw"), {"deep": {"er": True}}),
+    Stop(),
+)
+FROM_ENGINE = (
+    Ready(12, "{}", ModelInfo(vocab_size=9), 64),
+    Outputs.of(OUTPUTS),
+    Refused("a", "too long", "prompt"),
+    Answer(4, [{"vocab_size": 9}]),
+    Died("a step failed", "step 3: 2 runs"),
+    Heartbeat(7, 1),
+)
+
+
+def read_all(reader, contents):
+    """How many are refused; every other error is one of the test."""
+    num_refused = 0
+    for content in contents:
+        try:
+            assert isinstance(reader.read(content), Message)
+        except MessageError:
+            num_refused += 1
+    return num_refused
+
+
+def spoiled(rng, content):
+    changed = bytearray(content)
+    kind = rng.randrange(3)
+    if kind == 0:
+        for _ in range(rng.randint(1, 6)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+    elif kind == 1:
+        del changed[rng.randrange(len(changed)) :]
+    else:
+        changed[3:] = rng.randbytes(rng.randrange(60))
+    return bytes(changed)
+
+
+def test_every_message_is_tried_here():
+    assert {type(one) for one in TO_ENGINE} == set(get_args(ToEngine))
+    assert {type(one) for one in FROM_ENGINE} == set(get_args(FromEngine))
+
+
+@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda one: type(one).__name__)
+def test_messages_reach_the_engine(message):
+    reader = engine_reader()
+    found = reader.read(pack(message))
+    if isinstance(message, Call):
+        message = msgspec.structs.replace(message, args=(1, "x", None, [1.5], b"raw"))
+    assert found == message
+    with pytest.raises(MessageError):
+        front_end_reader().read(pack(message))
+
+
+@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda one: type(one).__name__)
+def test_messages_reach_the_front_end(message):
+    assert front_end_reader().read(pack(message)) == message
+    with pytest.raises(MessageError):
+        engine_reader().read(pack(message))
+
+
+def test_outputs_and_requests_are_the_same_on_both_sides():
+    assert front_end_reader().read(pack(Outputs.of(OUTPUTS))).columns() == OUTPUTS
+    empty = EngineCoreOutputs()
+    assert front_end_reader().read(pack(Outputs.of(empty))).columns() == empty
+    assert read_request(engine_reader().read(pack(TO_ENGINE[0])).request) == REQUEST
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_new_tokens": b"\1"},
+        {"num_new_tokens": array("i", [2]).tobytes()},
+        {"num_new_tokens": array("i", [4, -1]).tobytes()},
+        {"token_ids": array("i", [5, 6]).tobytes()},
+        {"logprobs": {"a": messages.WireLogprobs(b"", b"\1\0\0\0", b"", b"")}},
+    ],
+)
+def test_outputs_that_do_not_add_up_are_refused(change):
+    forged = msgspec.structs.replace(Outputs.of(OUTPUTS), **change)
+    with pytest.raises(MessageError):
+        front_end_reader().read(pack(forged)).columns()
+
+
+def test_ten_thousand_malformed_messages_are_refused_and_counted():
+    rng, reader = Random(SEED), engine_reader()
+    good = [pack(one) for one in TO_ENGINE]
+    bad = [spoiled(rng, rng.choice(good)) for _ in range(10_000)]
+    num_refused = read_all(reader, bad)
+    assert reader.num_refused == num_refused > 5000
+    assert read_all(reader, good) == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"DV",
+        b"DV\x01",
+        b"DV\x02" + pack(Stop())[3:],
+        b"XV\x01" + pack(Stop())[3:],
+        pack(Stop()) + b"\0",
+        b"DV\x01" + b"\x91" * 1_000_000,
+        b"DV\x01\x91\xa7unknown",
+        b"DV\x01\x92\xa4stop\x01",
+        b"DV\x01\x92\xa5abort\xdd\xff\xff\xff\xff",
+        b"DV\x01\x94\xa4call\x01\xa1x\x91\xc7\x03\x2aabc",
+        pack(Call(1, "")),
+        pack(Call(1, "x" * 300)),
+        b"DV\x01" + msgspec.msgpack.encode(["pause", 1, "some"]),
+        b"DV\x01" + msgspec.msgpack.encode(["abort", "abc"]),
+        b"DV\x01" + msgspec.msgpack.encode(["resume", 1.5]),
+    ],
+    ids=lambda content: content[:24].hex(),
+)
+def test_what_is_no_message_is_refused(content):
+    reader = engine_reader()
+    with pytest.raises(MessageError):
+        reader.read(content)
+    assert reader.num_refused == 1
+
+
+def test_a_message_that_is_too_long_is_not_looked_into():
+    reader = MessageReader(ToEngine, max_bytes=20)
+    assert reader.read(pack(Abort(("a",)))) == Abort(("a",))
+    with pytest.raises(MessageError, match="20 are allowed"):
+        reader.read(pack(Abort(("a" * 20,))))
+
+
+def test_what_is_no_plain_data_does_not_go():
+    with pytest.raises(MessageError, match="cannot cross"):
+        pack(Call(1, "run", (print,)))
+    with pytest.raises(MessageError, match="cannot cross"):
+        pack(Answer(1, 2**70))
+    with pytest.raises(MessageError, match="at most"):
+        pack(Add("a", bytes(messages.MAX_MESSAGE_BYTES)))
+
+
+def test_a_canary_pickle_in_any_field_stays_bytes(tmp_path):
+    import os
+    import pickle
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "fired"),)
+
+    bomb = pickle.dumps(Bomb())
+    reader = engine_reader()
+    offered = [bomb, b"DV\x01" + bomb, pack(Add("a", bomb)), pack(Call(1, "run", (bomb,), {}))]
+    assert read_all(reader, offered) == 2
+    with pytest.raises(MessageError):
+        read_request(bomb)
+    assert not (tmp_path / "fired").exists()

@@ -1,0 +1,316 @@
+"""The ring: every reader gets every frame; nobody waits for ever; nothing stays behind."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+import pytest
+
+from dovetail.errors import MessageError, PeerLostError, TransportError
+from dovetail.transport.ring import RingPlace, make_ring
+from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
+
+SEED = 20261121
+CHILD = Path(__file__).with_name("ring_reader_child.py")
+
+
+@pytest.fixture
+def ring():
+    """Make a ring whose readers are in this process: `ring(num_readers=2, num_slots=4)`."""
+    made = []
+
+    def make(**shape):
+        writer, places = make_ring(RingShape(**{"num_readers": 1, "slot_bytes": 64} | shape))
+        readers = [place.take(num_spins=3) for place in places]
+        made.extend([writer, *readers])
+        return writer, readers
+
+    yield make
+    for end in made:
+        end.close()
+
+
+@pytest.fixture
+def children():
+    """Start readers in processes of their own, which are ended afterwards."""
+    started = []
+
+    def start(places, count):
+        for place in places:
+            numbers = [str(n) for n in (place.index, *place.descriptors, count)]
+            child = subprocess.Popen(
+                [sys.executable, str(CHILD), *numbers],
+                pass_fds=place.descriptors,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            place.close()
+            started.append(child)
+        for child in started:
+            assert child.stdout.readline() == "ready\n"
+        return started
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+
+def open_descriptors():
+    gc.collect()
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 30))
+def test_every_reader_gets_every_frame_in_order(ring, seed):
+    rng = Random(seed)
+    num_readers, num_slots = rng.randint(1, 4), rng.randint(1, 5)
+    writer, readers = ring(num_readers=num_readers, num_slots=num_slots, slot_bytes=32)
+    sent, taken = [], [0] * num_readers
+    for _ in range(300):
+        who = rng.randrange(num_readers + 1)
+        frame = rng.randbytes(rng.choice((0, 1, 31, 32, 33, 500)))
+        if who == num_readers and len(sent) - min(taken) == num_slots:
+            with pytest.raises(TimeoutError):
+                writer.send(frame, timeout_s=0)
+        elif who == num_readers:
+            writer.send(frame, timeout_s=0)
+            sent.append(frame)
+        elif taken[who] < len(sent):
+            assert readers[who].receive(timeout_s=0) == sent[taken[who]]
+            taken[who] += 1
+        else:
+            with pytest.raises(TimeoutError):
+                readers[who].receive(timeout_s=0)
+        assert writer.num_unread() == tuple(len(sent) - count for count in taken)
+    assert len(sent) > 5
+
+
+def test_frames_of_any_size_go_round_or_around(ring):
+    writer, (reader,) = ring(slot_bytes=64, num_slots=2)
+    for size in (0, 64, 65, 1 << 22):
+        frame = Random(size).randbytes(size)
+        writer.send(frame)
+        assert reader.receive(timeout_s=1) == frame
+
+
+def test_two_processes_get_all_of_a_long_stream(children):
+    rng, checksum = Random(SEED), 0
+    writer, places = make_ring(RingShape(num_readers=2, num_slots=8, slot_bytes=4096))
+    with writer:
+        readers = children(places, 3000)
+        for _ in range(3000):
+            frame = rng.randbytes(rng.choice((10, 1000, 4096, 5000)))
+            checksum = crc32(frame, checksum)
+            writer.send(frame)
+        assert [child.stdout.readline() for child in readers] == [f"{checksum}\n"] * 2
+
+
+def test_a_send_ends_at_its_deadline_and_can_be_repeated(ring):
+    writer, (quick, slow) = ring(num_readers=2, num_slots=2)
+    writer.send(b"1")
+    writer.send(b"2")
+    quick.receive(timeout_s=1)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"\(1, 2\)"):
+        writer.send(b"3", timeout_s=0.2)
+    assert 0.15 < time.monotonic() - start < 2
+    slow.receive(timeout_s=1)
+    writer.send(b"3", timeout_s=0)
+    assert [slow.receive(timeout_s=1) for _ in range(2)] == [b"2", b"3"]
+
+
+def test_a_long_frame_that_some_got_and_others_not_breaks_the_ring(ring):
+    writer, (reader,) = ring(num_slots=1024)
+    with pytest.raises(TimeoutError):
+        for _ in range(1024):
+            writer.send(bytes(65), timeout_s=0.05)
+    with pytest.raises(TransportError, match="broken"):
+        writer.send(b"")
+    assert reader.receive(timeout_s=1) == bytes(65)
+
+
+def test_a_sleeping_reader_is_woken_and_so_is_a_sleeping_writer(ring):
+    writer, (reader,) = ring(num_slots=2)
+    got = []
+
+    def read():
+        got.extend(reader.receive(timeout_s=5) for _ in range(400))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(400):
+        if number % 50 == 0:
+            time.sleep(0.002)
+        writer.send(bytes([number % 251]), timeout_s=5)
+    thread.join(10)
+    assert got == [bytes([number % 251]) for number in range(400)]
+
+
+def test_a_receive_ends_at_its_deadline(ring):
+    _, (reader,) = ring()
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"0\.1 s"):
+        reader.receive(timeout_s=0.1)
+    assert 0.09 < time.monotonic() - start < 1
+
+
+def test_a_reader_gets_what_was_sent_before_the_writer_went(ring):
+    writer, (reader,) = ring()
+    writer.send(b"last")
+    writer.send(bytes(1000))
+    writer.close()
+    assert reader.receive() == b"last"
+    assert reader.receive() == bytes(1000)
+    with pytest.raises(PeerLostError):
+        reader.receive()
+    with pytest.raises(TransportError, match="closed"):
+        writer.send(b"more")
+
+
+@pytest.mark.parametrize("size", [1, 65])
+def test_a_reader_that_goes_is_noticed(ring, size):
+    writer, (_, gone) = ring(num_readers=2, num_slots=2)
+    writer.check_readers()
+    gone.close()
+    with pytest.raises(PeerLostError, match=r"reader \[1\]"):
+        writer.check_readers()
+    with pytest.raises(TransportError, match=r"reader \[1\]"):
+        writer.send(bytes(size), timeout_s=5)
+
+
+def test_a_reader_that_goes_is_noticed_by_a_send_that_waits_for_it(ring):
+    writer, (gone,) = ring(num_slots=1)
+    writer.send(b"")
+    threading.Timer(0.1, gone.close).start()
+    start = time.monotonic()
+    with pytest.raises(PeerLostError, match="start its process again"):
+        writer.send(b"", timeout_s=20)
+    assert time.monotonic() - start < 2
+
+
+def test_a_killed_process_is_noticed(children):
+    writer, places = make_ring(RingShape(num_readers=2, num_slots=4, slot_bytes=64))
+    with writer:
+        _, victim = children(places, 10**9)
+        writer.send(b"hello")
+        victim.send_signal(signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(PeerLostError, match=r"reader \[1\]"):
+            for _ in range(10):
+                writer.send(b"frame", timeout_s=20)
+        assert time.monotonic() - start < 2
+
+
+def test_a_stopped_process_costs_a_deadline_and_no_more(children):
+    writer, places = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=64))
+    with writer:
+        (child,) = children(places, 5)
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            for _ in range(4):
+                writer.send(b"frame", timeout_s=0.2)
+        child.send_signal(signal.SIGCONT)
+        while sum(writer.num_unread()):
+            time.sleep(0.01)
+        for _ in range(3):
+            writer.send(b"frame", timeout_s=5)
+        assert child.stdout.readline() == f"{crc32(b'frame' * 5)}\n"
+
+
+def test_nothing_stays_behind(children):
+    before = open_descriptors(), sorted(os.listdir("/dev/shm"))
+    for number in range(30):
+        writer, places = make_ring(RingShape(num_readers=3, num_slots=4, slot_bytes=64))
+        readers = [place.take() for place in places[:2]]
+        places[2].close()
+        for size in (1, 1000, 2000)[: number % 4]:
+            if number % 2:
+                readers[0].receive(timeout_s=1) if sum(writer.num_unread()[:1]) else None
+            try:
+                writer.send(bytes(size), timeout_s=0)
+            except TransportError:
+                break
+        for end in (writer, *readers) if number % 3 else (*readers, writer):
+            end.close()
+            end.close()
+    assert (open_descriptors(), sorted(os.listdir("/dev/shm"))) == before
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 20))
+def test_memory_that_was_scribbled_over_is_refused(ring, seed):
+    """Every frame that comes is one that was sent; everything else is a typed error."""
+    rng = Random(seed)
+    writer, (reader,) = ring(num_slots=4, slot_bytes=64)
+    memory, sent = reader._memory, []
+    refused = False
+    for number in range(200):
+        frame = rng.randbytes(rng.randint(0, 70))
+        try:
+            writer.send(frame, timeout_s=0)
+            sent.append(frame)
+            if number > 20:
+                at = rng.choice((4096, 4104, 4160, 4168, rng.randrange(8192, len(memory._bytes))))
+                memory._bytes[at : at + 4] = rng.randbytes(4)
+            assert reader.receive(timeout_s=0) == sent.pop(0)
+        except (TransportError, TimeoutError):
+            refused = True
+            break
+    assert refused
+
+
+def test_packets_that_are_none_of_a_bells_are_refused():
+    before = open_descriptors()
+    for packet, num_descriptors in ((b"hello", 0), (b"!", 1), (b"p" + bytes(8), 0), (bytes(9), 2)):
+        writer, (place,) = make_ring(RingShape(num_readers=1))
+        evil = socket.socket(fileno=os.dup(writer._bells[0].fileno()))
+        socket.send_fds(evil, [packet], [0] * num_descriptors)
+        evil.close()
+        with place.take() as reader, writer, pytest.raises(MessageError, match="none of a bell's"):
+            reader.receive(timeout_s=1)
+    assert open_descriptors() == before
+
+
+def test_what_is_no_ring_is_not_attached_to():
+    before = open_descriptors()
+    shape = RingShape(num_readers=1, num_slots=2, slot_bytes=64)
+    for content, reason in (
+        (b"", "0 bytes"),
+        (bytes(8192), "no ring of this version"),
+        (bytes(range(20)), "no ring of this version"),
+    ):
+        file = anonymous_file(0)
+        os.write(file, content)
+        with pytest.raises(MessageError, match=reason):
+            RingMemory.attach(file)
+        os.close(file)
+    file = anonymous_file(shape.num_bytes)
+    RingMemory.format(file, shape).close()
+    os.ftruncate(file, shape.num_bytes - 1)
+    with pytest.raises(MessageError, match="its head tells"):
+        RingMemory.attach(file)
+    os.pwrite(file, bytes(4), 8)
+    with pytest.raises(MessageError, match="num_slots=0"):
+        RingMemory.attach(file)
+    os.close(file)
+    writer, (place,) = make_ring(shape)
+    with writer, pytest.raises(MessageError, match="reader 1 is asked for"):
+        RingPlace(index=1, descriptors=place.descriptors).take()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("shape", [{"num_readers": 0}, {"num_readers": 1, "slot_bytes": 0}])
+def test_a_ring_that_cannot_be_is_refused(shape):
+    with pytest.raises(ValueError, match="must be from 1"):
+        RingShape(**shape)

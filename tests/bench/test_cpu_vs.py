@@ -1,0 +1,137 @@
+"""`bench/cpu_vs.py` from end to end, with engines that only sleep, hang, die or lie."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKEN_S = {"dovetail": 0.001, "slow": 0.004}
+FAULTS = ("load", "hang", "die", "short")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    config = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": [16, 8], "model.layers.0.mlp.up_proj.weight": [32, 8]}
+    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+@pytest.fixture
+def peers_file(tmp_path):
+    here = json.dumps(str(Path(__file__).parent))
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    lines = []
+    for name in (*TOKEN_S, *FAULTS):
+        fault = f', fault = "{name}"' if name in FAULTS else ""
+        token_s, folder = TOKEN_S.get(name, 0.0), json.dumps(str(pids))
+        lines += [
+            f"[{name}]",
+            'adapter = "fake_engine"',
+            'models = { bf16 = "{checkpoint}" }',
+            f"env = {{ PYTHONPATH = {here} }}",
+            f"options = {{ token_s = {token_s}, pid_folder = {folder}{fault} }}",
+        ]
+    path = tmp_path / "peers.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def run(script, *arguments, env=None):
+    command = [sys.executable, str(ROOT / "bench" / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_race_with_good_and_bad_engines(checkpoint, peers_file, tmp_path):
+    out, page = tmp_path / "out.json", tmp_path / "page.md"
+    done = run(
+        "cpu_vs.py",
+        *("--model", checkpoint, "--peers-file", peers_file),
+        *("--peers", ",".join(("slow", *FAULTS)), "--formats", "bf16"),
+        *("--cases", "decode1,startup", "--rounds", 1, "--attempts", 1),
+        *("--threads", 1, "--deadline", 2),
+        *("--json", out, "--write-docs", page),
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(out.read_text())["results"]
+
+    reasons = {(f["engine"], f["case"]): f["reason"] for f in result["failures"]}
+    assert "no such model" in reasons["load", "load"]
+    assert "no answer" in reasons["hang", "decode1"]
+    assert "the last words" in reasons["die", "decode1"]
+    assert "asked for" in reasons["short", "decode1"]
+    assert not {"dovetail", "slow"} & {engine for engine, _ in reasons}
+
+    turns = {(turn["engine"], turn["case"]): turn for turn in result["turns"]}
+    for name, token_s in TOKEN_S.items():
+        # 127 steps take at least their sleep; a machine with other work makes them longer.
+        assert 0 < turns[name, "decode1"]["value"] <= 1.01 / token_s
+        assert turns[name, "startup"]["value"] > token_s
+    assert turns["dovetail", "decode1"]["value"] > turns["slow", "decode1"]["value"]
+    assert all(turn["probes"][0]["read_gbps"] > 0 for turn in turns.values() if "probes" in turn)
+
+    for text in (done.stdout, page.read_text()):
+        assert "| slow |" in text and "dovetail ÷ best peer" in text and "(slow)" in text
+    assert "## Method" in page.read_text()
+
+    started = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+    assert len(started) >= len(TOKEN_S) + len(FAULTS)
+    assert not [pid for pid in started if is_alive(pid)]
+
+
+def test_the_page_is_made_of_results_without_measuring(tmp_path):
+    machine = {"processor": "a fast one"}
+    result = {
+        "model": "m",
+        "threads": 2,
+        "rounds": 1,
+        "step_bytes": {},
+        "engines": [],
+        "failures": [],
+    }
+    run_file, page = tmp_path / "run.json", tmp_path / "page.md"
+    run_file.write_text(
+        json.dumps({"machine": machine, "absent": {"vllm": "not here"}, "results": [result]})
+    )
+    done = run("cpu_vs.py", "--results", run_file, "--write-docs", page)
+    assert done.returncode == 0, done.stderr
+    assert "a fast one" in page.read_text() and "not run: vllm (not here)" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--formats", "fp3"), "fp3"),
+        (("--cases", "decode1,sleep"), "sleep"),
+        (("--peers", "nobody"), "nobody"),
+        (("--results", "/no/such/file"), "/no/such/file"),
+    ],
+)
+def test_wrong_wishes_are_named(arguments, word):
+    done = run("cpu_vs.py", *arguments)
+    assert done.returncode != 0
+    assert word in done.stderr and "Traceback" not in done.stderr
+
+
+def test_without_vllm_the_comparison_says_how_to_get_it():
+    env = {name: value for name, value in os.environ.items() if name != "DOVETAIL_VLLM_PYTHON"}
+    done = run("vs_vllm_scheduler.py", env=env)
+    assert done.returncode == 2
+    assert "pip install" in done.stdout and "DOVETAIL_VLLM_PYTHON" in done.stdout

@@ -1,0 +1,155 @@
+"""What `bench/peers` computes: limits, medians and ratios, who takes part, the line protocol."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from cases import Case
+from peers.child import Child, ChildError
+from peers.limits import MachineLimits, ModelShape, decode_seconds, prompt_seconds
+from peers.process_tree import CpuTime
+from peers.roster import find_contenders
+from peers.tables import markdown, medians, ratio_to_best, share_of_limit
+
+HERE = str(Path(__file__).parent)
+SHAPE = ModelShape(
+    layer_weights=1000, head_weights=500, num_layers=2, num_heads=4, num_kv_heads=1, head_size=8
+)
+
+
+def turn(engine, number, value, disturbed=False, case="decode1", limit=None):
+    return {
+        "engine": engine,
+        "weights": "bf16",
+        "case": case,
+        "round": number,
+        "value": value,
+        "limit": limit,
+        "disturbed": disturbed,
+    }
+
+
+def result_of(*turns):
+    engines = [
+        {
+            "engine": name,
+            "weights": "bf16",
+            "versions": {},
+            "peak_rss_mib": 1,
+            "first_tokens": [7, ord(name[0])],
+        }
+        for name in dict.fromkeys(entry["engine"] for entry in turns)
+    ]
+    return {
+        "model": "m",
+        "threads": 2,
+        "rounds": 1,
+        "step_bytes": {"bf16": 3e6},
+        "engines": engines,
+        "failures": [],
+        "turns": list(turns),
+    }
+
+
+def test_limits_follow_bytes_or_products_whichever_is_longer():
+    case = Case(name="two", prompt_lens=(3, 1), output_lens=(3, 2))
+    # A token in the cache is 2 × 2 bytes × 2 layers × 1 head × 8 = 64 bytes.
+    steps = [(2, 3000 + 64 * (4 + 2)), (1, 3000 + 64 * 5)]
+    slow_memory = MachineLimits(read_bytes_s=10.0, flops_s=1e12)
+    expected = sum(num_bytes for _, num_bytes in steps) / 10.0
+    assert math.isclose(decode_seconds(case, SHAPE, "bf16", slow_memory), expected)
+    slow_arithmetic = MachineLimits(read_bytes_s=1e12, flops_s=10.0)
+    expected = sum(2 * 1500 * running for running, _ in steps) / 10.0
+    assert math.isclose(decode_seconds(case, SHAPE, "bf16", slow_arithmetic), expected)
+    products = 2 * (1000 * 4 + 500 * 2) + 2 * (9 + 1) * 2 * 4 * 8
+    assert math.isclose(prompt_seconds(case, SHAPE, "bf16", slow_arithmetic), products / 10.0)
+    assert math.isclose(prompt_seconds(case, SHAPE, "int8", slow_memory), 1500 / 10.0)
+
+
+def test_limits_are_those_of_the_format():
+    probes = {"read_gbps": 2.0, "bf16_gflops": 3.0, "int8_gflops": 4.0}
+    assert MachineLimits.of(probes, "bf16") == MachineLimits(read_bytes_s=2e9, flops_s=3e9)
+    assert MachineLimits.of(probes, "int4") == MachineLimits(read_bytes_s=2e9, flops_s=4e9)
+    assert MachineLimits.of({"read_gbps": 2.0}, "bf16") is None
+
+
+def test_disturbed_repetitions_count_only_where_there_is_no_other():
+    result = result_of(
+        turn("dovetail", 0, 1.0, disturbed=True),
+        turn("dovetail", 0, 20.0),
+        turn("dovetail", 1, 30.0),
+        turn("peer", 0, 10.0),
+        turn("peer", 1, 5.0, disturbed=True),
+        turn("peer", 1, 6.0, disturbed=True),
+    )
+    assert medians(result, "bf16", "decode1") == {"dovetail": 25.0, "peer": 8.0}
+    lines = {line.split(" | ")[0]: line for line in markdown(result).splitlines()}
+    assert "25 (20–30) |" in lines["| dovetail"]
+    assert "8 (6–10)* |" in lines["| peer"]
+    assert lines["| peer"].endswith("| 1 of 2 |")
+
+
+def test_ratios_are_taken_round_by_round_against_the_best_peer():
+    result = result_of(
+        *(turn("dovetail", n, v, limit=40.0) for n, v in enumerate((10.0, 20.0, 30.0))),
+        *(turn("good", n, v) for n, v in enumerate((10.0, 10.0, 10.0))),
+        *(turn("bad", n, v) for n, v in enumerate((1.0, 1.0, 90.0))),
+    )
+    assert ratio_to_best(result, "bf16", "decode1") == ("good", 2.0)
+    assert share_of_limit(result, "bf16", "decode1", "dovetail") == 0.5
+    assert share_of_limit(result, "bf16", "decode1", "good") is None
+    alone = result_of(turn("dovetail", 0, 1.0), turn("dovetail-cold", 0, 9.0))
+    assert ratio_to_best(alone, "bf16", "decode1") is None
+
+
+def test_start_up_is_better_when_it_is_shorter():
+    result = result_of(*(turn(name, 0, v, case="startup") for name, v in (("a", 3.0), ("b", 1.0))))
+    assert list(medians(result, "bf16", "startup")) == ["b", "a"]
+
+
+def test_cpu_time_of_others_and_stolen_time_are_lost():
+    begin = CpuTime(busy=1000, own=200, stolen=10)
+    end = CpuTime(busy=1300, own=450, stolen=15)
+    assert math.isclose(end.lost_since(begin), (50 + 5) / 100)
+    assert begin.lost_since(begin) == 0.0
+
+
+def test_contenders_come_from_the_file_the_environment_and_here(tmp_path):
+    (tmp_path / "m-bf16").touch()
+    file = tmp_path / "peers.toml"
+    file.write_text(
+        f'[other]\nadapter = "x"\nmodels = {{ bf16 = "{tmp_path}/{{name}}-bf16" }}\n'
+        '[vllm]\npython = "/no/such/python"\n'
+        '[dovetail-cold]\nadapter = "peers.engine_dovetail"\n[stray]\npython = "x"\n'
+    )
+    environ = {"DOVETAIL_PEERS": str(file), "DOVETAIL_PEER_OTHER_INT8": "/no/such/file"}
+    found, absent = find_contenders("auto", None, environ)
+    by_name = {contender.name: contender for contender in found}
+    assert found[0].name == "dovetail" and found[0].python == sys.executable
+    assert "vllm" in absent and "vllm" not in by_name
+    assert "adapter" in absent["stray"]
+    assert by_name["dovetail-cold"].models == found[0].models
+    other = by_name["other"]
+    assert other.model_for(Path("/somewhere/m"), "bf16") == f"{tmp_path}/m-bf16"
+    assert other.model_for(Path("/somewhere/m"), "int8") is None
+    with pytest.raises(ValueError, match="nobody"):
+        find_contenders("nobody", None, {})
+
+
+def test_a_child_goes_on_after_an_error_and_not_after_a_missed_deadline():
+    child = Child(sys.executable, "fake_engine", {"PYTHONPATH": HERE})
+    load = {"model": "m", "weights": "bf16", "threads": 1}
+    generate = {"prompts": [[1]], "output_lens": [1]}
+    try:
+        with pytest.raises(ChildError, match="no such model"):
+            child.ask("load", 20, **load, options={"fault": "load"})
+        with pytest.raises(ChildError, match="KeyError"):
+            child.ask("unheard", 20)
+        assert child.ask("load", 20, **load, options={"token_s": 0.0})["versions"] == {"fake": "1"}
+        assert child.ask("generate", 20, **generate)["seconds"] >= 0.0
+        child.ask("load", 20, **load, options={"token_s": 30.0})
+        with pytest.raises(ChildError, match="no answer"):
+            child.ask("generate", 0.2, **generate)
+    finally:
+        child.close()

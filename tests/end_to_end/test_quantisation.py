@@ -1,0 +1,49 @@
+"""Quantised weights cost the demo model what `bench/quantisation.py` says: its short form."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("dovetail_demo_model")
+native_library = pytest.importorskip("dovetail_cpu.native_library")
+pytestmark = pytest.mark.skipif(
+    not native_library.probe_any().usable, reason="there are no native kernels here"
+)
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+PER_TASK = 10
+LIMITS = {"int8": (0.001, 0.99, 0.98), "int4": (0.015, 0.975, 0.96)}
+"""Of KL divergence in nats at most, of equal best tokens and right answers at least."""
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    spec = importlib.util.spec_from_file_location("bench_quantisation", BENCH / "quantisation.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    threads = torch.get_num_threads()
+    spec.loader.exec_module(module)
+    yield module
+    torch.set_num_threads(threads)
+
+
+def test_the_demo_model_keeps_its_answers(script, capsys):
+    plain, *rows = script.report(
+        PER_TASK,
+        0,
+        [form for form in script.FORMATS if form.name in ("int8", "int4 g32, head int8")],
+    )
+    with capsys.disabled():
+        print()
+        script.print_table([plain, *rows], 10 * PER_TASK)
+    for row, (kl, top1, right) in zip(rows, LIMITS.values(), strict=True):
+        found = row["demo"]
+        assert found["num_positions"] > 1000
+        assert 0 < found["kl"] < kl, row
+        assert found["top1"] > top1, row
+        assert row["right"] >= right, row
+    assert rows[0]["demo"]["kl"] < rows[1]["demo"]["kl"]

@@ -1,0 +1,63 @@
+"""A real engine's decision log: off unless asked for, and replayed without the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.clock import ManualClock
+from dovetail.decision_log import LogReader, RecordedScheduler
+from dovetail.errors import ConfigError, RequestError
+from dovetail_lab.replay import replay_log
+from dovetail_lab.summary import summarize
+
+PROMPTS = ["What is 27 + 58?", "Spell planet.", "What is 4 + 9?", "Count from 3 to 9."] * 2
+TIGHT = {
+    "num_threads": 1,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 24,
+    "block_size": 4,
+    "num_gpu_blocks_override": 24,
+    "max_model_len": 64,
+    "use_tqdm_on_load": False,
+}
+
+
+@pytest.mark.parametrize("scheduler", ["fcfs", "priority", "srpt"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
+def test_a_run_of_the_demo_model_replays_byte_for_byte(scheduler, ahead, tmp_path):
+    path = tmp_path / "run.log"
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24)
+    options = {**TIGHT, "scheduler_cls": scheduler, "async_scheduling": ahead}
+    with LLM("demo", decision_log=path, **options) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        with pytest.raises(RequestError):
+            llm.generate("one two " * 99, params)
+        llm.generate(PROMPTS[:2], params)
+    found = replay_log(LogReader(path), clock=ManualClock())
+    assert found.difference is None and not found.truncated
+    summary = summarize(LogReader(path), lambda plan, now_ns: None)
+    assert found.num_steps == summary.num_steps > 24 and found.num_requests == len(PROMPTS) + 2
+    assert summary.num_sampled >= sum(len(one.outputs[0].token_ids) for one in outputs)
+    assert summary.num_cached_tokens, "the second round finds the first one's prefixes"
+    assert found.covered_ns > 0
+    assert summary.header.limits.max_num_seqs == 3
+
+
+def test_nothing_is_recorded_unasked(model_dir, options):
+    with LLM(model_dir, **options) as llm:
+        assert not isinstance(llm.llm_engine._started.core.scheduler, RecordedScheduler)
+
+
+def test_what_cannot_be_recorded_is_refused_before_anything_is_loaded(model_dir, options, tmp_path):
+    path = tmp_path / "run.log"
+    with pytest.raises(ConfigError, match=r"decision_log=.*kv_connector='some'"):
+        LLM(model_dir, decision_log=path, kv_connector="some", **options)
+    with pytest.raises(ConfigError, match="decision_log=5"):
+        LLM(model_dir, decision_log=5, **options)
+    assert not path.exists()
+
+
+def test_a_log_that_cannot_be_written_ends_the_start(model_dir, options, tmp_path):
+    with pytest.raises(ConfigError, match=r"decision_log=.*cannot be written"):
+        LLM(model_dir, decision_log=tmp_path / "nowhere" / "run.log", **options)
