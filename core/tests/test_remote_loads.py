@@ -173,7 +173,8 @@ class Urgent(Policy):
         return request.priority
 
 
-def test_a_load_that_fails_counts_also_for_one_that_was_evicted_meanwhile():
+def evict_while_its_load_fails():
+    """Let the load of "a" fail when "b" has displaced it; return the referee and the outputs."""
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, connected=True)
@@ -186,6 +187,20 @@ def test_a_load_that_fails_counts_also_for_one_that_was_evicted_meanwhile():
     referee.add(replace(request("b", first=7), priority=-1))
     referee.schedule()
     assert referee.scheduler._holdings.requests["a"].status is RequestStatus.PREEMPTED
-    outputs = referee.settle()
+    return referee, referee.settle()
+
+
+def test_a_load_that_fails_counts_also_for_one_that_was_evicted_meanwhile():
+    referee, outputs = evict_while_its_load_fails()
     assert not outputs.request_ids, "what it sampled stands on a block that never came"
+    referee.drain()
+
+
+def test_who_takes_the_name_of_an_aborted_one_has_none_of_its_past():
+    referee, _ = evict_while_its_load_fails()
+    referee.abort(["a"])
+    referee.drain()
+    referee.reset()
+    referee.add(request("a"))
+    assert referee.schedule().kv_transfer, "the one before was let down by a load, not this one"
     referee.drain()

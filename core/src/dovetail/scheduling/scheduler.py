@@ -268,8 +268,10 @@ class Scheduler(SchedulerInterface):
             self._mechanism.release(request, finished=True)
         elif request in self._holdings.loads:
             self._drop_load(request, finished=True)
-        elif not self._holdings.lobby.discard(request):
-            self._host.waiting.discard(request)
+        else:
+            if not self._holdings.lobby.discard(request):
+                self._host.waiting.discard(request)
+            self._holdings.loads.release(request, finished=True)  # it may have run before
         self._end(request, status)
 
     def _end(self, request: Request, status: RequestStatus) -> None:

@@ -199,6 +199,8 @@ class ModelRunner:
         self, batch: InputBatch, hidden_TD: torch.Tensor
     ) -> dict[int, LogprobColumns]:
         """Return the log-probabilities of prompt tokens, for the runs that asked for them."""
+        if len(batch.sampling_runs) == batch.plan.total_num_tokens:
+            return {}  # no token is followed by one of its prompt
         asked = self._rows.num_prompt_logprobs[batch.rows]
         found = {}
         for run in np.flatnonzero(asked >= 0).tolist():
