@@ -21,7 +21,7 @@ from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import with_settings
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 TYPING_PAUSE_S = 0.4
 ON_TERMINAL = (  # in the new process, so that nothing runs between fork and exec
     "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
