@@ -81,8 +81,8 @@ def test_a_race_with_good_and_bad_engines(checkpoint, peers_file, tmp_path):
 
     turns = {(turn["engine"], turn["case"]): turn for turn in result["turns"]}
     for name, token_s in TOKEN_S.items():
-        # 127 steps take at least their sleep; a machine with other work makes them longer.
-        assert 0 < turns[name, "decode1"]["value"] <= 1.01 / token_s
+        # 127 steps take at least their sleep; other work makes them longer, or the one before them.
+        assert 0 < turns[name, "decode1"]["value"] <= 1.5 / token_s
         assert turns[name, "startup"]["value"] > token_s
     assert turns["dovetail", "decode1"]["value"] > turns["slow", "decode1"]["value"]
     assert all(turn["probes"][0]["read_gbps"] > 0 for turn in turns.values() if "probes" in turn)
