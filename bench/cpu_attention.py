@@ -20,13 +20,9 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from attention_steps import Step, group_context, layer_context, make_batch
 from torch.nn.functional import scaled_dot_product_attention
 
-from dovetail.interfaces.attention import (
-    AttentionBatch,
-    AttentionGroupContext,
-    AttentionLayerContext,
-)
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_attn_cpu.backend import CPUAttentionBackend
 from dovetail_cpu_kernels import set_num_threads, status
@@ -36,15 +32,6 @@ PROBE_BYTES = 256 << 20
 LEAST_CACHE_BYTES = 96 << 20
 """What the caches of all layers take at least: three times the last cache of a usual processor."""
 MAX_LAYERS = 48
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step to time: each row's tokens before it, and the tokens that every row runs."""
-
-    label: str
-    contexts: tuple[int, ...]
-    query_len: int = 1
 
 
 STEPS = (
@@ -85,57 +72,18 @@ def make_probe() -> Callable[[], float]:
     return lambda: read_bandwidth(memory.data_ptr(), memory.numel())
 
 
-def make_batch(step: Step, block_size: int) -> tuple[AttentionBatch, int]:
-    """Return the batch of a step, blocks shuffled, and how many blocks the cache has."""
-    num_rows, query_len = len(step.contexts), step.query_len
-    seq_lens = tuple(context + query_len for context in step.contexts)
-    width = -(-max(seq_lens) // block_size)
-    num_blocks = num_rows * width + 1
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randperm(num_blocks - 1, generator=generator).view(num_rows, width) + 1
-    slots = [
-        int(table[row, position // block_size]) * block_size + position % block_size
-        for row, context in enumerate(step.contexts)
-        for position in range(context, context + query_len)
-    ]
-    batch = AttentionBatch(
-        query_start_R1=torch.arange(num_rows + 1, dtype=torch.int32) * query_len,
-        seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32),
-        block_table_RM=table.int(),
-        slot_mapping_T=torch.tensor(slots),
-        query_lens=(query_len,) * num_rows,
-        seq_lens=seq_lens,
-    )
-    return batch, num_blocks
-
-
 def prepare(step: Step, setting: Setting) -> Callable[[], int]:
     """Return a function that runs the step in every layer, and returns how many there are."""
     num_heads, num_kv_heads, head_size = setting.heads
     batch, num_blocks = make_batch(step, setting.block_size)
     spec = setting.spec
-    context = AttentionGroupContext(
-        spec=spec,
-        device=torch.device("cpu"),
-        max_num_seqs=batch.num_requests,
-        max_num_batched_tokens=sum(batch.query_lens),
-        max_model_len=max(batch.seq_lens),
-    )
-    layer_context = AttentionLayerContext(
-        layer_name="bench",
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_size=head_size,
-        scale=head_size**-0.5,
-        dtype=torch.bfloat16,
-        device=torch.device("cpu"),
-    )
+    context = layer_context(setting.heads)
     shape = CPUAttentionBackend.kv_cache_shape(num_blocks, spec)
     num_layers = min(MAX_LAYERS, -(-LEAST_CACHE_BYTES // (num_blocks * spec.page_size_bytes)))
     dtype = getattr(torch, setting.cache_dtype)
     caches = [torch.ones(shape, dtype=dtype) for _ in range(num_layers)]
-    layers = [CPUAttentionBackend.create_layer(layer_context) for _ in range(num_layers)]
-    metadata = CPUAttentionBackend.create_builder(context).build(batch)
+    layers = [CPUAttentionBackend.create_layer(context) for _ in range(num_layers)]
+    metadata = CPUAttentionBackend.create_builder(group_context(batch, spec)).build(batch)
     qkv = torch.randn(sum(batch.query_lens), num_heads + 2 * num_kv_heads, head_size)
     q, k, v = qkv.bfloat16().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     out = torch.empty(q.shape, dtype=q.dtype)

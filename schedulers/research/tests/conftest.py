@@ -22,6 +22,19 @@ STOP, WORD = 1, 2
 MS = 1_000_000
 
 
+def pytest_generate_tests(metafunc):
+    """Give a module's table MUTANTS (policy, mutant, check) to its tests.
+
+    Each check runs once for its policy, which keeps it, and for each mutant, which breaks it.
+    """
+    table = getattr(metafunc.module, "MUTANTS", ())
+    if {"policy", "check"} <= set(metafunc.fixturenames):
+        promises = dict.fromkeys((policy, check) for policy, _, check in table)
+        metafunc.parametrize(("policy", "check"), promises)
+    elif {"mutant", "check"} <= set(metafunc.fixturenames):
+        metafunc.parametrize(("mutant", "check"), [(mutant, check) for _, mutant, check in table])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A request as the world knows it. prompt: a length, or token ids. output: its true length.

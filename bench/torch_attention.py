@@ -1,9 +1,9 @@
 """Time backend `torch` on the CPU: µs per layer call and per builder call, bfloat16.
 
-Run `python bench_decode.py`. Method: several layers, each with a cache of its own, are called in
-turn, as a model does, so that a cache is not still warm from the last call; block tables are
-shuffled. After two warm-up rounds, each figure is the median of the rounds, with the fastest and
-the slowest beside it. "ragged" rows have contexts spread evenly from a quarter to all of the
+Run `python bench/torch_attention.py`. Method: several layers, each with a cache of its own, are
+called in turn, as a model does, so that a cache is not still warm from the last call; block tables
+are shuffled. After two warm-up rounds, each figure is the median of the rounds, with the fastest
+and the slowest beside it. "ragged" rows have contexts spread evenly from a quarter to all of the
 length. GiB/s counts the keys and values that decodes must read, once each.
 """
 
@@ -12,34 +12,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 
 import torch
+from attention_steps import Step, group_context, layer_context, make_batch
 
-from dovetail.interfaces.attention import (
-    AttentionBatch,
-    AttentionGroupContext,
-    AttentionLayerContext,
-)
 from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_attn_torch.backend import TorchAttentionBackend
 
 BLOCK_SIZE = 16
 NUM_LAYERS = 4
-DEVICE = torch.device("cpu")
 DTYPE = torch.bfloat16
 HEADS = ((12, 4, 64), (16, 8, 128))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step to time: each row's tokens before it, and the tokens that every row runs."""
-
-    label: str
-    contexts: tuple[int, ...]
-    query_len: int = 1
-
 
 STEPS = (
     *(
@@ -59,30 +43,6 @@ STEPS = (
 )
 
 
-def make_batch(step: Step) -> tuple[AttentionBatch, int]:
-    """Return the batch of a step, blocks shuffled, and how many blocks the cache has."""
-    num_rows, query_len = len(step.contexts), step.query_len
-    seq_lens = tuple(context + query_len for context in step.contexts)
-    width = -(-max(seq_lens) // BLOCK_SIZE)
-    num_blocks = num_rows * width + 1
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randperm(num_blocks - 1, generator=generator).view(num_rows, width) + 1
-    slots = [
-        int(table[row, position // BLOCK_SIZE]) * BLOCK_SIZE + position % BLOCK_SIZE
-        for row, context in enumerate(step.contexts)
-        for position in range(context, context + query_len)
-    ]
-    batch = AttentionBatch(
-        query_start_R1=torch.arange(num_rows + 1, dtype=torch.int32) * query_len,
-        seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32),
-        block_table_RM=table.int(),
-        slot_mapping_T=torch.tensor(slots),
-        query_lens=(query_len,) * num_rows,
-        seq_lens=seq_lens,
-    )
-    return batch, num_blocks
-
-
 def measure(call: Callable[[], object], rounds: int) -> list[float]:
     """Return the µs of each of `rounds` calls, after two to warm up."""
     durations = []
@@ -99,27 +59,9 @@ def run(step: Step, heads: tuple[int, int, int], rounds: int) -> str:
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=num_kv_heads, head_size=head_size, dtype="bfloat16"
     )
-    batch, num_blocks = make_batch(step)
-    builder = TorchAttentionBackend.create_builder(
-        AttentionGroupContext(
-            spec=spec,
-            device=DEVICE,
-            max_num_seqs=batch.num_requests,
-            max_num_batched_tokens=sum(batch.query_lens),
-            max_model_len=max(batch.seq_lens),
-        )
-    )
-    layer = TorchAttentionBackend.create_layer(
-        AttentionLayerContext(
-            layer_name="bench",
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            scale=head_size**-0.5,
-            dtype=DTYPE,
-            device=DEVICE,
-        )
-    )
+    batch, num_blocks = make_batch(step, BLOCK_SIZE)
+    builder = TorchAttentionBackend.create_builder(group_context(batch, spec))
+    layer = TorchAttentionBackend.create_layer(layer_context(heads))
     shape = TorchAttentionBackend.kv_cache_shape(num_blocks, spec)
     caches = [torch.randn(shape).to(DTYPE) for _ in range(NUM_LAYERS)]
     q, k, v = (
