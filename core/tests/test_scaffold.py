@@ -19,7 +19,6 @@ from dovetail.testing import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {kind: f"begun_{kind}" for kind in BLUEPRINTS} | {"model": "BegunForCausalLM"}
-QUICK = ("attention", "policy")
 RULES = ("--select", "E,F,W,I,B,UP,SIM,D,ANN,N,RUF")
 IGNORED = ("--ignore", "D105,D107,D203,D213,D401,ANN401,N803,N806,RUF001,RUF002,RUF003")
 IN_TESTS = ("--per-file-ignores", "tests/*:ANN", "--per-file-ignores", "tests/*:D")
@@ -190,7 +189,7 @@ def check_installed(packages, kinds, folder, *selection):
 
 
 def test_new_plugins_are_right_as_they_are(packages, tmp_path):
-    check_installed(packages, QUICK, tmp_path, "-k", "not float16")
+    check_installed(packages, BLUEPRINTS, tmp_path, "-k", "not float16")
 
 
 @pytest.mark.slow
