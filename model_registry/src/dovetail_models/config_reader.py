@@ -13,6 +13,9 @@ from dovetail.errors import ModelError
 
 Config = Mapping[str, Any]
 
+MAX_LAYERS = 10_000
+"""More is a damaged number; making them all would end, hours later, for want of memory."""
+
 
 def read_count(config: Config, field: str, default: int | None = None, *, minimum: int = 1) -> int:
     """Return a whole number. null counts as absent; absent without default is an error."""
@@ -22,6 +25,14 @@ def read_count(config: Config, field: str, default: int | None = None, *, minimu
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise _wrong(field, value, f"a whole number, {minimum} or more")
     return value
+
+
+def read_num_layers(config: Config) -> int:
+    """Return num_hidden_layers."""
+    num_layers = read_count(config, "num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise _wrong("num_hidden_layers", num_layers, f"{MAX_LAYERS} at most")
+    return num_layers
 
 
 def read_number(config: Config, field: str, default: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail_models.config_reader import Config, read_count, read_flag
+from dovetail_models.config_reader import Config, read_count, read_flag, read_num_layers
 
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
@@ -13,7 +13,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 
 def read_mistral_windows(config: Config) -> tuple[int, ...]:
     """Return the window of each layer, 0 for none: one for all; null is none."""
-    num_layers = read_count(config, "num_hidden_layers")
+    num_layers = read_num_layers(config)
     if config.get("sliding_window", DEFAULT_WINDOW) is None:
         return (0,) * num_layers
     return (read_count(config, "sliding_window", DEFAULT_WINDOW),) * num_layers
@@ -25,7 +25,7 @@ def read_qwen_windows(config: Config) -> tuple[int, ...]:
     Without `use_sliding_window` there is none. With it, `layer_types` says which layers have one;
     where it is absent, those from `max_window_layers` on. Raises ModelError for other layer types.
     """
-    num_layers = read_count(config, "num_hidden_layers")
+    num_layers = read_num_layers(config)
     kinds = config.get("layer_types")
     if kinds is None:
         first = read_count(config, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, minimum=0)

@@ -31,13 +31,6 @@ SHAPE = TINY_LLAMA | {
 BATCHES = [(size, threads) for size in (1, 2, 3, 7, 16, 32) for threads in (1, 2)]
 
 
-@pytest.fixture(autouse=True)
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("invariant")

@@ -16,13 +16,6 @@ from dovetail_cpu.worker import CPUWorker
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def test_the_platform_keeps_its_contract():
     check_platform(CPUPlatform)
 

@@ -21,13 +21,6 @@ native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do n
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def same_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     path = tmp_path / "model"

@@ -115,7 +115,9 @@ class Started:
         fill = Assignment.fill
         with monkeypatch.context() as patched:
             patched.setattr(
-                Assignment, "fill", lambda a, *w, **k: (self.read.append(a.name), fill(a, *w, **k))
+                Assignment,
+                "fill",
+                lambda a, *w, **k: (self.read.append(a.name), fill(a, *w, **k))[1],
             )
             loader = SafetensorsLoader(WeightLoaderContext(model_dir=checkpoint, progress=False))
             self.method = Doubled(version)

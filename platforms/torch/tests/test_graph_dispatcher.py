@@ -42,7 +42,12 @@ class Provider:
         self.answer, self.captured = answer, []
 
     def key(self, descriptor):
-        return None if descriptor.num_tokens > MAX else (descriptor.num_tokens, descriptor.uniform)
+        if descriptor.num_tokens > MAX:
+            return None
+        return descriptor.num_tokens, descriptor.uniform, descriptor.greedy
+
+    def run(self, forward):
+        return forward()
 
     def capture(self, forward):
         outputs = forward()
@@ -95,6 +100,33 @@ def test_one_proof_with_the_head_and_one_without_are_enough():
                 step(dispatcher, model, size, uniform=uniform)
     assert provider.captured == [2, 2, 3, 3]
     assert dispatcher.counts.replayed == 2
+
+
+def test_tokens_are_chosen_where_all_take_the_best():
+    model, provider = Model(), Provider()
+    dispatcher = GraphDispatcher(model, provider, lambda logits_TV: logits_TV.argmin(-1))
+    descriptor = BatchDescriptor(num_tokens=2, num_requests=2, uniform=True, greedy=True)
+    for _ in range(4):
+        IDS[:2] = torch.randint(100, (2,))
+        hidden_TD, logits_TV, best_T = dispatcher.run(IDS[:2], POSITIONS[:2], None, descriptor)
+        assert torch.equal(logits_TV, model.compute_logits(hidden_TD))
+        assert best_T.tolist() == logits_TV.argmin(-1).tolist()
+    assert dispatcher.counts.replayed == 1
+    step(dispatcher, model, 2)  # others of the same size have no tokens
+
+
+def test_a_replay_alone_is_there_once_it_is_proven():
+    model, provider = Model(), Provider()
+    dispatcher = GraphDispatcher(model, provider)
+    descriptor = BatchDescriptor(num_tokens=4, num_requests=1, uniform=True)
+    for _ in range(3):
+        assert dispatcher.replay(descriptor) is None
+        step(dispatcher, model, 4)
+    IDS[:4] = torch.arange(4)
+    hidden_TD, logits_TV = dispatcher.replay(descriptor)
+    assert torch.equal(hidden_TD, model.forward(IDS[:4], POSITIONS[:4], None))
+    assert torch.equal(logits_TV, model.compute_logits(hidden_TD))
+    assert GraphDispatcher(model, None).replay(descriptor) is None
 
 
 def test_without_a_provider_or_a_key_everything_is_eager():

@@ -39,7 +39,9 @@ class CPUAttentionBackend(AttentionBackend):
         kv_cache_dtypes=frozenset(CACHE_KINDS),
         head_sizes=frozenset(range(16, 257, 16)),
         block_size_multiple=BLOCK_MULTIPLE,
-        features=frozenset({"sliding_window", "soft_cap", "padded_pages", "batch_invariant"}),
+        features=frozenset(
+            {"sliding_window", "soft_cap", "padded_pages", "batch_invariant", "counts_on"}
+        ),
     )
 
     @classmethod

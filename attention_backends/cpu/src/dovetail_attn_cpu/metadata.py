@@ -18,6 +18,7 @@ from dovetail.interfaces.attention import (
     AttentionGroupContext,
     AttentionMetadataBuilder,
 )
+from dovetail.lanes import count_on
 from dovetail_cpu_kernels.attention import CACHE_BF16, CACHE_INT8, AttentionBatchSize
 
 CACHE_KINDS = {"bfloat16": CACHE_BF16, "int8": CACHE_INT8}
@@ -84,3 +85,9 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         metadata.size.num_runs = num_runs
         metadata.size.num_tokens = num_tokens
         return metadata
+
+    def count_on(self) -> None:
+        """Bring the last metadata, of runs of one token, to the next positions in their blocks."""
+        num_runs = self._metadata.size.num_runs
+        count_on(memoryview(self._seq_lens_R), num_runs)
+        count_on(memoryview(self._slot_mapping_T), num_runs)

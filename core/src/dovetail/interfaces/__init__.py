@@ -52,7 +52,14 @@ from dovetail.interfaces.kv_connector import (
 )
 from dovetail.interfaces.linear_method import LinearMethod, LinearShape
 from dovetail.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
-from dovetail.interfaces.model import AttentionContext, Model, ModelContext
+from dovetail.interfaces.model import (
+    ONE_RANK,
+    AttentionContext,
+    Model,
+    ModelContext,
+    OneRank,
+    RankGroup,
+)
 from dovetail.interfaces.ops import Ops
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail.interfaces.policy import (
@@ -101,6 +108,7 @@ from dovetail.interfaces.worker_extension import WorkerExtension
 
 __all__ = [
     "CONTINUE",
+    "ONE_RANK",
     "AdmissionGate",
     "AttentionAsk",
     "AttentionBackend",
@@ -163,6 +171,7 @@ __all__ = [
     "ModelContext",
     "ModelInfo",
     "NoCacheSpec",
+    "OneRank",
     "Ops",
     "PauseScope",
     "Platform",
@@ -173,6 +182,7 @@ __all__ = [
     "ProposalAsk",
     "Proposer",
     "ProposerContext",
+    "RankGroup",
     "Ready",
     "ReasoningDelta",
     "ReasoningParser",

@@ -70,17 +70,22 @@ class ExecutorContext:
 
 
 class Executor(ABC):
-    """Owns the workers.
+    """Owns the workers: as many as `ParallelConfig.tensor_parallel_size` says.
 
     Law. Plans are executed in the order of the calls. For every `execute_model` there is exactly
-    one `sample_tokens` before the next. A failing worker makes the handle raise; after that the
-    executor is dead, and every later call raises EngineDeadError.
+    one `sample_tokens` before the next; the result is rank 0's. A failing worker makes the handle
+    raise; after that the executor is dead, and every later call raises EngineDeadError.
     max_concurrent_steps: how many steps may be out at a time; 1 or 2.
+    max_world_size: most workers that it can have.
+    takes_callables: whether its workers live in this process, so that an operation may be any
+        callable; where they do not, one is a ContractError.
     """
 
     CONTRACT: ClassVar[str] = "executor"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     max_concurrent_steps: int = 1
+    max_world_size: ClassVar[int] = 1
+    takes_callables: ClassVar[bool] = True
 
     @abstractmethod
     def __init__(self, context: ExecutorContext) -> None:
@@ -94,12 +99,20 @@ class Executor(ABC):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> list[Any]:
-        """Call a method of every worker and return the answers by rank.
+        unique_reply_rank: int | None = None,
+        non_block: bool = False,
+    ) -> Any:
+        """Call an operation on every worker and return the answers, a list by rank.
 
-        operation: the name of a worker's method; in process also a callable, given the worker.
+        operation: the name of a worker's method, or "pkg.mod:function" for a function that is given
+            the worker first; in process also a callable.
         timeout: seconds; an executor that works in the caller's thread cannot keep it.
-        Raises TimeoutError after that, ContractError if no worker knows `operation`.
+        unique_reply_rank: return that rank's answer alone; all workers do the work.
+        non_block: return a Handle at once, whose result is what would have been returned.
+        Across processes arguments and answers are plain data, `dovetail.transport.ndarray.NDArray`
+        and the contracts' own dataclasses; a tuple comes as a list.
+        Raises TimeoutError after `timeout`, and the late answer is nobody's: the executor goes on.
+        ContractError if no worker knows `operation`, or for a rank that there is not.
         """
 
     @abstractmethod
@@ -112,20 +125,31 @@ class Executor(ABC):
 
     @abstractmethod
     def check_health(self) -> None:
-        """Raise EngineDeadError if a worker cannot go on."""
+        """Raise EngineDeadError if a worker cannot go on, StalledError if one shows no life.
+
+        Does not wait, and may be called from any thread.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:
         """End the workers. May be called at any time, and twice."""
 
+    def silence_s(self) -> float:
+        """Return for how many seconds the quietest worker has shown no life.
+
+        0.0 where that cannot be told from here. May be called from any thread.
+        """
+        return 0.0
+
     def get_model_info(self) -> ModelInfo:
         """Return the first worker's model facts."""
-        info: ModelInfo = self.collective_rpc("get_model_info")[0]
+        info: ModelInfo = self.collective_rpc("get_model_info", unique_reply_rank=0)
         return info
 
     def get_kv_cache_specs(self) -> list[Mapping[str, KVCacheSpec]]:
         """Return each worker's specs."""
-        return self.collective_rpc("get_kv_cache_spec")
+        specs: list[Mapping[str, KVCacheSpec]] = self.collective_rpc("get_kv_cache_spec")
+        return specs
 
     def determine_available_memory(self) -> int:
         """Return the bytes that every worker has for its cache: the least of them."""

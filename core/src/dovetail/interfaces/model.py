@@ -18,6 +18,60 @@ if TYPE_CHECKING:
     from dovetail.interfaces.ops import Ops
 
 
+class RankGroup(Protocol):
+    """The workers that share each layer of a model, as its layers see them.
+
+    Law. All ranks call the same operations in the same order, with tensors of the same shape and
+    dtype, and get the same bits. Raise PeerLostError where a rank is gone or does not come.
+    rank: from 0 to size - 1.
+    """
+
+    @property
+    def rank(self) -> int:
+        """The worker's place."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a sum has the same bits wherever in a tensor of whatever shape it stands."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks; `x` may be overwritten and returned."""
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' tensors side by side along the last dimension, in their order."""
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what rank 0 gave; `x` may be overwritten and returned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRank:
+    """A worker that shares its model with nobody: each operation returns what it was given."""
+
+    rank: int = 0
+    size: int = 1
+    batch_invariant: bool = True
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`."""
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`."""
+        return x
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`."""
+        return x
+
+
+ONE_RANK = OneRank()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelContext:
     """All that a model is made from.
@@ -25,6 +79,7 @@ class ModelContext:
     hf_config: the checkpoint's config.json with the user's overrides, read-only.
     linear_method, ops: the providers that its layers use.
     max_model_len: positions to be prepared for. options: the model plugin's own, validated.
+    ranks: who shares the model's layers; models pass the context on to their layers, which ask.
     """
 
     hf_config: Mapping[str, Any]
@@ -34,6 +89,7 @@ class ModelContext:
     ops: Ops
     max_model_len: int
     options: Mapping[str, object] = field(default_factory=dict)
+    ranks: RankGroup = ONE_RANK
 
 
 class AttentionContext(Protocol):
@@ -56,10 +112,15 @@ class Model(Protocol):
     Its parameters have the checkpoint's names. Fused layers say which names they fuse
     (`LinearShape.part_names`); the weight loader's table does the rest.
     architectures: the names in config.json's "architectures" that it serves.
+
+    A model whose class attribute `provides` has "tensor_parallel" may be shared by several ranks:
+    it leaves every size that ranks divide to the layers that it is made of, does nothing of its own
+    with features or heads that a rank has a part of, and a row-parallel layer follows each
+    column-parallel one. Without the attribute it is never shared.
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

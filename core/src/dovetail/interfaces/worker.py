@@ -28,7 +28,9 @@ class WorkerContext:
 
     plugins: resolves the names of the worker's own parts (attention, model, ops, …).
     options: the worker plugin's own, validated.
-    rank: place in the whole engine; local_rank: on this machine.
+    rank: place in the whole engine; local_rank: on this machine; world_size: how many there are.
+    rendezvous: URL at which the workers of this engine find each other, and nobody else does:
+    "file://" in a folder of its owner's alone, or "tcp://" on the loopback. "" if there is one.
     """
 
     config: EngineConfig
@@ -37,6 +39,7 @@ class WorkerContext:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    rendezvous: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -94,7 +97,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

@@ -53,26 +53,24 @@ _START = [
 ]
 
 
-def check_executor(executor_cls: type[Executor], *, takes_callables: bool = True) -> None:
-    """Check an executor against its whole contract; raise AssertionError with the law broken.
-
-    takes_callables: whether `collective_rpc` takes callables, as executors in process do.
-    """
-    for case in executor_cases(executor_cls, takes_callables=takes_callables):
+def check_executor(executor_cls: type[Executor]) -> None:
+    """Check an executor against its whole contract; raise AssertionError with the law broken."""
+    for case in executor_cases(executor_cls):
         with suppress(NotHere):
             case.run()
 
 
-def executor_cases(executor_cls: type[Executor], *, takes_callables: bool = True) -> Iterator[Case]:
+def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
     """Yield the suite's cases, at one and at two steps at a time."""
     yield Case(name="a model that cannot be loaded", run=partial(_check_unloadable, executor_cls))
     yield Case(name="the end within a step", run=partial(_check_end, executor_cls))
+    if executor_cls.max_world_size > 1:
+        yield Case(name="two workers", run=partial(_check_ranks, executor_cls))
     for ahead in (False, True):
         steps = "two steps" if ahead else "one step"
         for name, check in _CHECKS.items():
-            if takes_callables or check is not _check_callables:
-                run = partial(_check_with, executor_cls, check, ahead=ahead)
-                yield Case(name=f"{name}, {steps} at a time", run=run)
+            run = partial(_check_with, executor_cls, check, ahead=ahead)
+            yield Case(name=f"{name}, {steps} at a time", run=run)
     run = partial(_check_with, executor_cls, _check_timeout, ahead=True)
     yield Case(name="a timeout, two steps at a time", run=run)
 
@@ -120,6 +118,31 @@ def _check_end(executor_cls: type[Executor]) -> None:
         Event().wait(2 * SLOW_S)
         log = read_log(Path(folder))
         expect(log[-1:] == ["shutdown"], f"a worker did {log}; the end comes last")
+
+
+def _check_ranks(executor_cls: type[Executor]) -> None:
+    """Every rank does every step and every operation; answers come by rank."""
+    with judging("with two workers"), TemporaryDirectory() as folder:
+        model_dir = write_fake_config(Path(folder))
+        executor = executor_cls(
+            make_executor_context(model_dir, ObedientWorker, tensor_parallel_size=2)
+        )
+        try:
+            _check_steps(executor)
+            places = executor.collective_rpc("place")
+            ranks = [(place["rank"], place["world_size"]) for place in places]
+            expect(ranks == [(0, 2), (1, 2)], f"the workers were told {ranks}; 0 and 1 of 2 is due")
+            meet = {place["rendezvous"] for place in places}
+            expect(len(meet) == 1 and "" not in meet, f"the workers are to meet at {meet}")
+            second = executor.collective_rpc("place", unique_reply_rank=1)
+            expect(second == places[1], f"unique_reply_rank=1 returns {second}")
+            law = "collective_rpc: an operation that fails on one rank"
+            fail = partial(executor.collective_rpc, "fail_on", args=(1,))
+            expect_error(ModelError, partial(fail, unique_reply_rank=0), law)
+        finally:
+            executor.shutdown()
+        log = read_log(Path(folder))
+        expect(log == ["shutdown"] * 2, f"of two workers were shut down: {log}")
 
 
 def _make(
@@ -249,17 +272,38 @@ def _check_steps(executor: Executor) -> None:
 
 
 def _check_operations(executor: Executor) -> None:
-    got = executor.collective_rpc("add", args=(2,), kwargs={"right": 3})
+    call = partial(executor.collective_rpc, "add", args=(2,), kwargs={"right": 3})
+    got = call()
     expect(got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; [5] is due")
-    for name in ("no_such_operation", "calls"):
+    one = call(unique_reply_rank=0)
+    expect(one == 5, f"with unique_reply_rank=0 it returns {one}; 5 is due")
+    law = "collective_rpc: a rank that there is not"
+    expect_error(ContractError, partial(call, unique_reply_rank=len(got)), law)
+    handles = [call(non_block=True), call(non_block=True, unique_reply_rank=0)]
+    for handle, due in zip(handles[::-1], (one, got), strict=True):
+        expect(hasattr(handle, "result"), f"with non_block=True it returns {handle!r}, no handle")
+        late = handle.result(RESULT_S)
+        expect(late == due and handle.done(), f"a handle's result is {late}; {due} is due")
+    named = f"{count_calls.__module__}:{count_calls.__name__}"
+    got = executor.collective_rpc(named, args=(10,))
+    expect(got == [12] * len(got), f"collective_rpc({named!r}) returns {got}; [12] is due")
+    for name in ("no_such_operation", "calls", "no_such_module:f", "builtins:print", "os:system"):
         law = f"collective_rpc({name!r}): no worker knows that operation"
         expect_error(ContractError, partial(executor.collective_rpc, name), law)
+    law = "collective_rpc: an operation that fails"
+    expect_error(ModelError, partial(executor.collective_rpc, "fail_on", args=(0,)), law)
     executor.check_health()
-    expect(_calls(executor) == _START[:2], "a wrong operation has left a trace")
+    expect(_calls(executor) == _START[:2], "an operation has left a trace")
 
 
 def _check_callables(executor: Executor) -> None:
-    got = executor.collective_rpc(count_calls, args=(10,))
+    call = partial(executor.collective_rpc, count_calls, args=(10,))
+    if not executor.takes_callables:
+        expect_error(
+            ContractError, call, "collective_rpc of a callable that takes_callables denies"
+        )
+        return
+    got = call()
     expect(got == [12] * len(got), f"collective_rpc of a callable returns {got}; [12] is due")
 
 

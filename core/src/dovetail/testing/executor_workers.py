@@ -26,6 +26,7 @@ class ObedientWorker(FakeWorker):
         super().__init__(context)
         self._log = Path(context.config.model.model_dir) / LOG
         self._threads: set[int] = set()
+        self._context = context
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Execute a plan, and note by which thread."""
@@ -58,6 +59,20 @@ class ObedientWorker(FakeWorker):
     def add(self, left: int, *, right: int) -> int:
         """Return the sum."""
         return left + right
+
+    def place(self) -> dict[str, int | str]:
+        """Return where this worker stands among all."""
+        context = self._context
+        return {
+            "rank": context.rank,
+            "world_size": context.world_size,
+            "rendezvous": context.rendezvous,
+        }
+
+    def fail_on(self, rank: int) -> None:
+        """Fail on one rank, beside any step."""
+        if rank == self._context.rank:
+            raise ModelError("a failure of an operation, on demand")
 
     def dawdle(self, seconds: float) -> str:
         """Return "done" after `seconds`."""

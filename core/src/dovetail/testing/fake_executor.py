@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dovetail.errors import ContractError, EngineDeadError
+from dovetail.errors import EngineDeadError
+from dovetail.executors.operation import SoleReply, check_rank, find_operation
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
 from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
 from dovetail.plan import SchedulerOutput
@@ -46,15 +47,15 @@ class FakeExecutor(Executor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> list[Any]:
-        """Call a method of the worker; it has answered before a timeout could be noticed."""
+        unique_reply_rank: int | None = None,
+        non_block: bool = False,
+    ) -> Any:
+        """Call an operation on the worker; it has answered before a timeout could be noticed."""
         self.check_health()
-        if callable(operation):
-            return [operation(self.worker, *args, **(kwargs or {}))]
-        call = getattr(self.worker, operation, None)
-        if not callable(call):
-            raise ContractError(f"{type(self.worker).__name__} has no operation {operation!r}.")
-        return [call(*args, **(kwargs or {}))]
+        check_rank(unique_reply_rank, 1)
+        answer = find_operation(self.worker, operation)(*args, **(kwargs or {}))
+        reply = SoleReply(Ready(answer), unique_reply_rank)
+        return reply if non_block else reply.result()
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
         """Run the model for `plan`, now."""

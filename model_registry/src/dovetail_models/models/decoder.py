@@ -24,6 +24,7 @@ from dovetail_models.config_reader import (
     read_choice,
     read_count,
     read_flag,
+    read_num_layers,
     read_number,
 )
 from dovetail_torch.layers import (
@@ -83,7 +84,7 @@ def read_decoder_shape(
         hidden_size=read_count(config, "hidden_size"),
         intermediate_size=read_count(config, "intermediate_size"),
         heads=_read_heads(config),
-        windows=windows or (0,) * read_count(config, "num_hidden_layers"),
+        windows=windows or (0,) * read_num_layers(config),
         norm_eps=read_number(config, "rms_norm_eps", 1e-6),
         tied=read_flag(config, "tie_word_embeddings"),
         qkv_bias=qkv_bias,
@@ -238,11 +239,13 @@ class Decoder(nn.Module):
 class DecoderForCausalLM(nn.Module, ABC):
     """The model contract for a decoder; an architecture says how its config is read.
 
+    Several ranks can share it: every size that they divide is left to the layers.
     attention_cls: the attention of all layers.
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     architectures: ClassVar[tuple[str, ...]]
     attention_cls: ClassVar[type[DecoderAttention]] = DecoderAttention
 

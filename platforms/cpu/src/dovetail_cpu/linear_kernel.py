@@ -18,6 +18,8 @@ from dovetail_cpu_kernels import library
 from dovetail_cpu_kernels.linear import PackedLinear, new_args, operation
 from dovetail_cpu_kernels.linear import pack as pack_linear
 
+_GIB = 1 << 30
+
 ALIGNMENT_BYTES = 4096
 """Where packed weights begin: a page, as in the files that keep them."""
 PANEL_FEATURES = 32
@@ -32,7 +34,10 @@ class NativeMemory:
         self.num_bytes = num_bytes
         self.address = self._library.dk_alloc(num_bytes) or 0
         if not self.address:
-            raise CapacityError(f"There is no memory for {num_bytes} bytes of packed weights.")
+            raise CapacityError(
+                f"There is no memory for {num_bytes / _GIB:.2f} GiB of packed weights; free "
+                "memory, or choose a smaller model or quantization."
+            )
 
     def __del__(self) -> None:
         if self.__dict__.get("address"):

@@ -14,12 +14,15 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def forget_pages(mapped: torch.Tensor) -> None:
     """Let go of the pages that lie wholly within `mapped`; whoever reads them maps them again.
 
-    mapped: contiguous, of a private mapping of a file that nobody has written to; of other memory
-    the contents would be lost. A kernel that refuses is no error: the pages only stay.
+    mapped: of a private mapping of a file that nobody has written to; of other memory the contents
+    would be lost. Where rows lie apart, what is between them is let go, too. A kernel that
+    refuses is no error: the pages only stay.
     """
     page = mmap.PAGESIZE
+    pairs = zip(mapped.shape, mapped.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in pairs)
     start = -(-mapped.data_ptr() // page) * page
-    end = (mapped.data_ptr() + mapped.nbytes) // page * page
+    end = (mapped.data_ptr() + (last + 1) * mapped.itemsize) // page * page
     if end > start:
         _libc.madvise(start, end - start, mmap.MADV_DONTNEED)
 

@@ -33,8 +33,8 @@ class CPUPlatform(Platform):
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes that torch computes in on a CPU."""
-        return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16"})
+        """Return the dtypes that torch computes in on a CPU, and that ranks exchange tensors."""
+        return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "collectives"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
         """Return the machine's memory."""

@@ -3,8 +3,8 @@
 A run is recorded while torch's own operations are watched: allocations are given memory that stays
 where it is, views are let pass, and any other operation means that a replay would leave something
 out, so that there is none. Knows the shape of no model.
-Memory: one arena of ARENA_BYTES for all recordings, taken as it is used, and the operations'
-structs, below 64 KiB for a model of 40 layers and a size of batch.
+Memory: one arena of ARENA_BYTES for all recordings and for steps that are not recorded, taken as it
+is used, and the operations' structs, below 64 KiB for a model of 40 layers and a size of batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail_cpu.activation_arena import ActivationArena, ArenaLease
 from dovetail_cpu_kernels.recording import Recording
 from dovetail_torch.graph_provider import BatchDescriptor, Capture, Forward
 
-ARENA_BYTES = 64 << 20
+ARENA_BYTES = 256 << 20
 MAX_TOKENS = 256
 """A larger step computes so long that what Python does beside it does not count."""
 
@@ -42,13 +42,22 @@ class ReplayProvider:
         self._arena = ActivationArena(ARENA_BYTES)
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
-        """Return the number of tokens, and whether the head is part of it.
+        """Return the number of tokens, and whether head and choice of tokens are part of it.
 
         How many requests share the tokens stands in the attention's metadata, not in a recording.
         """
         if descriptor.num_tokens > MAX_TOKENS:
             return None
-        return descriptor.num_tokens, descriptor.uniform
+        return descriptor.num_tokens, descriptor.uniform, descriptor.greedy
+
+    def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:
+        """Run `forward` with what it allocates in the arena.
+
+        Memory that the allocator gives back to the system comes again page by page, in the middle
+        of a kernel.
+        """
+        with _Lending(ArenaLease(self._arena)):
+            return forward()
 
     def capture(self, forward: Forward) -> Capture:
         """Run `forward` and record it."""
@@ -65,13 +74,15 @@ class ReplayProvider:
         return Capture(outputs=outputs, graph=recording)
 
 
-class _Watch(TorchDispatchMode):
-    """Sees every operation of torch's. foreign: the first that a recording does not have, or ""."""
+class _Lending(TorchDispatchMode):
+    """Sees torch's operations, and gives new tensors the arena's memory, while there is any.
+
+    is_full: whether there was none left.
+    """
 
     def __init__(self, lease: ArenaLease) -> None:
         super().__init__()
         self._lease = lease
-        self.foreign = ""
         self.is_full = False
 
     @classmethod
@@ -90,13 +101,9 @@ class _Watch(TorchDispatchMode):
         keywords = dict(kwargs or {})
         if func in _ALLOCATIONS:
             return self._allocate(func, args, keywords)
-        with self:
-            # What is made of other operations is judged by those: reshaping may copy, or not.
-            parts = func.decompose(*args, **keywords)
-        if parts is not NotImplemented:
-            return parts
-        if not (func.is_view or func is _aten._unsafe_view.default):
-            self.foreign = self.foreign or func.name()
+        return self._do(func, args, keywords)
+
+    def _do(self, func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
         return func(*args, **keywords)
 
     def _allocate(
@@ -109,3 +116,21 @@ class _Watch(TorchDispatchMode):
             self.is_full = self.is_full or num_bytes > 0
             return func(*args, **keywords)
         return block.view(like.dtype).as_strided(like.shape, like.stride())
+
+
+class _Watch(_Lending):
+    """Looks for what a recording would not have. foreign: the first such operation, or ""."""
+
+    def __init__(self, lease: ArenaLease) -> None:
+        super().__init__(lease)
+        self.foreign = ""
+
+    def _do(self, func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        with self:
+            # What is made of other operations is judged by those: reshaping may copy, or not.
+            parts = func.decompose(*args, **keywords)
+        if parts is not NotImplemented:
+            return parts
+        if not (func.is_view or func is _aten._unsafe_view.default):
+            self.foreign = self.foreign or func.name()
+        return func(*args, **keywords)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from dovetail.errors import PluginError
 from dovetail_cpu.native_library import find_library
+from dovetail_cpu.pairwise_ranks import PairwiseRanks
+from dovetail_cpu.thread_supply import start_threads
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 logger = logging.getLogger(__name__)
 
@@ -18,22 +26,29 @@ _PROFILE_TOKENS = 64
 _MAX_TEAM = 64
 """Threads that a team of native kernels can have."""
 _HUGE_PAGE_BYTES = 2 << 20
+_LOOPBACK = "127.0.0.1"
 
 
 class CPURuntime:
-    """Implements `dovetail_torch.device_runtime.DeviceRuntime`."""
+    """Implements `dovetail_torch.device_runtime.DeviceRuntime`.
+
+    num_sharing: processes of the engine on this machine; each has its part of cores and memory.
+    """
 
     def __init__(self) -> None:
         self._base_bytes = 0
         self.num_threads = len(os.sched_getaffinity(0))
+        self.num_sharing = 1
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
         """Set torch's and the native kernels' threads to `num_threads`.
 
-        None: to the cores that this process may use.
+        None: to the cores that this process may use, divided by the processes that share them.
+        Raises CapacityError where the system does not give so many.
         """
-        self.num_threads = num_threads or len(os.sched_getaffinity(0))
-        torch.set_num_threads(self.num_threads)
+        num_cores = len(os.sched_getaffinity(0))
+        self.num_threads = num_threads or max(1, num_cores // self.num_sharing)
+        start_threads(self.num_threads)
         library = find_library()
         if library is not None:
             library.dk_set_num_threads(min(self.num_threads, _MAX_TEAM))
@@ -45,11 +60,12 @@ class CPURuntime:
         logger.info("Native kernels on %d threads, torch on 1.", self.num_threads)
 
     def total_memory_bytes(self) -> int:
-        """Return the machine's memory, or what the process's control group allows of it."""
+        """Return this process's part of the machine's memory, or of what its group may have."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = Path("/sys/fs/cgroup/memory.max")
         text = limit.read_text().strip() if limit.exists() else "max"
-        return min(total, int(text)) if text.isdigit() else total
+        allowed = min(total, int(text)) if text.isdigit() else total
+        return allowed // self.num_sharing
 
     def memory_in_use_bytes(self) -> int:
         """Return this process's resident memory."""
@@ -76,11 +92,32 @@ class CPURuntime:
     def synchronize(self) -> None:
         """Do nothing: every call has returned when it is done."""
 
+    def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> PairwiseRanks:
+        """Return the group of ranks, who exchange tensors by gloo over this machine's loopback.
+
+        Raises PluginError where torch was built without it, RuntimeError where others do not come.
+        """
+        from torch import distributed  # only for an engine of several workers
+
+        if not (distributed.is_available() and distributed.is_gloo_available()):
+            raise PluginError(
+                "several workers on CPUs exchange tensors by gloo, and this torch was built "
+                "without it: install another build, or give tensor_parallel_size=1."
+            )
+        gloo = distributed.ProcessGroupGloo
+        options = gloo._Options()
+        # Ranks of one machine: nobody beyond it is to reach them.
+        options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+        options._timeout = timeout
+        return PairwiseRanks(gloo(store, rank, size, options), rank=rank, size=size)
+
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:
     """Return zeroed memory, uint8, on a huge page's boundary; untouched pages are not taken."""
-    # A mapping of its own: the allocator's zeros would be written, page by page.
-    mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES)
+    # A mapping of its own: the allocator's zeros would be written, page by page. Not a shared one,
+    # as `mmap` makes by itself: those have no huge pages.
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=kind)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)

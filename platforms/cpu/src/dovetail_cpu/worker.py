@@ -7,6 +7,7 @@ no page before it is used.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import cast
@@ -15,9 +16,11 @@ import torch
 from torch import nn
 
 from dovetail.interfaces import WeightLoader, WorkerContext
+from dovetail.plan import SchedulerOutput
 from dovetail_cpu.mapped_pages import forget_pages, release_free_memory
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.packed_cache import PackedCache, PackedFolder, default_folder
+from dovetail_cpu.page_supply import PageSupply
 from dovetail_cpu.runtime import CPURuntime, lazy_zeros
 from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
@@ -26,11 +29,15 @@ from dovetail_torch.weights.fingerprint import FINGERPRINT, Fingerprinted
 from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
 
+logger = logging.getLogger(__name__)
+
 CACHE_VARIABLE = "DOVETAIL_PACKED_CACHE"
 OFF = "off"
 
 _GIB = 1 << 30
 _MIB = 1 << 20
+_READY_BYTES = 256 << 20
+"""Pages of the KV cache that are taken ahead of their use."""
 
 
 class CPUWorker(TorchWorker):
@@ -41,6 +48,12 @@ class CPUWorker(TorchWorker):
         self._cache: PackedCache | None = None
         self._is_restored = False
         self._is_native = False
+        self._pages = PageSupply((), 0)
+
+    def init_device(self) -> None:
+        """Take the part of cores and memory that the engine's other workers leave."""
+        cast(CPURuntime, self._runtime).num_sharing = self._context.world_size
+        super().init_device()
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
         """Fill and pack the weights; what is kept packed is mapped and never read."""
@@ -64,8 +77,14 @@ class CPUWorker(TorchWorker):
         return num_bytes
 
     def graph_provider(self) -> GraphProvider | None:
-        """Return who records and replays native operations; None where torch multiplies."""
+        """Return who records and replays native operations.
+
+        None where torch multiplies, and where ranks exchange sums in between.
+        """
         if not self._is_native:
+            return None
+        if self._context.world_size > 1:
+            logger.info("Steps are not replayed: ranks exchange what they computed in between.")
             return None
         from dovetail_cpu.replay import ReplayProvider  # needs the native kernels
 
@@ -80,9 +99,19 @@ class CPUWorker(TorchWorker):
         super().compile_or_warm_up_model()
         if self._cache is not None and not self._is_restored:
             self._cache.save()
+        self._pages = PageSupply(self._runner.cache_pages, _READY_BYTES)
+        self._pages.use(0)
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Run the model, and see to it that the cache has pages for the next steps."""
+        for grown in plan.blocks:
+            if grown.rows:
+                self._pages.use(max(grown.block_ids))
+        super().execute_model(plan)
 
     def shutdown(self) -> None:
         """Let go of weights and cache, when the packed weights are written."""
+        self._pages.close()
         if self._cache is not None:
             self._cache.wait()
         self._cache = None

@@ -7,9 +7,15 @@ worker overrides.
 
 from __future__ import annotations
 
-from typing import Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from dovetail.interfaces.model import RankGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 
 class DeviceRuntime(Protocol):
@@ -38,3 +44,11 @@ class DeviceRuntime(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has done everything it was given."""
+
+    def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
+        """Return the group of the ranks that meet at `store`; nobody else uses it.
+
+        Asked of platforms with the capability "collectives" and of no others. store: where the
+        ranks tell each other their addresses. timeout: of joining and of each exchange. Raises
+        RuntimeError where the others do not come.
+        """

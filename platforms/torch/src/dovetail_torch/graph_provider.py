@@ -19,11 +19,16 @@ Forward = Callable[[], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDescriptor:
-    """The shape of a step. uniform: each request has one token, after which it samples."""
+    """The shape of a step.
+
+    uniform: each request has one token, after which it samples. greedy: and takes its best token,
+    of the logits as they are.
+    """
 
     num_tokens: int
     num_requests: int
     uniform: bool
+    greedy: bool = False
 
 
 class Graph(Protocol):
@@ -50,7 +55,7 @@ class Capture:
 
 
 class GraphProvider(Protocol):
-    """Captures and replays on one device; called from one thread."""
+    """Captures and replays on one device, and runs what it does not capture; from one thread."""
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
         """Return what batches that one graph serves have in common; None: never captured."""
@@ -59,4 +64,10 @@ class GraphProvider(Protocol):
         """Run `forward` once, for real, and keep how it is done again.
 
         What it does may be done twice to the same end: keys and values go where they were.
+        """
+
+    def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:
+        """Run `forward` once, for a batch without a key.
+
+        The outputs hold until the provider's next call: they may lie in memory that is used again.
         """

@@ -37,9 +37,11 @@ from dovetail.plugins.instance import Options, make_instance
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail.result import ModelRunnerOutput
 from dovetail_torch.device_runtime import DeviceRuntime
+from dovetail_torch.distributed.joining import join_ranks
 from dovetail_torch.graph_provider import GraphProvider
-from dovetail_torch.layers.attention import Attention, attention_layers
+from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
 from dovetail_torch.layers.linear import pack_linears
+from dovetail_torch.memory_shortage import tells_shortage
 from dovetail_torch.runner.cache_buffers import DTYPES
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
 from dovetail_torch.runner.device_parts import DeviceParts
@@ -52,10 +54,15 @@ logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _WARM_UP_TOKENS = 8
+_SHARED = "tensor_parallel"
+"""Capability id of models that several ranks can share."""
+_SMALLER_MODEL = "choose a smaller model or dtype, or quantization"
+_SMALLER_STEP = "lower max_num_batched_tokens or max_num_seqs"
+_SMALLER_CACHE = "lower gpu_memory_utilization, kv_cache_memory_bytes or num_gpu_blocks_override"
 
 
 class TorchWorker(WorkerBase):
-    """One torch device, one model."""
+    """One torch device, one model, or one rank's part of a model that several workers share."""
 
     provides = frozenset({"kv_connector", "logits_processors"})
 
@@ -64,7 +71,7 @@ class TorchWorker(WorkerBase):
         self._runtime = cast("DeviceRuntime", context.platform.runtime())
 
     def init_device(self) -> None:
-        """Take the device."""
+        """Take the device, and find the other workers where there are some."""
         config = self._context.config
         self._device = self._runtime.activate(
             self._context.local_rank, num_threads=config.compute.num_threads
@@ -77,16 +84,20 @@ class TorchWorker(WorkerBase):
             kv_cache_dtype=config.cache.kv_cache_dtype,
             device=self._device,
         )
+        self._ranks = join_ranks(self._context, self._runtime, self._device)
 
+    @tells_shortage("the model", _SMALLER_MODEL)
     @torch.inference_mode()
     def load_model(self) -> None:
         """Make the model of the checkpoint's architecture, fill and pack its weights."""
         context, config = self._context, self._context.config
         model_cls = context.plugins.load("model", config.model.architecture)
+        self._check_shared(model_cls)
         options = context.plugins.options_of
         self._model: Any = construct(
             "model", model_cls, self._model_context(options("model", model_cls))
         )
+        share_heads(self._model, self._ranks)
         loader_cls = context.plugins.load("weight_loader", config.load.load_format)
         loader: WeightLoader = loader_cls(
             WeightLoaderContext(
@@ -145,6 +156,7 @@ class TorchWorker(WorkerBase):
             self._layers, block_size=cache.block_size or 1, dtype=cache.kv_cache_dtype
         )
 
+    @tells_shortage("a step of the largest size", _SMALLER_STEP)
     def determine_available_memory(self) -> int:
         """Run a step of the largest size and return what is left of the share we may use."""
         runtime, limits = self._runtime, self._limits
@@ -166,12 +178,14 @@ class TorchWorker(WorkerBase):
             )
         return left
 
+    @tells_shortage("the KV cache", _SMALLER_CACHE)
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Take the cache's memory, and connect it where the user asks for that."""
         self._runner.initialize_cache(kv_cache_config, self._backend, self._layers, self.zeros)
         if isinstance(self._runner, ConnectedRunner):
             self._runner.connect(make_worker_side(self._context, kv_cache_config))
 
+    @tells_shortage("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:
         """Run the model once at the sizes of a prompt and of a decode."""
         limits = self._limits
@@ -193,7 +207,7 @@ class TorchWorker(WorkerBase):
         runner = self.__dict__.get("_runner")
         if isinstance(runner, ConnectedRunner):
             runner.shutdown()
-        for name in ("_runner", "_model", "_layers"):
+        for name in ("_runner", "_model", "_layers", "_ranks"):
             self.__dict__.pop(name, None)
 
     def _vocab_size(self) -> int:
@@ -201,6 +215,16 @@ class TorchWorker(WorkerBase):
         if not isinstance(vocab_size, int):
             raise ConfigError(f"config.json has vocab_size={vocab_size!r}; it needs an integer.")
         return vocab_size
+
+    def _check_shared(self, model_cls: type) -> None:
+        """Raise ConfigError where several ranks are to share a model that is not made for it."""
+        if self._ranks.size == 1 or _SHARED in getattr(model_cls, "provides", ()):
+            return
+        raise ConfigError(
+            f"tensor_parallel_size={self._ranks.size} is asked, but the model "
+            f"{model_cls.__name__} does not declare {_SHARED!r} in `provides`: it may need all "
+            "features in one place. Give tensor_parallel_size=1, or a model that declares it."
+        )
 
     def _make_provider(self, kind: str, reference: str | type) -> Any:
         """Choose and make what the model's layers use."""
@@ -232,6 +256,7 @@ class TorchWorker(WorkerBase):
             ops=self._ops,
             max_model_len=self._limits.max_model_len,
             options=options,
+            ranks=self._ranks,
         )
 
     def _make_logits_processors(self) -> tuple[LogitsProcessor, ...]:

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, cast
 
@@ -143,7 +144,13 @@ def _key(
 ) -> dict[str, Any]:
     """Return everything that the packed bytes depend on, as plain JSON values."""
     facts = [
-        [name, layer.shape.in_features, layer.shape.part_names, layer.shape.part_sizes, sizes[name]]
+        [
+            name,
+            layer.shape.part_names,
+            # Ranks have parts of the same size, and each its own.
+            [astuple(shard) for shard in (layer.in_shard, *layer.part_shards)],
+            sizes[name],
+        ]
         for name, layer in layers.items()
     ]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

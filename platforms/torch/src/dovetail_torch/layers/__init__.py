@@ -1,7 +1,7 @@
 """The few layers that models are made of, and the providers `torch` of linear method and ops."""
 
 from dovetail_torch.layers.activation import SiluAndMul
-from dovetail_torch.layers.attention import Attention, attention_layers
+from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
 from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from dovetail_torch.layers.linear import (
     ColumnParallelLinear,
@@ -36,4 +36,5 @@ __all__ = [
     "attention_layers",
     "linear_layers",
     "pack_linears",
+    "share_heads",
 ]

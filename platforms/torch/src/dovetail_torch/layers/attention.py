@@ -1,7 +1,8 @@
 """The attention layer as a model sees it: its numbers, and a call to the step's attention context.
 
 It knows no cache, no block table and no backend: the runner reads its numbers, makes the backend's
-layer from them and puts that behind `AttentionContext.attend`.
+layer from them and puts that behind `AttentionContext.attend`. A model gives the heads of the whole
+model, as to all layers; where ranks share it, `share_heads` leaves each layer the rank's own.
 Legend: T tokens, H query heads, K key-value heads, D head size.
 """
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ContractError
-from dovetail.interfaces.model import AttentionContext
+from dovetail.interfaces.model import AttentionContext, RankGroup
 from dovetail_torch.layers.linear import HeadShape
 
 
@@ -34,13 +35,26 @@ class Attention(nn.Module):
         soft_cap: float = 0.0,
     ) -> None:
         super().__init__()
-        self.num_heads = heads.num_heads
-        self.num_kv_heads = heads.num_kv_heads
-        self.head_size = heads.head_size
+        self.heads = heads
         self.index = index
         self.scale = scale or heads.head_size**-0.5
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return self.heads.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads."""
+        return self.heads.num_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """Features of each head."""
+        return self.heads.head_size
 
     def forward(
         self,
@@ -67,3 +81,12 @@ def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
             f"{indices}: give each one its own, from 0 to {len(found) - 1}"
         )
     return tuple(found)
+
+
+def share_heads(model: nn.Module, ranks: RankGroup) -> None:
+    """Leave each attention layer of `model` the rank's own heads. Called once, after making it.
+
+    Raises ConfigError if they cannot be divided evenly.
+    """
+    for name, layer in attention_layers(model):
+        layer.heads = layer.heads.share(ranks, name)

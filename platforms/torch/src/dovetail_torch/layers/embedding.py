@@ -1,5 +1,6 @@
 """The two ends of a language model: token embedding and the head that makes logits.
 
+Where several ranks share the model, each has a part of the vocabulary in both.
 Legend: T tokens, S sampled positions, D hidden size, V vocabulary (width of the logits).
 """
 
@@ -9,10 +10,12 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
-from dovetail_torch.layers.linear import ColumnParallelLinear
+from dovetail_torch.distributed.shard import divide_unevenly
+from dovetail_torch.layers.linear import ParallelLinear, leaf_of
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -20,13 +23,17 @@ class VocabParallelEmbedding(nn.Module):
 
     borrows: as of linear layers; few rows of the table are read in a step, so that a mapped file
     serves as well as a copy and takes less memory. is_mapped: whether one does.
+    shard: the rows that this rank has; read by the weight loader.
     """
 
     borrows: ClassVar[frozenset[str]] = frozenset({"weight"})
 
     def __init__(self, context: ModelContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        weight_VD = torch.empty(vocab_size, hidden_size, dtype=context.dtype, device=context.device)
+        self.ranks = context.ranks
+        self.shard = divide_unevenly(vocab_size, self.ranks, f"a vocabulary of {vocab_size} tokens")
+        place = {"dtype": context.dtype, "device": context.device}
+        weight_VD = torch.empty(self.shard.size, hidden_size, **place)
         self.weight = nn.Parameter(weight_VD, requires_grad=False)
         self.is_mapped = False
         self.ops = context.ops
@@ -38,11 +45,18 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, input_ids_T: torch.Tensor) -> torch.Tensor:
         """Return the embeddings, a new tensor [T, D]. Ids are int64."""
-        return self.ops.embedding(input_ids_T, self.weight)
+        if self.shard.is_whole:
+            return self.ops.embedding(input_ids_T, self.weight)
+        own_T = input_ids_T - self.shard.start
+        is_foreign_T = (own_T < 0) | (own_T >= self.shard.size)
+        x_TD = self.ops.embedding(own_T.masked_fill_(is_foreign_T, 0), self.weight)
+        return self.ranks.all_reduce(x_TD.masked_fill_(is_foreign_T[:, None], 0))
 
 
-class ParallelLMHead(ColumnParallelLinear):
+class ParallelLMHead(ParallelLinear):
     """The last linear layer, [S, D] to logits [S, V]; `tied_to` an embedding, it has its weight.
+
+    All ranks give the logits of the whole vocabulary, the same bits.
 
     A tied head is created and packed by the linear method like any other layer, but its `weight`
     is the embedding's very parameter: `pack` may take it off the head, and must not write to it.
@@ -58,7 +72,10 @@ class ParallelLMHead(ColumnParallelLinear):
         *,
         tied_to: VocabParallelEmbedding | None = None,
     ) -> None:
-        super().__init__(context, name, hidden_size, vocab_size)
+        shard = divide_unevenly(vocab_size, context.ranks, f"a vocabulary of {vocab_size} tokens")
+        super().__init__(context, name, hidden_size, {leaf_of(name): shard})
+        self.ranks, self.shard = context.ranks, shard
+        self.most = -(-vocab_size // context.ranks.size)
         if tied_to is None:
             return
         kept = [key for key, _ in self.named_parameters(recurse=False)]
@@ -69,3 +86,14 @@ class ParallelLMHead(ColumnParallelLinear):
                 "choose another linear method, or a checkpoint with an lm_head of its own"
             )
         self.weight = tied_to.weight
+
+    def forward(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """Return the logits [S, V]; their rows may lie apart."""
+        logits_SV = self.linear_method.apply(self, hidden_SD)
+        if self.shard.is_whole:
+            return logits_SV
+        # Ranks exchange equally much: the last ones fill up what they have less.
+        missing = self.most - self.shard.size
+        if missing:
+            logits_SV = functional.pad(logits_SV, (0, missing))
+        return self.ranks.all_gather(logits_SV)[:, : self.shard.whole]

@@ -1,8 +1,11 @@
 """Linear layers: what each one is (a `LinearShape`), with the linear method doing all the work.
 
 A layer knows the names that its parts have in a checkpoint. It does not know how its weights are
-kept, packed or quantised, nor where they come from. Sizes are those of the whole model: with one
-rank, "column" and "row" parallel layers say which side would be divided among several.
+kept, packed or quantised, nor where they come from. Sizes that models give are those of the whole
+model. Where several ranks share it (`ModelContext.ranks`), column-parallel layers divide their
+output features among them and row-parallel layers their input features, and add up the products;
+linear methods see the rank's own part and nothing else.
+Source: Shoeybi et al. 2019, arXiv:1909.08053.
 Legend: T tokens, I input features, O output features of all parts; of
 attention: H query heads, K key-value heads, N all three parts' heads, S head size.
 """
@@ -16,7 +19,8 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.linear_method import LinearShape
-from dovetail.interfaces.model import ModelContext
+from dovetail.interfaces.model import ModelContext, RankGroup
+from dovetail_torch.distributed.shard import Shard, cannot_divide, divide, undivided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +31,34 @@ class HeadShape:
     num_kv_heads: int
     head_size: int
 
+    def share(self, ranks: RankGroup, owner: str) -> HeadShape:
+        """Return the heads of one rank; several have the same key-value head where there are few.
+
+        owner: the layer's name. Raises ConfigError if the ranks would not have equally many.
+        """
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+
+        def works(count: int) -> bool:
+            return not (heads % count or (kv_heads % count and count % kv_heads))
+
+        if not works(ranks.size):
+            raise cannot_divide(f"{heads} heads ({kv_heads} of keys) of {owner}", ranks, works)
+        return HeadShape(
+            num_heads=heads // ranks.size,
+            num_kv_heads=max(1, kv_heads // ranks.size),
+            head_size=self.head_size,
+        )
+
 
 class ParallelLinear(nn.Module):
     """The base of all linear layers: y = x · Wᵀ + b through the context's linear method.
 
     name: where the layer stands in the model, "model.layers.0.mlp.down_proj".
-    parts: output features by the checkpoint's own names for the last component of `name`, in order.
-    shape, linear_method: read by the weight loader and by `pack_linears`.
+    in_features, parts: input features; output features by the checkpoint's own names for the last
+        component of `name`, in order. A number is of features that are not divided.
+    shape, linear_method: read by the weight loader and by `pack_linears`; of this rank alone.
+    in_shard, part_shards: what the rank has of the input, and of each part's output.
+    elsewhere: names of parameters that only another rank has.
     settled: names of parameters whose packed form is at hand already; loaders pass over them.
     borrows: names of parameters that the linear method only reads once, when it packs them, and
         holds to be finite then: a loader may lend mapped weights instead of filling them.
@@ -44,18 +69,21 @@ class ParallelLinear(nn.Module):
         self,
         context: ModelContext,
         name: str,
-        in_features: int,
-        parts: Mapping[str, int],
+        in_features: int | Shard,
+        parts: Mapping[str, int] | Mapping[str, Shard],
         *,
         bias: bool = False,
     ) -> None:
         super().__init__()
         self.linear_method = context.linear_method
+        self.in_shard = _shard(in_features)
+        self.part_shards = tuple(_shard(part) for part in parts.values())
+        self.elsewhere: frozenset[str] = frozenset()
         self.shape = LinearShape(
             name=name,
-            in_features=in_features,
+            in_features=self.in_shard.size,
             part_names=tuple(parts),
-            part_sizes=tuple(parts.values()),
+            part_sizes=tuple(shard.size for shard in self.part_shards),
             bias=bias,
             dtype=context.dtype,
             device=context.device,
@@ -80,7 +108,10 @@ class ParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """A linear layer whose output features would be divided among ranks."""
+    """A linear layer whose output features are divided among the ranks: each gives its own.
+
+    Raises ConfigError if they cannot be divided evenly.
+    """
 
     def __init__(
         self,
@@ -91,22 +122,65 @@ class ColumnParallelLinear(ParallelLinear):
         *,
         bias: bool = False,
     ) -> None:
-        super().__init__(context, name, in_features, {_leaf(name): out_features}, bias=bias)
+        parts = _divide_parts({leaf_of(name): out_features}, context, name)
+        super().__init__(context, name, in_features, parts, bias=bias)
 
 
-class RowParallelLinear(ColumnParallelLinear):
-    """A linear layer whose input features would be divided among ranks."""
+class RowParallelLinear(ParallelLinear):
+    """A linear layer whose input features are divided among the ranks; all give the same sum.
+
+    Takes the rank's part of the input, as column-parallel layers before it give it. The bias is
+    rank 0's. Raises ConfigError if the features cannot be divided evenly.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+    ) -> None:
+        in_shard = divide(in_features, context.ranks, f"{in_features} input features of {name}")
+        has_bias = bias and context.ranks.rank == 0
+        parts = {leaf_of(name): out_features}
+        super().__init__(context, name, in_shard, parts, bias=has_bias)
+        self.ranks = context.ranks
+        if bias and not has_bias:
+            self.elsewhere = frozenset({"bias"})
+
+    def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Return [T, O], the sum over all ranks."""
+        return self.ranks.all_reduce(self.linear_method.apply(self, x_TI))
 
 
 class MergedColumnParallelLinear(ParallelLinear):
     """Several linear layers of the same input in one product, outputs side by side.
 
-    parts: output features by the checkpoint's names, such as {"gate_proj": 64, "up_proj": 64}.
+    parts: output features by the checkpoint's names, such as {"gate_proj": 64, "up_proj": 64}; each
+    is divided among the ranks. Raises ConfigError if one cannot be divided evenly.
     """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool = False,
+    ) -> None:
+        shards = _divide_parts(parts, context, name)
+        super().__init__(context, name, in_features, shards, bias=bias)
 
 
 class QKVParallelLinear(ParallelLinear):
-    """The projections q_proj, k_proj and v_proj in one product; `split` takes them apart."""
+    """The projections q_proj, k_proj and v_proj in one product; `split` takes them apart.
+
+    Heads are divided among the ranks; where there are fewer key-value heads than ranks, several
+    ranks have the same one. Raises ConfigError if they cannot be divided evenly.
+    """
 
     def __init__(
         self,
@@ -117,18 +191,25 @@ class QKVParallelLinear(ParallelLinear):
         *,
         bias: bool = False,
     ) -> None:
-        kv_features = heads.num_kv_heads * heads.head_size
-        parts = {
-            "q_proj": heads.num_heads * heads.head_size,
-            "k_proj": kv_features,
-            "v_proj": kv_features,
-        }
+        ranks, size = context.ranks, heads.head_size
+        own = heads.share(ranks, name)
+        first_kv_head = ranks.rank * heads.num_kv_heads // ranks.size
+        kv_shard = Shard(
+            start=first_kv_head * size,
+            size=own.num_kv_heads * size,
+            whole=heads.num_kv_heads * size,
+        )
+        q_features = own.num_heads * size
+        q_shard = Shard(
+            start=ranks.rank * q_features, size=q_features, whole=heads.num_heads * size
+        )
+        parts = {"q_proj": q_shard, "k_proj": kv_shard, "v_proj": kv_shard}
         super().__init__(context, name, hidden_size, parts, bias=bias)
-        self.head_counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
-        self.head_size = heads.head_size
+        self.head_counts = (own.num_heads, own.num_kv_heads, own.num_kv_heads)
+        self.head_size = size
 
     def split(self, qkv_TO: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return q [T, H, S], k [T, K, S] and v [T, K, S]: views, not contiguous.
+        """Return the rank's q [T, H, S], k [T, K, S] and v [T, K, S]: views, not contiguous.
 
         `qkv_TO` must be contiguous, as linear methods return it.
         """
@@ -149,5 +230,20 @@ def pack_linears(model: nn.Module) -> None:
         layer.linear_method.pack(layer)
 
 
-def _leaf(name: str) -> str:
+def leaf_of(name: str) -> str:
+    """Return the last component of a layer's name."""
     return name.rpartition(".")[2]
+
+
+def _divide_parts(
+    parts: Mapping[str, int], context: ModelContext, name: str
+) -> Mapping[str, Shard]:
+    owner = "{} output features of {} in {}"
+    return {
+        part: divide(size, context.ranks, owner.format(size, part, name))
+        for part, size in parts.items()
+    }
+
+
+def _shard(features: int | Shard) -> Shard:
+    return features if isinstance(features, Shard) else undivided(features)

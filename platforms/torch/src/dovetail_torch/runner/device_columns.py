@@ -7,8 +7,12 @@ Legend: N numbers.
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import torch
+
+from dovetail.lanes import count_on
 
 Array = np.ndarray
 
@@ -30,6 +34,16 @@ class DeviceColumn:
             return part_N.copy_(torch.from_numpy(numbers_N))
         self._on_host[: len(numbers_N)] = numbers_N
         return part_N
+
+    def count_on(self, num_places: int) -> None:
+        """Add one to each of the first `num_places` numbers; on the host only."""
+        assert self._on_host is not None, "asked only where columns are host memory"
+        count_on(memoryview(self._on_host), num_places)
+
+    def begins_with(self, numbers: array[int]) -> bool:
+        """Return whether these, of the column's own dtype, are its first; on the host only."""
+        assert self._on_host is not None, "asked only where columns are host memory"
+        return self._on_host[: len(numbers)].tobytes() == numbers.tobytes()
 
     def take(self, numbers_N: torch.Tensor) -> torch.Tensor:
         """Do as `fill`, with numbers that are on the device."""

@@ -1,8 +1,8 @@
 """The dispatcher of graphs: each step is replayed if its shape has been captured, else run eagerly.
 
-A shape is captured when it comes for the second time. The first replay with the head and the first
-without it are held against an eager run, bit by bit. A model that cannot be replayed is run
-eagerly, which is announced once. Knows no device and not what a graph is.
+A shape is captured when it comes for the second time. The first replay without the head, with it,
+and with the choice of tokens is held against an eager run, bit by bit. A model that cannot be
+replayed is run eagerly, which is announced once. Knows no device and not what a graph is.
 Legend: T tokens, D hidden size, V vocabulary.
 """
 
@@ -17,11 +17,14 @@ import torch
 from dovetail.interfaces import Model
 from dovetail.interfaces.model import AttentionContext
 from dovetail_torch.graph_provider import BatchDescriptor, Forward, Graph, GraphProvider
+from dovetail_torch.sampling.blocks import best_tokens
+from dovetail_torch.sampling.sampler import BestTokens
 
 logger = logging.getLogger(__name__)
 
 Outputs = tuple[torch.Tensor, ...]
-"""The hidden states [T, D]; then, where every token samples, the logits [T, V]."""
+"""The hidden states [T, D]; then, where every token samples, the logits [T, V]; then, where each
+request takes its best token, those [T]."""
 
 
 @dataclass(slots=True)
@@ -36,14 +39,17 @@ class GraphCounts:
 class GraphDispatcher:
     """Runs one model's steps. counts: how, so far; read by whoever wants to know."""
 
-    def __init__(self, model: Model, provider: GraphProvider | None) -> None:
-        """provider: None to run everything eagerly."""
+    def __init__(
+        self, model: Model, provider: GraphProvider | None, best_tokens: BestTokens = best_tokens
+    ) -> None:
+        """provider: None to run everything eagerly. best_tokens: the op provider's."""
         self._model = model
+        self._best_tokens = best_tokens
         self._provider = provider
         self._entries: dict[Hashable, tuple[Graph, Outputs]] = {}
         self._seen: set[Hashable] = set()
         self._refused: set[Hashable] = set()
-        self._proven: set[bool] = set()
+        self._proven: set[int] = set()
         self.counts = GraphCounts()
 
     def run(
@@ -53,7 +59,7 @@ class GraphDispatcher:
         attention: AttentionContext,
         descriptor: BatchDescriptor,
     ) -> Outputs:
-        """Return the step's hidden states, and logits if the batch is uniform.
+        """Return the step's hidden states, logits if the batch is uniform, tokens if it is greedy.
 
         input_ids_T, positions_T: at every step in the same memory, as what `attention` reads. The
         outputs hold until the next step.
@@ -63,21 +69,41 @@ class GraphDispatcher:
             hidden_TD = self._model.forward(input_ids_T, positions_T, attention)
             if not descriptor.uniform:
                 return (hidden_TD,)
-            return hidden_TD, self._model.compute_logits(hidden_TD)
+            logits_TV = self._model.compute_logits(hidden_TD)
+            if not descriptor.greedy:
+                return hidden_TD, logits_TV
+            return hidden_TD, logits_TV, self._best_tokens(logits_TV)
 
-        key = None if self._provider is None else self._provider.key(descriptor)
-        if key is None:
+        if self._provider is None:
             self.counts.eager += 1
             return forward()
+        key = self._provider.key(descriptor)
+        if key is None:
+            self.counts.eager += 1
+            return self._provider.run(forward)
         entry = self._entries.get(key)
         if entry is None:
             return self._first_times(key, forward)
         graph, outputs = entry
         graph.replay()
-        if descriptor.uniform not in self._proven:
-            return self._prove(outputs, forward, descriptor)
+        if len(outputs) not in self._proven:
+            return self._prove(outputs, forward)
         self.counts.replayed += 1
         return outputs
+
+    def replay(self, descriptor: BatchDescriptor) -> Outputs | None:
+        """Do as `run` with the inputs of the last step, in the same memory, where that is a replay.
+
+        None, and nothing is done, if the shape is not captured yet, or never.
+        """
+        entry = None
+        if self._provider is not None:
+            entry = self._entries.get(self._provider.key(descriptor))
+        if entry is None or len(entry[1]) not in self._proven:
+            return None
+        entry[0].replay()
+        self.counts.replayed += 1
+        return entry[1]
 
     def _first_times(self, key: Hashable, forward: Forward) -> Outputs:
         """Run eagerly, and capture if the shape has been seen before."""
@@ -97,13 +123,13 @@ class GraphDispatcher:
             logger.info("A batch is not replayed: %s.", capture.obstacle)
         return capture.outputs
 
-    def _prove(self, outputs: Outputs, forward: Forward, descriptor: BatchDescriptor) -> Outputs:
+    def _prove(self, outputs: Outputs, forward: Forward) -> Outputs:
         """Run eagerly, too, and hold what was replayed against that."""
         replayed = [output.clone() for output in outputs]
         outputs = forward()
         self.counts.eager += 1
         if all(map(_same_bits, replayed, outputs)):
-            self._proven.add(descriptor.uniform)
+            self._proven.add(len(outputs))
         else:
             self._give_up("a replay gave other results than the model itself")
         return outputs

@@ -6,6 +6,7 @@ Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longes
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,9 @@ class InputBatch:
     Tensors are on the device, and the next step's take their memory.
     input_ids_T, positions_T: int64. attention: one entry a KV-cache group.
     last_S: int64; where each sampling run's last token stands among the T.
-    sampling_runs: int64 [S]; their places in the plan. rows, ends: int64 [R]; each run's row, and
-    the position after its last token. first_R1: int64 [R + 1]; each run's first token.
+    sampling_runs: int64 [S]; their places in the plan. sampling_rows: their rows. rows, ends: int64
+    [R]; each run's row, and the position after its last token. first_R1: int64 [R + 1]; each run's
+    first token.
     """
 
     plan: SchedulerOutput
@@ -34,6 +36,7 @@ class InputBatch:
     attention: tuple[AttentionBatch, ...]
     last_S: torch.Tensor
     sampling_runs: Array
+    sampling_rows: list[int]
     rows: Array
     ends: Array
     first_R1: Array
@@ -81,10 +84,29 @@ class InputGatherer:
             attention=self._attention(plan, runs, ends, first_R1, (token_rows, positions)),
             last_S=self._last_S.fill(first_R1[sampling_runs + 1] - 1),
             sampling_runs=sampling_runs,
+            sampling_rows=runs[sampling_runs].tolist(),
             rows=runs,
             ends=ends,
             first_R1=first_R1,
         )
+
+    def num_steps_to_border(self, batch: InputBatch) -> int:
+        """Return how many more tokens each run has room for in its block, that of the last one."""
+        return min(int((-batch.ends % size).min()) for size in self._block_sizes)
+
+    def ends_at(self, positions: array[int]) -> bool:
+        """Return whether the runs gathered last end at `positions`, int32, in their order."""
+        return self._seq_lens_R.begins_with(positions)
+
+    def count_on(self, token_ids: array[int]) -> None:
+        """Bring the step gathered last, of one token a run, to its next positions.
+
+        token_ids: those that stand there. Slots are left to who has copied them.
+        """
+        num_runs = len(token_ids)
+        self._input_ids_T.fill(np.asarray(token_ids))
+        self._positions_T.count_on(num_runs)
+        self._seq_lens_R.count_on(num_runs)
 
     def _attention(
         self,

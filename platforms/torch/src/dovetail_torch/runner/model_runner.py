@@ -26,8 +26,10 @@ from dovetail_torch.attention_table import NoAttention
 from dovetail_torch.graph_provider import BatchDescriptor
 from dovetail_torch.layers.attention import Attention
 from dovetail_torch.runner.cache_buffers import Zeros
+from dovetail_torch.runner.continuation import COUNTS_ON, Continuation
+from dovetail_torch.runner.device_columns import host_view
 from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
-from dovetail_torch.runner.graph_dispatcher import GraphCounts, GraphDispatcher
+from dovetail_torch.runner.graph_dispatcher import GraphCounts, GraphDispatcher, Outputs
 from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
 from dovetail_torch.runner.kv_cache import make_attention
 from dovetail_torch.runner.request_rows import RequestRows
@@ -37,7 +39,9 @@ from dovetail_torch.sampling import GrammarMask, Sampler, gather_logprobs
 _POSITIONS_AT_ONCE = 256
 """Prompt positions whose logits are held at a time, for prompt log-probabilities."""
 
-_Step = tuple[InputBatch, torch.Tensor, dict[int, LogprobColumns]]
+_Step = tuple[InputBatch, Outputs, dict[int, LogprobColumns]]
+"""What was gathered; hidden states, logits and, where all take it, the best tokens; and
+log-probabilities of prompts."""
 
 
 class ModelRunner:
@@ -66,7 +70,7 @@ class ModelRunner:
         self._processors = processors
         self._attention_options = attention_options
         self._best_tokens = device_parts.best_tokens
-        self._graphs = GraphDispatcher(model, device_parts.graph_provider)
+        self._graphs = GraphDispatcher(model, device_parts.graph_provider, self._best_tokens)
 
     def initialize_cache(
         self,
@@ -101,6 +105,13 @@ class ModelRunner:
             best_tokens=self._best_tokens,
         )
         self._step: _Step | None = None
+        self._may_continue = (
+            backend is not None
+            and COUNTS_ON in backend.capabilities.features
+            and host_view(self._rows.token_ids_RL) is not None
+        )
+        builders = [builder for builder, _ in self._attention.builders]
+        self._continuation = Continuation(self._rows, self._inputs, builders)
 
     @property
     def graph_counts(self) -> GraphCounts:
@@ -112,27 +123,18 @@ class ModelRunner:
         """The cache's memory, one uint8 [N, P] tensor a buffer, row b being block b; or ()."""
         return self._attention.buffers.pages_NP
 
-    @torch.inference_mode()
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model; keep the logits for `sample_tokens`."""
-        for row in plan.leaves:
-            self._sampler.leave(row)
-        for request in plan.joins:
-            self._sampler.join(request)
-        self._rows.apply(plan)
-        self._plan, self._step = plan, None
-        if plan.empty:
-            return
-        batch = self._inputs.gather(plan)
-        hidden_TD, logits_SV = self._forward(batch)
-        prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
-        self._step = batch, logits_SV, prompt_logprobs
+        self._plan = plan
+        if self._continuation.follows(plan):
+            self._continue()
+        else:
+            self._begin(plan)
 
-    @torch.inference_mode()
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample from the logits of the plan just executed."""
         plan = self._plan
-        if self._step is None or not len(self._step[0].sampling_runs):
+        if self._step is None or not self._step[0].sampling_rows:
             prompt_logprobs = {} if self._step is None else self._step[2]
             return ModelRunnerOutput(
                 step_id=plan.step_id,
@@ -140,17 +142,23 @@ class ModelRunner:
                 token_ids=array("i"),
                 prompt_logprobs=prompt_logprobs,
             )
-        batch, logits_SV, prompt_logprobs = self._step
-        runs = batch.sampling_runs
-        rows = batch.rows[runs]
-        mask = None if grammar is None else self._mask(grammar, runs)
-        sampled = self._sampler.sample(logits_SV, rows.tolist(), mask)
-        self._rows.append(rows, batch.ends[runs], sampled.token_ids)
+        batch, outputs, prompt_logprobs = self._step
+        logprobs: Mapping[int, LogprobColumns] = {}
+        if len(outputs) > 2 and grammar is None:
+            token_ids_S = outputs[2]
+        else:
+            token_ids_S, logprobs = self._sample(batch, outputs[1], grammar)
+        token_ids = array("i", token_ids_S.tolist())
+        if batch is self._continuation.batch:
+            self._continuation.append(token_ids)
+        else:
+            runs = batch.sampling_runs
+            self._rows.append(batch.rows[runs], batch.ends[runs], token_ids_S)
         return ModelRunnerOutput(
             step_id=plan.step_id,
             num_sampled=plan.samples,
-            token_ids=array("i", sampled.token_ids.tolist()),
-            logprobs={int(runs[i]): columns for i, columns in sampled.logprobs.items()},
+            token_ids=token_ids,
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -167,25 +175,73 @@ class ModelRunner:
         logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
         logits_SV.argmax(dim=-1)
 
-    def _forward(self, batch: InputBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    @torch.inference_mode()
+    def _begin(self, plan: SchedulerOutput) -> None:
+        """Apply the plan, gather its inputs and run the model."""
+        self._continuation.end()
+        for row in plan.leaves:
+            self._sampler.leave(row)
+        for request in plan.joins:
+            self._sampler.join(request)
+        self._rows.apply(plan)
+        self._step = None
+        if plan.empty:
+            return
+        batch = self._inputs.gather(plan)
+        outputs = self._forward(batch)
+        self._step = batch, outputs, self._prompt_logprobs(batch, outputs[0])
+
+    def _continue(self) -> None:
+        """Run the model on the last step's inputs, counted on."""
+        batch = self._continuation.batch
+        assert batch is not None, "a plan follows one that was gathered"
+        self._continuation.advance()
+        outputs = self._graphs.replay(self._describe(batch))
+        self._step = batch, self._run(batch) if outputs is None else outputs, {}
+
+    def _forward(self, batch: InputBatch) -> Outputs:
         """Return the hidden states of all tokens, and the logits of the runs that sample."""
-        table, num_sampling = self._attention.table, len(batch.sampling_runs)
-        table.metadata = [
+        self._attention.table.metadata = [
             builder.build(batch.attention[group]) for builder, group in self._attention.builders
         ]
-        num_tokens = batch.plan.total_num_tokens
-        descriptor = BatchDescriptor(
-            num_tokens=num_tokens,
-            num_requests=len(batch.rows),
-            uniform=num_sampling == num_tokens,
-        )
-        outputs = self._graphs.run(batch.input_ids_T, batch.positions_T, table, descriptor)
+        outputs = self._run(batch)
+        if len(outputs) > 1:
+            if self._may_continue:
+                self._continuation.begin(batch)
+            return outputs
         hidden_TD = outputs[0]
-        if descriptor.uniform:
-            return hidden_TD, outputs[1]
-        if not num_sampling:
+        if not batch.sampling_rows:
             return hidden_TD, hidden_TD[:0]
         return hidden_TD, self.model.compute_logits(hidden_TD.index_select(0, batch.last_S))
+
+    @torch.inference_mode()
+    def _run(self, batch: InputBatch) -> Outputs:
+        return self._graphs.run(
+            batch.input_ids_T,
+            batch.positions_T,
+            self._attention.table,
+            self._describe(batch),
+        )
+
+    def _describe(self, batch: InputBatch) -> BatchDescriptor:
+        uniform = len(batch.sampling_rows) == batch.plan.total_num_tokens
+        return BatchDescriptor(
+            num_tokens=batch.plan.total_num_tokens,
+            num_requests=len(batch.rows),
+            uniform=uniform,
+            greedy=uniform and self._sampler.takes_best(batch.sampling_rows),
+        )
+
+    @torch.inference_mode()
+    def _sample(
+        self, batch: InputBatch, logits_SV: torch.Tensor, grammar: GrammarOutput | None
+    ) -> tuple[torch.Tensor, dict[int, LogprobColumns]]:
+        """Return the tokens, in the order of the runs that sample, and log-probabilities by run."""
+        runs = batch.sampling_runs
+        mask = None if grammar is None else self._mask(grammar, runs)
+        sampled = self._sampler.sample(logits_SV, batch.sampling_rows, mask)
+        logprobs = {int(runs[i]): columns for i, columns in sampled.logprobs.items()}
+        return sampled.token_ids, logprobs
 
     def _mask(self, grammar: GrammarOutput, runs: np.ndarray) -> GrammarMask:
         return GrammarMask.of(

@@ -94,6 +94,10 @@ class Sampler:
         self._special.discard(row)
         self._batch = self._no_batch
 
+    def takes_best(self, rows: Sequence[int]) -> bool:
+        """Return whether each of `rows` just takes the best token of the logits as they come."""
+        return not self._special or self._special.isdisjoint(rows)
+
     @torch.inference_mode()
     def sample(
         self,
@@ -106,7 +110,7 @@ class Sampler:
         logits_SV: any float dtype, on the device; row i belongs to rows[i]; may be overwritten.
         rows: joined rows, each at most once.
         """
-        if grammar_bitmask is None and (not self._special or self._special.isdisjoint(rows)):
+        if grammar_bitmask is None and self.takes_best(rows):
             return SampledTokens(token_ids=self._best_tokens(logits_SV))
         batch = self._describe(rows)
         raw_SV = logits_SV

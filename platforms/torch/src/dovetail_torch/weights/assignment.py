@@ -2,19 +2,22 @@
 
 It is built by walking the model's modules: a parameter has the checkpoint's name, except in a
 linear layer that fuses several, whose shape says which names it took in and how many rows each has.
+Where several ranks share the model, the layers say which part of a weight this rank has.
 The table knows no file and no format; whoever reads weights asks it where they go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from dovetail.errors import WeightError, nearest
+from dovetail_torch.distributed.shard import Shard
+from dovetail_torch.layers.embedding import VocabParallelEmbedding
 from dovetail_torch.layers.linear import ParallelLinear
 
 NUM_SHOWN = 5
@@ -28,32 +31,42 @@ BORROWED_BYTES = 1 << 20
 class Assignment:
     """Where one checkpoint weight goes: a view of a parameter (or persistent buffer).
 
-    target: written in place, under no_grad; its shape is the shape that the weight must have.
+    target: written in place, under no_grad; has the shape of what this rank has of the weight.
     lend: gives the layer a mapped weight instead of a copy; None where it wants copies.
+    shards: this rank's part of the weight's first dimensions; it has all of the others.
     """
 
     name: str
     target: torch.Tensor
     lend: Callable[[torch.Tensor], None] | None = None
+    shards: tuple[Shard, ...] = ()
 
-    def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> None:
-        """Copy `weight` to its place, cast to the dtype there.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the checkpoint's weight must have."""
+        wholes = tuple(shard.whole for shard in self.shards)
+        return wholes + tuple(self.target.shape[len(wholes) :])
 
-        is_mapped: it is a private mapping of a file, which a layer that borrows may keep.
+    def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
+        """Copy this rank's part of `weight` to its place, cast to the dtype there.
+
+        is_mapped: it is a private mapping of a file, which a layer that borrows may keep; of
+        that, nothing but the part is read. Returns the bytes of the part in `weight`.
         """
-        same = weight.dtype == self.target.dtype and weight.device == self.target.device
-        if is_mapped and self.lend is not None and same and weight.nbytes >= BORROWED_BYTES:
-            self.lend(weight)
+        part = weight[tuple(shard.slice for shard in self.shards)] if self.shards else weight
+        same = part.dtype == self.target.dtype and part.device == self.target.device
+        if is_mapped and self.lend is not None and same and part.nbytes >= BORROWED_BYTES:
+            self.lend(part)
         else:
-            self.target.copy_(weight)
+            self.target.copy_(part)
+        return part.nbytes
 
     def check(self, shape: Collection[int], source: str) -> None:
-        """Raise WeightError unless `shape` is the target's; `source` names the file."""
-        if tuple(shape) != tuple(self.target.shape):
+        """Raise WeightError unless `shape` is the one it must be; `source` names the file."""
+        if tuple(shape) != self.shape:
             raise WeightError(
                 f"{source}: weight {self.name} has the shape {list(shape)}, the model of "
-                f"config.json has {list(self.target.shape)}: config and weights do not belong "
-                "together"
+                f"config.json has {list(self.shape)}: config and weights do not belong together"
             )
 
 
@@ -62,7 +75,7 @@ class WeightTable:
     """All assignments by checkpoint name, and second names of weights that are shared.
 
     aliases: second name to first, such as a tied "lm_head.weight" to "model.embed_tokens.weight".
-    settled: names whose weights the model has already, and that are not to be read.
+    settled: names that are not to be read: the model has these weights, or another rank does.
     """
 
     assignments: dict[str, Assignment]
@@ -106,7 +119,11 @@ def build_weight_table(model: nn.Module) -> WeightTable:
     layers = dict(model.named_modules(remove_duplicate=False))
     assignments: dict[str, Assignment] = {}
     aliases: dict[str, str] = {}
-    settled: set[str] = set()
+    settled = {
+        f"{prefix}.{leaf}"
+        for prefix, layer in layers.items()
+        for leaf in getattr(layer, "elsewhere", ())
+    }
     first_names: dict[int, str] = {}
 
     def is_settled(name: str) -> bool:
@@ -122,29 +139,55 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         if first_name != name:
             aliases[name] = first_name
             continue
-        parts = dict(_parts(layer, prefix, leaf, tensor.detach()))
+        parts = list(_parts(layer, prefix, leaf, tensor.detach()))
         if is_settled(name):
-            settled.update(parts)
+            settled.update(part.name for part in parts)
             continue
         borrows = leaf in getattr(layer, "borrows", ())
-        for number, (part_name, target) in enumerate(parts.items()):
+        for number, part in enumerate(parts):
             lend = partial(layer.borrow, number) if borrows else None
-            assignments[part_name] = Assignment(name=part_name, target=target, lend=lend)
+            assignments[part.name] = replace(part, lend=lend)
     return WeightTable(assignments=assignments, aliases=aliases, settled=frozenset(settled))
 
 
-def _parts(
-    layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield checkpoint name and view for each part of one parameter."""
+def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> Iterator[Assignment]:
+    """Yield where each part of one parameter comes from, without what a layer borrows."""
     dot = "." if prefix else ""
-    if not isinstance(layer, ParallelLinear) or len(layer.shape.part_names) == 1:
-        yield f"{prefix}{dot}{leaf}", tensor
+    name = f"{prefix}{dot}{leaf}"
+    if isinstance(layer, VocabParallelEmbedding):
+        yield Assignment(name=name, target=tensor, shards=_divided(layer.shard))
+        return
+    if not isinstance(layer, ParallelLinear):
+        yield Assignment(name=name, target=tensor)
         return
     parent, dot, _ = prefix.rpartition(".")
-    shape = layer.shape
-    for part_name, rows in zip(shape.part_names, tensor.split(shape.part_sizes), strict=True):
-        yield f"{parent}{dot}{part_name}.{leaf}", rows
+    shape, inputs = layer.shape, _input_shard(layer, tensor)
+    is_fused = len(shape.part_names) > 1
+    pieces = tensor.split(shape.part_sizes) if is_fused else (tensor,)
+    for part, shard, rows in zip(shape.part_names, layer.part_shards, pieces, strict=True):
+        yield Assignment(
+            name=f"{parent}{dot}{part}.{leaf}" if is_fused else name,
+            target=rows,
+            shards=_divided(shard, *inputs),
+        )
+
+
+def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ...]:
+    """Return what the rank has of a parameter's second dimension, if that is divided.
+
+    It is of the input features, or of groups of them: each rank has an equal part of it.
+    """
+    inputs = layer.in_shard
+    if inputs.is_whole or tensor.ndim < 2:
+        return ()
+    size, num_ranks = tensor.shape[1], inputs.whole // inputs.size
+    place = inputs.start // inputs.size
+    return (Shard(start=place * size, size=size, whole=num_ranks * size),)
+
+
+def _divided(*shards: Shard) -> tuple[Shard, ...]:
+    """Return the shards, or () where the rank has all."""
+    return () if all(shard.is_whole for shard in shards) else shards
 
 
 def _listed(names: list[str]) -> str:

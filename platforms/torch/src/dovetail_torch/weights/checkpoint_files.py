@@ -88,13 +88,20 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
 def open_weights(path: Path) -> Iterator[Any]:
     """Map a safetensors file for reading; its errors become WeightError with the file's name."""
     try:
-        with safe_open(path, framework="pt") as handle:
+        with _open(path) as handle:
             yield handle
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
         raise WeightError(
             f"{path} cannot be read ({error}): it is truncated or no safetensors file; "
             "fetch it again and compare its size and checksum with the source's"
         ) from error
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, RuntimeError) as error:
+        raise WeightError(f"{path} cannot be opened: {error}") from error
 
 
 def _read_header(path: Path) -> Iterator[WeightEntry]:

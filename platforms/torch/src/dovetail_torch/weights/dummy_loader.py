@@ -1,12 +1,15 @@
 """The weight loader `dummy`: random weights without a checkpoint, for tests and measurements.
 
 Values depend on the seed and on the weight's checkpoint name, and on nothing else: not on the
-order of loading, nor on what is fused, nor on device or dtype (up to rounding).
+order of loading, nor on what is fused or divided among ranks, nor on device or dtype (up to
+rounding).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -48,12 +51,34 @@ def _fill(assignment: Assignment, seed: int) -> None:
         return
     digest = hashlib.blake2b(f"{seed}/{assignment.name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    values = torch.randn(min(target.numel(), PERIOD), generator=generator) * STANDARD_DEVIATION
+    num_drawn = min(math.prod(assignment.shape), PERIOD)
+    values = torch.randn(num_drawn, generator=generator) * STANDARD_DEVIATION
     # A vector that is called a weight is a norm's scale, in every architecture that is served.
     if target.ndim == 1 and assignment.name.endswith(".weight"):
         values += 1
     values = values.to(device=target.device, dtype=target.dtype)
-    flat = target.view(-1)
-    for start in range(0, flat.numel(), PERIOD):
-        piece = flat[start : start + PERIOD]
-        piece.copy_(values[: piece.numel()])
+    for flat, start in _spans(assignment):
+        _repeat(values, start, flat)
+
+
+def _spans(assignment: Assignment) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield flat pieces of the target, each with its place in the whole weight, laid out flat."""
+    target, shards = assignment.target, assignment.shards
+    width = math.prod(assignment.shape[1:])
+    first_row = shards[0].start if shards else 0
+    if len(shards) < 2:
+        yield target.view(-1), first_row * width
+        return
+    first_column = shards[1].start * math.prod(assignment.shape[2:])
+    for number, row in enumerate(target, start=first_row):
+        yield row.view(-1), number * width + first_column
+
+
+def _repeat(values: torch.Tensor, start: int, flat: torch.Tensor) -> None:
+    """Fill `flat` with `values`, again and again, as if `start` numbers came before."""
+    done = 0
+    while done < len(flat):
+        offset = (start + done) % len(values)
+        count = min(len(values) - offset, len(flat) - done)
+        flat[done : done + count].copy_(values[offset : offset + count])
+        done += count

@@ -92,12 +92,11 @@ class SafetensorsLoader(WeightLoader):
 def _copy(
     handle: Any, chosen: Mapping[str, Assignment], name: str, advance: Callable[[], None]
 ) -> int:
-    """Copy one weight from its mapped file to its place and return its bytes."""
-    weight = handle.get_tensor(name)
-    # A mapped tensor keeps its mapping: it outlives the handle.
-    chosen[name].fill(weight, is_mapped=True)
+    """Copy one weight from its mapped file to its place and return the bytes read."""
+    # A mapped tensor keeps its mapping: it outlives the handle. Pages that nobody reads stay away.
+    num_bytes = chosen[name].fill(handle.get_tensor(name), is_mapped=True)
     advance()
-    return weight.nbytes
+    return num_bytes
 
 
 def _check_entry(entry: WeightEntry, assignment: Assignment) -> None:

@@ -1,0 +1,84 @@
+"""Time one sum over ranks on CPUs: µs of `RankGroup.all_reduce` between processes, by size.
+
+Run `python bench/all_reduce.py --ranks 2`. Method: as many processes as ranks, one torch thread
+each, joined as the CPU platform's workers are (gloo over loopback). "pairwise" is what workers do,
+"gloo's own" the library's ring. A round is CALLS calls one after the other, which is how a model's
+layers make them; a figure is the time of a call in a round, on rank 0: median of the rounds, with
+the fastest and the slowest beside it. Three rounds warm up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch.distributed import FileStore
+
+from dovetail_cpu.runtime import CPURuntime
+from dovetail_torch.distributed.process_ranks import ProcessRanks
+
+SHAPES = ((1, 1024), (16, 1024), (256, 1024))
+DTYPES = (torch.float32, torch.bfloat16)
+CALLS = 100
+WARM_UP = 3
+PATIENCE = timedelta(seconds=60)
+
+
+def measure(ranks: ProcessRanks, x: torch.Tensor, rounds: int) -> list[float]:
+    """Return µs a call of each round."""
+    durations = []
+    for _ in range(rounds + WARM_UP):
+        x.fill_(1e-6)
+        start = time.perf_counter_ns()
+        for _ in range(CALLS):
+            ranks.all_reduce(x)
+        durations.append((time.perf_counter_ns() - start) / 1e3 / CALLS)
+    return durations[WARM_UP:]
+
+
+def run_rank(rank: int, size: int, place: str, rounds: int) -> None:
+    """Be one rank; rank 0 prints."""
+    torch.set_num_threads(1)
+    store = FileStore(place, size)
+    pairwise = CPURuntime().join(store, rank=rank, size=size, timeout=PATIENCE)
+    ring = ProcessRanks(pairwise.group, rank=rank, size=size)
+    for dtype, shape in itertools.product(DTYPES, SHAPES):
+        x = torch.empty(shape, dtype=dtype)
+        for name, ranks in (("pairwise", pairwise), ("gloo's own", ring)):
+            found = measure(ranks, x, rounds)
+            if rank == 0:
+                label = f"{size} ranks, {list(shape)} {str(dtype).removeprefix('torch.')}, {name}"
+                figures = f"{median(found):8.1f} µs  ({min(found):.1f} to {max(found):.1f})"
+                print(f"{label:46}{figures}", flush=True)
+
+
+def main() -> None:
+    """Start the ranks and wait for them."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rank", nargs=2, metavar=("RANK", "STORE"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.rank:
+        rank, place = asked.rank
+        run_rank(int(rank), asked.ranks, place, asked.rounds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--ranks", str(asked.ranks)]
+        command += ["--rounds", str(asked.rounds), "--rank"]
+        place = str(Path(folder, "store"))
+        started = [subprocess.Popen([*command, str(rank), place]) for rank in range(asked.ranks)]
+        if any([process.wait() for process in started]):
+            sys.exit("a rank failed")
+
+
+if __name__ == "__main__":
+    main()

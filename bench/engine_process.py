@@ -1,0 +1,123 @@
+"""What the engine's own process costs: throughput and time to the first token, in turns with one.
+
+Method: a random-weight Llama of 160 M parameters in bfloat16, made once under `.bench/` from a
+fixed seed. One engine in this process and one in a process of its own take turns, run by run, on
+the same number of threads, after one warm-up each; the first of a pair alternates.
+Throughput: the case of 16 requests at once of `cases.py` (128 tokens of prompt, 64 of answer),
+greedy; output tokens per second. First token: `LLM.generate` of one request of 32 tokens that asks
+for one token, on an idle engine. Printed are medians and quartiles, and the medians of what the
+process costs pair by pair.
+
+    python bench/engine_process.py [--model PATH] [--repeats 9] [--first 200] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cases import CASES, Case
+from checkpoints import make_checkpoint
+
+from dovetail import LLM, SamplingParams
+
+MODEL = "llama-160m"
+MAX_SLOWER = 0.05
+MAX_LATER_MS = 1.0
+PROMPT_LEN = 32
+REST_S = 0.02
+"""Before a first token is asked for: what the other engine's threads do after a run is over."""
+
+
+def make_engine(path: Path, threads: int, *, engine_process: bool) -> LLM:
+    """Return an engine on `path`, without a tokenizer and without a prefix cache."""
+    return LLM(
+        str(path),
+        skip_tokenizer_init=True,
+        num_threads=threads,
+        enable_prefix_caching=False,
+        engine_process=engine_process,
+    )
+
+
+def throughput(llm: LLM, case: Case, repeat: int) -> float:
+    """Return output tokens per second of one run."""
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+        for length in case.output_lens
+    ]
+    prompts = case.prompts_of(repeat)
+    begin = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    took = time.perf_counter() - begin
+    if [len(out.outputs[0].token_ids) for out in outputs] != list(case.output_lens):
+        raise RuntimeError("a request did not get its number of tokens")
+    return sum(case.output_lens) / took
+
+
+def first_token_ms(llm: LLM, case: Case, repeat: int) -> float:
+    """Return milliseconds from the call to the one token asked for."""
+    prompt = case.prompts_of(repeat)[0][:PROMPT_LEN]
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    time.sleep(REST_S)
+    begin = time.perf_counter()
+    llm.generate([prompt], params, use_tqdm=False)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def in_turns(
+    measure: Callable[[LLM, Case, int], float], engines: tuple[LLM, LLM], case: Case, repeats: int
+) -> list[tuple[float, float]]:
+    """Return pairs: the first engine's figure and the second's, for the same prompts."""
+    pairs = []
+    for repeat in range(-1, repeats):
+        order = engines if repeat % 2 else engines[::-1]
+        found = {id(llm): measure(llm, case, repeat + 1) for llm in order}
+        if repeat >= 0:  # the one before is the warm-up
+            pairs.append((found[id(engines[0])], found[id(engines[1])]))
+    return pairs
+
+
+def spread(figures: list[float]) -> str:
+    """Return the median and the quartiles."""
+    low, middle, high = statistics.quantiles(figures, n=4)
+    return f"{middle:9.2f}  ({low:.2f} to {high:.2f})"
+
+
+def main() -> int:
+    """Print the table; return 1 if the process costs more than it may."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--model", type=Path, help="another checkpoint")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--first", type=int, default=200, help="runs for the first token")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    arguments = parser.parse_args()
+    path = arguments.model or make_checkpoint(MODEL, Path(".bench"))
+    with (
+        make_engine(path, arguments.threads, engine_process=False) as here,
+        make_engine(path, arguments.threads, engine_process=True) as there,
+    ):
+        engines = here, there
+        first = in_turns(first_token_ms, engines, CASES["decode1"], arguments.first)
+        rates = in_turns(throughput, engines, CASES["conc16"], arguments.repeats)
+    slower = statistics.median(1 - there / here for here, there in rates)
+    later_ms = statistics.median(there - here for here, there in first)
+    print(f"{path.name}, {arguments.threads} threads; medians and quartiles")
+    for name, pairs in (("tokens/s, 16 requests", rates), ("ms to the first token", first)):
+        print(f"{name}, in one process:    {spread([here for here, _ in pairs])}")
+        print(f"{name}, in its own:        {spread([there for _, there in pairs])}")
+    print(f"throughput lost: {100 * slower:.1f} % (at most {100 * MAX_SLOWER:.0f} %)")
+    print(f"first token later by: {later_ms:.2f} ms (at most {MAX_LATER_MS} ms)")
+    if arguments.json:
+        told = {"throughput": rates, "first_ms": first, "slower": slower, "later_ms": later_ms}
+        arguments.json.write_text(json.dumps(told, indent=2), encoding="utf-8")
+    return int(slower > MAX_SLOWER or later_ms > MAX_LATER_MS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

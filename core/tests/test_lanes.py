@@ -1,0 +1,21 @@
+"""Columns counted on as one long number: each place by one, the others not at all."""
+
+from array import array
+from random import Random
+
+import pytest
+
+from dovetail.lanes import count_on
+
+
+@pytest.mark.parametrize("typecode", ["i", "l", "q"])
+@pytest.mark.parametrize("num", [0, 1, 2, 7, 300])
+def test_each_of_the_first_counts_one_on(typecode, num):
+    source = Random(num)
+    bits = 8 * array(typecode).itemsize - 1
+    numbers = [source.randrange((1 << bits) - 1) for _ in range(num)] + [5, 6]
+    for place in range(0, num, 3):
+        numbers[place] = (1 << bits) - 2  # the greatest that can be counted on
+    column = array(typecode, numbers)
+    count_on(memoryview(column), num)
+    assert list(column) == [number + 1 for number in numbers[:num]] + [5, 6]

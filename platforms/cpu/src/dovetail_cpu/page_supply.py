@@ -1,0 +1,90 @@
+"""Pages of lazily taken memory, taken by a thread of its own before they are needed.
+
+The first write to a page waits for the system: up to milliseconds for a huge page, with all threads
+of the team behind it. The thread keeps a stretch ahead of what has been used, at the lowest
+priority, and holds no interpreter lock meanwhile. It changes no byte. What it is late for is taken
+on first use, as ever. Knows no blocks' owners and nothing of what the memory is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Sequence
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_LOWEST_PRIORITY = 19
+_PIECE_BYTES = 4 << 20
+_MADV_POPULATE_WRITE = 23
+"""Linux 5.14: take pages as a write would, and write nothing."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class PageSupply:
+    """Keeps the rows of some buffers ready, from the first on, `ahead_bytes` beyond the last used.
+
+    Used from one thread. Owns one thread, from the first `use` until `close`.
+    """
+
+    def __init__(self, buffers_NP: Sequence[torch.Tensor], ahead_bytes: int) -> None:
+        """buffers_NP: uint8, of equally many rows, each contiguous; kept alive until `close`."""
+        self._buffers = buffers_NP
+        row_bytes = sum(buffer_NP.stride(0) for buffer_NP in buffers_NP)
+        self._num_rows = min((len(buffer_NP) for buffer_NP in buffers_NP), default=0)
+        self._rows_ahead = max(1, ahead_bytes // max(1, row_bytes))
+        self._rows_at_once = max(1, _PIECE_BYTES * len(buffers_NP) // max(1, row_bytes))
+        self._wanted = 0
+        self._wake = threading.Semaphore(0)
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def use(self, row: int) -> None:
+        """Note that `row` is used; costs next to nothing where enough is ready beyond it."""
+        if row + self._rows_ahead // 2 < self._wanted or self._wanted == self._num_rows:
+            return
+        self._wanted = min(self._num_rows, row + self._rows_ahead)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._supply, name="dovetail-page-supply", daemon=True
+            )
+            self._thread.start()
+        self._wake.release()
+
+    def close(self) -> None:
+        """End the thread, within a piece. May be called twice."""
+        self._closing = True
+        self._wake.release()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _supply(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        done = 0
+        while not self._closing and done < self._num_rows:
+            self._wake.acquire()
+            while done < self._wanted and not self._closing:
+                end = min(self._wanted, done + self._rows_at_once)
+                if not all(_take(buffer_NP[done:end]) for buffer_NP in self._buffers):
+                    return
+                done = end
+
+
+def _take(part: torch.Tensor) -> bool:
+    """Take the pages of `part`, contiguous; return False where the system does not do that."""
+    start = part.data_ptr() // _PAGE_BYTES * _PAGE_BYTES
+    num_bytes = part.data_ptr() + part.nbytes - start
+    if _libc.madvise(start, num_bytes, _MADV_POPULATE_WRITE) == 0:
+        return True
+    logger.info("Pages are taken on first use: %s.", os.strerror(ctypes.get_errno()))
+    return False

@@ -1,0 +1,42 @@
+"""Threads that torch computes on, started while it can still be told that there is no room.
+
+OpenMP, which torch computes with, ends the process where a thread's stack cannot be had. So room
+is looked for first, and the threads are started before the model takes the rest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import resource
+
+import torch
+
+from dovetail.errors import CapacityError
+
+_LEAST_PER_THREAD = 1 << 15
+"""Elements from which on torch takes a further thread."""
+_USUAL_STACK_BYTES = 8 << 20
+_MARGIN_BYTES = 4 << 20
+_GIB = 1 << 30
+
+
+def start_threads(num_threads: int) -> None:
+    """Let torch compute on `num_threads` threads; raise CapacityError where they have no room."""
+    torch.set_num_threads(num_threads)
+    if num_threads > 1:
+        _check_room(num_threads)
+        torch.empty(num_threads * _LEAST_PER_THREAD, dtype=torch.uint8).fill_(0)
+
+
+def _check_room(num_threads: int) -> None:
+    stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if stack_bytes == resource.RLIM_INFINITY:
+        stack_bytes = _USUAL_STACK_BYTES
+    room = (num_threads - 1) * (stack_bytes + mmap.PAGESIZE) + _MARGIN_BYTES
+    try:
+        mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ).close()
+    except OSError as error:
+        raise CapacityError(
+            f"num_threads={num_threads} takes {room / _GIB:.2f} GiB of address space for stacks, "
+            f"which cannot be had ({error}): lower num_threads, or raise the limit (ulimit -v)."
+        ) from error

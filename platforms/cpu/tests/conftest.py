@@ -1,0 +1,71 @@
+"""What the tests of the CPU platform share: checkpoints of ours and of others; torch's threads."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dovetail.testing.tiny_model import TINY_LLAMA, llama_shapes
+
+V, D, INNER = 97, 64, 96
+SHAPE = TINY_LLAMA | {
+    "hidden_size": D,
+    "intermediate_size": INNER,
+    "head_dim": 32,
+    "vocab_size": V,
+    "torch_dtype": "bfloat16",
+}
+OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+OUTSIDE = Path(__file__).with_name("outside_decoder.py")
+OUTSIDE_SHAPES = {
+    "table.weight": (V, D),
+    "q_proj.weight": (128, D),
+    "k_proj.weight": (64, D),
+    "v_proj.weight": (64, D),
+    "out.weight": (D, 128),
+    "a.weight": (INNER, D),
+    "b.weight": (INNER, D),
+    "down.weight": (D, INNER),
+    "mix.weight": (D, D),
+    "mix.bias": (D,),
+    "norm.weight": (D,),
+    "head.weight": (V, D),
+}
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def write_bf16(tmp_path):
+    """A function that writes a small checkpoint of an architecture, and returns its folder.
+
+    Architectures that are not ours are those of `outside_decoder.py`.
+    """
+
+    def write(architecture):
+        config = SHAPE | {"architectures": [architecture]}
+        shapes = llama_shapes(config)
+        if architecture.startswith("Qwen3"):
+            for number in range(config["num_hidden_layers"]):
+                for norm in ("q_norm", "k_norm"):
+                    shapes[f"model.layers.{number}.self_attn.{norm}.weight"] = (config["head_dim"],)
+        if architecture not in OURS:
+            config["architectures"] = [f"{OUTSIDE}:{architecture}"]
+            shapes = OUTSIDE_SHAPES
+        generator = torch.Generator().manual_seed(4)
+        weights = {
+            name: (torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)).bfloat16()
+            for name, shape in shapes.items()
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file(weights, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return write

@@ -1,0 +1,221 @@
+"""Several ranks on CPUs: their parts of cores, memory, packed weights; native layers together."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import distributed, nn
+
+from dovetail.errors import PeerLostError
+from dovetail.interfaces import ModelContext, OneRank, WeightLoaderContext
+from dovetail.testing.contexts import make_worker_context
+from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_cpu.native_library import probe_any
+from dovetail_cpu.packed_cache import PackedCache, PackedFolder
+from dovetail_cpu.platform import CPUPlatform
+from dovetail_cpu.runtime import CPURuntime
+from dovetail_cpu.worker import CPUWorker
+from dovetail_torch.layers import (
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+    TorchOps,
+    VocabParallelEmbedding,
+    pack_linears,
+)
+from dovetail_torch.weights import SafetensorsLoader, assignment
+
+D, INNER, V, TOKENS = 64, 192, 70, 7
+SHAPES = {
+    "embed.weight": (V, D),
+    "gate_proj.weight": (INNER, D),
+    "up_proj.weight": (INNER, D),
+    "gate_proj.bias": (INNER,),
+    "up_proj.bias": (INNER,),
+    "down.weight": (D, INNER),
+    "down.bias": (D,),
+}
+ERRORS = {"native": 0.006, "int8": 0.02, "int4": 0.2}
+"""Relative error of two products, one after the other, at most, against plain weights."""
+native = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
+
+
+def make_method(name):
+    from dovetail_cpu.native_linear import NativeLinearMethod
+    from dovetail_cpu.quantised_linear import Int4LinearMethod, Int8LinearMethod
+
+    methods = {"native": NativeLinearMethod, "int8": Int8LinearMethod, "int4": Int4LinearMethod}
+    return methods[name]()
+
+
+class Model(nn.Module):
+    """What a column-parallel layer divides, a row-parallel one adds up."""
+
+    def __init__(self, name, rank, size):
+        super().__init__()
+        context = ModelContext(
+            hf_config={},
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            linear_method=make_method(name),
+            ops=TorchOps(),
+            max_model_len=8,
+            ranks=OneRank(rank=rank, size=size),  # sums are left to the test
+        )
+        self.embed = VocabParallelEmbedding(context, V, D)
+        parts = {"gate_proj": INNER, "up_proj": INNER}
+        self.up = MergedColumnParallelLinear(context, "up", D, parts, bias=True)
+        self.down = RowParallelLinear(context, "down", INNER, D, bias=True)
+
+    def forward(self, x_TD):
+        gate_TF, up_TF = self.up(x_TD).chunk(2, dim=-1)
+        return self.down(gate_TF + up_TF)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    generator = torch.Generator().manual_seed(6)
+    weights = {n: torch.randn(s, generator=generator).bfloat16() for n, s in SHAPES.items()}
+    save_file(weights, path / "model.safetensors")
+    return path
+
+
+@torch.inference_mode()
+def load(checkpoint, name, rank, size, folder=None):
+    """Return a packed model, and whether its packed weights came out of `folder`."""
+    model = Model(name, rank, size)
+    loader = SafetensorsLoader(WeightLoaderContext(model_dir=checkpoint, progress=False))
+    cache = None
+    if folder is not None:
+        cache = PackedCache(folder, model, loader.fingerprint(), min_bytes=0)
+    is_restored = cache is not None and cache.restore(num_threads=1)
+    loader.load(model)
+    pack_linears(model)
+    if cache is not None and not is_restored:
+        cache.save()
+        cache.wait()
+    return model, is_restored
+
+
+def inputs():
+    return torch.randn(TOKENS, D, generator=torch.Generator().manual_seed(7)).bfloat16()
+
+
+@native
+@torch.inference_mode()
+@pytest.mark.parametrize("lent", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ERRORS)
+def test_native_parts_add_up(checkpoint, monkeypatch, name, size, lent):
+    """int4: with 4 ranks, a rank's 48 inputs are no whole number of groups."""
+    if lent:
+        monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
+    whole, _ = load(checkpoint, "native", 0, 1)
+    x_TD = inputs()
+    reference_TD = whole(x_TD).double()
+    parts = [load(checkpoint, name, rank, size)[0] for rank in range(size)]
+    total_TD = sum(part(x_TD).double() for part in parts)
+    error = (total_TD - reference_TD).norm() / reference_TD.norm()
+    assert error < ERRORS[name]
+    assert parts[0].down.bias is not None and all(part.down.bias is None for part in parts[1:])
+    held = [sum(len(p.linear_method.packed_form(p)) for p in (m.up, m.down)) for m in parts]
+    alone, _ = load(checkpoint, name, 0, 1)
+    packed = sum(len(p.linear_method.packed_form(p)) for p in (alone.up, alone.down))
+    # Panels are of 32 features and int4's of whole groups: ends that a part fills up.
+    assert all(packed / size <= one <= 1.35 * packed / size for one in held)
+
+
+@native
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ERRORS)
+def test_ranks_keep_packed_weights_apart(checkpoint, tmp_path, name):
+    folder = PackedFolder(path=tmp_path / "cache", max_bytes=1 << 20)
+    first = [load(checkpoint, name, rank, 2, folder) for rank in range(2)]
+    second = [load(checkpoint, name, rank, 2, folder) for rank in range(2)]
+    assert [restored for _, restored in first] == [False, False]
+    assert [restored for _, restored in second] == [True, True]
+    assert not load(checkpoint, name, 0, 1, folder)[1]
+    for (one, _), (other, _) in zip(first, second, strict=True):
+        assert torch.equal(one(inputs()), other(inputs()))
+    assert not torch.equal(first[0][0](inputs()), first[1][0](inputs()))
+
+
+def test_processes_share_cores_and_memory():
+    alone, shared = CPURuntime(), CPURuntime()
+    shared.num_sharing = 2
+    alone.activate(0, num_threads=None)
+    shared.activate(1, num_threads=None)
+    assert shared.num_threads == max(1, alone.num_threads // 2)
+    assert shared.total_memory_bytes() == alone.total_memory_bytes() // 2
+    shared.activate(1, num_threads=3)
+    assert shared.num_threads == 3
+
+
+def join_all(folder, size):
+    """Return the ranks of one group, joined in a thread each."""
+
+    def join(rank):
+        store = distributed.FileStore(str(folder / "store"), size)
+        return CPURuntime().join(store, rank=rank, size=size, timeout=timedelta(seconds=10))
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(join, range(size)))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_made_in_the_order_of_the_ranks(tmp_path, size, dtype):
+    generator = torch.Generator().manual_seed(8)
+    given = [torch.randn(6, 33, generator=generator).to(dtype) for _ in range(size)]
+    total = sum(given[1:], given[0])
+
+    def work(ranks):
+        own = given[ranks.rank]
+        return (
+            ranks.all_reduce(own.clone()),
+            ranks.all_reduce(own.T),
+            ranks.all_reduce(own[3:5, 7:9].clone()),  # the same numbers in a smaller batch
+            ranks.all_gather(own),
+            ranks.broadcast(own.clone()),
+        )
+
+    wanted = (total, total.T, total[3:5, 7:9], torch.cat(given, dim=1), given[0])
+    all_ranks = join_all(tmp_path, size)
+    with ThreadPoolExecutor(size) as pool:
+        for found in pool.map(work, all_ranks):
+            for got, sought in zip(found, wanted, strict=True):
+                assert torch.equal(got, sought) and got.dtype == dtype
+    assert all(ranks.batch_invariant for ranks in all_ranks)
+
+
+def test_a_lost_rank_is_told(tmp_path):
+    first, second = join_all(tmp_path, 2)
+    del second
+    with pytest.raises(PeerLostError, match="rank 0 of 2 cannot exchange tensors with the others"):
+        first.all_reduce(torch.ones(2))
+
+
+def shared_worker(folder):
+    """Return a worker that is one of two."""
+    context = make_worker_context(write_tiny_llama(folder), CPUPlatform(), tensor_parallel_size=2)
+    return CPUWorker(replace(context, world_size=2))
+
+
+def test_the_worker_tells_its_runtime_who_shares(tmp_path, monkeypatch):
+    worker = shared_worker(tmp_path)
+    monkeypatch.setattr("dovetail_torch.worker.join_ranks", lambda *given: OneRank(size=2))
+    worker.init_device()
+    assert worker._runtime.num_sharing == 2
+
+
+def test_steps_of_several_ranks_are_not_replayed_and_that_is_told(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    worker = shared_worker(tmp_path)
+    worker._is_native = True
+    assert worker.graph_provider() is None
+    assert "Steps are not replayed: ranks exchange" in caplog.text

@@ -1,0 +1,90 @@
+"""Pages are taken ahead of their use, as far as asked, without a byte being changed."""
+
+import ctypes
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dovetail_cpu import page_supply
+from dovetail_cpu.page_supply import PageSupply
+from dovetail_cpu.runtime import lazy_zeros
+
+MIB = 1 << 20
+NUM_ROWS, ROW_BYTES = 64, MIB
+BUFFERS_MIB = 2 * NUM_ROWS * ROW_BYTES // MIB
+
+
+def resident_mib():
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096 // MIB
+
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def buffers():
+    return tuple(lazy_zeros(NUM_ROWS * ROW_BYTES).view(NUM_ROWS, -1) for _ in range(2))
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def supply(buffers, ahead_bytes):
+        made.append(PageSupply(buffers, ahead_bytes))
+        return made[-1]
+
+    yield supply
+    for one in made:
+        one.close()
+
+
+def test_rows_are_ready_ahead_of_those_that_are_used(buffers, make):
+    buffers[0][0, 5] = 7
+    supply, before = make(buffers, 32 * MIB), resident_mib()
+    supply.use(0)
+    until(lambda: resident_mib() >= before + 24)
+    supply.use(5)  # enough is ready beyond it
+    time.sleep(0.05)
+    assert resident_mib() < before + 48
+    supply.use(20)
+    until(lambda: resident_mib() >= before + 56)
+    supply.use(NUM_ROWS - 1)
+    until(lambda: resident_mib() >= before + BUFFERS_MIB - 8)
+    assert int(buffers[0].sum()) == 7 and not buffers[1].any()
+
+
+def test_nothing_is_taken_before_use_nor_after_close(buffers, make):
+    before = resident_mib()
+    supply = make(buffers, 1 << 40)
+    assert resident_mib() < before + 4
+    supply.close()
+    supply.close()
+    make((), 0).use(0)
+    assert resident_mib() < before + 4
+
+
+def test_a_system_that_does_not_take_pages_ahead_is_left_alone(buffers, make, monkeypatch):
+    asked = []
+
+    class Refusing:
+        @staticmethod
+        def madvise(*about):
+            asked.append(about)
+            ctypes.set_errno(22)
+            return -1
+
+    monkeypatch.setattr(page_supply, "_libc", Refusing)
+    supply = make(buffers, 32 * MIB)
+    for row in range(NUM_ROWS):
+        supply.use(row)
+    until(lambda: supply._thread is not None and not supply._thread.is_alive())
+    assert len(asked) == 1
+    assert torch.equal(buffers[0], torch.zeros_like(buffers[0]))

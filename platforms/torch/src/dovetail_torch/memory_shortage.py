@@ -1,0 +1,63 @@
+"""Want of memory, told as such: whatever torch, Python or the system raise for it.
+
+Knows their ways of saying it, not what the memory is for: that, and what would do, the caller says.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from dovetail.errors import CapacityError
+
+_GIB = 1 << 30
+_TORCH_SAYS = ("can't allocate memory", "Cannot allocate memory", "not enough memory")
+"""On the CPU torch raises a RuntimeError like any other."""
+
+
+@contextmanager
+def tells_shortage(purpose: str, remedy: str) -> Iterator[None]:
+    """Raise CapacityError, saying `purpose` and `remedy`, where the block runs out of memory.
+
+    Serves as a decorator, too. Every other error passes as it is; so does a CapacityError.
+    """
+    try:
+        yield
+    except CapacityError:
+        raise
+    except Exception as error:
+        cause = _shortage(error)
+        if cause is None:
+            raise
+        raise CapacityError(
+            f"There is not enough memory for {purpose} ({_first_line(cause)}){_limit()}; "
+            f"free memory, or {remedy}."
+        ) from error
+
+
+def _shortage(error: BaseException) -> BaseException | None:
+    """Return the error that tells of want of memory: this one or a cause of it; None if none."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return error
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return error
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _TORCH_SAYS):
+        return error
+    return None if error.__cause__ is None else _shortage(error.__cause__)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _limit() -> str:
+    """Return a phrase about the limit on this process's address space, if there is one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f", and the process may have {limit / _GIB:.2f} GiB of address space (ulimit -v)"

@@ -1,0 +1,51 @@
+"""A model runner on a tiny model, with attention that is built anew each step, or counts on."""
+
+from functools import partial
+
+import pytest
+import torch
+from runner_rig import (
+    MAX_LEN,
+    NUM_BLOCKS,
+    SIZE,
+    Backend,
+    CountingBackend,
+    Model,
+    Steps,
+    V,
+)
+
+from dovetail.interfaces import KVCacheConfig, KVCacheGroup
+from dovetail_torch.runner.kv_cache import kv_cache_specs
+from dovetail_torch.runner.model_runner import ModelRunner
+from dovetail_torch.runner.step_limits import StepLimits
+
+
+@pytest.fixture
+def model():
+    return Model()
+
+
+@pytest.fixture(params=[Backend, CountingBackend])
+def runner(model, request):
+    limits = StepLimits(
+        max_num_seqs=3,
+        max_num_batched_tokens=32,
+        max_model_len=MAX_LEN,
+        dtype=torch.float32,
+        kv_cache_dtype="float32",
+        device=torch.device("cpu"),
+    )
+    made = ModelRunner(model, num_layers=1, vocab_size=V, limits=limits)
+    layers = {"layer": model.attention}
+    specs = kv_cache_specs(layers, block_size=SIZE, dtype="float32")
+    group = KVCacheGroup(layer_names=("layer",), spec=specs["layer"])
+    config = KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,))
+    zeros = partial(torch.zeros, dtype=torch.uint8)
+    made.initialize_cache(config, request.param, layers, zeros)
+    return made
+
+
+@pytest.fixture
+def steps(runner):
+    return Steps(runner)

@@ -1,0 +1,86 @@
+"""Steps that go on from the last one: when they do, and that the tokens are those of any step."""
+
+import numpy as np
+import pytest
+from runner_rig import Builder, CountingBackend
+
+from dovetail.interfaces import GrammarOutput
+
+PROMPT = [3, 1, 4, 1]
+
+counting = pytest.mark.parametrize("runner", [CountingBackend], indirect=True)
+
+
+@counting
+def test_columns_are_counted_on_to_the_end_of_a_block(steps, model):
+    expected = model.answer(PROMPT, 9)
+    got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 4, True))[1]]
+    for place, num_gathered in zip(range(4, 12), (2, 2, 2, 2, 3, 3, 3, 3), strict=True):
+        got.append(steps.run((1, place, 1, True))[1])
+        assert len(Builder.seen) == num_gathered
+    assert got == expected
+
+
+@counting
+def test_what_was_sampled_on_the_way_is_there_for_the_next_gathering(steps, model):
+    steps.join(0, PROMPT, [7, 2]).join(2, PROMPT, [3, 4])
+    steps.run((2, 0, 4, True), (0, 0, 4, True))
+    for place in (4, 5, 6):
+        steps.run((2, place, 1, True), (0, place, 1, True))
+    assert len(Builder.seen) == 2
+    steps.builder.leave(2)
+    steps.join(1, [8], [9])
+    got = steps.run((0, 7, 1, True), (1, 0, 1, True))
+    assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 1)[0]}
+    # The row forgot nothing: brought back from the beginning, it gives the same.
+    got = steps.run((0, 0, 8, True), (1, 1, 1, True))
+    assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 2)[1]}
+
+
+@counting
+@pytest.mark.parametrize("change", ["order", "start", "count", "samples", "fewer", "block"])
+def test_whatever_else_changes_is_gathered(steps, model, change):
+    for row, blocks in ((0, [7]), (1, [2])):
+        steps.join(row, [3], blocks)
+    steps.run((0, 0, 1, True), (1, 0, 1, True))
+    steps.run((0, 1, 1, True), (1, 1, 1, True))
+    assert len(Builder.seen) == 1
+    if change == "block":
+        steps.builder.grow(1, [5])
+    runs = {
+        "order": ((1, 2, 1, True), (0, 2, 1, True)),
+        "start": ((0, 2, 1, True), (1, 1, 1, True)),
+        "count": ((0, 2, 1, True), (1, 1, 2, True)),
+        "samples": ((0, 2, 1, True), (1, 2, 1, False)),
+        "fewer": ((0, 2, 1, True),),
+        "block": ((0, 2, 1, True), (1, 2, 1, True)),
+    }[change]
+    got = steps.run(*runs)
+    assert len(Builder.seen) == 2
+    assert got[0] == model.answer([3], 3)[2]
+    if 1 in got:
+        assert got[1] == model.answer([3], 2 if change == "start" else 3)[-1]
+
+
+def test_a_draw_does_not_depend_on_how_the_step_was_made(steps):
+    drawn = {"temperature": 2.0, "seed": 5}
+    steps.join(0, [3], [7], **drawn)
+    together = [steps.run((0, place, 1, True))[0] for place in range(4)]
+    steps.builder.leave(0)
+    steps.join(0, [3], [7], **drawn)
+    apart = []
+    for place in range(4):
+        steps.join(1, [5], [2])  # somebody comes and goes in every step
+        apart.append(steps.run((0, place, 1, True), (1, 0, 1, True))[0])
+        steps.builder.leave(1)
+    assert together == apart
+
+
+@counting
+def test_a_grammar_holds_in_a_step_that_goes_on(steps, model):
+    steps.join(0, [3], [7]).run((0, 0, 1, True))
+    grammar = GrammarOutput(runs=(0,), bitmask=np.array([[1 << 11]], np.uint32).tobytes())
+    assert steps.run((0, 1, 1, True), grammar=grammar) == {0: 11}
+    expected = int(model.logits([3, model.answer([3], 1)[0], 11]).argmax())
+    assert steps.run((0, 2, 1, True)) == {0: expected}
+    assert len(Builder.seen) == 1

@@ -1,0 +1,50 @@
+"""Want of memory becomes one error, whoever tells of it; nothing else does."""
+
+import errno
+
+import pytest
+import torch
+
+from dovetail.errors import CapacityError, PluginLoadError
+from dovetail_torch.memory_shortage import tells_shortage
+
+
+@tells_shortage("the test", "run another")
+def run(action):
+    return action()
+
+
+def fail(error, cause=None):
+    raise error from cause
+
+
+SHORTAGES = {
+    "Python": lambda: fail(MemoryError()),
+    "the system": lambda: fail(OSError(errno.ENOMEM, "Cannot allocate memory")),
+    "torch": lambda: torch.empty(1 << 60, dtype=torch.uint8),
+    "an accelerator": lambda: fail(torch.OutOfMemoryError("no room")),
+    "a plugin that ran out": lambda: fail(PluginLoadError("making it failed"), MemoryError()),
+}
+OTHERS = {
+    "a file that is not there": FileNotFoundError(errno.ENOENT, "none"),
+    "another fault": RuntimeError("shapes differ"),
+    "a plugin that is wrong": PluginLoadError("making it failed"),
+    "one of ours that says more": CapacityError("two blocks do not fit"),
+}
+
+
+@pytest.mark.parametrize("who", SHORTAGES)
+def test_a_shortage_is_told_with_what_would_do(who):
+    with pytest.raises(CapacityError, match=r"memory for the test.*free memory, or run another\.$"):
+        run(SHORTAGES[who])
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_errors_pass(what):
+    with pytest.raises(type(OTHERS[what])) as passed:
+        run(lambda: fail(OTHERS[what]))
+    assert passed.value is OTHERS[what]
+
+
+def test_what_goes_well_is_left_alone():
+    assert run(lambda: 7) == 7

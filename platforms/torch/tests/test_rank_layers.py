@@ -1,0 +1,306 @@
+"""Layers, weights and loaders of several ranks: together they are the layers of one.
+
+The ranks are threads of this process that add up in the open.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dovetail.errors import ConfigError, WeightError
+from dovetail.interfaces import LinearShape, ModelContext, OneRank, WeightLoaderContext
+from dovetail_torch.distributed.shard import Shard, divide, divide_unevenly
+from dovetail_torch.layers import (
+    Attention,
+    ColumnParallelLinear,
+    HeadShape,
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    RMSNorm,
+    RowParallelLinear,
+    TorchLinearMethod,
+    TorchOps,
+    VocabParallelEmbedding,
+    share_heads,
+)
+from dovetail_torch.weights import (
+    DummyLoader,
+    SafetensorsLoader,
+    assignment,
+    build_weight_table,
+    dummy_loader,
+)
+
+V, D, INNER, TOKENS = 15, 8, 24, 5
+HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_size=3)
+Q, KV = HEADS.num_heads * HEADS.head_size, HEADS.num_kv_heads * HEADS.head_size
+SHAPES = {
+    "embed.weight": (V, D),
+    "q_proj.weight": (Q, D),
+    "q_proj.bias": (Q,),
+    "k_proj.weight": (KV, D),
+    "k_proj.bias": (KV,),
+    "v_proj.weight": (KV, D),
+    "v_proj.bias": (KV,),
+    "o_proj.weight": (D, Q),
+    "o_proj.bias": (D,),
+    "gate_proj.weight": (INNER, D),
+    "up_proj.weight": (INNER, D),
+    "mix.weight": (INNER, D),
+    "down_proj.weight": (D, INNER),
+    "norm.weight": (D,),
+    "head.weight": (V, D),
+}
+
+
+class ThreadRanks:
+    """One of several ranks in threads; what they exchange lies in a list that all can see."""
+
+    def __init__(self, rank: int, size: int, table: list, barrier: Barrier) -> None:
+        self.rank, self.size = rank, size
+        self._table, self._barrier = table, barrier
+
+    def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self._table[self.rank] = x.clone()
+        self._barrier.wait(10)
+        found = list(self._table)
+        self._barrier.wait(10)
+        return found
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(torch.stack(self.exchange(x)).sum(0))
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.exchange(x), dim=-1)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        return self.exchange(x)[0]
+
+
+class Model(nn.Module):
+    """One of each kind of layer."""
+
+    def __init__(self, ranks, method=None, *, tied: bool = False) -> None:
+        super().__init__()
+        context = ModelContext(
+            hf_config={},
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            linear_method=method or TorchLinearMethod(),
+            ops=TorchOps(),
+            max_model_len=8,
+            ranks=ranks,
+        )
+        self.embed = VocabParallelEmbedding(context, V, D)
+        self.qkv_proj = QKVParallelLinear(context, "qkv_proj", D, HEADS, bias=True)
+        self.o_proj = RowParallelLinear(context, "o_proj", Q, D, bias=True)
+        parts = {"gate_proj": INNER, "up_proj": INNER}
+        self.gate_up_proj = MergedColumnParallelLinear(context, "gate_up_proj", D, parts)
+        self.mix = ColumnParallelLinear(context, "mix", D, INNER)
+        self.down_proj = RowParallelLinear(context, "down_proj", INNER, D)
+        self.norm = RMSNorm(context, D, 1e-6)
+        self.attn = Attention(HEADS, 0)
+        self.head = ParallelLMHead(context, "head", V, D, tied_to=self.embed if tied else None)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(float("nan"))
+
+    def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Use every layer; attention is the sum of each query with its key and value."""
+        x_TD = self.embed(ids_T)
+        q_THS, k_TKS, v_TKS = self.qkv_proj.split(self.qkv_proj(x_TD))
+        num_alike = q_THS.shape[1] // k_TKS.shape[1]
+        kv_THS = (k_TKS + 2 * v_TKS).repeat_interleave(num_alike, dim=1)
+        x_TD = x_TD + self.o_proj((q_THS * kv_THS).flatten(1))
+        gate_TF, up_TF = self.gate_up_proj(x_TD).chunk(2, dim=-1)
+        x_TD = x_TD + self.down_proj(gate_TF * up_TF + self.mix(x_TD))
+        return self.head(self.norm(x_TD))
+
+
+def make_weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def on_ranks(size: int, work) -> list:
+    """Call `work` with each rank's group, in a thread each, and return what came of it."""
+    table, barrier = [None] * size, Barrier(size)
+    groups = [ThreadRanks(rank, size, table, barrier) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool, torch.inference_mode():
+        return list(pool.map(torch.inference_mode()(work), groups))
+
+
+def load(folder: Path, model: nn.Module) -> int:
+    return SafetensorsLoader(WeightLoaderContext(model_dir=folder, progress=False)).load(model)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_file(make_weights(), tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_ranks_together_compute_what_one_does(folder: Path, size: int, tied: bool) -> None:
+    ids_T = torch.tensor([0, 14, 7, 8, 3])
+
+    def work(ranks) -> torch.Tensor:
+        model = Model(ranks, tied=tied)
+        load(folder, model)
+        assert not any(p.isnan().any() for p in model.parameters()), "a weight was not filled"
+        return model(ids_T)
+
+    (expected,) = on_ranks(1, work)
+    first, *others = on_ranks(size, work)
+    assert expected.std() > 0.5 and first.shape == (TOKENS, V)
+    torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-3)
+    assert all(torch.equal(first, other) for other in others), "ranks have unlike logits"
+
+
+def test_each_rank_reads_and_holds_its_part(folder: Path) -> None:
+    def work(ranks) -> tuple[int, int]:
+        model = Model(ranks)
+        num_read = load(folder, model)
+        return num_read, sum(parameter.nbytes for parameter in model.parameters())
+
+    ((whole_read, whole_held),) = on_ranks(1, work)
+    halves = on_ranks(2, work)
+    assert whole_read == whole_held and all(read == held for read, held in halves)
+    assert sum(held for _, held in halves) == whole_held + make_weights()["norm.weight"].nbytes
+    assert all(abs(held / whole_held - 0.5) < 0.05 for _, held in halves)
+
+
+def test_few_key_heads_are_given_to_several_ranks(folder: Path) -> None:
+    def work(ranks) -> torch.Tensor:
+        model = Model(ranks)
+        load(folder, model)
+        assert model.qkv_proj.shape.part_sizes == (Q // 4, HEADS.head_size, HEADS.head_size)
+        share_heads(model, ranks)
+        assert (model.attn.num_heads, model.attn.num_kv_heads) == (2, 1)
+        return model.qkv_proj.weight.clone()
+
+    weights = make_weights()
+    for rank, weight in enumerate(on_ranks(4, work)):
+        q, k, v = weight.split((6, 3, 3))
+        assert torch.equal(q, weights["q_proj.weight"][6 * rank : 6 * rank + 6])
+        kv_head = slice(0, 3) if rank < 2 else slice(3, 6)
+        assert torch.equal(k, weights["k_proj.weight"][kv_head])
+        assert torch.equal(v, weights["v_proj.weight"][kv_head])
+
+
+def test_a_row_parallel_bias_is_added_once(folder: Path) -> None:
+    def work(ranks) -> torch.Tensor:
+        model = Model(ranks)
+        load(folder, model)
+        assert (model.o_proj.bias is None) == (ranks.rank > 0)
+        return model.o_proj(torch.zeros(1, model.o_proj.shape.in_features))
+
+    for out in on_ranks(2, work):
+        torch.testing.assert_close(out[0], make_weights()["o_proj.bias"])
+
+
+def test_a_bias_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    weights = make_weights()
+    del weights["o_proj.bias"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"o_proj\.bias\) missing"):
+        load(tmp_path, Model(ThreadRanks(0, 2, [], Barrier(2))))
+
+
+class Borrowing(TorchLinearMethod):
+    """Wants its weights lent."""
+
+    def create(self, layer: nn.Module, shape: LinearShape) -> None:
+        super().create(layer, shape)
+        layer.borrows = frozenset({"weight"})
+
+
+def test_what_is_lent_is_the_rank_s_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
+    model = Model(ThreadRanks(1, 2, [], Barrier(2)), Borrowing())
+    with torch.inference_mode():
+        load(folder, model)
+    weights = make_weights()
+    assert torch.equal(model.down_proj.borrowed[0], weights["down_proj.weight"][:, INNER // 2 :])
+    assert torch.equal(model.gate_up_proj.borrowed[1], weights["up_proj.weight"][INNER // 2 :])
+    assert model.embed.is_mapped and torch.equal(model.embed.weight, weights["embed.weight"][8:])
+
+
+@pytest.mark.parametrize("name", ["down_proj.weight", "embed.weight", "k_proj.weight"])
+def test_a_wrong_shape_is_told_as_the_checkpoint_has_it(tmp_path: Path, name: str) -> None:
+    weights = make_weights()
+    weights[name] = weights[name][:-1].clone()
+    save_file(weights, tmp_path / "model.safetensors")
+    shape = ", ".join(map(str, SHAPES[name]))
+    with pytest.raises(WeightError, match=rf"{name} .* config.json has \[{shape}\]"):
+        load(tmp_path, Model(ThreadRanks(1, 2, [], Barrier(2))))
+
+
+@pytest.mark.parametrize("period", [dummy_loader.PERIOD, 37])
+def test_random_weights_are_those_of_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int
+) -> None:
+    monkeypatch.setattr(dummy_loader, "PERIOD", period)
+
+    def work(ranks) -> dict[str, torch.Tensor]:
+        model = Model(ranks)
+        DummyLoader(WeightLoaderContext(model_dir=tmp_path, seed=5, progress=False)).load(model)
+        return {a.name: a.target.clone() for a in build_weight_table(model).assignments.values()}
+
+    (whole,) = on_ranks(1, work)
+    first, second = on_ranks(2, work)
+    for name in ("q_proj.weight", "up_proj.weight", "embed.weight", "head.weight", "k_proj.bias"):
+        assert torch.equal(torch.cat((first[name], second[name])), whole[name]), name
+    for name in ("down_proj.weight", "o_proj.weight"):
+        assert torch.equal(torch.cat((first[name], second[name]), dim=1), whole[name]), name
+    assert torch.equal(second["norm.weight"], whole["norm.weight"])
+
+
+def test_shards_cover_the_whole_once() -> None:
+    for size, count in ((12, 3), (13, 2), (13, 4), (257, 8)):
+        ranks = [OneRank(rank=rank, size=count) for rank in range(count)]
+        shards = [divide_unevenly(size, one, "it") for one in ranks]
+        covered = [place for shard in shards for place in range(size)[shard.slice]]
+        assert covered == list(range(size))
+        assert len({shard.size for shard in shards[:-1]}) == 1 >= shards[-1].size / shards[0].size
+    assert divide(12, OneRank(rank=2, size=3), "it") == Shard(start=8, size=4, whole=12)
+
+
+REFUSED = {
+    "heads": (lambda c: QKVParallelLinear(c, "a.qkv", D, HEADS), "8 heads .* among 1, 2, 4, 8:"),
+    "features": (
+        lambda c: MergedColumnParallelLinear(c, "a.b", D, {"gate": 4, "up": 9}),
+        "4 output features of gate in a.b cannot .* among 1, 2, 4:",
+    ),
+    "inputs": (lambda c: RowParallelLinear(c, "a.down", 10, D), "10 input .* among 1, 2, 5, 10:"),
+    "vocabulary": (lambda c: VocabParallelEmbedding(c, 2, D), "vocabulary of 2 .* among 1, 2:"),
+    "attention": (
+        lambda c: share_heads(nn.ModuleList([Attention(HEADS, 0)]), c.ranks),
+        "8 heads .* of 0 cannot",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_divided_is_refused_with_what_can(case: str) -> None:
+    make, message = REFUSED[case]
+    context = ModelContext(
+        hf_config={},
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        linear_method=TorchLinearMethod(),
+        ops=TorchOps(),
+        max_model_len=8,
+        ranks=OneRank(rank=1, size=3),
+    )
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size=3 is asked, but.*{message}"):
+        make(context)

@@ -1,0 +1,234 @@
+"""Several ranks against one: logits at every position, tokens and log-probabilities.
+
+float32 by the margin rule, against one rank and against transformers; bfloat16 by its divergence
+from float32, beside that of one rank.
+Legend: N positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from parity.checkpoints import VOCAB_SIZE, Checkpoint, make_checkpoint
+from parity.commit_seed import commit_seed
+from parity.margin_rule import MARGIN, TOLERANCE, Sequenced, measure
+from parity.rank_threads import TORCH_PARTS, RankThreads
+from parity.recording_worker import RecordedRun, RecordingWorker
+
+BUDGET = 64
+MAX_LEN = 200
+PROMPT_LENS = (17, 150, 1, 60)
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.0, top_k=50, top_p=0.95, seed=1)
+CASES = [
+    ("llama: llama3 rope, 4/2 heads", 2),
+    ("llama: llama3 rope, 4/2 heads", 4),
+    ("llama: all biases, tied, 4/1 heads of 20", 2),
+    ("mistral: window 37, 8/2 heads of 8", 2),
+    ("qwen2: biases, tied, 6/2 heads", 2),
+    ("qwen3: biases, window above, 4/4 heads of 10", 2),
+]
+BF16_CASES = [case for case in CASES if case[1] == 2 and not case[0].startswith("mistral")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What a run left behind. recorded: of each rank."""
+
+    requests: dict[str, Sequenced]
+    recorded: list[list[RecordedRun]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    return make_checkpoint(request.param, folder, commit_seed()[0])
+
+
+def start(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32", **options: object) -> LLM:
+    return LLM(
+        str(checkpoint.folder),
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        use_tqdm_on_load=False,
+        max_model_len=MAX_LEN,
+        max_num_seqs=8,
+        max_num_batched_tokens=BUDGET,
+        num_threads=1,
+        block_size=16,
+        num_gpu_blocks_override=200,
+        enable_prefix_caching=False,
+        executor_backend=RankThreads,
+        tensor_parallel_size=num_ranks,
+        worker_cls=RecordingWorker,
+        **TORCH_PARTS,
+        **options,
+    )
+
+
+def make_prompts() -> list[list[int]]:
+    """Return two prompts of each length: the first half is answered greedily."""
+    source = random.Random(commit_seed()[0])
+    return [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in PROMPT_LENS * 2]
+
+
+def run(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32") -> Ran:
+    prompts = make_prompts()
+    params = [GREEDY] * len(PROMPT_LENS) + [SAMPLED] * len(PROMPT_LENS)
+    with start(checkpoint, num_ranks, dtype) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        recorded = llm.llm_engine.collective_rpc("take_recorded")
+    requests = {
+        output.request_id: Sequenced(
+            token_ids=(*prompt, *output.outputs[0].token_ids),
+            num_prompt=len(prompt),
+            num_cached=0,
+            greedy=asked is GREEDY,
+        )
+        for prompt, asked, output in zip(prompts, params, outputs, strict=True)
+    }
+    return Ran(requests=requests, recorded=recorded)
+
+
+def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], torch.Tensor]:
+    """Return one rank's logits after every token but the last of the run's sequences."""
+    sequences = [request.token_ids for request in ran.requests.values()]
+    prompts = [list(token_ids[:-1]) for token_ids in sequences]
+    with start(checkpoint, 1) as llm:
+        outputs = llm.generate(prompts, replace(GREEDY, max_tokens=1), use_tqdm=False)
+        (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
+    found: dict[str, list[torch.Tensor]] = {output.request_id: [] for output in outputs}
+    for part in sorted(recorded, key=lambda part: part.start):
+        found[part.request_id].append(part.logits)
+    # Nobody asks what follows the last token; the rule wants a row for it.
+    nothing = torch.zeros(1, VOCAB_SIZE)
+    return {
+        token_ids: torch.cat([*found[output.request_id], nothing])
+        for token_ids, output in zip(sequences, outputs, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("checkpoint", "num_ranks"), CASES, indirect=["checkpoint"])
+def test_ranks_agree_with_one(checkpoint: Checkpoint, num_ranks: int, record_property) -> None:
+    ran = run(checkpoint, num_ranks)
+    first, *others = ran.recorded
+    for other in others:
+        assert all(
+            torch.equal(one.logits, two.logits) for one, two in zip(first, other, strict=True)
+        ), "ranks have unlike logits"
+    reference = forced_logits(checkpoint, ran)
+    measure(ran.requests, first, lambda token_ids: reference[tuple(token_ids)]).check()
+    agreement = measure(ran.requests, first, checkpoint.logits)
+    row = (
+        BUDGET,
+        agreement.positions,
+        f"{agreement.max_error:.1e}",
+        f"{agreement.qualifying} {agreement.qualifying / agreement.positions:7.2%}",
+        agreement.tokens,
+        agreement.tokens_qualifying,
+        agreement.tokens_equal,
+        f"{checkpoint.name}; {num_ranks} ranks",
+    )
+    record_property("parity", row)
+    agreement.check()
+
+
+def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
+    """Return the mean KL divergence from float32, and the share of equal best tokens."""
+    divergences, equal = [], []
+    for part in ran.recorded[0]:
+        token_ids = ran.requests[part.request_id].token_ids
+        reference_NV = checkpoint.logits(token_ids)[part.start : part.start + len(part.logits)]
+        log_p_NV, log_q_NV = reference_NV.log_softmax(-1), part.logits.float().log_softmax(-1)
+        divergences.append((log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(-1))
+        equal.append(reference_NV.argmax(-1) == part.logits.argmax(-1))
+    return torch.cat(divergences).mean().item(), torch.cat(equal).float().mean().item()
+
+
+@pytest.mark.parametrize(("checkpoint", "num_ranks"), BF16_CASES, indirect=["checkpoint"])
+def test_bfloat16_ranks_are_as_near_to_float32_as_one(
+    checkpoint: Checkpoint, num_ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = divergence(run(checkpoint, 1, "bfloat16"), checkpoint)
+    several = divergence(run(checkpoint, num_ranks, "bfloat16"), checkpoint)
+    with capsys.disabled():
+        shown = " and ".join(f"KL {found[0]:.1e}, best {found[1]:.2%}" for found in (one, several))
+        print(f"\nbf16 beside float32, one rank and two: {shown} ({checkpoint.name})")
+    assert several[0] < 1.5 * one[0] and several[1] > one[1] - 0.02
+
+
+@pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
+def test_each_rank_holds_its_half(checkpoint: Checkpoint) -> None:
+    def held(worker: Any) -> tuple[int, int]:
+        specs = worker.get_kv_cache_spec().values()
+        return (
+            sum(parameter.nbytes for parameter in worker._model.parameters()),
+            sum(spec.page_size_bytes for spec in specs),
+        )
+
+    with start(checkpoint, 1) as llm:
+        ((weights, pages),) = llm.llm_engine.collective_rpc(held)
+    with start(checkpoint, 2) as llm:
+        halves = llm.llm_engine.collective_rpc(held)
+    assert all(0.5 <= half / weights + 0.005 < 0.52 for half, _ in halves)
+    assert [half for _, half in halves] == [pages // 2] * 2
+
+
+@pytest.mark.parametrize("checkpoint", [CASES[-1][0]], indirect=True)
+def test_log_probabilities_are_those_of_one(checkpoint: Checkpoint) -> None:
+    check_log_probabilities(checkpoint)
+
+
+@pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
+def test_a_model_of_somebody_else_is_shared_by_its_layers(checkpoint: Checkpoint) -> None:
+    """Random weights of the loader `dummy` are the same on any number of ranks."""
+    overrides = {"architectures": ["parity.outside_model:AttentionOnly"]}
+    check_log_probabilities(checkpoint, load_format="dummy", hf_overrides=overrides)
+
+
+def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
+    params = replace(GREEDY, logprobs=3, prompt_logprobs=3)
+    answers = []
+    for num_ranks in (1, 2):
+        with start(checkpoint, num_ranks, **options) as llm:
+            answers.append(llm.generate(make_prompts(), params, use_tqdm=False))
+    num_compared = 0
+    for one, two in zip(*answers, strict=True):
+        mine, theirs = ([*out.prompt_logprobs[1:], *out.outputs[0].logprobs] for out in (one, two))
+        num_alike = common_length(one.outputs[0].token_ids, two.outputs[0].token_ids)
+        if num_alike < GREEDY.max_tokens:
+            best, second, *_ = sorted(
+                (entry.logprob for entry in one.outputs[0].logprobs[num_alike].values()),
+                reverse=True,
+            )
+            assert best - second <= MARGIN, "tokens differ where one is clearly the best"
+        # Where the token after it differs, a position is still that of the same text.
+        num_positions = len(one.prompt_logprobs) - 1 + min(num_alike + 1, GREEDY.max_tokens)
+        pairs = zip(mine[:num_positions], theirs[:num_positions], strict=True)
+        for left, right in pairs:
+            for token in left.keys() & right.keys():
+                assert left[token].logprob == pytest.approx(right[token].logprob, abs=TOLERANCE)
+                num_compared += 1
+    assert num_compared > 3 * sum(PROMPT_LENS)
+
+
+def common_length(one: Sequence[int], two: Sequence[int]) -> int:
+    """Return how many tokens are the same before the first that is not."""
+    pairs = zip(one, two, strict=True)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(one))
