@@ -102,6 +102,14 @@ def test_all_changes_of_an_open_config() -> None:
     assert config.explain() == [] and config.model.dtype == "auto"
 
 
+def test_several_workers_have_processes() -> None:
+    resolved = resolve(config_of(parallel__tensor_parallel_size=2), FakePlatform())
+    assert resolved.parallel.executor_backend == "multiproc"
+    assert "tensor_parallel_size=2" in resolved.explain()[-1].reason
+    chosen = config_of(parallel__tensor_parallel_size=2, parallel__executor_backend="mine")
+    assert resolve(chosen, FakePlatform()).parallel.executor_backend == "mine"
+
+
 def test_plugins_of_other_kinds_stay_open() -> None:
     resolved = resolve(config_of(), FakePlatform())
     assert resolved.parallel.platform == resolved.parallel.worker_cls == "auto"

@@ -69,9 +69,11 @@ FIELDS = {
     ],
     "parallel": [
         "data_parallel_size",
+        "engine_process",
         "executor_backend",
         "pipeline_parallel_size",
         "platform",
+        "start_timeout_s",
         "tensor_parallel_size",
         "worker_cls",
     ],

@@ -77,6 +77,8 @@ PUBLIC_NAMES = [
     "worker_extension_cls",
     "executor_backend",
     "distributed_executor_backend",
+    "engine_process",
+    "start_timeout_s",
     "attention_backend",
     "linear_method",
     "quantization",
@@ -189,10 +191,10 @@ def test_given_values_arrive(model: Path) -> None:
         ("trust_remote_code", True, "install a plugin"),
         ("trust_remote_code", 1, "install a plugin"),
         ("revision", "main", "put that revision there"),
-        ("tensor_parallel_size", 2, "Leave it at 1"),
+        ("tensor_parallel_size", 0, "an integer from 1 to 64"),
         ("pipeline_parallel_size", 2, "Leave it at 1"),
         ("data_parallel_size", 0, "Leave it at 1"),
-        ("tensor_parallel_size", True, "Leave it at 1"),
+        ("tensor_parallel_size", True, "an integer from 1 to 64"),
         ("dtype", "float8", "one of float32, bfloat16, float16"),
         ("kv_cache_dtype", "int3", "one of float32, float16, bfloat16"),
         ("max_model_len", 1, "an integer from 2 to"),
@@ -290,10 +292,11 @@ def test_other_names(model: Path, other: str, name: str, group: str) -> None:
     assert "give one of them" in message
 
 
-def test_uni_is_uniproc(model: Path) -> None:
+def test_uni_is_uniproc_and_mp_multiproc(model: Path) -> None:
     options = {"distributed_executor_backend": "uni", "executor_backend": "uniproc"}
     assert create(model, **options).parallel.executor_backend == "uniproc"
     assert create(model, executor_backend="uni").parallel.executor_backend == "uniproc"
+    assert create(model, executor_backend="mp").parallel.executor_backend == "multiproc"
 
 
 def test_generation_config_choices(model: Path, tmp_path: Path) -> None:

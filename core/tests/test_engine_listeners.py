@@ -90,9 +90,10 @@ def test_hooks_hear_of_an_engines_life(make):
 
 
 def test_who_does_not_listen_is_not_in_the_loop(make):
-    """A silent engine's step function is the core's own."""
+    """A silent engine asks its client for outputs, and nobody stands between them."""
     silent = make().llm_engine
-    assert silent._step.__func__ in (EngineCore.step, EngineCore.step_with_batch_queue)
+    assert silent._next_outputs == silent._get_outputs
+    assert silent.client._step.__func__ in (EngineCore.step, EngineCore.step_with_batch_queue)
 
     class Starts:
         def __init__(self, context):
@@ -102,7 +103,7 @@ def test_who_does_not_listen_is_not_in_the_loop(make):
             pass
 
     started = make(hooks=[Starts]).llm_engine
-    assert started._step.__func__ in (EngineCore.step, EngineCore.step_with_batch_queue)
+    assert started._next_outputs == started._get_outputs
 
 
 def test_stat_loggers_hear_of_each_step_and_are_closed(make):
@@ -156,7 +157,7 @@ def test_refused_and_failed_requests_are_told(make, monkeypatch):
         (name, error), *_ = told
         assert name == "0" and error.parameter == "prompt"
         # No part of this engine fails a request that runs; a scheduler of another kind may.
-        core = llm.llm_engine._core
+        core = llm.llm_engine.client.core
         update = core.scheduler.update_from_output
 
         def fail(plan, output):

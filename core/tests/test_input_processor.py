@@ -7,7 +7,7 @@ from dovetail.clock import ManualClock
 from dovetail.engine.input_processor import InputFacts, InputProcessor, completion_id
 from dovetail.engine.prompt_reading import prompt_text
 from dovetail.engine.request_checks import validate_core_request
-from dovetail.errors import ConfigError, RequestError
+from dovetail.errors import ConfigError, ModelError, RequestError
 from dovetail.sampling_params import SamplingParams
 from dovetail.testing.fake_tokenizer import ByteTokenizer
 
@@ -127,10 +127,28 @@ def test_without_a_tokenizer_token_ids_are_enough():
     assert one([1], tokenizer=False).prompt_token_ids == (1,)
 
 
-def test_bad_words_outside_a_small_models_vocabulary_are_refused():
+class MostlySpecial(ByteTokenizer):
+    special_token_ids = frozenset(range(100, 259))
+
+
+def test_bad_words_outside_a_small_models_vocabulary_are_refused(caplog):
+    facts = replace(FACTS, vocab_size=100)
+    small = InputProcessor(facts, tokenizer=MostlySpecial(), clock=ManualClock(77))
+    assert "ids up to 258" in caplog.text
     with pytest.raises(RequestError, match="120") as refusal:
-        one([1], facts={"vocab_size": 100}, bad_words=["x"])
+        small.process("r", [1], SamplingParams(bad_words=["x"]))
     assert refusal.value.parameter == "bad_words"
+
+
+@pytest.mark.parametrize("vocab_size", [100, 255])
+def test_a_tokenizer_of_a_larger_model_is_refused(vocab_size):
+    with pytest.raises(ModelError, match=rf"ids up to 258.* has {vocab_size}:.*tokenizer.json"):
+        processor(vocab_size=vocab_size)
+
+
+def test_a_tokenizer_of_a_smaller_vocabulary_serves(caplog):
+    assert processor(vocab_size=300).process("r", "a", SamplingParams())
+    assert not caplog.text
 
 
 def test_the_longest_prompt_leaves_one_token():

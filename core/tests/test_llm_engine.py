@@ -256,7 +256,7 @@ def test_what_the_core_refuses_is_withdrawn_as_a_whole(engine):
     one = engine(scheduler_cls=type("Picky", (Scheduler,), {"add_request": picky}))
     with pytest.raises(RequestError, match="not this one"):
         one.add_request("a", "say", SamplingParams(n=2))
-    assert not one.has_unfinished_requests() and not one._core.has_work()
+    assert not one.has_unfinished_requests() and not one.client.core.has_work()
 
 
 def test_a_model_that_cannot_generate_says_what_it_can(engine):

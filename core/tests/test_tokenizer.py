@@ -123,12 +123,14 @@ def test_padding_and_truncation_of_the_file_are_switched_off(directory):
         ("tokenizer_config.json", "[]"),
         ("special_tokens_map.json", "{"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "a"}}}'),
+        ("chat_template.jinja", "\udcff{"),
     ],
 )
 def test_a_bad_file_is_named_with_what_to_do(directory, name, content):
     (directory / name).unlink(missing_ok=True)
     if content is not None:
-        (directory / name).write_text(content)
+        (directory / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ModelError) as refusal:
         HuggingFaceTokenizer.from_directory(directory)
     assert str(directory / name) in str(refusal.value)

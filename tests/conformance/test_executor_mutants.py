@@ -90,24 +90,52 @@ class LosesTheCause(FakeExecutor):
 class AnswersBare(FakeExecutor):
     """Returns the only answer without its list."""
 
-    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
-        return super().collective_rpc(operation, args=args, kwargs=kwargs)[0]
+    def collective_rpc(self, operation, **more):
+        got = super().collective_rpc(operation, **more)
+        return got[0] if isinstance(got, list) else got
 
 
 class KnowsEverything(FakeExecutor):
     """Answers None for operations that nobody has."""
 
-    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
-        if isinstance(operation, str) and not hasattr(self.worker, operation):
+    def collective_rpc(self, operation, **more):
+        named = isinstance(operation, str) and ":" not in operation
+        if named and not hasattr(self.worker, operation):
             return [None]
-        return super().collective_rpc(operation, args=args, kwargs=kwargs)
+        return super().collective_rpc(operation, **more)
 
 
 class DropsKeywords(FakeExecutor):
     """Hands on positional arguments alone."""
 
-    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
-        return super().collective_rpc(operation, args=(*args, *(kwargs or {}).values()))
+    def collective_rpc(self, operation, *, args=(), kwargs=None, **more):
+        return super().collective_rpc(operation, args=(*args, *(kwargs or {}).values()), **more)
+
+
+class RepliesAll(FakeExecutor):
+    """Returns a list also where one rank's answer is asked for."""
+
+    def collective_rpc(self, operation, *, unique_reply_rank=None, **more):
+        return super().collective_rpc(operation, **more)
+
+    def get_model_info(self):
+        return self.collective_rpc("get_model_info")[0]
+
+
+class Blocks(FakeExecutor):
+    """Gives no handle."""
+
+    def collective_rpc(self, operation, *, non_block=False, **more):
+        return super().collective_rpc(operation, **more)
+
+
+class NamesMethodsAlone(FakeExecutor):
+    """Does not know functions by their qualified names."""
+
+    def collective_rpc(self, operation, **more):
+        if isinstance(operation, str) and ":" in operation:
+            raise ContractError(f"no operation {operation!r}")
+        return super().collective_rpc(operation, **more)
 
 
 class ForgetsWarmUp(FakeExecutor):
@@ -127,8 +155,8 @@ class EndsOnce(FakeExecutor):
 class Impatient(UniprocExecutor):
     """Never gives up waiting."""
 
-    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
-        return super().collective_rpc(operation, args=args, kwargs=kwargs)
+    def collective_rpc(self, operation, *, timeout=None, **more):
+        return super().collective_rpc(operation, **more)
 
 
 class NeverDone(FakeExecutor):
@@ -198,6 +226,9 @@ MUTANTS = [
     AnswersBare,
     KnowsEverything,
     DropsKeywords,
+    RepliesAll,
+    Blocks,
+    NamesMethodsAlone,
     ForgetsWarmUp,
     EndsOnce,
     Impatient,

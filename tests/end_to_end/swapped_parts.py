@@ -65,12 +65,14 @@ class MyExecutor(Executor):
         self._worker.init_device()
         self._worker.load_model()
 
-    def collective_rpc(self, operation, *, args=(), kwargs=None, timeout=None):
-        if not isinstance(operation, str):
-            return [operation(self._worker, *args, **(kwargs or {}))]
-        if not hasattr(self._worker, operation):
-            raise ContractError(f"no operation {operation!r}")
-        return [getattr(self._worker, operation)(*args, **(kwargs or {}))]
+    def collective_rpc(self, operation, *, args=(), kwargs=None, unique_reply_rank=None, **more):
+        if isinstance(operation, str):
+            if not hasattr(self._worker, operation):
+                raise ContractError(f"no operation {operation!r}")
+            answer = getattr(self._worker, operation)(*args, **(kwargs or {}))
+        else:
+            answer = operation(self._worker, *args, **(kwargs or {}))
+        return [answer] if unique_reply_rank is None else answer
 
     def execute_model(self, plan):
         CALLS["executor"] += 1

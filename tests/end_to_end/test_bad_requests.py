@@ -178,7 +178,7 @@ def test_forged_parameters_are_refused_by_the_engine(engine, llm, expected, bad)
         sampling_params=params,
         max_tokens=4,
     )
-    core = engine._core
+    core = engine.client.core
     engine.add_request("victim", VICTIM, greedy())
     engine.step()
     with pytest.raises(RequestError) as refusal:
@@ -210,7 +210,7 @@ def test_forged_requests_are_refused_by_the_core(engine, expected, field, value,
     engine.add_request("victim", VICTIM, greedy())
     engine.step()
     with pytest.raises(RequestError) as refusal:
-        engine._core.add_request(dataclasses.replace(good, **{field: value}))
+        engine.client.core.add_request(dataclasses.replace(good, **{field: value}))
     assert refusal.value.parameter == parameter
     outputs = []
     while engine.has_unfinished_requests():

@@ -85,7 +85,7 @@ def test_two_tables_in_one_process_are_told_apart(model_dir, qwen_dir, options, 
 
 def slot_of(llm):
     """The number of an engine's attention table."""
-    return llm.llm_engine._started.core.executor._worker._runner._attention.table.slot
+    return llm.llm_engine.client.core.executor._worker._runner._attention.table.slot
 
 
 def without(options):

@@ -277,7 +277,7 @@ def test_a_progress_bar_only_on_a_terminal_and_only_if_wanted(
 def test_a_context_manager_gives_everything_back(model_dir, options):
     with LLM(model_dir, **options) as made:
         made.generate(PROMPT, greedy())
-        worker = made.llm_engine._started.core.executor._worker
+        worker = made.llm_engine.client.core.executor._worker
         assert hasattr(worker, "_model")
     assert not hasattr(worker, "_model")
     made.shutdown()

@@ -46,7 +46,7 @@ def test_a_run_of_the_demo_model_replays_byte_for_byte(scheduler, ahead, tmp_pat
 
 def test_nothing_is_recorded_unasked(model_dir, options):
     with LLM(model_dir, **options) as llm:
-        assert not isinstance(llm.llm_engine._started.core.scheduler, RecordedScheduler)
+        assert not isinstance(llm.llm_engine.client.core.scheduler, RecordedScheduler)
 
 
 def test_what_cannot_be_recorded_is_refused_before_anything_is_loaded(model_dir, options, tmp_path):

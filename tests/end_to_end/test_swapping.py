@@ -152,7 +152,7 @@ def test_all_at_once(model_dir, options, parts, defaults, expected):
     with LLM(model_dir, **options, **swaps) as llm:
         assert tokens(llm) == expected
         llm.generate("text", SamplingParams(max_tokens=1))
-        resolved = {one.name for one in llm.llm_engine._started.plugins.resolutions}
+        resolved = {one.name for one in llm.llm_engine.plugins.resolutions}
     assert not any(defaults.values()), defaults
     assert {name for name, *_ in SWAPS.values()} - {"MyTokenizer"} <= resolved
 

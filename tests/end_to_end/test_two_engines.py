@@ -59,7 +59,7 @@ def test_each_gives_the_tokens_that_it_gives_alone(model_dir, qwen_dir, options,
     ]
     assert run(together) == alone
     assert alone[0] != alone[2]
-    workers = [engine._started.core.executor._worker for engine, _ in together]
+    workers = [engine.client.core.executor._worker for engine, _ in together]
     assert [worker._backend.name for worker in workers] == ["torch", "fake", "fake"]
     for engine, _ in together:
         engine.shutdown()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.config import EngineArgs
+    from dovetail.engine.async_llm import AsyncLLM
     from dovetail.engine.llm_engine import LLMEngine
     from dovetail.entrypoints.llm import LLM
     from dovetail.inputs import TextPrompt, TokensPrompt
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "dovetail.entrypoints.llm",
+    "AsyncLLM": "dovetail.engine.async_llm",
     "CompletionOutput": "dovetail.outputs",
     "EngineArgs": "dovetail.config",
     "LLMEngine": "dovetail.engine.llm_engine",
@@ -34,6 +36,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",

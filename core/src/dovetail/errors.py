@@ -15,6 +15,9 @@
     ├── TransportError            a message did not get from one process to another
     │   ├── MessageError          bytes that are no message, or none of this version
     │   └── PeerLostError         the other process is gone
+    ├── StartError                the engine could not start, and nobody knows better why
+    ├── UnavailableError          the engine is being started again; ask later
+    ├── StalledError              a process shows no sign of life; it may come back
     └── EngineDeadError           the engine cannot go on; carries a prompt-free digest
 
 Messages say what was asked, what was found and what would do. `assert` is for invariants only.
@@ -27,7 +30,17 @@ from difflib import get_close_matches
 
 
 class DovetailError(Exception):
-    """The root: catch this to catch everything that Dovetail raises on purpose."""
+    """The root: catch this to catch everything that Dovetail raises on purpose.
+
+    phase: of an engine's start in which it was raised, or "".
+    """
+
+    phase: str = ""
+
+    def __str__(self) -> str:
+        """Return the message, with the phase if there is one."""
+        text = super().__str__()
+        return f"{text} (start-up phase: {self.phase})" if self.phase else text
 
 
 class UserError(DovetailError, ValueError):
@@ -91,6 +104,22 @@ class MessageError(TransportError, ValueError):
 
 class PeerLostError(TransportError, ConnectionError):
     """The process at the other end is gone."""
+
+
+class StartError(DovetailError):
+    """The engine could not start: a phase failed in an unforeseen way, or took too long."""
+
+
+class UnavailableError(DovetailError):
+    """The engine is being started again; nothing was done. Ask again in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StalledError(DovetailError):
+    """A process lives and shows no sign of it; whether it comes back is not known."""
 
 
 class EngineDeadError(DovetailError):

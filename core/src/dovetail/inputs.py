@@ -11,7 +11,7 @@ class PromptTraits(TypedDict, total=False):
 
     cache_salt: cached prefixes are shared only with prompts of the same salt. tenant: on whose
     account it runs, for policies that share out by tenant. deadline_s: seconds from now until its
-    first token is due, for policies that look at it.
+    first token is due, for policies that look at it; `AsyncLLM` ends it if there is none by then.
     """
 
     cache_salt: str

@@ -57,6 +57,12 @@ def read_memory() -> Mapping[str, int]:
     return memory
 
 
+def read_resident_bytes() -> int:
+    """Return the bytes of memory that this process holds, or 0 where that is not told."""
+    pages = read_system_file("/proc/self/statm").split()
+    return int(pages[1]) * os.sysconf("SC_PAGESIZE") if len(pages) > 1 else 0
+
+
 def find_compilers() -> list[tuple[str, str]]:
     """Return (command, what it says of its version) of each C++ compiler."""
     told = [(compiler, tool_output(compiler, "--version")) for compiler in _COMPILERS]

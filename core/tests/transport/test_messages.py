@@ -22,6 +22,7 @@ from dovetail.transport import messages
 from dovetail.transport.messages import (
     Abort,
     Add,
+    AddTogether,
     Answer,
     Call,
     Died,
@@ -79,6 +80,7 @@ REQUEST = EngineCoreRequest(
 )
 TO_ENGINE = (
     Add("a", wire_request(REQUEST)),
+    AddTogether(5, (("a", wire_request(REQUEST)), ("b", b""))),
     Abort(("a", "b")),
     Pause(1, PauseScope.NEW),
     Resume(2),

@@ -58,6 +58,9 @@ _OTHER_NAMES = {
     "quantization": "linear_method",
 }
 
+_EXECUTORS = {"uni": "uniproc", "mp": "multiproc"}
+"""Names of executors that users of such engines know."""
+
 _REFUSED = (
     ("trust_remote_code", False, "no code of a model is ever run; install a plugin for its model"),
     ("revision", None, "models are local directories; put that revision there, leave this out"),
@@ -90,8 +93,8 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
 
 def _replace_other_names(values: dict[str, Any]) -> None:
     for name in ("executor_backend", "distributed_executor_backend"):
-        if values[name] == "uni":
-            values[name] = "uniproc"
+        if isinstance(values[name], str):
+            values[name] = _EXECUTORS.get(values[name], values[name])
     for other, name in _OTHER_NAMES.items():
         alias, given = values[other], values[name]
         if alias is None:

@@ -151,10 +151,16 @@ class EngineArgs:
         default="", metadata=_help("Class whose methods are added to the worker's.")
     )
     executor_backend: str | type = field(
-        default="auto", metadata=_help('Executor plugin; "auto": uniproc.')
+        default="auto", metadata=_help('Executor plugin; "auto": uniproc, or multiproc.')
     )
     distributed_executor_backend: str | type | None = field(
         default=None, metadata=_help("Another name for executor_backend.")
+    )
+    engine_process: bool = field(
+        default=False, metadata=_help("Run the engine core in a process of its own.")
+    )
+    start_timeout_s: int = field(
+        default=600, metadata=_help("Seconds that a phase of the start may take.")
     )
     attention_backend: str | type = field(default="auto", metadata=_help("Attention plugin."))
     linear_method: str | type = field(
@@ -171,9 +177,7 @@ class EngineArgs:
         default=False,
         metadata=_help("Take only parts that give a request the same bits beside any others."),
     )
-    tensor_parallel_size: int = field(
-        default=1, metadata=_help("Devices that share each layer; only 1 so far.")
-    )
+    tensor_parallel_size: int = field(default=1, metadata=_help("Workers that share each layer."))
     pipeline_parallel_size: int = field(
         default=1, metadata=_help("Devices that share the layers; only 1 so far.")
     )

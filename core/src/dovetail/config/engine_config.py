@@ -37,6 +37,7 @@ from dovetail.sampling_params import MAX_LOGPROBS
 MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
+MAX_WORKERS = 64
 MAX_SHOWN = 80
 MAX_ERRORS_SHOWN = 3
 
@@ -160,13 +161,19 @@ class SchedulerConfig(ConfigNode):
 
 
 class ParallelConfig(ConfigNode):
-    """Where the work is done, and by how many."""
+    """Where the work is done, and by how many.
+
+    engine_process: whether the engine core has a process of its own. tensor_parallel_size: workers
+    that share a layer. start_timeout_s: for each phase of the start.
+    """
 
     platform: PluginReference = "auto"
     worker_cls: PluginReference = "auto"
     executor_backend: PluginReference = "auto"
-    tensor_parallel_size: Annotated[int, exactly(1, "models run on one device so far")] = 1
-    pipeline_parallel_size: Annotated[int, exactly(1, "models run on one device so far")] = 1
+    engine_process: Flag = False
+    start_timeout_s: Annotated[int, integer(1, MAX_INT)] = 600
+    tensor_parallel_size: Annotated[int, integer(1, MAX_WORKERS)] = 1
+    pipeline_parallel_size: Annotated[int, exactly(1, "layers are not cut into stages")] = 1
     data_parallel_size: Annotated[
         int, exactly(1, "one engine is one copy of the model; start several")
     ] = 1

@@ -58,7 +58,7 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     draft.fill("cache.kv_cache_dtype", dtype, "the cache has the dtype of the model")
     draft.fill("load.load_format", "safetensors", "the default")
     draft.fill("scheduler.scheduler_cls", "fcfs", "the default")
-    draft.fill("parallel.executor_backend", "uniproc", "one device needs one process only")
+    _resolve_executor(draft)
     resolved = draft.finish()
     whose = f"platform {platform.info.name!r}"
     problems = ask(whose, "problems", lambda: platform.problems(resolved))
@@ -236,6 +236,21 @@ def _resolve_max_model_len(draft: _Draft) -> None:
             f"({where}); lower it, or raise the model's own, if you know that it holds, with "
             f'hf_overrides={{"max_position_embeddings": {wish}}}.'
         )
+
+
+def _resolve_executor(draft: _Draft) -> None:
+    num_workers = draft.count("parallel.tensor_parallel_size") or 1
+    num_heads = draft.config.model.hf_config.get("num_attention_heads")
+    if type(num_heads) is int and num_workers > num_heads:
+        raise ConfigError(
+            f"tensor_parallel_size={num_workers} workers cannot share num_attention_heads="
+            f"{num_heads} of config.json; lower it."
+        )
+    if num_workers == 1:
+        draft.fill("parallel.executor_backend", "uniproc", "one device needs one process only")
+    else:
+        reason = f"each of tensor_parallel_size={num_workers} workers has a process of its own"
+        draft.fill("parallel.executor_backend", "multiproc", reason)
 
 
 def _resolve_step(draft: _Draft) -> None:

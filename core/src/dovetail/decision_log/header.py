@@ -88,7 +88,7 @@ class LogHeader:
             told["kv_cache"] = KVCacheConfig(**cache)
             told["limits"] = SchedulerLimits(**told["limits"])
             return cls(**told)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"the log's header cannot be read by this version: {error}") from error
 
 

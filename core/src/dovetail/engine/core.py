@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.faults import fault
 from dovetail.interfaces import (
     EngineCoreOutputs,
     Executor,
@@ -59,6 +60,7 @@ class EngineCore:
 
         Raises RequestError; every other request goes on.
         """
+        fault("core.add_request")
         self._check_alive()
         validate_core_request(
             request,
@@ -77,6 +79,7 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests at once; return the ids that were alive."""
+        fault("core.abort_requests")
         return self.scheduler.abort_requests(request_ids)
 
     def has_work(self) -> bool:
@@ -158,12 +161,14 @@ class EngineCore:
         """End scheduler and executor. May be called twice."""
         self._out.clear()
         try:
+            fault("core.shutdown")
             self.scheduler.shutdown()
         finally:
             self.executor.shutdown()
 
     def _schedule(self) -> SchedulerOutput:
         try:
+            fault("core.schedule")
             return self.scheduler.schedule()
         except DovetailError:
             raise
@@ -172,6 +177,7 @@ class EngineCore:
 
     def _update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         try:
+            fault("core.update")
             return self.scheduler.update_from_output(plan, result)
         except DovetailError:
             raise
@@ -189,6 +195,7 @@ class EngineCore:
 
     def _launch(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
         try:
+            fault("core.launch")
             self.executor.execute_model(plan)
             return self.executor.sample_tokens(None)
         except Exception as error:
@@ -198,6 +205,7 @@ class EngineCore:
         self, plan: SchedulerOutput, handle: Handle[ModelRunnerOutput]
     ) -> ModelRunnerOutput:
         try:
+            fault("core.result")
             return handle.result()
         except Exception as error:
             raise self._died(plan, error) from error

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, fields, replace
 
 from dovetail.clock import Clock
 from dovetail.engine.prompt_reading import read_prompt
-from dovetail.engine.request_checks import check_prompt, check_sampling_tokens, check_token_ids
+from dovetail.engine.request_checks import (
+    check_place,
+    check_prompt,
+    check_sampling_tokens,
+    check_token_ids,
+)
+from dovetail.engine.tokenizer_checks import check_tokenizer
 from dovetail.errors import ConfigError, RequestError, nearest
 from dovetail.inputs import Prompt
 from dovetail.interfaces.tokenizer import Tokenizer
@@ -49,7 +55,12 @@ class InputProcessor:
     """Makes core requests. Not thread-safe: it counts the requests that it has seen."""
 
     def __init__(self, facts: InputFacts, *, tokenizer: Tokenizer | None, clock: Clock) -> None:
-        """tokenizer: None if prompts come as token ids only. Raise ConfigError for bad defaults."""
+        """tokenizer: None if prompts come as token ids only.
+
+        Raises ConfigError for bad defaults, ModelError for a tokenizer of another model.
+        """
+        if tokenizer is not None:
+            check_tokenizer(tokenizer, facts.vocab_size)
         self._facts = facts
         self._tokenizer = tokenizer
         self._clock = clock
@@ -84,6 +95,7 @@ class InputProcessor:
             )
         facts = self._facts
         self._check_params(params)
+        check_place(priority=priority, cache_salt=cache_salt)
         read = read_prompt(prompt)
         prompt_token_ids = self._tokens_of(read.content, params.truncate_prompt_tokens)
         room = facts.max_model_len - len(prompt_token_ids)

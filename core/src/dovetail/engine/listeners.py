@@ -55,10 +55,26 @@ class Listeners:
         def watched() -> EngineCoreOutputs | None:
             given = step()
             if given is not None:
-                self._tell(given)
+                self.tell(given)
             return given
 
         return watched
+
+    def tell(self, given: EngineCoreOutputs) -> None:
+        """Tell those who listen to steps what one gave."""
+        failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
+        if given.stats is not None:
+            self._tell_step(
+                StepStats(
+                    scheduler=given.stats,
+                    now_ns=self._clock.now_ns(),
+                    num_new_tokens=len(given.token_ids),
+                    num_finished=len(given.finished),
+                    num_failed=len(failed),
+                )
+            )
+        for end in failed:
+            self.request_failed(end.request_id, RequestError(end.message or "no reason was given"))
 
     def request_failed(self, request_id: str, error: RequestError) -> None:
         """Tell of a request that was refused or ended with an error."""
@@ -76,21 +92,6 @@ class Listeners:
         self._hooks.tell_all("on_engine_stop")
         for stat_logger in self._stat_loggers:
             _close(stat_logger)
-
-    def _tell(self, given: EngineCoreOutputs) -> None:
-        failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
-        if given.stats is not None:
-            self._tell_step(
-                StepStats(
-                    scheduler=given.stats,
-                    now_ns=self._clock.now_ns(),
-                    num_new_tokens=len(given.token_ids),
-                    num_finished=len(given.finished),
-                    num_failed=len(failed),
-                )
-            )
-        for end in failed:
-            self.request_failed(end.request_id, RequestError(end.message or "no reason was given"))
 
     def _tell_step(self, step: StepStats) -> None:
         for stat_logger in self._stat_loggers:

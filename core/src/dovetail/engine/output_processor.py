@@ -32,8 +32,29 @@ class ProcessedOutputs:
     to_abort: list[str] = field(default_factory=list)
 
 
-class _Group:
-    """The completions of one user's request, and what they have in common."""
+@dataclass(slots=True, kw_only=True)
+class DueGroups:
+    """What came of one step, before outputs are made of it.
+
+    due: groups whose users are to get an output. to_abort: as in `ProcessedOutputs`.
+    """
+
+    due: list[CompletionGroup]
+    to_abort: list[str]
+
+    def processed(self) -> ProcessedOutputs:
+        """Return it with the outputs made."""
+        outputs = [group.output() for group in self.due]
+        return ProcessedOutputs(request_outputs=outputs, to_abort=self.to_abort)
+
+
+class CompletionGroup:
+    """The completions of one user's request, and what they have in common.
+
+    Owned by the output processor. Others read `request_id`, `first` (what the core was asked for
+    the first completion), `first_token_ns` and `num_open` (completions that go on), and call
+    `output`. error: what went wrong, or None.
+    """
 
     __slots__ = (
         "completions",
@@ -70,7 +91,10 @@ class _Group:
         self.error: str | None = None
 
     def output(self) -> RequestOutput:
-        """Return what the group's kind of output asks for now."""
+        """Return what the group's kind of output asks for now.
+
+        With DELTA that is what no output has shown yet; so whoever asks late gets more at once.
+        """
         delta = self.kind is RequestOutputKind.DELTA
         shown = [c for c in self.completions if c.has_news] if delta else self.completions
         prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
@@ -97,10 +121,10 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._clock = clock
         self._logprobs = LogprobReader(tokenizer)
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, CompletionGroup] = {}
         # By the core's ids: all open completions; and, of those that need no more than that, the
         # list that new tokens are appended to, so that a token costs one look-up.
-        self._open: dict[str, tuple[_Group, Completion]] = {}
+        self._open: dict[str, tuple[CompletionGroup, Completion]] = {}
         self._quiet: dict[str, list[int]] = {}
 
     @property
@@ -115,7 +139,7 @@ class OutputProcessor:
         *,
         prompt: str | None = None,
         kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
-    ) -> None:
+    ) -> CompletionGroup:
         """Expect outputs for the completions of one user's request.
 
         requests: one a completion, in order, as `InputProcessor.process` made them. prompt: its
@@ -132,22 +156,27 @@ class OutputProcessor:
             Completion(request, index, self._tokenizer, watched=watched)
             for index, request in enumerate(requests)
         ]
-        group = _Group(request_id, completions, prompt, kind)
+        group = CompletionGroup(request_id, completions, prompt, kind)
         self._groups[request_id] = group
         for completion in completions:
             core_id = completion.request.request_id
             self._open[core_id] = group, completion
             if completion.is_quiet and not watched:
                 self._quiet[core_id] = completion.token_ids
+        return group
 
     def process(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
         """Take in what one step gave; return the outputs due, in the order of their tokens."""
-        processed = ProcessedOutputs()
+        return self.take_in(outputs).processed()
+
+    def take_in(self, outputs: EngineCoreOutputs) -> DueGroups:
+        """Take in what one step gave, and leave it to others when outputs are made of it."""
+        to_abort: list[str] = []
         now_ns = self._clock.now_ns()
-        touched: dict[str, _Group] = {}
+        touched: dict[str, CompletionGroup] = {}
         if outputs.num_cached_tokens or outputs.prompt_logprobs:
             self._take_prompt_facts(outputs)
-        self._take_tokens(outputs, now_ns, touched, processed.to_abort)
+        self._take_tokens(outputs, now_ns, touched, to_abort)
         for ending in outputs.finished:
             if (entry := self._open.get(ending.request_id)) is not None:
                 group, completion = entry
@@ -156,19 +185,23 @@ class OutputProcessor:
                     group.error = ending.message or "the engine gave no reason"
                 self._close(group, completion, now_ns)
                 touched[group.request_id] = group
-        processed.request_outputs = [
-            group.output()
+        due = [
+            group
             for group in touched.values()
             if not (group.num_open and group.kind is RequestOutputKind.FINAL_ONLY)
         ]
-        return processed
+        return DueGroups(due=due, to_abort=to_abort)
 
     def abort(self, request_ids: Iterable[str]) -> ProcessedOutputs:
         """End users' requests; return their last outputs and what the engine must abort.
 
         Unknown and finished ids are ignored.
         """
-        processed = ProcessedOutputs()
+        return self.end(request_ids).processed()
+
+    def end(self, request_ids: Iterable[str], error: str | None = None) -> DueGroups:
+        """Do as `abort`, and leave it to others when outputs are made. error: why, for the user."""
+        ended = DueGroups(due=[], to_abort=[])
         now_ns = self._clock.now_ns()
         for request_id in request_ids:
             if (group := self._groups.get(request_id)) is None:
@@ -178,9 +211,10 @@ class OutputProcessor:
                 if core_id in self._open:
                     completion.finish(Finished(request_id=core_id, reason=FinishReason.ABORT))
                     self._close(group, completion, now_ns)
-                    processed.to_abort.append(core_id)
-            processed.request_outputs.append(group.output())
-        return processed
+                    ended.to_abort.append(core_id)
+            group.error = error
+            ended.due.append(group)
+        return ended
 
     def _take_prompt_facts(self, outputs: EngineCoreOutputs) -> None:
         """Keep what is said of prompts; all completions share one, so the first one's counts."""
@@ -199,7 +233,7 @@ class OutputProcessor:
         self,
         outputs: EngineCoreOutputs,
         now_ns: int,
-        touched: dict[str, _Group],
+        touched: dict[str, CompletionGroup],
         to_abort: list[str],
     ) -> None:
         tokens, quiet = outputs.token_ids, self._quiet
@@ -230,7 +264,7 @@ class OutputProcessor:
         with_text = completion.request.sampling_params.detokenize
         return self._logprobs.read(columns, with_text=with_text)
 
-    def _close(self, group: _Group, completion: Completion, now_ns: int) -> None:
+    def _close(self, group: CompletionGroup, completion: Completion, now_ns: int) -> None:
         """Take a completion that has ended, and with the last one its group, from the tables."""
         core_id = completion.request.request_id
         del self._open[core_id]

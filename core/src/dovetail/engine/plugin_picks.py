@@ -9,12 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dovetail.config.engine_config import shown
+from dovetail.config.field_types import reference_name
 from dovetail.errors import PluginNotFoundError
 from dovetail.plugins.selection import AUTO
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
     from dovetail.plugins import PluginRegistry
+
+_OPTIONS = {
+    "platform": "platform",
+    "scheduler": "scheduler_cls (scheduling_policy)",
+    "executor": "executor_backend (distributed_executor_backend)",
+    "worker": "worker_cls",
+    "attention": "attention_backend",
+    "linear_method": "quantization (linear_method)",
+    "ops": "ops",
+    "weight_loader": "load_format",
+    "tokenizer": "tokenizer_mode",
+    "worker_extension": "worker_extension_cls",
+    "io_processor": "io_processor",
+    "kv_connector": "kv_connector",
+    "logits_processor": "logits_processors",
+    "stat_logger": "stat_loggers",
+    "hooks": "hooks",
+}
+"""What users call the option that names a plugin of a kind, and its other name."""
 
 
 def make_registry(config: EngineConfig) -> PluginRegistry:
@@ -34,7 +55,8 @@ def check_picks(config: EngineConfig, plugins: PluginRegistry) -> None:
         except PluginNotFoundError as refusal:
             # `scheduler_cls` takes a policy, too; the message stays that of a scheduler.
             if kind != "scheduler" or not _is_policy(reference, plugins):
-                raise refusal from None
+                asked = f"{_OPTIONS[kind]}={shown(reference_name(reference))}"
+                raise PluginNotFoundError(f"{asked}: {refusal}") from None
     plugins.check_option_names(_chosen(config, plugins))
 
 

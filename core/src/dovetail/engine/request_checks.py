@@ -90,15 +90,11 @@ def validate_core_request(
     check_prompt(request.prompt_token_ids, vocab_size=vocab_size, max_model_len=max_model_len)
     _check_integer("max_tokens", request.max_tokens, 1, 2**31 - 1)
     _check_integer("seed", request.seed, 0, 2**64 - 1)
-    _check_integer("priority", request.priority, -(2**63), 2**63 - 1)
     _check_integer("arrival_ns", request.arrival_ns, 0, 2**63 - 1)
     _check_integer("deadline_ns", request.deadline_ns, 0, 2**63 - 1)
-    for parameter in ("cache_salt", "tenant", "lora_id"):
-        value = getattr(request, parameter)
-        if not isinstance(value, str):
-            raise RequestError(
-                f"{parameter}={_shown(value)} must be a string.", parameter=parameter
-            )
+    check_place(priority=request.priority, cache_salt=request.cache_salt)
+    _check_string("tenant", request.tenant)
+    _check_string("lora_id", request.lora_id)
     if request.lora_id:
         _check_provided("lora_id", "lora", worker_provides)
     if request.encoder_inputs:
@@ -111,6 +107,12 @@ def validate_core_request(
         if not word:
             raise RequestError("bad_words holds a word without tokens.", parameter="bad_words")
         check_token_ids("bad_words", word, vocab_size)
+
+
+def check_place(*, priority: object, cache_salt: object) -> None:
+    """Raise RequestError unless they are an integer of 64 bits and a string."""
+    _check_integer("priority", priority, -(2**63), 2**63 - 1)
+    _check_string("cache_salt", cache_salt)
 
 
 def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
@@ -156,6 +158,11 @@ def _check_provided(parameter: str, capability: str, worker_provides: frozenset[
             "or choose a worker_cls that does.",
             parameter=parameter,
         )
+
+
+def _check_string(parameter: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise RequestError(f"{parameter}={_shown(value)} must be a string.", parameter=parameter)
 
 
 def _check_integer(parameter: str, value: object, low: int, high: int) -> None:

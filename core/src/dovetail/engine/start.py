@@ -1,13 +1,15 @@
 """From a configuration to a running engine core: every part chosen, made and sized, in order.
 
-The one place that knows the order of the start. Each part is chosen by `dovetail.plugins` and made
-from its contract's context; if one fails, what was made before is shut down again.
+The one place that knows the order of the start, in the phases of `dovetail.start_phases`. Each part
+is chosen by `dovetail.plugins` and made from its contract's context; if one fails, what was made
+before is shut down again.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.clock import Clock, MonotonicClock
@@ -18,6 +20,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.params_checks import load_params_checks
 from dovetail.engine.plugin_picks import check_picks, make_registry
+from dovetail.errors import ConfigError
 from dovetail.interfaces import (
     Executor,
     ExecutorContext,
@@ -35,6 +38,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
+from dovetail.start_phases import PhaseRecord, StartUp, describe_phases
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class StartedEngine:
     """An engine core and the facts that its front end needs.
 
     max_model_len: tokens of a request, prompt and output; what the cache can hold.
+    phases: of its start, with what each took.
     """
 
     core: EngineCore
@@ -53,45 +58,71 @@ class StartedEngine:
     max_model_len: int
     plugins: PluginRegistry
     clock: Clock
+    phases: tuple[PhaseRecord, ...] = ()
 
 
 def start_engine(
-    wishes: EngineConfig, *, clock: Clock | None = None, plugins: PluginRegistry | None = None
+    wishes: EngineConfig,
+    *,
+    clock: Clock | None = None,
+    plugins: PluginRegistry | None = None,
+    tell_phase: Callable[[str], None] | None = None,
 ) -> StartedEngine:
     """Choose, make and connect all parts; raise a DovetailError that names the part at fault.
 
     wishes: resolved or not; what is returned is resolved. plugins: None for one of its own.
+    tell_phase: is given the name of each phase of the start as it begins. The phase in which an
+    error was raised is in its `phase`; nothing is left of what was made before.
     """
     clock = clock or MonotonicClock()
-    plugins = plugins or make_registry(wishes)
-    check_picks(wishes, plugins)
+    deadline_s = wishes.parallel.start_timeout_s
+    with StartUp(clock, deadline_s=deadline_s, tell=tell_phase) as start:
+        start.enter("plugins")
+        plugins = plugins or make_registry(wishes)
+        check_picks(wishes, plugins)
+        started = _start_parts(start, wishes, plugins, clock)
+    logger.info(describe_phases(start.records))
+    return replace(started, phases=tuple(start.records))
+
+
+def _start_parts(
+    start: StartUp, wishes: EngineConfig, plugins: PluginRegistry, clock: Clock
+) -> StartedEngine:
+    start.enter("platform")
     platform = choose_platform(plugins, wishes.parallel.platform)
+    start.enter("configuration")
     config = resolve(wishes, platform)
+    start.enter("parts")
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
     worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls)
     check_kv_connector(config, worker_cls, scheduler_cls)
     params_checks = load_params_checks(config, plugins, worker_cls)
+    _check_world_size(executor_cls, config)
+    start.enter("executor")
     executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
-    try:
-        info = executor.get_model_info()
-        kv_cache = _size_cache(executor, config)
-        max_model_len = _model_len(config, wishes, info, kv_cache)
-        executor.initialize_cache(kv_cache)
-        given = SchedulerContext(
-            limits=_limits(config, max_model_len),
-            kv_cache=kv_cache,
-            clock=clock,
-            policy=policy_cls,
-            seed=config.model.seed,
-            options=plugins.options_of("scheduler", scheduler_cls),
-            policy_options=plugins.options_of("policy", policy_cls),
-            kv_connector=make_scheduler_side(config, plugins, kv_cache),
-        )
-        scheduler = _make_scheduler(scheduler_cls, given, config.observability.decision_log)
-    except BaseException:
-        executor.shutdown()
-        raise
+    start.undo(executor.shutdown)
+    start.enter("model_facts")
+    info = executor.get_model_info()
+    start.enter("size_cache")
+    kv_cache = _size_cache(executor, config)
+    max_model_len = _model_len(config, wishes, info, kv_cache)
+    start.enter("warm_up")
+    executor.initialize_cache(kv_cache)
+    start.enter("scheduler")
+    given = SchedulerContext(
+        limits=_limits(config, max_model_len),
+        kv_cache=kv_cache,
+        clock=clock,
+        policy=policy_cls,
+        seed=config.model.seed,
+        options=plugins.options_of("scheduler", scheduler_cls),
+        policy_options=plugins.options_of("policy", policy_cls),
+        kv_connector=make_scheduler_side(config, plugins, kv_cache),
+    )
+    scheduler = _make_scheduler(scheduler_cls, given, config.observability.decision_log)
+    start.undo(scheduler.shutdown)
+    start.enter("core")
     _tell(config, platform, kv_cache, max_model_len)
     core = EngineCore(
         executor,
@@ -110,6 +141,15 @@ def start_engine(
         plugins=plugins,
         clock=clock,
     )
+
+
+def _check_world_size(executor_cls: type[Executor], config: EngineConfig) -> None:
+    size, most = config.parallel.tensor_parallel_size, executor_cls.max_world_size
+    if size > most:
+        raise ConfigError(
+            f"tensor_parallel_size={size}: the executor {executor_cls.__name__} has {most} "
+            f"worker{'s' if most > 1 else ''} at most; choose executor_backend='multiproc'."
+        )
 
 
 def _make_executor(

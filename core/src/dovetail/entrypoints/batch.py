@@ -3,57 +3,58 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import RequestError, UserError
-from dovetail.outputs import RequestMetrics, RequestOutput, RequestOutputKind
+from dovetail.outputs import RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from dovetail.engine.front_end import AskedRequest
     from dovetail.engine.llm_engine import LLMEngine
     from dovetail.inputs import Prompt
-    from dovetail.sampling_params import SamplingParams
-
-Asked = tuple[str, "Prompt", "SamplingParams | None", int]
 
 
 def run_batch(
-    engine: LLMEngine, requests: Sequence[Asked], *, use_tqdm: bool, on_error: str
+    engine: LLMEngine, requests: Sequence[AskedRequest], *, use_tqdm: bool, on_error: str
 ) -> list[RequestOutput]:
-    """Return one output a request (id, prompt, parameters, priority), in their order.
+    """Return one output a request, in their order.
 
     on_error: "raise" ends all of them if one is refused; "return" puts the refusal in its output.
     Raises UserError if the engine is paused: nobody could resume it meanwhile.
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
-    results: dict[str, RequestOutput] = {}
-    for place, (request_id, prompt, params, priority) in enumerate(requests):
-        try:
-            engine.add_request(
-                request_id,
-                prompt,
-                params,
-                priority=priority,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-        except RequestError as error:
-            if on_error == "return":
-                results[request_id] = _refused(request_id, prompt, error)
-                continue
-            _withdraw(engine, requests[:place])
-            where = f"prompt {place}: " if len(requests) > 1 else ""
-            raise RequestError(f"{where}{error}", parameter=error.parameter) from None
     try:
+        refused = engine.add_requests(requests)
+        if refused and on_error == "raise":
+            raise _first_refusal(requests, refused)
+        results = {
+            one.request_id: _refused(one.request_id, one.prompt, refused[one.request_id])
+            for one in requests
+            if one.request_id in refused
+        }
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
         _withdraw(engine, requests)
         raise
-    return [results[request_id] for request_id, *_ in requests]
+    return [results[one.request_id] for one in requests]
+
+
+def _first_refusal(
+    requests: Sequence[AskedRequest], refused: Mapping[str, RequestError]
+) -> RequestError:
+    place, error = next(
+        (place, refused[one.request_id])
+        for place, one in enumerate(requests)
+        if one.request_id in refused
+    )
+    where = f"prompt {place}: " if len(requests) > 1 else ""
+    return RequestError(f"{where}{error}", parameter=error.parameter)
 
 
 def _run(
@@ -90,9 +91,9 @@ def _progress(num_requests: int) -> tuple[Progress, TaskID]:
     return bar, bar.add_task("Answering", total=num_requests, rates="")
 
 
-def _withdraw(engine: LLMEngine, requests: Sequence[Asked]) -> None:
+def _withdraw(engine: LLMEngine, requests: Sequence[AskedRequest]) -> None:
     """Leave the engine as it was: nothing of these requests stays behind."""
-    ids = [request_id for request_id, *_ in requests]
+    ids = [one.request_id for one in requests]
     engine.abort_request(ids)
     engine.discard_ended(ids)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.config.engine_args import EngineArgs
 from dovetail.errors import ConfigError, RequestError
+from dovetail.outputs import RequestOutputKind
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,11 +61,18 @@ class LLM:
         several = _as_list(prompts)
         params = _one_each(sampling_params, len(several), "sampling_params")
         ranks = _one_each(priority if priority is not None else 0, len(several), "priority")
-        from dovetail.entrypoints.batch import run_batch  # with the engine, not before
+        from dovetail.engine.front_end import AskedRequest  # with the engine, not before
+        from dovetail.entrypoints.batch import run_batch
 
         first, self._num_requests = self._num_requests, self._num_requests + len(several)
         requests = [
-            (str(first + place), prompt, params[place], ranks[place])
+            AskedRequest(
+                request_id=str(first + place),
+                prompt=prompt,
+                params=params[place],
+                priority=ranks[place],
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
             for place, prompt in enumerate(several)
         ]
         return run_batch(self.llm_engine, requests, use_tqdm=use_tqdm, on_error=on_error)

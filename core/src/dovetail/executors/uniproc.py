@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dovetail.errors import ContractError, DovetailError, EngineDeadError
+from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.executors.operation import SoleReply, check_rank, find_operation
+from dovetail.faults import fault
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
 from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.construction import construct
 from dovetail.plugins.extension import complete_worker_cls
 from dovetail.result import ModelRunnerOutput
+from dovetail.start_phases import enter_phase
 
 T = TypeVar("T")
 
@@ -42,8 +45,9 @@ class UniprocExecutor(Executor):
         )
         self._worker: WorkerBase = construct("worker", worker_cls, given)
         try:
-            self.collective_rpc("init_device")
-            self.collective_rpc("load_model")
+            for phase in ("init_device", "load_model"):
+                enter_phase(phase)
+                self.collective_rpc(phase)
         except BaseException:
             self.shutdown()
             raise
@@ -55,24 +59,25 @@ class UniprocExecutor(Executor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> list[Any]:
-        """Call a method of the worker and return its answer, alone in a list."""
+        unique_reply_rank: int | None = None,
+        non_block: bool = False,
+    ) -> Any:
+        """Call an operation on the worker and return its answer, alone in a list."""
         self.check_health()
-        if isinstance(operation, str):
-            call = getattr(self._worker, operation, None)
-            if not callable(call):
-                raise ContractError(
-                    f"{type(self._worker).__name__} has no operation {operation!r}."
-                )
-            return [self._submit(call, *args, **(kwargs or {})).result(timeout)]
-        return [self._submit(operation, self._worker, *args, **(kwargs or {})).result(timeout)]
+        check_rank(unique_reply_rank, 1)
+        fault("uniproc.call")
+        call = find_operation(self._worker, operation)
+        reply = SoleReply(self._submit(call, *args, **(kwargs or {})), unique_reply_rank)
+        return reply if non_block else reply.result(timeout)
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
         """Run the model for `plan`."""
+        fault("uniproc.execute_model")
         return self._step(self._worker.execute_model, plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Sample for the plan last given to `execute_model`."""
+        fault("uniproc.sample_tokens")
         return self._step(self._worker.sample_tokens, grammar)
 
     def check_health(self) -> None:
@@ -88,6 +93,7 @@ class UniprocExecutor(Executor):
         self._closed = True
         if self._thread is not None:
             self._thread.shutdown(wait=True)
+        fault("uniproc.shutdown")
         self._worker.shutdown()
 
     def _submit(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> Handle[T]:

@@ -45,8 +45,8 @@ def size_cache(
             num_blocks = min(num_blocks, available_bytes // bytes_per_block)
     if num_blocks < 2:
         raise CapacityError(
-            f"the KV cache has {available_bytes / _GIB:.2f} GiB, but two blocks of {block_size} "
-            f"tokens take {2 * bytes_per_block / _GIB:.2f} GiB; raise gpu_memory_utilization or "
+            f"the KV cache has {_size(available_bytes)}, but two blocks of {block_size} tokens "
+            f"take {_size(2 * bytes_per_block)}; raise gpu_memory_utilization or "
             "kv_cache_memory_bytes, or choose a smaller model."
         )
     return KVCacheConfig(num_blocks=num_blocks, groups=groups)
@@ -67,8 +67,12 @@ def fit_model_len(
         needed = 1 + sequence_blocks(config, max_model_len, max_step_tokens=max_step_tokens)
         total = needed * config.bytes_per_block
         raise CapacityError(
-            f"max_model_len={max_model_len} needs {needed} KV blocks ({total / _GIB:.2f} GiB), but "
+            f"max_model_len={max_model_len} needs {needed} KV blocks ({_size(total)}), but "
             f"there are {config.num_blocks}; lower max_model_len to {tokens} or give more memory "
             "(gpu_memory_utilization, kv_cache_memory_bytes, num_gpu_blocks_override)."
         )
     return tokens, f"the KV cache holds {tokens} tokens"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB" if num_bytes >= _GIB // 100 else f"{num_bytes} bytes"

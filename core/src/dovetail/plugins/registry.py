@@ -192,9 +192,14 @@ class PluginRegistry:
 
     def options_of(self, kind: str, cls: type[Any] | None) -> Mapping[str, object]:
         """Return the validated options of a class that was loaded here; empty if it takes none."""
+        found = self.resolution_of(kind, cls)
+        return {} if found is None else found.options
+
+    def resolution_of(self, kind: str, cls: type[Any] | None) -> Resolution | None:
+        """Return what a class was resolved as; None if it was not loaded here."""
         found = (p for (k, _), p in self._loaded.items() if k == kind and p.cls is cls)
         plugin = next(found, None)
-        return {} if plugin is None else plugin.resolution.options
+        return None if plugin is None else plugin.resolution
 
     def check_option_names(self, chosen: Iterable[tuple[str, str | type]]) -> None:
         """Raise ConfigError for options of a plugin that is neither installed nor in `chosen`.

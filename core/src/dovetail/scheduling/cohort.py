@@ -10,15 +10,14 @@ Knows neither policy nor blocks: what a full block means is the mechanism's.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from operator import attrgetter
 
+from dovetail.lanes import count_on
 from dovetail.request import STANDING, Pace, Request
 
 ADMISSION = attrgetter("admission")
@@ -236,17 +235,7 @@ class Cohort:
 
 
 def _advanced(starts: array[int]) -> array[int]:
-    """Return the column plus one in every place, by one addition of a long number.
-
-    Lanes of 32 bits never overflow into each other: positions are below 2**31 - 1.
-    """
-    num_bytes = 4 * len(starts)
-    total = int.from_bytes(starts.tobytes(), sys.byteorder) + _ones(len(starts))
-    moved = array("i")
-    moved.frombytes(total.to_bytes(num_bytes, sys.byteorder))
+    """Return the column plus one in every place; positions are below 2**31 - 1."""
+    moved = starts[:]
+    count_on(memoryview(moved), len(moved))
     return moved
-
-
-@lru_cache(maxsize=64)
-def _ones(length: int) -> int:
-    return int.from_bytes((array("i", [1]) * length).tobytes(), sys.byteorder)

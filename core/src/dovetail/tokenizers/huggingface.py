@@ -60,7 +60,7 @@ class TokenizerFacts:
             chat_templates=_chat_templates(path, config.get("chat_template")),
             added_tokens=tuple(
                 entry
-                for _, entry in sorted(added.items(), key=lambda item: int(item[0]))
+                for _, entry in sorted(added.items(), key=lambda item: _id_number(path, item[0]))
                 if isinstance(entry, dict) and isinstance(entry.get("content"), str)
             ),
         )
@@ -233,6 +233,16 @@ def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
+def _id_number(path: Path, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ModelError(
+            f"{path / 'tokenizer_config.json'}: added_tokens_decoder has {text!r} where a token id "
+            "is due. Copy it anew."
+        ) from None
+
+
 def _optional_bool(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
@@ -263,5 +273,12 @@ def _chat_templates(path: Path, configured: object) -> dict[str, str]:
     files |= {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
     for name, file in files.items():
         if file.is_file():
-            found[name] = file.read_text(encoding="utf-8")
+            found[name] = _read_template(file)
     return found
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid UTF-8: {error}. Copy it anew.") from None

@@ -46,6 +46,14 @@ def pack_columns(
     return b"".join((head, _LENGTHS[count].pack(*map(len, parts)), *parts))
 
 
+def frame_kind(frame: bytes) -> int:
+    """Return the kind that a frame says it is of; raise MessageError if it is too short for one."""
+    if len(frame) < _HEAD.size:
+        raise MessageError(f"a frame of {len(frame)} bytes; its head alone has {_HEAD.size}.")
+    kind: int = _HEAD.unpack_from(frame)[2]
+    return kind
+
+
 def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
     """Return a frame of `kind` with at least so many columns; raise MessageError for any other."""
     if len(frame) < _HEAD.size:

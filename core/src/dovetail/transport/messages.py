@@ -40,14 +40,25 @@ class Add(Message, frozen=True, tag="add"):
     request: bytes
 
 
+class AddTogether(Message, frozen=True, tag="add_all"):
+    """Take several requests in before the next step; the answer lists [id, reason, parameter].
+
+    requests: (id, bytes) as in `Add`. The answer names those that were not taken in.
+    """
+
+    call: int
+    requests: tuple[tuple[str, bytes], ...]
+
+
 class Abort(Message, frozen=True, tag="abort"):
-    """End requests, in whatever state. Unknown ids are ignored; there is no answer."""
+    """End requests, in whatever state; unknown ids are ignored. call: 0 for no answer."""
 
     request_ids: tuple[str, ...]
+    call: int = 0
 
 
 class Pause(Message, frozen=True, tag="pause"):
-    """Hold requests. Like `Resume`, `ResetPrefixCache` and `Call` it is answered under `call`."""
+    """Hold requests. Like everything that has a `call` it is answered under that number."""
 
     call: int
     scope: PauseScope
@@ -87,8 +98,20 @@ class Ready(Message, frozen=True, tag="ready"):
     max_model_len: int
 
 
+class Answer(Message, frozen=True, tag="answer"):
+    """The answer to a call. error: why there is none, or ""; error_kind: the error's class."""
+
+    call: int
+    value: Any = None
+    error: str = ""
+    error_kind: str = ""
+
+
 class Outputs(Message, frozen=True, tag="outputs"):
-    """What one step gave: `EngineCoreOutputs` as columns of bytes."""
+    """What one step gave: `EngineCoreOutputs` as columns of bytes.
+
+    answers: to `AddTogether`, where requests of it ran in this step.
+    """
 
     request_ids: list[str]
     num_new_tokens: bytes
@@ -98,9 +121,10 @@ class Outputs(Message, frozen=True, tag="outputs"):
     prompt_logprobs: dict[str, WireLogprobs]
     num_cached_tokens: dict[str, int]
     stats: SchedulerStats | None
+    answers: tuple[Answer, ...] = ()
 
     @classmethod
-    def of(cls, outputs: EngineCoreOutputs) -> Outputs:
+    def of(cls, outputs: EngineCoreOutputs, answers: tuple[Answer, ...] = ()) -> Outputs:
         """Return the message for a step's outputs."""
         return cls(
             request_ids=outputs.request_ids,
@@ -111,6 +135,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
             prompt_logprobs=_wire(outputs.prompt_logprobs),
             num_cached_tokens=dict(outputs.num_cached_tokens),
             stats=outputs.stats,
+            answers=answers,
         )
 
     def columns(self) -> EngineCoreOutputs:
@@ -139,15 +164,6 @@ class Refused(Message, frozen=True, tag="refused"):
     parameter: str = ""
 
 
-class Answer(Message, frozen=True, tag="answer"):
-    """The answer to a call. error: why there is none, or ""; error_kind: the error's class."""
-
-    call: int
-    value: Any = None
-    error: str = ""
-    error_kind: str = ""
-
-
 class Died(Message, frozen=True, tag="died"):
     """The engine cannot go on. digest: what ran, without any prompt. kind: the error's class."""
 
@@ -163,7 +179,8 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     num_refused: int
 
 
-ToEngine = Add | Abort | Pause | Resume | ResetPrefixCache | Call | Stop
+Question = AddTogether | Abort | Pause | Resume | ResetPrefixCache | Call
+ToEngine = Add | Question | Stop
 FromEngine = Ready | Outputs | Refused | Answer | Died | Heartbeat
 
 

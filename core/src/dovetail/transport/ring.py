@@ -19,6 +19,7 @@ from zlib import crc32
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import MessageError, PeerLostError, TransportError
+from dovetail.faults import fault
 from dovetail.transport.bell import Bell, BellRoom, bell_pair
 from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
 
@@ -69,6 +70,7 @@ def make_ring(
     shape: RingShape, *, clock: Clock | None = None
 ) -> tuple[RingWriter, tuple[RingPlace, ...]]:
     """Return the writer of a new ring and a place for each reader."""
+    fault("ring.make")
     memory_file = anonymous_file(shape.num_bytes)
     try:
         pairs = [bell_pair() for _ in range(shape.num_readers)]
@@ -108,6 +110,7 @@ class RingWriter:
         """
         if self._broken:
             raise TransportError(f"the ring is broken: {self._broken}")
+        fault("ring.send")
         deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
         if self._written - self._slowest >= self._num_slots:
             self._wait_for_room(deadline_ns)
@@ -237,6 +240,7 @@ class RingReader:
         """
         if self._closed:
             raise TransportError("this reader is closed.")
+        fault("ring.receive")
         count, read = self._memory.count, self._read
         for _ in range(self._num_spins):
             if count(0) != read:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from struct import Struct
 from zlib import crc32
 
-from dovetail.errors import MessageError
+from dovetail.errors import CapacityError, MessageError
 
 MAX_READERS = 256
 MAX_SLOTS = 1024
@@ -83,18 +83,30 @@ class Frame:
 
 
 def anonymous_file(num_bytes: int) -> int:
-    """Return the descriptor of shared memory without a name; the caller closes it."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("dovetail")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    """Return the descriptor of shared memory without a name; the caller closes it.
+
+    Raises CapacityError where the system's limits do not allow it.
+    """
     try:
-        os.ftruncate(descriptor, num_bytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
+        descriptor = _unnamed_file()
+        try:
+            os.ftruncate(descriptor, num_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise CapacityError(
+            f"{num_bytes} bytes of shared memory cannot be had ({error}): free memory, or raise "
+            "the limits on file size and open files (ulimit -f, ulimit -n)."
+        ) from error
     return descriptor
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("dovetail")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class RingMemory:

@@ -1,0 +1,190 @@
+"""The engine in a process of its own, for an event loop: the same calls as coroutines.
+
+A thread reads what the process says and hands it to the loop, so that reading and checking bytes
+does not hold the loop up. When the engine dies, whoever waits for outputs or an answer gets the
+error at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from dovetail.config import EngineConfig
+from dovetail.engine.process.client import EngineFacts, Operation
+from dovetail.engine.process.engine_process import EngineProcess, Progress
+from dovetail.engine.process.sync_client import (
+    answer_value,
+    answers_of,
+    call_of,
+    lots,
+    outputs_of,
+    refusals_of,
+)
+from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.interfaces import EngineCoreOutputs, PauseScope
+from dovetail.request import EngineCoreRequest
+from dovetail.transport.messages import (
+    Abort,
+    Add,
+    AddTogether,
+    Answer,
+    Pause,
+    Question,
+    ResetPrefixCache,
+    Resume,
+)
+from dovetail.transport.wire_types import wire_request
+
+_NAP_S = 0.2
+"""How long the reading thread may take to notice that it is no longer wanted."""
+
+
+class AsyncMPClient:
+    """`EngineClient` for an event loop: the one that runs when a method is first awaited.
+
+    facts, paused, error, progress: as of `EngineClient`; all may be read from any thread. Requests
+    that were aborted may still be in outputs on their way, so that each needs an id of its own.
+    """
+
+    paused: PauseScope | None = None
+    error: DovetailError | None = None
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the process, which blocks; raise the DovetailError that its start raised."""
+        self.process = EngineProcess(config)
+        self.facts = EngineFacts.of(self.process.ready)
+        self._outputs: deque[EngineCoreOutputs] = deque()
+        self._came = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._num_calls = 0
+        self._wanted = True
+        self._thread: threading.Thread | None = None
+
+    @property
+    def progress(self) -> Progress:
+        """How far the engine has come."""
+        return self.process.progress
+
+    async def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request; its refusal, if any, comes with the outputs."""
+        self._check_alive()
+        self.process.send(Add(request.request_id, wire_request(request)))
+
+    async def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
+        """Send requests, to be taken in together; return the refusals by id."""
+        refused: dict[str, RequestError] = {}
+        for lot in lots(requests, refused):
+            refused |= refusals_of(await self._ask(AddTogether(self._next_call(), lot)))
+        return refused
+
+    async def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Send word; of a dead engine no request is left."""
+        if self.error is None:
+            self._check_alive()
+            self.process.send(Abort(tuple(request_ids)))
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        """Return the next outputs; wait for them as long as the engine lives."""
+        while not self._outputs:
+            self._check_alive()
+            self._came.clear()
+            await self._came.wait()
+        return self._outputs.popleft()
+
+    async def pause(self, scope: PauseScope) -> None:
+        """Hold requests."""
+        await self._ask(Pause(self._next_call(), scope))
+        self.paused = scope
+
+    async def resume(self) -> None:
+        """Lift a pause."""
+        await self._ask(Resume(self._next_call()))
+        self.paused = None
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; return False if requests are under way."""
+        return bool(await self._ask(ResetPrefixCache(self._next_call())))
+
+    async def call_workers(
+        self,
+        operation: Operation,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker by name; return the answers, plain data, by rank."""
+        answer: list[Any] = await self._ask(call_of(self._next_call(), operation, args, kwargs))
+        return answer
+
+    def shutdown(self) -> None:
+        """End the process; whoever waits gets EngineDeadError. May be called twice."""
+        self._wanted = False
+        if self._thread is not None:
+            self._thread.join()
+        self.process.close()
+        self._fail(self.error or EngineDeadError("the engine was shut down; make a new one."))
+
+    def _check_alive(self) -> None:
+        """Raise the engine's error if it is dead; begin to read if nobody does yet."""
+        if self.error is not None:
+            raise self.error
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(
+                target=self._read, args=(loop,), name="engine-outputs", daemon=True
+            )
+            self._thread.start()
+
+    def _next_call(self) -> int:
+        self._num_calls += 1
+        return self._num_calls
+
+    async def _ask(self, question: Question) -> Any:
+        self._check_alive()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[question.call] = future
+        try:
+            self.process.send(question)
+            return answer_value(await future)
+        finally:
+            del self._answers[question.call]
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the thread: hand on what the process says, until it dies or is not wanted."""
+        while self._wanted:
+            try:
+                message = self.process.receive(_NAP_S)
+                if message is None:
+                    continue
+                outputs = None if isinstance(message, Answer) else outputs_of(message)
+            except DovetailError as error:
+                self._hand_over(loop, self._fail, error)
+                return
+            self._hand_over(loop, self._take, answers_of(message), outputs)
+
+    def _hand_over(
+        self, loop: asyncio.AbstractEventLoop, call: Callable[..., None], *told: object
+    ) -> None:
+        try:
+            loop.call_soon_threadsafe(call, *told)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            self._wanted = False
+
+    def _take(self, answers: Iterable[Answer], outputs: EngineCoreOutputs | None) -> None:
+        if outputs is not None:
+            self._outputs.append(outputs)
+            self._came.set()
+        for answer in answers:
+            future = self._answers.get(answer.call)
+            if future is not None and not future.done():
+                future.set_result(answer)
+
+    def _fail(self, error: DovetailError) -> None:
+        self.error = error
+        self._came.set()
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,218 @@
+"""The engine core's loop: messages in, steps, messages out.
+
+One thread does everything in turn, so that the core needs no lock; ZMQ's own threads read and
+write meanwhile. What comes in is checked by its reader and once more by the core: a message that
+is none is counted, a request that is wrong is refused by name, and neither ends anything. A step
+that fails ends the engine, with its digest. Knows no process and no parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import zmq
+
+from dovetail.clock import Clock
+from dovetail.engine.core import EngineCore
+from dovetail.engine.process.vital_signs import VitalSigns
+from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
+from dovetail.faults import fault
+from dovetail.interfaces import EngineCoreOutputs
+from dovetail.plugins.containment import describe_failure
+from dovetail.transport.messages import (
+    Abort,
+    Add,
+    AddTogether,
+    Answer,
+    Call,
+    Died,
+    Heartbeat,
+    Message,
+    Outputs,
+    Pause,
+    Question,
+    Refused,
+    ResetPrefixCache,
+    Resume,
+    Stop,
+    ToEngine,
+    engine_reader,
+    pack,
+)
+from dovetail.transport.wire_types import read_request
+
+_ENGINES_OWN = frozenset(
+    {
+        "init_device",
+        "load_model",
+        "initialize_cache",
+        "compile_or_warm_up_model",
+        "execute_model",
+        "sample_tokens",
+        "shutdown",
+    }
+)
+"""Operations of a worker that are the engine's alone to call: no front end may."""
+
+
+class EngineServer:
+    """Serves one core to one front end. Owns neither sockets nor core."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        inbox: zmq.Socket[bytes],
+        outbox: zmq.Socket[bytes],
+        *,
+        ahead: bool,
+        heartbeat_s: float,
+        clock: Clock,
+        vitals: VitalSigns,
+    ) -> None:
+        """ahead: whether a plan is made while another one is executed."""
+        self._vitals = vitals
+        self._core = core
+        self._inbox = inbox
+        self._outbox = outbox
+        self._step: Callable[[], EngineCoreOutputs | None] = (
+            core.step_with_batch_queue if ahead else core.step
+        )
+        self._heartbeat_ns = int(heartbeat_s * 1e9)
+        self._next_beat_ns = 0
+        self._clock = clock
+        self._reader = engine_reader()
+        # To `AddTogether`. They wait for the outputs of the first step, since waking the front end
+        # before it takes a core from the workers.
+        self._answers: list[Answer] = []
+        self._num_steps = 0
+        self._stopping = False
+
+    def run(self) -> int:
+        """Serve until told to stop; return the process's exit status: 0, or 1 if it died."""
+        try:
+            while not self._stopping:
+                busy = self._core.has_work()
+                self._take_in(0 if busy else self._heartbeat_ns // 1_000_000)
+                if self._core.has_work():
+                    self._run_step()
+                else:
+                    self._send_answers()
+                self._beat()
+        except EngineDeadError as error:
+            self._send(Died(str(error).partition("\n")[0], error.digest))
+            return 1
+        except Exception as error:
+            self._send(Died(describe_failure(error)))
+            return 1
+        return 0
+
+    def _take_in(self, wait_ms: int) -> None:
+        """Do all that has come; wait for the first message, `wait_ms` at most."""
+        if not self._inbox.poll(wait_ms):
+            return
+        while not self._stopping:
+            try:
+                content = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                fault("engine.receive")
+                message = self._reader.read(content)
+            except MessageError:
+                continue  # counted by the reader, told with the heartbeat
+            self._do(message)
+
+    def _do(self, message: ToEngine) -> None:
+        if isinstance(message, Add):
+            refused = self._add(message.request_id, message.request)
+            if refused is not None:
+                self._send(refused)
+        elif isinstance(message, AddTogether):
+            found = [self._add(*one) for one in message.requests]
+            told = [(one.request_id, one.reason, one.parameter) for one in found if one]
+            self._answers.append(Answer(message.call, told))
+        elif isinstance(message, Stop):
+            self._stopping = True
+        else:
+            self._answer(message)
+
+    def _add(self, request_id: str, content: bytes) -> Refused | None:
+        """Take a request in, or return why not."""
+        try:
+            request = read_request(content)
+            if request.request_id != request_id:
+                raise MessageError(f"the request's own id is {request.request_id!r}.")
+            self._core.add_request(request)
+        except EngineDeadError:
+            raise
+        except RequestError as error:
+            return Refused(request_id, str(error), error.parameter)
+        except DovetailError as error:
+            return Refused(request_id, str(error))
+        return None
+
+    def _answer(self, message: Question) -> None:
+        try:
+            fault("engine.answer")
+            content = pack(Answer(message.call, self._value(message)))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__ if isinstance(error, DovetailError) else ""
+            reason = str(error) if kind else describe_failure(error)
+            content = pack(Answer(message.call, None, reason, kind or "DovetailError"))
+        if message.call:
+            self._outbox.send(content)
+
+    def _value(self, message: Question) -> Any:
+        match message:
+            case Abort():
+                return self._core.abort_requests(message.request_ids)
+            case Pause():
+                return self._core.pause(message.scope)
+            case Resume():
+                return self._core.resume()
+            case ResetPrefixCache():
+                return self._core.reset_prefix_cache()
+            case Call():
+                return self._call(message)
+
+    def _call(self, message: Call) -> list[Any]:
+        name = message.operation
+        if name.startswith("_") or not name.isidentifier() or name in _ENGINES_OWN:
+            raise RequestError(f"operation {name!r} is not for others to call.")
+        executor = self._core.executor
+        answers: list[Any] = executor.collective_rpc(name, args=message.args, kwargs=message.kwargs)
+        return answers
+
+    def _run_step(self) -> None:
+        self._vitals.begin_step()
+        fault("engine.step")
+        outputs = self._step()
+        self._vitals.end_step()
+        self._num_steps += 1
+        if outputs is not None:
+            self._send(Outputs.of(outputs, tuple(self._answers)))
+            self._answers.clear()
+
+    def _send_answers(self) -> None:
+        for answer in self._answers:
+            self._send(answer)
+        self._answers.clear()
+
+    def _beat(self) -> None:
+        now_ns = self._clock.now_ns()
+        if now_ns >= self._next_beat_ns:
+            self._next_beat_ns = now_ns + self._heartbeat_ns
+            fault("engine.beat")
+            beat = pack(Heartbeat(self._num_steps, self._reader.num_refused))
+            with suppress(zmq.Again):  # nobody reads: this one is of no use
+                self._outbox.send(beat, zmq.NOBLOCK)
+
+    def _send(self, message: Message) -> None:
+        # Waits while the front end takes nothing in: a slow reader slows the engine down instead
+        # of filling memory. If the reader is gone, the parent's end ends this process.
+        fault("engine.send")
+        self._outbox.send(pack(message))

@@ -1,0 +1,97 @@
+"""What one step gave, cut into pieces that are each processed in a fraction of a millisecond.
+
+An event loop can breathe between them, however many requests a step served and however many
+log-probabilities they asked for. Knows no text, and not how long anything takes: it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
+from dovetail.result import LogprobColumns
+
+ENDING_WORK = 16
+"""A request's end in tokens: all of its text may have to be made then."""
+
+
+def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
+    """Yield the outputs in pieces which, one after the other, say what `outputs` says.
+
+    most: work in a piece, counted in tokens and log-probabilities; a single request's new tokens
+    may be more. What is little is yielded as it is. Statistics are left out otherwise.
+    """
+    if _work_of(outputs) <= most:
+        yield outputs
+        return
+    if outputs.num_cached_tokens:
+        yield EngineCoreOutputs(num_cached_tokens=outputs.num_cached_tokens)
+    for core_id, columns in outputs.prompt_logprobs.items():
+        for piece in cut_logprobs(columns, most):
+            yield EngineCoreOutputs(prompt_logprobs={core_id: piece})
+    yield from _cut_rows(outputs, most)
+    served = set(outputs.request_ids)
+    bare = [ending for ending in outputs.finished if ending.request_id not in served]
+    size = max(1, most // ENDING_WORK)
+    for first in range(0, len(bare), size):
+        yield EngineCoreOutputs(finished=tuple(bare[first : first + size]))
+
+
+def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]:
+    """Yield the positions in order, in pieces of up to `most` entries, or of one position."""
+    first = start = end = 0
+    for position, count in enumerate(columns.counts):
+        if position > first and end + count - start > most:
+            yield _slice(columns, first, position, start, end)
+            first, start = position, end
+        end += count
+    if first < len(columns.counts):
+        yield _slice(columns, first, len(columns.counts), start, end)
+
+
+def _work_of(outputs: EngineCoreOutputs) -> int:
+    work = len(outputs.token_ids) + ENDING_WORK * len(outputs.finished)
+    for told in (outputs.logprobs, outputs.prompt_logprobs):
+        work += sum(len(columns.token_ids) for columns in told.values())
+    return work
+
+
+def _cut_rows(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
+    """Yield pieces of the requests that got tokens, each with its ending if it has one."""
+    endings = {ending.request_id: ending for ending in outputs.finished}
+    first = start = end = work = 0
+    for place, core_id in enumerate(outputs.request_ids):
+        count = outputs.num_new_tokens[place]
+        here = count + ENDING_WORK * (core_id in endings)
+        if core_id in outputs.logprobs:
+            here += len(outputs.logprobs[core_id].token_ids)
+        if place > first and work + here > most:
+            yield _rows(outputs, slice(first, place), slice(start, end), endings)
+            first, start, work = place, end, 0
+        work += here
+        end += count
+    if first < len(outputs.request_ids):
+        rows = slice(first, len(outputs.request_ids))
+        yield _rows(outputs, rows, slice(start, end), endings)
+
+
+def _rows(
+    outputs: EngineCoreOutputs, rows: slice, tokens: slice, endings: dict[str, Finished]
+) -> EngineCoreOutputs:
+    ids = outputs.request_ids[rows]
+    return EngineCoreOutputs(
+        request_ids=ids,
+        num_new_tokens=outputs.num_new_tokens[rows],
+        token_ids=outputs.token_ids[tokens],
+        finished=tuple(endings[core_id] for core_id in ids if core_id in endings),
+        logprobs={name: outputs.logprobs[name] for name in ids if name in outputs.logprobs},
+    )
+
+
+def _slice(columns: LogprobColumns, first: int, last: int, start: int, end: int) -> LogprobColumns:
+    return LogprobColumns(
+        counts=columns.counts[first:last],
+        token_ids=columns.token_ids[start:end],
+        logprobs=columns.logprobs[start:end],
+        ranks=columns.ranks[first:last],
+    )

@@ -1,0 +1,33 @@
+"""When an engine that died is to be started again: soon at first, later each time, not for ever."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dovetail.clock import Clock
+from dovetail.engine.supervision.rules import SupervisionRules
+
+
+class Restarts:
+    """The deaths of one engine's processes. Not thread-safe."""
+
+    def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._deaths_ns: deque[int] = deque()
+
+    @property
+    def num_deaths(self) -> int:
+        """How many deaths there were within the window, as of the last one."""
+        return len(self._deaths_ns)
+
+    def next_delay_s(self) -> float | None:
+        """Note a death; return how long to wait before the next start, or None for no more."""
+        rules, now_ns = self._rules, self._clock.now_ns()
+        deaths = self._deaths_ns
+        while deaths and now_ns - deaths[0] > rules.window_s * 1e9:
+            deaths.popleft()
+        deaths.append(now_ns)
+        if len(deaths) > rules.max_restarts:
+            return None
+        return min(rules.max_delay_s, rules.first_delay_s * 2.0 ** (len(deaths) - 1))

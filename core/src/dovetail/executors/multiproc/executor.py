@@ -1,0 +1,204 @@
+"""The executor of workers in processes of their own.
+
+Orders go to all workers over one ring of shared memory, in the order of the calls; rank 0 answers
+steps, every rank answers operations. A call returns when its order is in the ring, so that the
+engine plans the next step while this one is executed. One worker's end is the end of all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.config.engine_config import MAX_WORKERS
+from dovetail.errors import (
+    ContractError,
+    EngineDeadError,
+    PluginError,
+    StalledError,
+    TransportError,
+)
+from dovetail.executors.multiproc.answers import Answers
+from dovetail.executors.multiproc.launch import launch
+from dovetail.executors.multiproc.options import MultiprocOptions
+from dovetail.executors.operation import check_rank
+from dovetail.faults import fault
+from dovetail.interfaces.executor import Executor, ExecutorContext, Handle
+from dovetail.interfaces.worker import GrammarOutput
+from dovetail.plan import SchedulerOutput
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.resolution import Resolution, compare_resolutions
+from dovetail.result import ModelRunnerOutput
+from dovetail.start_phases import enter_phase
+from dovetail.transport.order_frame import WorkerCall, encode_call, encode_sample
+from dovetail.transport.plan_frame import encode_plan
+
+_ROOM_S = 0.05
+_SHARE_OF_DEADLINE = 0.95
+"""Of a phase's deadline: sooner than the start's own watch, which knows no worker by name."""
+_OF_THE_START = ("init_device", "load_model")
+_NOTHING = "dovetail.executors.multiproc.host:do_nothing"
+
+
+class MultiprocExecutor(Executor):
+    """A worker process for each rank, on this machine.
+
+    A step's result is rank 0's. Where another rank fails, the handle raises if rank 0 waits for
+    that one, as ranks that exchange tensors do; or else the next call does.
+    """
+
+    max_world_size: ClassVar[int] = MAX_WORKERS
+    takes_callables: ClassVar[bool] = False
+
+    def __init__(self, context: ExecutorContext) -> None:
+        self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
+        self._options = MultiprocOptions.model_validate(dict(context.options))
+        self._clock: Clock = MonotonicClock()
+        self._closed = False
+        self._num_orders = 0
+        self._ranks = range(context.config.parallel.tensor_parallel_size)
+        launched = launch(context, self._clock)
+        self._crew, self._orders, self._board = launched.crew, launched.orders, launched.board
+        self._end = weakref.finalize(self, launched.close, self._options.stop_timeout_s)
+        try:
+            readers = self._crew.wait_until_serving(
+                _SHARE_OF_DEADLINE * context.config.parallel.start_timeout_s, _enter
+            )
+            check_plugins(context.plugins, [one.resolutions for one in self._crew.members])
+        except BaseException:
+            self.shutdown()
+            raise
+        self._answers = Answers(readers, self._crew, self._clock)
+
+    def collective_rpc(
+        self,
+        operation: str | Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        unique_reply_rank: int | None = None,
+        non_block: bool = False,
+    ) -> Any:
+        """Call an operation, by its name, on every worker and return the answers."""
+        self._check_alive()
+        check_rank(unique_reply_rank, len(self._ranks))
+        if not isinstance(operation, str):
+            raise ContractError(
+                f"{operation!r} cannot be called in another process; name an operation: a method, "
+                'or "pkg.mod:function".'
+            )
+        with self._answers.lock:
+            number = self._num_orders + 1
+            call = WorkerCall(
+                number=number,
+                operation=operation,
+                args=args,
+                kwargs=kwargs or {},
+                reply_rank=unique_reply_rank,
+            )
+            self._order(encode_call(call))
+            handle = self._answers.await_call(number, unique_reply_rank)
+        return handle if non_block else handle.result(timeout)
+
+    def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
+        """Order the model's run for `plan`."""
+        with self._answers.lock:
+            self._order(encode_plan(plan))
+            return _Executed(self, self._answers, self._num_orders)
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
+        """Order the tokens of the plan last given to `execute_model`."""
+        with self._answers.lock:
+            self._order(encode_sample(grammar))
+            return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if a worker is gone, StalledError if one shows no life."""
+        self._check_alive()
+        silence_s = self.silence_s()
+        if silence_s >= self._options.stall_s:
+            raise StalledError(
+                f"a worker has shown no life for {silence_s:.1f} s; it is stopped, or starved."
+            )
+
+    def silence_s(self) -> float:
+        """Return for how many seconds the quietest worker has shown no life."""
+        return max(self._board.silences_s(self._ranks, self._clock.now_ns()))
+
+    def shutdown(self) -> None:
+        """End the workers, after what they have been ordered. May be called twice."""
+        fault("multiproc.shutdown")
+        self._closed = True
+        self._end()
+
+    def _order(self, frame: bytes) -> None:
+        """Put an order into the ring; the caller holds the lock."""
+        self._check_alive()
+        deadline_ns = self._clock.now_ns() + int(self._options.step_timeout_s * 1e9)
+        while True:
+            try:
+                fault("multiproc.order")
+                self._orders.send(frame, timeout_s=_ROOM_S)
+                self._num_orders += 1
+                return
+            except TimeoutError as error:
+                # A worker that waits for room for its answers does not take orders either.
+                self._answers.look()
+                self._check_alive()
+                if self._clock.now_ns() >= deadline_ns:
+                    self._crew.fail(EngineDeadError(f"workers take no orders: {error}"))
+            except TransportError:
+                raise self._crew.verdict() from None
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise EngineDeadError("the workers cannot go on: the executor was shut down.")
+        if self._crew.failure is not None:
+            raise EngineDeadError(f"the workers cannot go on: {self._crew.failure}")
+
+
+class _Executed:
+    """The handle of `execute_model`: whether rank 0 has done what it was ordered."""
+
+    __slots__ = ("_answers", "_executor", "_order")
+
+    def __init__(self, executor: MultiprocExecutor, answers: Answers, order: int) -> None:
+        self._executor = executor
+        self._answers = answers
+        self._order = order
+
+    def done(self) -> bool:
+        """Return whether it is known to be done."""
+        return self._answers.has_done(self._order)
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until it is done; raise what became of it."""
+        if not self._answers.has_done(self._order):
+            # No answer of its own, since nobody asks for one: one more order tells.
+            self._executor.collective_rpc(_NOTHING, timeout=timeout)
+
+
+def _enter(phase: str) -> None:
+    if phase in _OF_THE_START:
+        enter_phase(phase)
+
+
+def check_plugins(engine: PluginRegistry, per_rank: Sequence[Sequence[Resolution]]) -> None:
+    """Raise PluginError, with every difference, if processes have loaded different plugins.
+
+    per_rank: as `Serving.loaded` gives them, with options as representations.
+    """
+    problems = compare_resolutions(per_rank)
+    for one in engine.resolutions:
+        for theirs in per_rank[0]:
+            same = (one.kind, one.target) == (theirs.kind, theirs.target)
+            options = {name: repr(value) for name, value in one.options.items()}
+            if same and (one.version, options) != (theirs.version, theirs.options):
+                problems.append(f"The {one} of the engine is the workers' {theirs}.")
+    if problems:
+        raise PluginError(
+            "The workers differ in their plugins:" + "".join(f"\n  - {p}" for p in problems)
+        )

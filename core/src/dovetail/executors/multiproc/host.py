@@ -1,0 +1,128 @@
+"""The worker's side: makes the worker in its own process, and does what the executor orders.
+
+Orders are done one after the other, by the thread that serves. A step that fails is the end, since
+the rows' state is unknown then; an operation that fails is told, and the next order is done. Rank 0
+answers steps, every rank answers calls. Knows no process and no parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dovetail.config import EngineConfig
+from dovetail.errors import MessageError, PeerLostError
+from dovetail.executors.multiproc.boot import Boot, PhaseName
+from dovetail.executors.operation import find_operation
+from dovetail.faults import fault
+from dovetail.interfaces.executor import ExecutorContext
+from dovetail.interfaces.worker import WorkerBase, WorkerContext
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.construction import construct
+from dovetail.plugins.extension import complete_worker_cls
+from dovetail.plugins.selection import choose_platform
+from dovetail.transport.columns import frame_kind
+from dovetail.transport.order_frame import (
+    CALL,
+    SAMPLE,
+    CallAnswer,
+    WorkerCall,
+    decode_call,
+    decode_sample,
+    encode_answer,
+)
+from dovetail.transport.plan_frame import PLAN, decode_plan
+from dovetail.transport.result_frame import encode_result
+from dovetail.transport.ring import RingReader, RingWriter
+from dovetail.transport.told_error import ToldError
+
+_PATIENCE_S = 86_400.0 * 365
+"""For room in the ring of answers: an executor looks when it wants to, and if it goes, this process
+goes, too."""
+
+
+def do_nothing(worker: WorkerBase) -> None:
+    """Be an operation that tells, by its answer, that all orders before it are done."""
+
+
+def make_worker(
+    boot: Boot, enter: Callable[[PhaseName], None]
+) -> tuple[WorkerBase, PluginRegistry]:
+    """Choose and make the worker that `boot` names; the registry knows what was loaded for it.
+
+    enter: told of each phase before it begins. Plugins come first: nothing of the worker is
+    imported before registry and platform are there.
+    """
+    enter("plugins")
+    config = EngineConfig.model_validate_json(boot.config)
+    plugins = PluginRegistry(policy=config.plugins.policy(), options=config.plugin_options)
+    platform = choose_platform(plugins, boot.platform)
+    enter("worker_cls")
+    context = ExecutorContext(
+        config=config,
+        platform=platform,
+        plugins=plugins,
+        worker_cls=plugins.load("worker", boot.worker),
+    )
+    worker: WorkerBase = construct(
+        "worker",
+        complete_worker_cls(context),
+        WorkerContext(
+            config=config,
+            platform=platform,
+            plugins=plugins,
+            rank=boot.rank,
+            local_rank=boot.rank,
+            world_size=boot.world_size,
+            rendezvous=boot.rendezvous,
+            options=boot.worker_options,
+        ),
+    )
+    return worker, plugins
+
+
+class WorkerHost:
+    """Serves one worker. Owns neither it nor the rings."""
+
+    def __init__(
+        self, worker: WorkerBase, rank: int, orders: RingReader, answers: RingWriter
+    ) -> None:
+        self._worker = worker
+        self._rank = rank
+        self._orders = orders
+        self._answers = answers
+
+    def serve(self) -> None:
+        """Do orders until the executor closes the ring; raise what a step raises."""
+        while True:
+            try:
+                order = self._orders.receive()
+            except PeerLostError:
+                return
+            self._do(order)
+
+    def _do(self, order: bytes) -> None:
+        kind = frame_kind(order)
+        if kind == PLAN:
+            fault("worker.before_execute")
+            self._worker.execute_model(decode_plan(order))
+        elif kind == SAMPLE:
+            fault("worker.before_sample")
+            output = self._worker.sample_tokens(decode_sample(order))
+            if self._rank == 0:
+                fault("worker.result")
+                self._answers.send(encode_result(output), timeout_s=_PATIENCE_S)
+        elif kind == CALL:
+            self._answers.send(self._answer(decode_call(order)), timeout_s=_PATIENCE_S)
+        else:
+            raise MessageError(f"an order of kind {kind}; this worker knows none.")
+
+    def _answer(self, call: WorkerCall) -> bytes:
+        """Return the frame of an answer; a rank that nobody asks tells only whether it failed."""
+        try:
+            fault("worker.call")
+            operation = find_operation(self._worker, call.operation)
+            value = operation(*call.args, **call.kwargs)
+            wanted = call.reply_rank in (None, self._rank)
+            return encode_answer(CallAnswer(number=call.number, value=value if wanted else None))
+        except Exception as error:
+            return encode_answer(CallAnswer(number=call.number, error=ToldError.of(error)))

@@ -1,0 +1,71 @@
+"""What `collective_rpc` calls: from an operation's name to a callable of one worker.
+
+A name is that of a method; "pkg.mod:function" is a plain function of that module, given the worker
+first. Nothing else can be named, so that a name that came over a wire reaches functions that were
+written to be found there and no class, builtin or attribute of one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.executor import Handle
+
+
+def find_operation(worker: object, operation: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return `operation` bound to `worker`; raise ContractError naming both if there is none."""
+    if not isinstance(operation, str):
+        return partial(operation, worker)
+    if ":" in operation:
+        return partial(_function(operation), worker)
+    method: Callable[..., Any] | None = getattr(worker, operation, None)
+    if not callable(method):
+        raise ContractError(f"{type(worker).__name__} has no operation {operation!r}.")
+    return method
+
+
+def check_rank(rank: int | None, world_size: int) -> None:
+    """Raise ContractError unless `rank` is None or one of `world_size`."""
+    if rank is not None and not 0 <= rank < world_size:
+        raise ContractError(
+            f"unique_reply_rank={rank} is asked of {world_size} workers; their ranks begin at 0."
+        )
+
+
+class SoleReply:
+    """The handle of `collective_rpc` where there is one worker. rank: None for a list of one."""
+
+    __slots__ = ("_answer", "_rank")
+
+    def __init__(self, answer: Handle[Any], rank: int | None) -> None:
+        self._answer = answer
+        self._rank = rank
+
+    def done(self) -> bool:
+        """Return whether the worker has answered."""
+        return self._answer.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the answer, alone in a list unless its rank was named."""
+        answer = self._answer.result(timeout)
+        return [answer] if self._rank is None else answer
+
+
+def _function(operation: str) -> Callable[..., Any]:
+    module_name, _, name = operation.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except (ImportError, ValueError) as error:
+        raise ContractError(
+            f"the operation {operation!r} names a module that cannot be imported: {error}."
+        ) from error
+    if not inspect.isfunction(found) or found.__module__ != module_name:
+        raise ContractError(
+            f"the operation {operation!r} is no function that {module_name} defines."
+        )
+    return found

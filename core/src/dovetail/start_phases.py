@@ -1,0 +1,264 @@
+"""The phases of an engine's start: each with a name, a deadline, and its time and memory noted.
+
+A start is a line of phases; whoever does the work says which one begins. What goes wrong is told
+with the phase's name, and everything made so far is taken back, the last first. No phase is silent
+for long: a thread tells of one that goes on, and ends it at its deadline. Knows no part of an
+engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+from dovetail.clock import Clock
+from dovetail.errors import DovetailError, StartError
+from dovetail.faults import fault
+from dovetail.machine import read_resident_bytes
+from dovetail.plugins.containment import describe_failure
+
+logger = logging.getLogger(__name__)
+
+PHASES = (
+    "plugins",
+    "platform",
+    "configuration",
+    "parts",
+    "executor",
+    "init_device",
+    "load_model",
+    "model_facts",
+    "size_cache",
+    "warm_up",
+    "scheduler",
+    "core",
+)
+"""The phases of a start with an executor of the core, in order; `start.…` are fault points."""
+
+REPORT_S = 10.0
+"""How long a phase goes on without a word."""
+
+_STACK_FRAMES = 3
+# A signal whose default is to be ignored, so that one that comes too late harms nobody.
+_SIGNAL = signal.SIGURG
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRecord:
+    """One phase that has ended. Memory: of this process, resident, at its begin and end."""
+
+    name: str
+    took_s: float
+    before_bytes: int
+    after_bytes: int
+
+    def __str__(self) -> str:
+        """Return it as the log shows it."""
+        grown = (self.after_bytes - self.before_bytes) / 2**20
+        return f"{self.name} {self.took_s:.2f} s {grown:+.0f} MiB"
+
+
+class _Overdue(BaseException):
+    """Raised in the thread that starts the engine when a phase is past its deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """The phase that runs now."""
+
+    name: str
+    begun_ns: int
+    before_bytes: int
+
+
+class StartUp:
+    """One start: `with StartUp(clock, deadline_s=600) as start: start.enter("plugins"); …`.
+
+    If the block raises, what `undo` was told of is done, the last first. A DovetailError goes on
+    with its `phase` set; any other Exception becomes a StartError that names the phase. At its
+    deadline a phase is broken off where the start runs in the main thread and nobody else handles
+    SIGURG; elsewhere, and in native code that does not return, it can only be told.
+    records: the phases that have ended.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        deadline_s: float,
+        report_s: float = REPORT_S,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """deadline_s: for each phase. tell: is given the name of each phase that begins."""
+        self.records: list[PhaseRecord] = []
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._report_s = report_s
+        self._tell = tell
+        self._undo = ExitStack()
+        self._running: _Running | None = None
+        self._late: _Running | None = None
+        self._changed = threading.Condition()
+        self._owner = threading.current_thread()
+        self._watch = threading.Thread(target=self._run_watch, name="start-watch", daemon=True)
+        self._handles = False
+
+    def __enter__(self) -> StartUp:
+        """Begin to watch."""
+        self._token = _current.set(self)
+        main = self._owner is threading.main_thread()
+        if main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+            signal.signal(_SIGNAL, self._break_off)
+            self._handles = True
+        self._watch_until_done = True
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the last phase, or take everything back and tell what went wrong, and when."""
+        phase = self._running.name if self._running is not None else ""
+        self._end_phase()
+        self._stop_watch()
+        _current.reset(self._token)
+        if error is None:
+            self._undo.pop_all()
+            return
+        self._roll_back()
+        if isinstance(error, DovetailError):
+            error.phase = error.phase or phase
+        elif isinstance(error, _Overdue):
+            late = StartError(
+                f"a phase of the start has not ended within {self._deadline_s:g} s; it was "
+                f"{error}. Mend what it waits for, or raise start_timeout_s."
+            )
+            late.phase = phase
+            raise late from None
+        elif isinstance(error, Exception):
+            unexpected = StartError(f"the engine could not start: {describe_failure(error)}")
+            unexpected.phase = phase
+            raise unexpected from error
+
+    def enter(self, name: str) -> None:
+        """End the phase before, and begin another one."""
+        self._end_phase()
+        with self._changed:
+            self._running = _Running(
+                name=name, begun_ns=self._clock.now_ns(), before_bytes=read_resident_bytes()
+            )
+            self._changed.notify_all()
+        if self._tell is not None:
+            self._tell(name)
+        if name in PHASES:
+            fault(f"start.{name}")
+
+    def undo(self, call: Callable[[], object]) -> None:
+        """Remember what takes back what was just made, if the start fails."""
+        self._undo.callback(call)
+
+    def _end_phase(self) -> None:
+        with self._changed:
+            ended, self._running = self._running, None
+            self._changed.notify_all()
+        if ended is not None:
+            self.records.append(
+                PhaseRecord(
+                    name=ended.name,
+                    took_s=(self._clock.now_ns() - ended.begun_ns) / 1e9,
+                    before_bytes=ended.before_bytes,
+                    after_bytes=read_resident_bytes(),
+                )
+            )
+
+    def _roll_back(self) -> None:
+        try:
+            self._undo.close()
+        except Exception as error:
+            # The first error is the one to tell; this one must not hide it.
+            logger.warning("Taking a failed start back: %s", describe_failure(error))
+
+    def _stop_watch(self) -> None:
+        with self._changed:
+            self._watch_until_done = False
+            self._changed.notify_all()
+        self._watch.join()
+        if self._handles:
+            signal.signal(_SIGNAL, signal.SIG_DFL)
+
+    def _run_watch(self) -> None:
+        """In the thread: tell of a phase that goes on, and of one that is past its deadline."""
+        seen: _Running | None = None
+        next_s = 0.0
+        with self._changed:
+            while self._watch_until_done:
+                if self._running is not seen:
+                    seen, next_s = self._running, min(self._report_s, self._deadline_s)
+                if seen is None:
+                    self._changed.wait()
+                    continue
+                went_s = (self._clock.now_ns() - seen.begun_ns) / 1e9
+                if went_s < next_s:
+                    self._changed.wait(next_s - went_s)
+                    continue
+                self._speak(seen, went_s)
+                next_s = went_s + self._report_s
+                if went_s < self._deadline_s:
+                    next_s = min(next_s, self._deadline_s)
+
+    def _speak(self, phase: _Running, went_s: float) -> None:
+        logger.warning(
+            "Start-up: %s goes on for %.0f s (%.0f s are allowed): %s",
+            phase.name,
+            went_s,
+            self._deadline_s,
+            _stack_of(self._owner),
+        )
+        if went_s >= self._deadline_s and self._late is not phase and self._handles:
+            self._late = phase
+            signal.pthread_kill(self._owner.ident or 0, _SIGNAL)
+
+    def _break_off(self, number: int, frame: FrameType | None) -> None:
+        """The signal's handler: end the phase that is late, if it is still the one that runs."""
+        if self._late is not None and self._late is self._running:
+            raise _Overdue(_stack_text(frame))
+
+
+_current: ContextVar[StartUp | None] = ContextVar("dovetail_start", default=None)
+
+
+def enter_phase(name: str) -> None:
+    """Begin another phase of the start that this thread is in; do nothing if it is in none.
+
+    For executors, whose making takes most of a start.
+    """
+    start = _current.get()
+    if start is not None:
+        start.enter(name)
+
+
+def describe_phases(records: list[PhaseRecord]) -> str:
+    """Return the phases on one line, with time and growth of memory."""
+    total_s = sum(one.took_s for one in records)
+    return f"Started in {total_s:.2f} s: {', '.join(map(str, records))}."
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    return _stack_text(sys._current_frames().get(thread.ident or 0))
+
+
+def _stack_text(frame: FrameType | None) -> str:
+    """Return where a thread is, the innermost frame last, on one line."""
+    frames = traceback.extract_stack(frame)[-_STACK_FRAMES:]
+    return "in " + " > ".join(f"{one.name} ({one.filename}:{one.lineno})" for one in frames)

@@ -1,0 +1,90 @@
+"""Arrays on the wire: element type, shape and bytes, of whatever library they come from.
+
+What exposes its memory (a numpy array, an `array.array`) is taken as it is. A tensor that does not
+is made into an `NDArray` by whoever has it, and made into one again by whoever gets it: this module
+knows no library of tensors, and element types only by name and size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dovetail.errors import MessageError
+
+ELEMENT_BYTES = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+}
+MAX_DIMENSIONS = 32
+
+_FORMATS = {
+    "bool": "?",
+    "uint8": "B",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "float32": "f",
+    "int64": "q",
+    "float64": "d",
+}
+_DTYPES = {form: name for name, form in _FORMATS.items()} | {"e": "float16", "l": "int64"}
+
+
+@dataclass(frozen=True, slots=True)
+class NDArray:
+    """An array. dtype: of ELEMENT_BYTES. data: row by row, in the machine's byte order.
+
+    Raises MessageError if the three do not fit each other.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def __post_init__(self) -> None:
+        size = ELEMENT_BYTES.get(self.dtype)
+        if size is None:
+            raise MessageError(
+                f"an array of {self.dtype!r} cannot cross a process; {', '.join(ELEMENT_BYTES)} do."
+            )
+        if len(self.shape) > MAX_DIMENSIONS or any(extent < 0 for extent in self.shape):
+            raise MessageError(f"the shape {self.shape} is that of no array.")
+        if math.prod(self.shape) * size != len(self.data):
+            raise MessageError(
+                f"an array of {self.dtype} and shape {self.shape} has "
+                f"{math.prod(self.shape) * size} bytes, not {len(self.data)}."
+            )
+
+    @classmethod
+    def of(cls, exposing: object) -> NDArray:
+        """Return a copy of what exposes its memory; raise TypeError if it does not.
+
+        Raises MessageError for elements of another type.
+        """
+        memory = memoryview(exposing)  # type: ignore[arg-type]  # raises TypeError
+        dtype = _DTYPES.get(memory.format)
+        if dtype is None or ELEMENT_BYTES[dtype] != memory.itemsize:
+            raise MessageError(f"elements of format {memory.format!r} cannot cross a process.")
+        return cls(dtype, tuple(memory.shape or ()), memory.tobytes())
+
+    def memory(self) -> memoryview:
+        """Return the elements in their shape, read-only: what numpy, say, makes an array of.
+
+        Those that Python cannot show (16-bit floats, fp8) come as bytes, in one dimension.
+        """
+        form = _FORMATS.get(self.dtype)
+        flat = memoryview(self.data)
+        if form is None or not self.data:
+            return flat
+        return flat.cast(form, self.shape)  # type: ignore[call-overload,no-any-return]

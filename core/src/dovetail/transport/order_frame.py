@@ -1,0 +1,100 @@
+"""What goes between an executor and a worker's process beside plans and results, as frames.
+
+To the worker: the half of a step that samples, and calls of operations; from it: answers. Calls are
+numbered by whoever makes them. Knows no worker and calls nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.errors import MessageError
+from dovetail.interfaces.worker import GrammarOutput
+from dovetail.transport.columns import counts32, pack_columns, unpack_columns
+from dovetail.transport.told_error import ToldError
+from dovetail.transport.values import pack_value, unpack_value
+from dovetail.transport.wire_types import decode, encode
+
+SAMPLE = 3
+CALL = 4
+ANSWER = 5
+_EVERY_RANK = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCall:
+    """An operation to be called. reply_rank: whose answer is wanted; None for every rank's."""
+
+    number: int
+    operation: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reply_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAnswer:
+    """What became of a call: `value`, or `error`."""
+
+    number: int
+    value: Any = None
+    error: ToldError | None = None
+
+
+def encode_sample(grammar: GrammarOutput | None) -> bytes:
+    """Return the frame that asks for the tokens of the plan before it."""
+    if grammar is None:
+        return pack_columns(SAMPLE, (b"", b""), (0, 0))
+    return pack_columns(SAMPLE, (array("i", grammar.runs), grammar.bitmask), (1, 0))
+
+
+def decode_sample(frame: bytes) -> GrammarOutput | None:
+    """Return what tokens are allowed, None for any; raise MessageError if the frame is none."""
+    found = unpack_columns(frame, SAMPLE, least=2)
+    if not found.numbers[0]:
+        return None
+    return GrammarOutput(
+        runs=tuple(counts32(found.columns[0], "runs")), bitmask=bytes(found.columns[1])
+    )
+
+
+def encode_call(call: WorkerCall) -> bytes:
+    """Return the frame of a call; raise MessageError for an argument that cannot travel."""
+    content = pack_value((call.operation, list(call.args), dict(call.kwargs)))
+    rank = _EVERY_RANK if call.reply_rank is None else call.reply_rank
+    return pack_columns(CALL, (content,), (call.number, rank))
+
+
+def decode_call(frame: bytes) -> WorkerCall:
+    """Return the call of a frame; raise MessageError if it is none."""
+    found = unpack_columns(frame, CALL, least=1)
+    told = unpack_value(found.columns[0])
+    if not isinstance(told, list) or [type(one) for one in told] != [str, list, dict]:
+        raise MessageError("a call has an operation, its arguments and its keywords.")
+    number, rank = found.numbers
+    return WorkerCall(
+        number=number,
+        operation=told[0],
+        args=told[1],
+        kwargs=told[2],
+        reply_rank=None if rank == _EVERY_RANK else rank,
+    )
+
+
+def encode_answer(answer: CallAnswer) -> bytes:
+    """Return the frame of an answer; raise MessageError for a value that cannot travel."""
+    if answer.error is not None:
+        return pack_columns(ANSWER, (encode(answer.error),), (answer.number, 1))
+    return pack_columns(ANSWER, (pack_value(answer.value),), (answer.number, 0))
+
+
+def decode_answer(frame: bytes) -> CallAnswer:
+    """Return the answer of a frame; raise MessageError if it is none."""
+    found = unpack_columns(frame, ANSWER, least=1)
+    number, failed = found.numbers
+    if failed:
+        return CallAnswer(number=number, error=decode(found.columns[0], ToldError))
+    return CallAnswer(number=number, value=unpack_value(found.columns[0]))

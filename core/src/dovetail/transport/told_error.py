@@ -1,0 +1,54 @@
+"""Errors on the wire: an error's class, by name, and what it says.
+
+An error of ours keeps its class; any other comes as the root of our tree, its class in its text.
+Nothing is looked up but the classes of `dovetail.errors`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dovetail import errors
+from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.plugins.containment import describe_failure
+
+MAX_TEXT_CHARS = 1 << 15
+
+
+class ToldError(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """kind: the name of its class, "" for one that is not ours. detail: its parameter or digest."""
+
+    kind: str
+    text: str
+    detail: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> ToldError:
+        """Return what is to be told of `error`."""
+        if not isinstance(error, DovetailError):
+            return cls("", describe_failure(error))
+        kind = next(
+            one.__name__ for one in type(error).__mro__ if one.__module__ == errors.__name__
+        )
+        if isinstance(error, RequestError):
+            return cls(kind, _text(error), error.parameter)
+        if isinstance(error, EngineDeadError):
+            return cls(kind, _text(error).removesuffix(f"\n{error.digest}"), error.digest)
+        return cls(kind, _text(error))
+
+    def error(self, whose: str = "") -> DovetailError:
+        """Return the error that was told of. whose: what to put before its text."""
+        text = f"{whose}: {self.text}" if whose else self.text
+        if self.kind == EngineDeadError.__name__:
+            return EngineDeadError(text, digest=self.detail)
+        if self.kind == RequestError.__name__:
+            return RequestError(text, parameter=self.detail)
+        found = getattr(errors, self.kind, None)
+        ours = isinstance(found, type) and issubclass(found, DovetailError)
+        made: DovetailError = found(text) if ours else DovetailError(text)  # type: ignore[misc]
+        return made
+
+
+def _text(error: DovetailError) -> str:
+    text = str(error)
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"

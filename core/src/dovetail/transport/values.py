@@ -1,0 +1,128 @@
+"""Values on the wire between an executor and its workers: arguments of operations and answers.
+
+Plain data, arrays (`NDArray`, and whatever exposes its memory) and the dataclasses of the worker's
+contract; a tuple or a set comes as a list. The dataclasses are a closed list, checked field by
+field: no name that arrives is looked up anywhere else. Knows no operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from dovetail.errors import MessageError
+from dovetail.interfaces.kv_cache import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    NoCacheSpec,
+    StateSpec,
+)
+from dovetail.interfaces.worker import ModelInfo
+from dovetail.transport.ndarray import NDArray
+
+MAX_DEPTH = 64
+_ARRAY = 1
+_RECORD = 2
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_RECORDS: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroup,
+        ModelInfo,
+        NoCacheSpec,
+        StateSpec,
+    )
+}
+_HINTS = {name: get_type_hints(cls) for name, cls in _RECORDS.items()}
+
+
+def pack_value(value: Any) -> bytes:
+    """Return `value` as bytes; raise MessageError naming the type that cannot travel."""
+    return _encode(_plain(value, 0))
+
+
+def unpack_value(content: bytes | memoryview) -> Any:
+    """Return the value that `pack_value` was given; raise MessageError for bytes that are none."""
+    try:
+        return msgspec.msgpack.decode(content, ext_hook=_read_extension)
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+        raise MessageError(f"{len(content)} bytes are no value: {error}") from None
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"a value cannot cross a process: {error}") from None
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Return `value` with all that msgpack does not know made into extensions."""
+    if type(value) in _PLAIN:
+        return value
+    if depth > MAX_DEPTH:
+        raise MessageError(f"a value of more than {MAX_DEPTH} levels cannot cross a process.")
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple, Set)):
+        return [_plain(one, depth + 1) for one in value]
+    if isinstance(value, NDArray):
+        return _array(value)
+    if type(value) is _RECORDS.get(type(value).__name__):
+        return _record(value, depth)
+    try:
+        return _array(NDArray.of(value))
+    except TypeError:
+        raise MessageError(
+            f"a {type(value).__module__}.{type(value).__qualname__} cannot cross a process: give "
+            "plain data, or an NDArray for a tensor."
+        ) from None
+
+
+def _key(key: Any) -> Any:
+    if type(key) not in _PLAIN:
+        raise MessageError(f"a key that is a {type(key).__qualname__} cannot cross a process.")
+    return key
+
+
+def _array(value: NDArray) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_ARRAY, _encode((value.dtype, value.shape, value.data)))
+
+
+def _record(value: Any, depth: int) -> msgspec.msgpack.Ext:
+    told = {one.name: _plain(getattr(value, one.name), depth + 1) for one in fields(value)}
+    return msgspec.msgpack.Ext(_RECORD, _encode((type(value).__name__, told)))
+
+
+def _read_extension(code: int, data: memoryview) -> Any:
+    if code == _ARRAY:
+        dtype, shape, content = msgspec.msgpack.decode(
+            data, type=tuple[str, tuple[int, ...], bytes]
+        )
+        return NDArray(dtype, shape, content)
+    if code != _RECORD:
+        raise ValueError(f"extension type {code} is not known")
+    name, told = msgspec.msgpack.decode(
+        data, type=tuple[str, dict[str, Any]], ext_hook=_read_extension
+    )
+    hints = _HINTS.get(name)
+    if hints is None or not told.keys() <= hints.keys():
+        raise ValueError(f"{name!r} with {sorted(told)} is no record")
+    return _RECORDS[name](**{key: _fitting(one, hints[key]) for key, one in told.items()})
+
+
+def _fitting(value: Any, hint: Any) -> Any:
+    """Return a field's value, a list made the tuple it was; raise ValueError if it does not fit."""
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"a {type(value).__name__} stands where a list is due")
+        return tuple(_fitting(one, get_args(hint)[0]) for one in value)
+    if not isinstance(value, hint) or isinstance(value, bool) is not (hint is bool):
+        raise ValueError(f"a {type(value).__name__} stands where {hint.__name__} is due")
+    return value

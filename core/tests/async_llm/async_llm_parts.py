@@ -1,0 +1,104 @@
+"""Parts of an engine that a child process can import: a worker that obeys its config.json.
+
+step_s: how long each step takes. fails_at: the step that raises.
+"""
+
+import time
+from dataclasses import replace
+from typing import ClassVar
+
+from dovetail.errors import RequestError
+from dovetail.interfaces import Hooks, Platform, PlatformInfo, Policy, Probe, StatLogger
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_worker import FakeWorker
+
+
+class Elsewhere(Platform):
+    info = PlatformInfo(name="elsewhere", device_type="none")
+
+    @classmethod
+    def probe(cls):
+        return Probe(usable=True)
+
+    def capabilities(self):
+        return frozenset()
+
+    def total_memory_bytes(self, local_rank=0):
+        return 1 << 30
+
+    def prefer(self, kind):
+        return {"executor": ("uniproc",)}.get(kind, ())
+
+
+class Paced(FakeWorker):
+    """Does what the model's config.json says."""
+
+    def execute_model(self, plan):
+        told = self._config.model.hf_config
+        time.sleep(told.get("step_s", 0))
+        if plan.step_id == told.get("fails_at"):
+            raise RuntimeError("the chip melted")
+        super().execute_model(plan)
+
+    def echo(self, *args, **kwargs):
+        return [list(args), kwargs]
+
+    def doze(self, seconds):
+        time.sleep(seconds)
+
+    def get_model_info(self):
+        tasks = tuple(self._config.model.hf_config.get("tasks", ["generate"]))
+        return replace(super().get_model_info(), supported_tasks=tasks)
+
+
+class Picky(Scheduler):
+    """Refuses requests for 13 tokens."""
+
+    def add_request(self, request):
+        if request.max_tokens == 13:
+            raise RequestError("not thirteen", parameter="max_tokens")
+        super().add_request(request)
+
+
+class ByPriority(Policy):
+    """The smaller the number, the sooner."""
+
+    def rank(self, request, view):
+        return request.priority
+
+
+class Counting(StatLogger):
+    """Counts tokens, in the front end."""
+
+    num_tokens = 0
+
+    def __init__(self, context):
+        pass
+
+    def record(self, step):
+        Counting.num_tokens += step.num_new_tokens
+
+    def close(self):
+        pass
+
+
+class Listening(Hooks):
+    """Notes which requests failed, and the end."""
+
+    heard: ClassVar[list] = []
+
+    def __init__(self, context):
+        pass
+
+    def on_request_error(self, request_id):
+        Listening.heard.append(request_id)
+
+    def on_engine_stop(self):
+        Listening.heard.append("stop")
+
+
+class Unlucky(Counting):
+    """Cannot be made."""
+
+    def __init__(self, context):
+        raise OSError("no such luck")

@@ -1,0 +1,80 @@
+"""Engines for an event loop, on parts that a child process can import."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail import LLM, AsyncLLM
+from dovetail.config import EngineArgs
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+
+HERE = Path(__file__).parent
+CONFIG = {"architectures": ["Paced"], "vocab_size": 259, "max_position_embeddings": 512}
+
+
+class Bench:
+    """One event loop, and the engines that were made for it."""
+
+    def __init__(self, folder, parts):
+        self.folder, self.parts = folder, parts
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda loop, told: self.complaints.append(told["message"]))
+        self.complaints = []
+        self.made = []
+
+    def options(self, *, told=None, **changes):
+        """Engine options; told: what the worker is to do, put into the model's config.json."""
+        (self.folder / "config.json").write_text(json.dumps(CONFIG | (told or {})))
+        return {
+            "model": self.folder,
+            "platform": self.parts.Elsewhere,
+            "worker_cls": self.parts.Paced,
+            "scheduler_cls": Scheduler,
+            "tokenizer_mode": ByteTokenizer,
+            "max_num_seqs": 8,
+        } | changes
+
+    def start(self, *, max_waiting=100_000, rules=None, **options):
+        """Start an engine: `start(told={"step_s": 0.1}, async_scheduling=True)`."""
+        args = EngineArgs(**self.options(**options))
+        self.made.append(AsyncLLM.from_engine_args(args, max_waiting=max_waiting, rules=rules))
+        return self.made[-1]
+
+    def direct(self, **options):
+        """The same engine as an `LLM`."""
+        return LLM(**self.options(**options))
+
+    def run(self, coroutine, timeout_s=20):
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, timeout_s))
+
+    def close(self):
+        for llm in self.made:
+            llm.shutdown()
+            llm.shutdown()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        assert not asyncio.all_tasks(self.loop), "tasks stayed behind"
+        self.loop.close()
+        assert not self.complaints, "the loop complained; see the tests that failed, if any did"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """Engines of a module, in one loop: `bench.run(coroutine)`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(HERE))
+        import async_llm_parts
+
+        made = Bench(tmp_path_factory.mktemp("model"), async_llm_parts)
+        yield made
+        made.close()
+        sys.modules.pop("async_llm_parts", None)
+
+
+@pytest.fixture(scope="module")
+def llm(bench):
+    """One fast engine for the tests of a module."""
+    return bench.start()

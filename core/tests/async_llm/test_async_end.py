@@ -1,0 +1,222 @@
+"""The end of an engine: everybody who waits hears of it, soon, and nothing stays behind."""
+
+import asyncio
+import gc
+import os
+import signal
+import tempfile
+import time
+
+import pytest
+
+from dovetail import SamplingParams
+from dovetail.engine.supervision.rules import SupervisionRules
+from dovetail.errors import EngineDeadError, StalledError, UnavailableError
+from dovetail.outputs import RequestOutputKind
+
+NUM_KILLS = 5
+FINAL = RequestOutputKind.FINAL_ONLY
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+
+
+async def collect(stream):
+    return [output async for output in stream]
+
+
+async def wait_in_every_way(llm, *calls):
+    """Return what each of those got who wait for the engine; calls: what else they wait for."""
+    late = llm.generate("late", LONG)
+    await anext(late)
+    waits = [collect(llm.generate("a", LONG, output_kind=kind)) for kind in RequestOutputKind]
+    got = await asyncio.gather(*waits, *calls, return_exceptions=True)
+    return [*got, *await asyncio.gather(collect(late), return_exceptions=True)]
+
+
+async def end(llm, kill, *calls):
+    """End the engine while everybody waits; return what they got, and after how long."""
+    waiting = asyncio.create_task(wait_in_every_way(llm, *calls))
+    await asyncio.sleep(0.2)
+    assert not waiting.done() and await llm.is_ready()
+    start_s = time.monotonic()
+    kill()
+    return await waiting, time.monotonic() - start_s
+
+
+def check_end(bench, llm, got, took_s, said):
+    assert took_s < 2
+    assert {type(error) for error in got} == {EngineDeadError} and len(got) >= 4
+    assert all(said in str(error) for error in got)
+    for call in (llm.check_health, llm.resume, lambda: collect(llm.generate("a"))):
+        with pytest.raises(EngineDeadError, match=said):
+            bench.run(call())
+    assert not bench.run(llm.is_ready())
+    llm.shutdown()
+
+
+@pytest.fixture
+def nothing_left(bench, monkeypatch, tmp_path):
+    """Descriptors, shared memory and folders of engines are what they were before."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def residue():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm"), os.listdir(tmp_path)
+
+    bench.run(asyncio.to_thread(int))  # the loop's threads and descriptors are there from now on
+    before = residue()
+    yield
+    assert residue() == before
+
+
+@pytest.mark.parametrize("number", range(NUM_KILLS))
+def test_all_hear_of_a_killed_engine(bench, nothing_left, number):
+    one = bench.start(told={"step_s": 0.01})
+    pid = one.client.process.pid
+    call = one.collective_rpc("doze", 30)
+    got, took_s = bench.run(end(one, lambda: os.kill(pid, signal.SIGKILL), call))
+    check_end(bench, one, got, took_s, "SIGKILL")
+
+
+def test_all_hear_of_a_shutdown(bench, nothing_left):
+    one = bench.start(told={"step_s": 0.01})
+    got, took_s = bench.run(end(one, one.shutdown))
+    check_end(bench, one, got, took_s, "was shut down")
+
+
+def test_a_step_that_fails_tells_what_ran_and_no_prompt(bench, nothing_left):
+    one = bench.start(told={"fails_at": 5})
+
+    async def ask():
+        asks = [collect(one.generate(word, LONG)) for word in ("secret", "words")]
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    errors = bench.run(ask())
+    assert {type(error) for error in errors} == {EngineDeadError}
+    assert "the chip melted" in str(errors[0]) and "step 5" in errors[0].digest
+    assert "secret" not in str(errors[0])
+    one.shutdown()
+
+
+def test_a_supervised_engine_is_there_again(bench, nothing_left):
+    one = bench.start(told={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05))
+    short = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
+
+    async def ask():
+        (canary,) = await collect(one.generate("a", short, output_kind=FINAL))
+        asks = [asyncio.create_task(collect(one.generate("b", LONG))) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        os.kill(one.client.process_id, signal.SIGKILL)
+        start_s = time.monotonic()
+        lost = [outputs[-1] for outputs in await asyncio.gather(*asks)]
+        lost_s = time.monotonic() - start_s
+        assert not await one.is_ready()
+        with pytest.raises(UnavailableError):
+            await collect(one.generate("a", short))
+        with pytest.raises(UnavailableError):
+            await one.check_health()
+        while not await one.is_ready():
+            await asyncio.sleep(0.02)
+        again_s = time.monotonic() - start_s
+        assert await collect(one.generate("a", short, output_kind=FINAL)) != []
+        (again,) = await collect(one.generate("a", short, output_kind=FINAL))
+        assert again.outputs == canary.outputs
+        return lost, lost_s, again_s
+
+    lost, lost_s, again_s = bench.run(ask())
+    assert lost_s < 2 and again_s < 10
+    for output in lost:
+        assert output.finished and "SIGKILL" in output.error
+        assert output.outputs[0].finish_reason == "error" and output.outputs[0].token_ids
+    assert one.num_unfinished == 0
+    one.shutdown()
+
+
+def test_what_was_there_is_read_before_the_end(bench, nothing_left):
+    one = bench.start(told={"fails_at": 50})
+
+    async def ask():
+        stream = one.generate("a", LONG, output_kind=RequestOutputKind.DELTA)
+        num_tokens = len((await anext(stream)).outputs[0].token_ids)
+        with pytest.raises(EngineDeadError):
+            while True:
+                await one.check_health()
+                await asyncio.sleep(0.01)
+        num_tokens += len((await anext(stream)).outputs[0].token_ids)
+        with pytest.raises(EngineDeadError):
+            await anext(stream)
+        return num_tokens
+
+    assert bench.run(ask()) == 50
+    one.shutdown()
+
+
+def test_a_stopped_engine_is_not_ready_until_it_goes_on(bench, nothing_left):
+    one = bench.start(told={"step_s": 0.01})
+    pid = one.client.process.pid
+
+    async def ask():
+        stream = one.generate("a", LONG)
+        await anext(stream)
+        await asyncio.sleep(0.9)
+        await one.check_health(max_silence_s=0.8)  # steps are signs of life, too
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(1.1)
+        assert await one.is_ready() and not await one.is_ready(max_silence_s=0.8)
+        with pytest.raises(StalledError, match="no sign of life for 1"):
+            await one.check_health(max_silence_s=0.8)
+        os.kill(pid, signal.SIGCONT)
+        await anext(stream)
+        await asyncio.sleep(0.1)
+        await one.check_health(max_silence_s=0.8)
+        await stream.aclose()
+
+    bench.run(ask())
+    one.shutdown()
+
+
+def test_a_loop_may_end_before_its_engine(bench, nothing_left):
+    one = bench.start(told={"step_s": 0.01})
+
+    async def ask():
+        streams = [one.generate("a", LONG) for _ in range(3)]
+        await asyncio.gather(*map(anext, streams))
+        stays = asyncio.create_task(collect(one.generate("b", LONG)))
+        await asyncio.sleep(0.05)
+        assert not stays.done()
+        return streams
+
+    asyncio.run(ask())
+    gc.collect()
+    one.shutdown()
+
+
+def test_who_cancels_every_task_leaves_nobody_waiting(bench, nothing_left):
+    one = bench.start(told={"step_s": 0.01})
+
+    async def ask():
+        stream = one.generate("a", LONG)
+        await anext(stream)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if task.get_name() == "engine-outputs":
+                task.cancel()
+        with pytest.raises(EngineDeadError, match="nobody reads"):
+            await collect(stream)
+
+    bench.run(ask())
+    one.shutdown()
+
+
+def test_with_ends_it(bench, nothing_left):
+    async def ask():
+        async with bench.start() as one:
+            outputs = await collect(one.generate("a", SamplingParams(max_tokens=3)))
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await one.check_health()
+        return outputs
+
+    assert bench.run(ask())[-1].finished
+
+
+def test_a_start_that_fails_leaves_nothing(bench, nothing_left):
+    with pytest.raises(Exception, match="no such luck"):
+        bench.start(stat_loggers=(bench.parts.Unlucky,))

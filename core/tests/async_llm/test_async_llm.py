@@ -1,0 +1,251 @@
+"""Streams of answers: what readers get, what they are refused, and what else can be asked."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from dovetail import SamplingParams
+from dovetail.errors import CapacityError, ConfigError, RequestError, UserError
+from dovetail.interfaces import Policy
+from dovetail.outputs import RequestOutputKind
+
+SEED = 20261121
+DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+
+
+async def collect(stream):
+    return [output async for output in stream]
+
+
+async def last(stream):
+    return (await collect(stream))[-1]
+
+
+def random_asks(num=30):
+    """Prompts and parameters of all sorts, each with a seed of its own."""
+    rng = Random(SEED)
+    for place in range(num):
+        text = "".join(rng.choices("abcdefgh é—", k=rng.randint(1, 60)))
+        yield (
+            text if place % 3 else [rng.randrange(256) for _ in range(rng.randint(1, 60))],
+            SamplingParams(
+                max_tokens=rng.randint(1, 60),
+                n=rng.choice((1, 1, 3)),
+                seed=rng.randrange(1000),
+                stop=[rng.choice("aeiou") + rng.choice("xyz"), "q"] if place % 4 == 0 else None,
+                logprobs=3 if place % 5 == 0 else None,
+                prompt_logprobs=2 if place % 7 == 0 else None,
+            ),
+        )
+
+
+def facts_of(output):
+    return (output.prompt, output.prompt_token_ids, output.outputs, output.prompt_logprobs)
+
+
+def joined(outputs):
+    """Return the completions that the deltas make, by index: text, tokens and end."""
+    made = {}
+    for output in outputs:
+        for one in output.outputs:
+            text, tokens, logprobs, _ = made.get(one.index, ("", [], [], None))
+            logprobs = logprobs + (one.logprobs or [])
+            made[one.index] = (
+                text + one.text,
+                tokens + one.token_ids,
+                logprobs,
+                one.finish_reason,
+            )
+    return made
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
+def test_answers_are_those_of_a_direct_engine(bench, ahead):
+    asks = list(random_asks())
+    with bench.direct(async_scheduling=ahead) as direct:
+        prompts, params = zip(*asks, strict=True)
+        expected = direct.generate(list(prompts), list(params), use_tqdm=False)
+    one = bench.start(async_scheduling=ahead)
+
+    async def ask_all(kind):
+        streams = [one.generate(*ask, f"{kind}{n}", output_kind=kind) for n, ask in enumerate(asks)]
+        return await asyncio.gather(*map(collect, streams))
+
+    for kind in (RequestOutputKind.CUMULATIVE, FINAL):
+        found = bench.run(ask_all(kind))
+        assert [facts_of(outputs[-1]) for outputs in found] == [facts_of(out) for out in expected]
+        assert all(outputs[-1].finished for outputs in found)
+        assert not any(output.finished for outputs in found for output in outputs[:-1])
+        assert kind is not FINAL or {len(outputs) for outputs in found} == {1}
+    for outputs, wanted in zip(bench.run(ask_all(DELTA)), expected, strict=True):
+        assert joined(outputs) == {
+            done.index: (done.text, done.token_ids, done.logprobs or [], done.finish_reason)
+            for done in wanted.outputs
+        }
+        assert outputs[0].prompt_logprobs == wanted.prompt_logprobs
+        assert all(output.prompt_logprobs is None for output in outputs[1:])
+    assert any(len(out.outputs) == 3 for out in expected)
+    assert len({done.finish_reason for out in expected for done in out.outputs}) > 1
+    assert one.num_unfinished == 0
+    one.shutdown()
+
+
+def test_times_are_told_in_order(bench, llm):
+    metrics = bench.run(last(llm.generate("say", SamplingParams(max_tokens=3)))).metrics
+    assert 0 < metrics.arrival_ns < metrics.first_token_ns <= metrics.finished_ns
+    assert llm.last_stats.num_blocks > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "parameter"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [999]}, "prompt"),
+        ({"prompt": "x" * 600}, "prompt"),
+        ({"prompt": "x" * 6000}, "prompt"),
+        ({"prompt": "\ud800" * 6000}, "prompt"),
+        ({"prompt": {"prompt": "a", "deadline": 3}}, "prompt"),
+        ({"params": "hot"}, "params"),
+        ({"params": SamplingParams(logprobs=21)}, "logprobs"),
+        ({"request_id": 7}, "request_id"),
+        ({"priority": 2**64}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"cache_salt": 7}, "cache_salt"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"timeout_s": "1"}, "timeout_s"),
+    ],
+)
+def test_a_refusal_names_the_parameter_and_harms_nobody(bench, llm, asked, parameter):
+    async def ask():
+        other = asyncio.create_task(last(llm.generate("say", SamplingParams(max_tokens=60))))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError) as refusal:
+            await collect(llm.generate(**({"prompt": "say", "request_id": "bad"} | asked)))
+        assert refusal.value.parameter == parameter
+        assert (await last(llm.generate("say", SamplingParams(max_tokens=2), "bad"))).finished
+        return await other
+
+    assert bench.run(ask()).finished and llm.num_unfinished == 0
+
+
+def test_what_only_the_engine_refuses_ends_with_the_reason(bench):
+    one = bench.start(scheduler_cls=bench.parts.Picky)
+
+    async def ask():
+        asks = [one.generate("say", SamplingParams(max_tokens=n, seed=1)) for n in (12, 13)]
+        return await asyncio.gather(*map(last, asks))
+
+    good, bad = bench.run(ask())
+    assert bad.finished and "not thirteen" in bad.error
+    assert bad.outputs[0].finish_reason == "error"
+    assert good.error is None and one.num_unfinished == 0
+    one.shutdown()
+
+
+def test_an_id_is_in_use_until_the_last_output_is_out(bench, llm):
+    async def ask():
+        first = llm.generate("say", SamplingParams(max_tokens=30), "a", output_kind=FINAL)
+        task = asyncio.create_task(last(first))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="'a' is in use") as refusal:
+            await collect(llm.generate("say", None, "a"))
+        assert refusal.value.parameter == "request_id"
+        assert (await task).finished
+        return await last(llm.generate("say", SamplingParams(max_tokens=2), "a"))
+
+    assert bench.run(ask()).finished
+
+
+def test_only_so_many_may_wait(bench):
+    with pytest.raises(ConfigError, match="max_waiting=-1"):
+        bench.start(max_waiting=-1)
+    one = bench.start(max_waiting=2, max_num_seqs=2, told={"step_s": 0.002})
+    params = SamplingParams(max_tokens=20)
+
+    async def ask():
+        tasks = [asyncio.create_task(last(one.generate("say", params))) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        with pytest.raises(CapacityError, match=r"2 more on top of 3 .* takes 4 at a time"):
+            await collect(one.generate("say", SamplingParams(n=2)))
+        assert (await last(one.generate("say", params))).finished  # there is room for one
+        assert all(output.finished for output in await asyncio.gather(*tasks))
+        return await last(one.generate("say", SamplingParams(n=4, max_tokens=2)))
+
+    assert len(bench.run(ask()).outputs) == 4
+    one.shutdown()
+
+
+def test_who_matters_more_is_served_first(bench):
+    one = bench.start(max_num_seqs=1, scheduler_cls=bench.parts.ByPriority)
+    done = []
+
+    async def ask(name, priority):
+        await last(one.generate("say", SamplingParams(max_tokens=4), name, priority=priority))
+        done.append(name)
+
+    async def ask_all():
+        await one.pause()
+        asks = asyncio.gather(*(ask(f"p{n}", n) for n in (2, 0, 3, 1)))
+        await asyncio.sleep(0.05)
+        assert not done and one.num_unfinished == 4
+        await one.resume()
+        await asks
+
+    assert issubclass(bench.parts.ByPriority, Policy)
+    bench.run(ask_all())
+    assert done == ["p0", "p1", "p2", "p3"]
+    one.shutdown()
+
+
+def test_prefixes_are_shared_within_a_salt_and_forgotten_when_told(bench, llm):
+    prompt = "the same words again and again, so that they fill some blocks of the cache"
+
+    async def num_cached(salt):
+        params = SamplingParams(max_tokens=2)
+        return (await last(llm.generate(prompt, params, cache_salt=salt))).num_cached_tokens
+
+    async def ask():
+        found = [await num_cached(salt) for salt in ("x", "x", "y")]
+        assert await llm.reset_prefix_cache()
+        return [*found, await num_cached("x")]
+
+    first, again, other, after = bench.run(ask())
+    assert first == other == after == 0 and again > 30
+
+
+def test_workers_can_be_asked(bench, llm):
+    assert bench.run(llm.collective_rpc("echo", 1, deep=[None])) == [[[1], {"deep": [None]}]]
+    with pytest.raises(UserError, match="scope='most' is no scope"):
+        bench.run(llm.pause("most"))
+    assert llm.max_model_len == 512 and llm.supported_tasks == ("generate",)
+    assert llm.config.model.architecture == "Paced" and llm.tokenizer.decode([65]) == "A"
+    assert llm.default_sampling_params() == SamplingParams()
+
+
+def test_another_loop_is_told_so(bench, llm):
+    bench.run(llm.resume())
+    with pytest.raises(UserError, match="another event loop"):
+        asyncio.run(llm.resume())
+    with pytest.raises(UserError, match="another event loop"):
+        asyncio.run(collect(llm.generate("say")))
+
+
+def test_listeners_hear_of_steps_and_refusals(bench):
+    one = bench.start(
+        stat_loggers=(bench.parts.Counting,), hooks=(bench.parts.Listening,), max_num_seqs=2
+    )
+    bench.run(last(one.generate("say", SamplingParams(max_tokens=7, ignore_eos=True))))
+    with pytest.raises(RequestError):
+        bench.run(collect(one.generate([], None, "bad")))
+    one.shutdown()
+    assert bench.parts.Counting.num_tokens == 7
+    assert bench.parts.Listening.heard == ["bad", "stop"]
+
+
+def test_a_model_that_cannot_generate_says_what_it_can(bench):
+    one = bench.start(told={"tasks": ["embed"]})
+    with pytest.raises(UserError, match="Paced cannot generate; it supports: embed"):
+        one.generate("say")
+    one.shutdown()

@@ -1,0 +1,282 @@
+"""Slow readers and heavy outputs: nobody waits for others, and the loop is never held up."""
+
+import asyncio
+import gc
+import time
+from array import array
+from random import Random
+
+import pytest
+
+from dovetail import SamplingParams
+from dovetail.engine.streaming import desk
+from dovetail.engine.streaming.output_stream import OutputStream
+from dovetail.engine.streaming.portions import cut_logprobs, cut_outputs
+from dovetail.errors import EngineDeadError
+from dovetail.interfaces import EngineCoreOutputs, Finished
+from dovetail.outputs import RequestMetrics, RequestOutput, RequestOutputKind
+from dovetail.request import FinishReason
+from dovetail.result import LogprobColumns
+
+SEED = 20261121
+NUM_STREAMS = 64
+MAX_HOLD_S = 0.05
+DELTA = RequestOutputKind.DELTA
+
+
+async def collect(stream):
+    return [output async for output in stream]
+
+
+def text_of(outputs):
+    return "".join(done.text for output in outputs for done in output.outputs)
+
+
+# --- slow readers -----------------------------------------------------------------------------
+
+
+def test_who_reads_late_gets_all_that_is_new_at_once(bench, llm):
+    params = SamplingParams(max_tokens=100, seed=3, ignore_eos=True)
+
+    async def ask():
+        (whole,) = await collect(llm.generate("a", params, output_kind=RequestOutputKind(2)))
+        stream = llm.generate("a", params, output_kind=DELTA)
+        found = [await anext(stream)]
+        while llm.num_unfinished:
+            await asyncio.sleep(0.01)
+        return whole, found + await collect(stream)
+
+    whole, (first, rest) = bench.run(ask())
+    assert not first.finished and rest.finished
+    assert len(first.outputs[0].token_ids) + len(rest.outputs[0].token_ids) == 100
+    assert text_of([first, rest]) == whole.outputs[0].text
+    assert rest.outputs[0].finish_reason == "length"
+
+
+def test_who_does_not_read_holds_nobody_up(bench):
+    one = bench.start(told={"step_s": 0.002}, max_num_seqs=32)
+    params = SamplingParams(max_tokens=150, seed=3, ignore_eos=True)
+
+    async def ask():
+        sleepers = [one.generate("a", params, output_kind=DELTA) for _ in range(20)]
+        for stream in sleepers:
+            await anext(stream)
+        outputs = await collect(one.generate("a", params, output_kind=DELTA))
+        late = await asyncio.gather(*map(collect, sleepers))
+        return outputs, late
+
+    outputs, late = bench.run(ask())
+    assert len(outputs) > 75, "a reader that is awake sees the steps"
+    assert all(len(found) <= 3 for found in late)
+    assert {len(text_of(found)) > 0 and found[-1].finished for found in late} == {True}
+    one.shutdown()
+
+
+# --- heavy outputs ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def young_heap():
+    """Let the collector look at what the test makes only, not at all that pytest holds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+async def longest_hold_s(work):
+    """Return what `work` gives, and the most processor time between two turns of the loop."""
+    task, longest, mark = asyncio.ensure_future(work), 0.0, time.thread_time()
+    while not task.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, mark = max(longest, now - mark), now
+    return await task, longest
+
+
+@pytest.fixture(scope="module")
+def wide(bench):
+    """An engine that serves 64 at a time, with whole prompts."""
+    return bench.start(max_num_seqs=NUM_STREAMS, max_num_batched_tokens=NUM_STREAMS * 512)
+
+
+def test_the_loop_runs_on_under_many_streams(bench, wide, young_heap):
+    params = SamplingParams(max_tokens=60, logprobs=5, ignore_eos=True, stop=["\x00\x00\x00"])
+
+    async def ask():
+        asks = (wide.generate("say", params, output_kind=DELTA) for _ in range(NUM_STREAMS))
+        return await asyncio.gather(*map(collect, asks))
+
+    found, longest_s = bench.run(longest_hold_s(ask()))
+    print(f"{NUM_STREAMS} streams held the loop up for {1000 * longest_s:.1f} ms at most")
+    assert all(outputs[-1].finished for outputs in found)
+    assert longest_s < MAX_HOLD_S
+
+
+@pytest.mark.parametrize("sliced", [True, False])
+def test_the_loop_runs_on_under_heavy_log_probabilities(
+    bench, wide, young_heap, monkeypatch, sliced
+):
+    if not sliced:
+        monkeypatch.setattr(desk, "SLICE_NS", 1 << 60)
+    params = SamplingParams(max_tokens=2, prompt_logprobs=20, detokenize=False)
+    rng = Random(SEED)
+    prompts = [[rng.randrange(256) for _ in range(400)] for _ in range(32)]
+
+    async def ask():
+        assert await wide.reset_prefix_cache()
+        await wide.pause()
+        work = asyncio.gather(*(collect(wide.generate(prompt, params)) for prompt in prompts))
+        await asyncio.sleep(0.05)
+        await wide.resume()
+        return await work
+
+    found, longest_s = bench.run(longest_hold_s(ask()))
+    print(f"sliced={sliced}: the loop was held up for {1000 * longest_s:.1f} ms at most")
+    assert [len(outputs[-1].prompt_logprobs) for outputs in found] == [400] * 32
+    assert (longest_s < MAX_HOLD_S) == sliced, "without slices the test must see it"
+
+
+def test_a_long_text_is_tokenised_beside_the_loop(bench, llm, monkeypatch):
+    ticks, encode = [], llm.tokenizer.encode
+
+    def encode_slowly(text):
+        time.sleep(0.2)
+        return encode(text[:3])
+
+    async def tick():
+        while True:
+            ticks.append(time.monotonic())
+            await asyncio.sleep(0.01)
+
+    async def ask():
+        task = asyncio.create_task(tick())
+        outputs = await collect(llm.generate("x" * 5000, SamplingParams(max_tokens=2)))
+        task.cancel()
+        return outputs[-1]
+
+    monkeypatch.setattr(llm.tokenizer, "encode", encode_slowly)
+    output = bench.run(ask())
+    assert output.prompt == "x" * 5000 and output.prompt_token_ids == [256, *b"xxx"]
+    assert len(ticks) > 5
+
+
+# --- portions ---------------------------------------------------------------------------------
+
+
+def columns(rng, num_positions, most):
+    counts = array("i", [rng.randint(1, most) for _ in range(num_positions)])
+    num = sum(counts)
+    return LogprobColumns(
+        counts=counts,
+        token_ids=array("i", [rng.randrange(100) for _ in range(num)]),
+        logprobs=array("f", [-rng.random() for _ in range(num)]),
+        ranks=array("i", [rng.randint(1, 9) for _ in range(num_positions)]),
+    )
+
+
+def random_outputs(rng):
+    names = [f"r{n}" for n in range(rng.randint(0, 40))]
+    counts = array("i", [rng.choice((0, 1, 1, 1, 4)) for _ in names])
+    endings = [name for name in [*names, "x", "y", "z"] if rng.random() < 0.3]
+    return EngineCoreOutputs(
+        request_ids=names,
+        num_new_tokens=counts,
+        token_ids=array("i", [rng.randrange(100) for _ in range(sum(counts))]),
+        finished=tuple(Finished(request_id=n, reason=FinishReason.STOP) for n in endings),
+        logprobs={n: columns(rng, c, 8) for n, c in zip(names, counts, strict=True) if c == 4},
+        prompt_logprobs={n: columns(rng, rng.randint(1, 90), 5) for n in names[:3]},
+        num_cached_tokens={n: rng.randrange(9) for n in names[:5]},
+    )
+
+
+def said_by(pieces):
+    """All that outputs say, in their order, request by request; and the ends."""
+    said, ends, prompts, cached, logprobs = [], [], {}, {}, {}
+    for piece in pieces:
+        end = 0
+        for name, count in zip(piece.request_ids, piece.num_new_tokens, strict=True):
+            said.append((name, list(piece.token_ids[end : end + count])))
+            end += count
+        assert end == len(piece.token_ids)
+        ends += [one.request_id for one in piece.finished]
+        logprobs |= piece.logprobs
+        cached |= piece.num_cached_tokens
+        for name, one in piece.prompt_logprobs.items():
+            entries = zip(one.token_ids, one.logprobs, strict=True)
+            told = prompts.setdefault(name, [])
+            for count, rank in zip(one.counts, one.ranks, strict=True):
+                told.append((rank, [next(entries) for _ in range(count)]))
+            assert next(entries, None) is None
+    return said, sorted(ends), prompts, cached, logprobs
+
+
+@pytest.mark.parametrize("most", [1, 16, 50, 10_000])
+def test_pieces_say_what_the_whole_says(most):
+    rng = Random(SEED + most)
+    for _ in range(60):
+        outputs = random_outputs(rng)
+        pieces = list(cut_outputs(outputs, most))
+        assert said_by(pieces) == said_by([outputs])
+        rows = {name: n for n, piece in enumerate(pieces) for name in piece.request_ids}
+        for number, piece in enumerate(pieces):
+            for one in piece.finished:  # an end comes with the last tokens, or after them
+                assert rows.get(one.request_id, number) == number
+            with_tokens = sum(count > 0 for count in piece.num_new_tokens)
+            assert len(pieces) == 1 or with_tokens <= most
+    assert list(cut_outputs(EngineCoreOutputs(), 10)) == [EngineCoreOutputs()]
+
+
+def test_log_probabilities_are_cut_by_their_entries():
+    whole = columns(Random(SEED), 300, 9)
+    pieces = list(cut_logprobs(whole, 32))
+    assert all(len(piece.token_ids) <= 32 for piece in pieces)
+    assert len(pieces) <= len(whole.token_ids) / (32 - 9) + 1
+    assert list(cut_logprobs(columns(Random(1), 0, 9), 32)) == []
+    (alone,) = cut_logprobs(whole.first(1), 0)
+    assert alone == whole.first(1)
+
+
+# --- a stream ---------------------------------------------------------------------------------
+
+
+def output(finished):
+    metrics = RequestMetrics(arrival_ns=1)
+    return RequestOutput(
+        request_id="a",
+        prompt=None,
+        prompt_token_ids=[],
+        outputs=[],
+        finished=finished,
+        metrics=metrics,
+    )
+
+
+def test_news_are_read_before_the_error():
+    async def read():
+        stream = OutputStream(lambda: output(False))
+        stream.tell()
+        error = EngineDeadError("gone", digest="rows: 3")
+        stream.fail(error)
+        assert not (await stream.next()).finished
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="gone") as raised:
+                await stream.next()
+            assert raised.value.digest == "rows: 3" and str(raised.value) == str(error)
+            assert raised.value is not error  # a shared one would gather tracebacks
+
+    asyncio.run(read())
+
+
+def test_a_reader_that_was_cancelled_may_come_again():
+    async def read():
+        stream = OutputStream(lambda: output(True))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.next(), 0.01)
+        stream.tell()
+        stream.tell()
+        assert (await stream.next()).finished and stream.ended
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.next(), 0.01)
+
+    asyncio.run(read())

@@ -1,0 +1,73 @@
+"""An engine's configuration on parts that a child process can import, and its clients."""
+
+import importlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dovetail.config import EngineArgs
+from dovetail.engine.process.factory import make_client
+from dovetail.scheduling import Scheduler
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The module of parts, where a child process finds it too."""
+    yield from imported("engine_process_parts", monkeypatch)
+
+
+@pytest.fixture
+def talk(monkeypatch):
+    """The module of requests and answers."""
+    yield from imported("engine_talk", monkeypatch)
+
+
+def imported(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    yield importlib.import_module(name)
+    sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def engine_config(tmp_path, parts):
+    """Make a configuration: `engine_config(step_s=0.1, async_scheduling=True)`."""
+
+    def make(*, async_scheduling=False, **told):
+        config = {"architectures": ["Obedient"], "vocab_size": 97, "max_position_embeddings": 512}
+        (tmp_path / "config.json").write_text(json.dumps(config | told))
+        args = EngineArgs(
+            model=tmp_path,
+            platform=parts.Nowhere,
+            worker_cls=parts.Obedient,
+            scheduler_cls=Scheduler,
+            skip_tokenizer_init=True,
+            async_scheduling=async_scheduling,
+            max_num_seqs=8,
+        )
+        return args.create_engine_config()
+
+    return make
+
+
+@pytest.fixture
+def client_of(engine_config, talk, monkeypatch, tmp_path):
+    """Start a client: `client_of("sync", step_s=0.1)`; nothing may stay behind."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before, made = talk.residue(), []
+
+    def make(kind, **told):
+        made.append(make_client(engine_config(**told), kind))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.shutdown()
+        client.shutdown()
+    assert talk.residue() == before

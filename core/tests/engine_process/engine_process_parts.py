@@ -1,0 +1,71 @@
+"""Parts of an engine that a child process can import: a worker that obeys its config.json.
+
+step_s: how long each step takes. fails_at: the step that raises. start: "hangs", "exits", "raises".
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+from dovetail.errors import CapacityError
+from dovetail.interfaces import Platform, PlatformInfo, Probe
+from dovetail.testing.fake_worker import FakeWorker
+
+
+class Nowhere(Platform):
+    info = PlatformInfo(name="nowhere", device_type="none")
+
+    @classmethod
+    def probe(cls):
+        return Probe(usable=True)
+
+    def capabilities(self):
+        return frozenset()
+
+    def total_memory_bytes(self, local_rank=0):
+        return 1 << 30
+
+    def prefer(self, kind):
+        return {"executor": ("uniproc",)}.get(kind, ())
+
+
+class Obedient(FakeWorker):
+    """Does what the model's config.json says."""
+
+    def load_model(self):
+        super().load_model()
+        self.told = self._config.model.hf_config
+        start = self.told.get("start")
+        if start == "hangs":
+            time.sleep(600)
+        if start == "exits":
+            os._exit(3)
+        if start == "raises":
+            raise CapacityError("the weights need 7 GB; there are 3")
+        if "has_child" in self.told:
+            self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def execute_model(self, plan):
+        time.sleep(self.told.get("step_s", 0))
+        if plan.step_id == self.told.get("fails_at"):
+            raise RuntimeError("the chip melted")
+        super().execute_model(plan)
+
+    def child_pid(self):
+        return self.child.pid
+
+    def echo(self, *args, **kwargs):
+        return [list(args), kwargs]
+
+    def grumble(self):
+        raise ValueError("not today")
+
+    def odd(self):
+        return self
+
+
+class Asking(Obedient):
+    """Claims that it runs logits processors; nobody here looks at what they would change."""
+
+    provides = frozenset({"logits_processors"})

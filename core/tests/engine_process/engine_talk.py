@@ -1,0 +1,93 @@
+"""Requests for an engine, what becomes of them, and what an engine's end may leave behind."""
+
+import asyncio
+import gc
+import os
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+from dovetail.request import EngineCoreRequest
+from dovetail.sampling_params import SamplingParams
+
+SEED = 20261121
+
+
+def request(name, prompt=(1, 2, 3), max_tokens=5, **params):
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=tuple(prompt),
+        sampling_params=SamplingParams(max_tokens=max_tokens, **params),
+        max_tokens=max_tokens,
+    )
+
+
+def random_requests():
+    rng = Random(SEED)
+    return [
+        request(f"r{n}", [rng.randrange(97) for _ in range(rng.randint(1, 40))], rng.randint(1, 30))
+        for n in range(20)
+    ]
+
+
+class Answers:
+    """What requests were given, put together from a client's outputs."""
+
+    def __init__(self):
+        self.tokens, self.ends = {}, {}
+
+    def take(self, outputs):
+        end = 0
+        for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
+            self.tokens.setdefault(name, []).extend(outputs.token_ids[end : end + count])
+            end += count
+        for one in outputs.finished:
+            assert one.request_id not in self.ends, "a request ended twice"
+            self.ends[one.request_id] = (one.reason, one.message)
+
+    def collect(self, client, num_ends):
+        num_waits = 0
+        while len(self.ends) < num_ends:
+            outputs = client.get_outputs(5)
+            if outputs is not None:
+                self.take(outputs)
+            num_waits = 0 if outputs is not None else num_waits + 1
+            assert num_waits < 3, "the engine does nothing"
+        return self.tokens, self.ends
+
+    def collect_until(self, client, name):
+        """Collect until a request ends, whoever else does."""
+        while name not in self.ends:
+            outputs = client.get_outputs(5)
+            assert outputs is not None, "the engine does nothing"
+            self.take(outputs)
+        return self.tokens, self.ends
+
+    async def collect_async(self, client, num_ends):
+        while len(self.ends) < num_ends:
+            self.take(await asyncio.wait_for(client.get_outputs(), 10))
+        return self.tokens, self.ends
+
+
+def is_running(pid):
+    """Whether a process is still there after two seconds."""
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return False
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def residue():
+    """Descriptors, shared memory, semaphores and folders of engines that there are now."""
+    gc.collect()
+    shared = [name for name in os.listdir("/dev/shm") if name.startswith(OURS)]
+    folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
+    return len(os.listdir("/proc/self/fd")), sorted(shared), sorted(folders)
+
+
+OURS = ("dovetail", "psm_", "sem.")

@@ -1,0 +1,106 @@
+"""One life of a supervised engine, from its start to its end, told as JSON: MODEL EXECUTOR.
+
+Run with DOVETAIL_FAULTS set: whatever goes wrong, it prints one line and ends. outcome: "served",
+or the class of the error. message: what was told, of the error or of the requests that failed.
+tokens: of the last request that was served, which is always the same one.
+"""
+
+import gc
+import json
+import os
+import sys
+import threading
+
+from engine_process_parts import Nowhere, Obedient
+from engine_talk import Answers, request
+
+from dovetail.config import EngineArgs
+from dovetail.engine.process import engine_process
+from dovetail.engine.supervision.client import SupervisedClient
+from dovetail.engine.supervision.rules import SupervisionRules
+from dovetail.errors import UnavailableError
+from dovetail.interfaces import EngineCoreOutputs
+from dovetail.request import FinishReason
+from dovetail.scheduling import Scheduler
+
+EMPTY = EngineCoreOutputs()
+RULES = SupervisionRules(
+    max_restarts=2, first_delay_s=0.02, max_silence_s=0.7, kill_silence_s=1.2, kill_step_s=2.0
+)
+WAIT_S = 4.0
+
+
+def make_config(model, executor):
+    return EngineArgs(
+        model=model,
+        platform=Nowhere,
+        worker_cls=Obedient,
+        scheduler_cls=Scheduler,
+        skip_tokenizer_init=True,
+        executor_backend=executor,
+        start_timeout_s=3,
+        plugin_options={"multiproc": {"stop_timeout_s": 1}},
+    ).create_engine_config()
+
+
+def live(model, executor, told):
+    """Serve requests, call the worker, abort and shut down; note in `told` what became of it."""
+    engine_process.START_GRACE_S = 1.5
+    client = SupervisedClient(make_config(model, executor), rules=RULES)
+    try:
+        serve(client, told)
+    finally:
+        client.shutdown()
+
+
+def serve(client, told):
+    for number in range(6):
+        try:
+            answers = serve_one(client, number)
+        except UnavailableError as error:
+            told["message"] += f" {error}"
+            client.wait_until_ready(WAIT_S)
+            continue
+        told["message"] += "".join(f" {message}" for _, message in answers.ends.values())
+        if answers.ends.get(f"r{number}", ("", ""))[0] is FinishReason.LENGTH:
+            told["tokens"] = answers.tokens[f"r{number}"]
+
+
+def serve_one(client, number):
+    """Ask for the same tokens as ever, beside a request that is aborted; return what came."""
+    client.add_request(request(f"r{number}", range(20), 12))
+    client.add_request(request(f"gone{number}", max_tokens=300))
+    client.call_workers("echo", (number,))
+    client.abort_requests([f"gone{number}"])
+    answers = Answers()
+    for _ in range(40):
+        if f"r{number}" in answers.ends:
+            break
+        answers.take(client.get_outputs(WAIT_S / 20) or EMPTY)
+    return answers
+
+
+def main():
+    told = {"outcome": "served", "message": "", "tokens": []}
+    before = left_open()
+    try:
+        live(sys.argv[1], sys.argv[2], told)
+    except Exception as error:
+        told["outcome"] = type(error).__name__
+        told["message"] += f" {error}"
+    gc.collect()
+    told["left"] = sorted(set(left_open()) - set(before))
+    print(json.dumps(told), flush=True)
+
+
+def left_open():
+    """What descriptors point to, and threads."""
+    files = []
+    for name in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{name}"):
+            files.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [one for one in files if "/proc/" not in one] + [t.name for t in threading.enumerate()]
+
+
+if __name__ == "__main__":
+    main()

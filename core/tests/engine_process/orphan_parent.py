@@ -1,0 +1,29 @@
+"""A parent that starts an engine, prints two process ids and the folder, and waits: MODEL BUSY.
+
+BUSY: how many requests run meanwhile.
+"""
+
+import sys
+import time
+
+from engine_process_parts import Nowhere, Obedient
+from engine_talk import request
+
+from dovetail.config import EngineArgs
+from dovetail.engine.process.sync_client import SyncMPClient
+from dovetail.scheduling import Scheduler
+
+if __name__ == "__main__":
+    args = EngineArgs(
+        model=sys.argv[1],
+        platform=Nowhere,
+        worker_cls=Obedient,
+        scheduler_cls=Scheduler,
+        skip_tokenizer_init=True,
+    )
+    client = SyncMPClient(args.create_engine_config())
+    told = client.process.pid, client.call_workers("child_pid")[0], client.process.folder
+    for number in range(int(sys.argv[2])):
+        client.add_request(request(f"r{number}", max_tokens=400))
+    print(*told, flush=True)
+    time.sleep(600)

@@ -1,0 +1,230 @@
+"""The engine's clients: the same results through all, and an end of the engine that all hear of."""
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET
+from dovetail.engine.process.client import EngineClient
+from dovetail.engine.process.engine_process import EngineProcess, error_of
+from dovetail.engine.process.factory import make_client
+from dovetail.errors import (
+    CapacityError,
+    ConfigError,
+    DovetailError,
+    EngineDeadError,
+    MessageError,
+    RequestError,
+    UserError,
+)
+from dovetail.interfaces import PauseScope
+from dovetail.request import FinishReason
+
+SEED = 20261121
+NUM_KILLS = 5
+HERE = Path(__file__).parent
+
+
+def told(facts):
+    """What facts tell: a class and its name are the same."""
+    return facts.config.model_dump_json(), facts.model_info, facts.max_model_len
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
+def test_all_clients_give_the_same(client_of, ahead, talk):
+    asked = [
+        *talk.random_requests(),
+        talk.request("long", range(90), 500),
+        talk.request("bad", [97]),
+    ]
+    asked += [talk.request("twice"), talk.request("twice")]
+    found = []
+    for kind in ("inproc", "sync"):
+        client = client_of(kind, async_scheduling=ahead)
+        assert isinstance(client, EngineClient)
+        refused = client.add_requests(asked)
+        assert client.progress.num_refused == 0
+        found.append((talk.Answers().collect(client, 22), refusals(refused), told(client.facts)))
+        client.shutdown()
+
+    async def serve():
+        client = client_of("async", async_scheduling=ahead)
+        refused = await client.add_requests(asked)
+        given = await talk.Answers().collect_async(client, 22)
+        return given, refusals(refused), told(client.facts)
+
+    found.append(asyncio.run(serve()))
+    assert found[0] == found[1] == found[2]
+    (tokens, ends), refused, _ = found[0]
+    assert len(tokens) == len(ends) == 22 and len(tokens["long"]) > 100
+    assert set(refused) == {"bad", "twice"}
+    assert refused["bad"][1] == "prompt" and "97" in refused["bad"][0]
+
+
+def refusals(told):
+    return {name: (str(error), error.parameter) for name, error in told.items()}
+
+
+def test_what_nobody_waits_for_is_refused_with_the_outputs(client_of, talk):
+    with pytest.raises(RequestError, match="97"):
+        client_of("inproc").add_request(talk.request("bad", [97]))
+    client = client_of("sync")
+    client.add_request(talk.request("bad", [97]))
+    client.add_request(talk.request("good"))
+    tokens, ends = talk.Answers().collect(client, 2)
+    assert ends["bad"][0] is FinishReason.ERROR and "97" in ends["bad"][1]
+    assert len(tokens["good"]) == 5
+
+
+def test_requests_too_many_for_one_message_go_in_lots(client_of, monkeypatch, talk):
+    monkeypatch.setattr("dovetail.engine.process.sync_client._LOT_BYTES", 300)
+    asked = [*talk.random_requests(), talk.request("huge", [2**40]), talk.request("bad", [97])]
+    client = client_of("sync")
+    refused = client.add_requests(asked)
+    assert {name: error.parameter for name, error in refused.items()} == {
+        "huge": "prompt",
+        "bad": "prompt",
+    }
+    assert len(talk.Answers().collect(client, 20)[1]) == 20
+
+
+@pytest.mark.parametrize("kind", ["inproc", "sync"])
+def test_calls_are_answered(client_of, kind, talk):
+    client = client_of(kind)
+    assert client.call_workers("echo", (1, "x"), {"deep": [None]}) == [[[1, "x"], {"deep": [None]}]]
+    client.pause(PauseScope.ALL)
+    assert client.paused is PauseScope.ALL
+    client.add_request(talk.request("held"))
+    assert client.get_outputs(0.05) is None
+    client.resume()
+    assert client.paused is None
+    assert set(talk.Answers().collect(client, 1)[1]) == {"held"}
+    client.add_request(talk.request("under way", max_tokens=400))
+    while client.get_outputs(5) is None:
+        pass
+    client.pause(PauseScope.ALL)
+    assert not client.reset_prefix_cache()
+    client.abort_requests(["under way", "never"])
+    client.resume()
+    assert client.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("kind", ["inproc", "sync"])
+def test_nothing_is_heard_of_who_was_aborted(client_of, kind, talk):
+    """An id may be given again at once: no token of the first one is taken for the second's."""
+    client = client_of(kind, step_s=0.001)
+    client.add_request(talk.request("stays", max_tokens=60))
+    for _ in range(10):
+        client.add_request(talk.request("again", [5] * 9, max_tokens=400))
+        for _ in range(3):
+            client.get_outputs(5)
+        client.abort_requests(["again", "unheard"])
+    client.add_request(talk.request("again", [1, 2, 3], max_tokens=7))
+    tokens, ends = talk.Answers().collect(client, 2)
+    assert len(tokens["again"]) == 7 and ends["again"][0] is FinishReason.LENGTH
+    assert tokens["again"] == tokens_alone(
+        talk, client, talk.request("alone", [1, 2, 3], max_tokens=7)
+    )
+
+
+def tokens_alone(talk, client, one):
+    client.add_request(one)
+    return talk.Answers().collect(client, 1)[0][one.request_id]
+
+
+def test_progress_tells_of_steps_and_of_silence(client_of, talk):
+    client = client_of("sync", step_s=0.15)
+    client.add_request(talk.request("a", max_tokens=9))
+    talk.Answers().collect(client, 1)
+    assert client.progress.num_steps >= 2
+    assert client.progress.age_s < 1
+    os.kill(client.process.pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    client.add_request(talk.request("b"))
+    assert client.get_outputs(0.2) is None
+    assert client.progress.age_s > 0.4 and client.error is None
+    os.kill(client.process.pid, signal.SIGCONT)
+    assert len(talk.Answers().collect(client, 1)[0]["b"]) == 5
+
+
+def test_a_call_that_fails_harms_nobody(client_of, talk):
+    client = client_of("sync", step_s=0.002)
+    client.add_request(talk.request("a", max_tokens=40))
+    with pytest.raises(DovetailError, match="not today"):
+        client.call_workers("grumble")
+    with pytest.raises(DovetailError, match="cannot cross"):
+        client.call_workers("odd")
+    with pytest.raises(DovetailError):
+        client.call_workers("no_such_method")
+    for name in ("__init_subclass__", "shutdown", "os:getpid", "execute_model", ""):
+        with pytest.raises(DovetailError):
+            client.call_workers(name)
+    with pytest.raises(UserError, match="only names cross"):
+        client.call_workers(len)
+    with pytest.raises(MessageError, match="cannot cross"):
+        client.call_workers("echo", (print,))
+    assert len(talk.Answers().collect(client, 1)[0]["a"]) == 40
+
+
+def test_an_event_loop_gets_answers_while_outputs_come(client_of, talk):
+    async def serve():
+        client = client_of("async", step_s=0.005)
+        await client.add_request(talk.request("a", max_tokens=30))
+        ends = asyncio.create_task(talk.Answers().collect_async(client, 1))
+        echoes = await asyncio.gather(*(client.call_workers("echo", (n,)) for n in range(5)))
+        assert echoes == [[[[n], {}]] for n in range(5)]
+        await client.pause(PauseScope.NEW)
+        await client.resume()
+        assert len((await ends)[0]["a"]) == 30
+        assert await client.reset_prefix_cache()
+
+    asyncio.run(serve())
+
+
+def test_a_shut_down_client_says_so(client_of, talk):
+    client = client_of("sync")
+    client.shutdown()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        client.get_outputs()
+
+    async def serve():
+        client = client_of("async")
+        waiting = asyncio.create_task(client.get_outputs())
+        await asyncio.sleep(0.01)
+        client.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await waiting
+
+    asyncio.run(serve())
+
+
+def test_the_start_tells_why_it_failed(client_of, engine_config, talk):
+    with pytest.raises(CapacityError, match="7 GB; there are 3"):
+        client_of("sync", start="raises")
+    with pytest.raises(EngineDeadError, match="status 3"):
+        client_of("sync", start="exits")
+    start = time.monotonic()
+    with pytest.raises(EngineDeadError, match=r"within 1\.5 s"):
+        EngineProcess(engine_config(start="hangs"), start_timeout_s=1.5)
+    assert time.monotonic() - start < 10
+    with pytest.raises(ConfigError, match="'threads' is no engine client"):
+        make_client(engine_config(), "threads")
+
+
+def test_sockets_are_the_owners_alone(client_of, talk):
+    folder = client_of("sync").process.folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for name in (INPUT_SOCKET, OUTPUT_SOCKET):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+
+
+def test_errors_of_another_process_keep_their_class():
+    assert isinstance(error_of("CapacityError", "no"), CapacityError)
+    assert error_of("EngineDeadError", "no", "step 1").digest == "step 1"
+    for kind in ("Path", "nearest", "__builtins__", "unheard"):
+        assert type(error_of(kind, "no")) is DovetailError

@@ -1,0 +1,115 @@
+"""An engine's end, of whatever kind: all who wait hear of it, and nothing stays behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import EngineDeadError
+
+HERE = Path(__file__).parent
+ROUNDS = [pytest.param(5, id="5"), pytest.param(100, id="100", marks=pytest.mark.soak)]
+PARENTS = [pytest.param(5, id="5"), pytest.param(50, id="50", marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("num_rounds", ROUNDS)
+def test_a_killed_engine_is_told_and_another_gives_the_same(client_of, talk, num_rounds):
+    canary = talk.request("canary", range(20), 12)
+    client = client_of("sync", step_s=0.005, has_child=1)
+    client.add_request(canary)
+    wanted = talk.Answers().collect(client, 1)
+    for number in range(num_rounds):
+        child = client.call_workers("child_pid")[0]
+        kill_mid_decode(client, talk, 0.01 * (number % 7))
+        for call, *given in (
+            (client.get_outputs,),
+            (client.resume,),
+            (client.add_request, canary),
+            (client.call_workers, "echo"),
+        ):
+            with pytest.raises(EngineDeadError):
+                call(*given)
+        client.abort_requests(["r0"])
+        assert not talk.is_running(child), "what the engine started goes with it"
+        client.shutdown()
+        client = client_of("sync", step_s=0.005, has_child=1)
+        client.add_request(canary)
+        assert talk.Answers().collect(client, 1) == wanted
+
+
+def kill_mid_decode(client, talk, after_s):
+    """Kill the engine while four requests run; whoever waits is told within two seconds."""
+    for number in range(4):
+        client.add_request(talk.request(f"r{number}", max_tokens=400))
+    assert client.get_outputs(5) is not None
+    time.sleep(after_s)
+    os.kill(client.process.pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        while True:
+            client.get_outputs()
+    assert time.monotonic() - start < 2
+    assert isinstance(client.error, EngineDeadError)
+
+
+def test_everybody_who_waits_is_told(client_of, talk):
+    async def serve():
+        client = client_of("async", step_s=0.01)
+        await client.add_request(talk.request("a", max_tokens=400))
+        await client.get_outputs()
+        os.kill(client.process.pid, signal.SIGSTOP)  # so that no call is answered any more
+        waiting = [client.call_workers("echo", (n,)) for n in range(3)]
+        waiting += [talk.Answers().collect_async(client, 1) for _ in range(3)]
+        tasks = [asyncio.create_task(one) for one in waiting]
+        await asyncio.sleep(0.05)
+        os.kill(client.process.pid, signal.SIGKILL)
+        start = time.monotonic()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert time.monotonic() - start < 2
+        assert [type(one) for one in found] == [EngineDeadError] * 6
+        assert isinstance(client.error, EngineDeadError)
+        with pytest.raises(EngineDeadError):
+            await client.add_request(talk.request("b"))
+        await client.abort_requests(["a"])
+
+    asyncio.run(serve())
+
+
+def test_a_step_that_fails_ends_the_engine_with_a_digest(client_of, talk):
+    client = client_of("sync", fails_at=3)
+    client.add_request(talk.request("secret", [77, 77, 77], 20))
+    with pytest.raises(EngineDeadError, match="the chip melted") as caught:
+        talk.Answers().collect(client, 1)
+    assert caught.value.digest.startswith("step 3: 1 runs")
+    assert "77" not in str(caught.value) and "secret" not in str(caught.value)
+    with pytest.raises(EngineDeadError):
+        client.get_outputs()
+
+
+@pytest.mark.parametrize("num_rounds", PARENTS)
+def test_nothing_is_left_when_the_parent_is_killed(engine_config, talk, tmp_path, num_rounds):
+    engine_config(has_child=1)
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path)}
+    before = talk.residue()
+    for number in range(num_rounds):
+        parent = subprocess.Popen(
+            [sys.executable, str(HERE / "orphan_parent.py"), str(tmp_path), str(number % 3)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            *processes, folder = parent.stdout.readline().split()
+        finally:
+            parent.kill()
+            parent.wait()
+            parent.stdout.close()
+        assert len(processes) == 2
+        assert not any(talk.is_running(int(pid)) for pid in processes)
+        assert not Path(folder).exists()
+    assert talk.residue() == before

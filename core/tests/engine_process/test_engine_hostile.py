@@ -1,0 +1,156 @@
+"""Bytes of every kind straight at an engine's socket: none kills it, none is executed."""
+
+import os
+import pickle
+from random import Random
+
+import msgspec
+import pytest
+import zmq
+
+from dovetail.engine.process.boot import INPUT_SOCKET, address
+from dovetail.errors import MessageError
+from dovetail.interfaces import PauseScope
+from dovetail.transport.messages import (
+    MAX_MESSAGE_BYTES,
+    Abort,
+    Add,
+    AddTogether,
+    Call,
+    Pause,
+    ResetPrefixCache,
+    Resume,
+    Stop,
+    engine_reader,
+    pack,
+)
+from dovetail.transport.wire_types import wire_request
+
+NUM_MESSAGES = 10_000
+FIRST_CALL = 1 << 40
+"""Calls of the enemy have numbers of their own, so that no answer is taken for another."""
+HUGE = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x91" * 9999)
+
+
+def valid_messages(talk):
+    """One of each kind but Stop, which is what it says."""
+    add = wire_request(talk.request("evil", [5] * 20, 3, stop_token_ids=[1], logprobs=2))
+    return [
+        pack(Add("evil", add)),
+        pack(AddTogether(FIRST_CALL, (("evil", add), ("worse", add)))),
+        pack(Abort(("nobody", "evil"), FIRST_CALL + 1)),
+        pack(Pause(FIRST_CALL + 2, PauseScope.NEW)),
+        pack(Resume(FIRST_CALL + 3)),
+        pack(ResetPrefixCache(FIRST_CALL + 4)),
+        pack(Call(FIRST_CALL + 5, "echo", (1, "x"), {"deep": [None]})),
+    ]
+
+
+def mutated(rng, content):
+    """A message with some bytes changed, lost, doubled or of another version."""
+    changed = bytearray(content)
+    kind = rng.randrange(5)
+    if kind == 0:
+        for _ in range(rng.randint(1, 6)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+    elif kind == 1:
+        del changed[rng.randrange(len(changed)) :]
+    elif kind == 2:
+        place = rng.randrange(len(changed))
+        changed[place:place] = changed[place : place + rng.randint(1, 40)]
+    elif kind == 3:
+        changed[2] = rng.choice([0, *range(2, 256)])
+    else:
+        place = rng.randrange(3, len(changed))
+        changed[place : place + 1] = rng.choice(HUGE)
+    return bytes(changed)
+
+
+def with_pickles(talk, bomb):
+    """A pickle as a message, as a message's body, and in every field that takes bytes or text."""
+    text = bomb.decode("latin-1")
+    request = talk.request(text, [1, 2], extra_args={"x": bomb, text: [text]})
+    fields = msgspec.msgpack.decode(wire_request(request))
+    spoilt = [msgspec.msgpack.encode(fields | {name: bomb}) for name in fields]
+    spoilt += [msgspec.msgpack.encode(fields | {name: text}) for name in fields]
+    params = fields["sampling_params"]
+    spoilt += [
+        msgspec.msgpack.encode(fields | {"sampling_params": params | {name: bomb}})
+        for name in params
+    ]
+    return [
+        bomb,
+        b"DV\x01" + bomb,
+        b"DV\x01" + msgspec.msgpack.encode(bomb),
+        b"DV\x01" + msgspec.msgpack.encode(msgspec.msgpack.Ext(42, bomb)),
+        pack(Add(text, wire_request(request))),
+        pack(Abort((text,))),
+        *(pack(Add(text, one)) for one in [bomb, *spoilt]),
+        *(pack(Call(FIRST_CALL, name, (bomb,), {"x": bomb})) for name in (text[:250], "echo")),
+        *(pack(Call(FIRST_CALL, name, (bomb,))) for name in ("__reduce__", "os:mkdir", "pickle")),
+        *(b"DV\x01" + msgspec.msgpack.encode([bomb, 1]) for _ in range(3)),
+    ]
+
+
+def num_refused(contents):
+    """How many of them are no message for an engine."""
+    reader = engine_reader()
+    for content in contents:
+        try:
+            reader.read(content)
+        except MessageError:
+            continue
+    return reader.num_refused
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
+def test_ten_thousand_malformed_messages_harm_nobody(client_of, talk, tmp_path, ahead):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "fired"),)
+
+    rng = Random(talk.SEED)
+    good = valid_messages(talk)
+    offered = with_pickles(talk, pickle.dumps(Bomb()))
+    while len(offered) < NUM_MESSAGES // 2:
+        is_random = rng.random() < 0.3
+        offered.append(rng.randbytes(50) if is_random else mutated(rng, rng.choice(good)))
+    offered = [one for one in offered if one != pack(Stop())]
+    client = client_of("sync", async_scheduling=ahead)
+    canary = talk.request("canary", range(30), 20)
+    client.add_request(canary)
+    wanted = talk.Answers().collect(client, 1)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as evil:
+        evil.setsockopt(zmq.SNDHWM, 0)
+        evil.connect(address(client.process.folder, INPUT_SOCKET))
+        for content in offered:
+            evil.send(content)
+        evil.close(linger=5000)
+    expected = num_refused(offered)
+    assert len(offered) // 2 < expected < len(offered)
+    while client.progress.num_refused < expected:
+        client.get_outputs(1.1)
+    assert client.progress.num_refused == expected
+    client.resume()  # a pause was no crime
+    client.add_request(canary)
+    assert only("canary", *talk.Answers().collect_until(client, "canary")) == wanted
+    assert not (tmp_path / "fired").exists()
+
+
+def only(name, tokens, ends):
+    return {name: tokens[name]}, {name: ends[name]}
+
+
+def test_a_message_without_end_is_cut_off_before_it_is_in_memory(client_of, talk):
+    client = client_of("sync")
+    with zmq.Context() as context, context.socket(zmq.PUSH) as evil:
+        evil.setsockopt(zmq.RECONNECT_IVL, -1)
+        evil.connect(address(client.process.folder, INPUT_SOCKET))
+        with evil.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
+            evil.send(bytes(MAX_MESSAGE_BYTES + 1))
+            assert monitor.poll(5000), "it was let in"
+            evil.disable_monitor()
+        evil.close(linger=0)
+    client.add_request(talk.request("canary"))
+    assert len(talk.Answers().collect(client, 1)[0]["canary"]) == 5
+    assert client.progress.num_refused == 0

@@ -1,0 +1,166 @@
+"""Faults at every point of start and step: no hang, nothing left, and the cause is named."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dovetail.faults import POINTS, VARIABLE
+
+HERE = Path(__file__).parent
+ACTIONS = ("raise", "kill", "exit=3", "delay=0.3", "stop")
+LIMIT_S = 10.0
+"""How long one life may take, with any fault, beyond the time that a machine needs for it."""
+
+IN_PROCESS = ("uniproc.", "start.init_device", "start.load_model")
+FRONT_END = "client."
+SAMPLE = (
+    ("start.load_model", "raise"),
+    ("start.warm_up", "kill"),
+    ("client.receive", "raise"),
+    ("engine.bind", "exit=3"),
+    ("worker.load_model", "raise"),
+    ("worker.before_sample", "kill"),
+    ("core.schedule", "raise"),
+    ("engine.send", "stop"),
+)
+EVERY = [(point, action) for point in POINTS for action in ACTIONS]
+
+
+@dataclass
+class Life:
+    """What one run of the scenario came to. status: of its process."""
+
+    status: int
+    told: dict
+    errors: str
+    took_s: float
+    survivors: list
+    folders: list
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory):
+    """Run the scenario: `lives(executor, faults)`."""
+    model = tmp_path_factory.mktemp("model")
+    config = {"architectures": ["Obedient"], "vocab_size": 97, "max_position_embeddings": 512}
+    (model / "config.json").write_text(json.dumps(config))
+
+    def run(executor, faults=""):
+        folder = tmp_path_factory.mktemp("t")
+        return live(model, executor, faults, folder)
+
+    return run
+
+
+def live(model, executor, faults, folder):
+    mark = f"SWEEP={uuid.uuid4()}"
+    environment = {**os.environ, VARIABLE: faults, "PYTHONPATH": str(HERE), "TMPDIR": str(folder)}
+    environment["SWEEP"] = mark.partition("=")[2]
+    command = [sys.executable, str(HERE / "fault_scenario.py"), str(model), executor]
+    begun = time.monotonic()
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            out, errors = communicate(process, faults)
+        finally:
+            process.kill()
+    took_s = time.monotonic() - begun
+    told = [line for line in out.splitlines() if line.startswith("{")]
+    return Life(
+        status=process.returncode,
+        told=json.loads(told[-1]) if told else {},
+        errors=errors,
+        took_s=took_s,
+        survivors=survivors(mark),
+        folders=[name for name in os.listdir(folder) if name.startswith("dovetail-")],
+    )
+
+
+def communicate(process, faults):
+    """Return what it printed; a front end that stopped itself is nobody's but ours to end."""
+    if faults.startswith(FRONT_END) and faults.endswith(":stop"):
+        for _ in range(400):
+            state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "T":
+                process.kill()
+                break
+            time.sleep(0.05)
+    return process.communicate(timeout=60)
+
+
+def survivors(mark):
+    """Processes of a scenario that are there five seconds after it."""
+    for _ in range(50):
+        found = [pid for pid in os.listdir("/proc") if pid.isdecimal() and has_mark(pid, mark)]
+        if not found:
+            return []
+        time.sleep(0.1)
+    return found
+
+
+def has_mark(pid, mark):
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except (OSError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def healthy(lives):
+    """A life without a fault."""
+    return lives("multiproc")
+
+
+def executor_of(point):
+    return "uniproc" if point.startswith(IN_PROCESS) else "multiproc"
+
+
+CASES = [
+    pytest.param(*case, id="-".join(case), marks=() if case in SAMPLE else pytest.mark.soak)
+    for case in EVERY
+]
+
+
+def test_a_life_without_a_fault_is_whole(healthy):
+    assert healthy.status == 0 and healthy.told["outcome"] == "served", healthy
+    assert healthy.told["message"].strip() == "" and len(healthy.told["tokens"]) == 12
+    assert healthy.told["left"] == healthy.survivors == healthy.folders == []
+
+
+@pytest.mark.parametrize(("point", "action"), CASES)
+def test_no_fault_hangs_leaks_or_goes_unnamed(lives, healthy, point, action):
+    found = lives(executor_of(point), f"{point}:{action}")
+    assert found.survivors == [], found
+    assert found.took_s < LIMIT_S + healthy.took_s, found
+    of_the_front_end = point.startswith(FRONT_END)
+    if of_the_front_end and action in ("kill", "stop", "exit=3"):
+        # Whoever is killed between making a folder and starting who would remove it leaves it.
+        assert found.folders == [] or point in ("client.boot", "client.spawn"), found
+        return
+    assert found.folders == [] == found.told["left"], found
+    named = [f"injected at {point}", f"(start-up phase: {point.partition('.')[2]})"]
+    named += ["SIGKILL", "status 3", "no life", "within", "ended", "InjectedError"]
+    message = found.told["message"]
+    if message.strip():
+        assert any(name in message for name in named), found
+    else:
+        # The fault was outlived, or came when nobody waited any more.
+        assert found.told["outcome"] == "served"
+        assert found.told["tokens"] == healthy.told["tokens"], found
+    if found.told["tokens"]:
+        assert found.told["tokens"] == healthy.told["tokens"], found
+
+
+def test_every_point_is_reached(lives, tmp_path):
+    seen = tmp_path / "seen"
+    for executor in ("uniproc", "multiproc"):
+        assert lives(executor, f"*:record={seen}").told["outcome"] == "served"
+    assert set(seen.read_text().split()) == set(POINTS)

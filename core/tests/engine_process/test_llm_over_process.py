@@ -1,0 +1,232 @@
+"""`LLM` and `LLMEngine` over a process: what they answer in one process, and the same errors."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserError
+from dovetail.outputs import RequestOutputKind
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_hooks import FakeHooks
+from dovetail.testing.fake_logits_processor import ARGUMENT, FakeLogitsProcessor
+from dovetail.testing.fake_stat_logger import FakeStatLogger
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+
+
+class Heard(FakeHooks):
+    made = None
+
+    def __init__(self, context):
+        super().__init__(context)
+        Heard.made = self
+
+
+class Logged(FakeStatLogger):
+    made = None
+
+    def __init__(self, context):
+        super().__init__(context)
+        Logged.made = self
+
+
+@pytest.fixture(params=[False, True], ids=["in process", "over a process"])
+def make(request, parts, tmp_path, monkeypatch):
+    made = []
+
+    def build(**told):
+        options = {name: told.pop(name) for name in tuple(told) if name in ("depth", "params")}
+        config = {"architectures": ["X"], "vocab_size": 300, "max_position_embeddings": 64}
+        (tmp_path / "config.json").write_text(json.dumps(config | told))
+        made.append(
+            LLM(
+                str(tmp_path),
+                engine_process=request.param,
+                platform=parts.Nowhere,
+                worker_cls=parts.Asking,
+                scheduler_cls=Scheduler,
+                tokenizer_mode=ByteTokenizer,
+                logits_processors=(FakeLogitsProcessor,),
+                stat_loggers=(Logged,),
+                hooks=(Heard,),
+                async_scheduling=options.get("depth", 1) == 2,
+                max_num_seqs=4,
+            )
+        )
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.shutdown()
+        one.shutdown()
+
+
+def greedy(max_tokens=6, **given):
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, seed=1, **given)
+
+
+SEEN = {}
+
+
+def same_as_before(name, found):
+    """What is found here is what was found in the other kind of process."""
+    assert SEEN.setdefault(name, found) == found
+
+
+def plain(output):
+    return (
+        output.request_id,
+        output.prompt_token_ids,
+        [(one.text, one.token_ids, one.finish_reason, one.stop_reason) for one in output.outputs],
+        output.num_cached_tokens,
+        output.error,
+        output.finished,
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_and_statistics_are_the_same(make, depth):
+    llm = make(depth=depth)
+    prompts = ["one", "two and more", [7] * 30, "the fourth", "the fifth", "one"]
+    params = [greedy(4 + number, n=1 + number % 2) for number in range(6)]
+    outputs = llm.generate(prompts, params, priority=[0, 1, 2, 3, 4, 5])
+    stats = llm.llm_engine.last_stats
+    steps = [
+        (one.scheduler.step_id, one.scheduler.num_scheduled_tokens, one.num_new_tokens)
+        for one in Logged.made.steps
+    ]
+    told = stats.num_running, stats.prefix_queries, stats.prefix_hits, stats.num_used_blocks
+    same_as_before(f"answers {depth}", (list(map(plain, outputs)), steps, told))
+    assert sum(new for _, _, new in steps) == sum(
+        len(one.token_ids) for out in outputs for one in out.outputs
+    )
+
+
+def test_refusals_are_the_same(make):
+    llm = make()
+    wrong = greedy(extra_args={ARGUMENT: "yes"})
+    prompts = ["a", "b", [], "d", "x" * 64]
+    params = [greedy(), wrong, greedy(), greedy(), greedy()]
+    outputs = llm.generate(prompts, params, on_error="return")
+    assert [out.error is None for out in outputs] == [True, False, False, True, False]
+    told = [(name, str(error)) for kind, (name, error) in errors_heard()]
+    with pytest.raises(RequestError, match="prompt 1: ") as caught:
+        llm.generate(["a", "b"], [greedy(), wrong])
+    assert caught.value.parameter == f"extra_args.{ARGUMENT}"
+    assert not llm.llm_engine.has_unfinished_requests()
+    alone = llm.generate("a", greedy())[0]
+    same_as_before("refusals", (list(map(plain, outputs)), told, str(caught.value), plain(alone)))
+    assert llm.llm_engine.last_stats.num_running == 0
+
+
+def errors_heard():
+    return [entry for entry in Heard.made.heard if entry[0] == "on_request_error"]
+
+
+def test_stop_strings_and_aborts_end_requests_in_the_engine(make):
+    llm = make()
+    engine = llm.llm_engine
+    text = llm.generate("say", greedy(30))[0].outputs[0].text
+    stop = text[5:8]
+    engine.add_request("a", "say", greedy(50, stop=[stop]), output_kind=RequestOutputKind.DELTA)
+    engine.add_request("b", "other", greedy(40))
+    engine.add_request("c", "third", greedy(50))
+    found = []
+    while engine.has_unfinished_requests():
+        found += engine.step()
+        if any(out.request_id == "b" for out in found):
+            engine.abort_request("c")
+    last = {out.request_id: out.outputs[0].finish_reason for out in found if out.finished}
+    assert last == {"a": "stop", "b": "length", "c": "abort"}
+    assert "".join(out.outputs[0].text for out in found if out.request_id == "a") == text[:5]
+    engine.add_request("a", "say", greedy(9))  # its id is free again
+    (*_, again) = run(engine)
+    assert len(again.outputs[0].token_ids) == 9 and text.startswith(again.outputs[0].text)
+    assert engine.reset_prefix_cache() and engine.step() == []
+
+
+def run(engine):
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs
+
+
+def test_a_pause_is_kept_and_lifted(make):
+    llm = make()
+    engine = llm.llm_engine
+    engine.pause("all")
+    engine.add_request("a", "say", greedy())
+    assert engine.paused == "all" and engine.step() == []
+    with pytest.raises(UserError, match="is paused"):
+        llm.generate("say", greedy())
+    engine.resume()
+    assert engine.paused is None and len(run(engine)[-1].outputs[0].token_ids) == 6
+
+
+def test_workers_are_called_by_name(make):
+    engine = make().llm_engine
+    assert engine.collective_rpc("echo", 1, key="x") == [[[1], {"key": "x"}]]
+    if engine.config.parallel.engine_process:
+        with pytest.raises(UserError, match="only names cross"):
+            engine.collective_rpc(lambda worker: 1)
+    else:
+        assert engine.collective_rpc(lambda worker: worker.echo(2)) == [[[2], {}]]
+
+
+def test_a_failing_step_ends_everything_with_a_digest(make):
+    llm = make(fails_at=3)
+    with pytest.raises(EngineDeadError, match="the chip melted") as caught:
+        llm.generate(["secret", "other"], greedy(20))
+    assert caught.value.digest.startswith("step 3: 2 runs")
+    assert "secret" not in str(caught.value) and str(list(b"secret")[:3])[1:-1] not in str(
+        caught.value
+    )
+    same_as_before("digest", caught.value.digest)
+    with pytest.raises(EngineDeadError):
+        llm.generate("again", greedy())
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_a_killed_engine_is_told_while_generate_waits(make):
+    llm = make(step_s=0.01)
+    if not llm.llm_engine.config.parallel.engine_process:
+        pytest.skip("there is no other process to kill")
+    engine = llm.llm_engine
+    engine.add_request("a", "say", greedy(50))
+    engine.step()
+    os.kill(engine.client.process.pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        run(engine)
+    assert time.monotonic() - start < 2
+    engine.abort_request("a")
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        llm.generate("again", greedy())
+
+
+def test_a_class_that_no_other_process_finds_is_named(parts, tmp_path):
+    class Hidden(parts.Obedient):
+        pass
+
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "vocab_size": 300}))
+    options = {"platform": parts.Nowhere, "worker_cls": Hidden, "skip_tokenizer_init": True}
+    with pytest.raises(DovetailError, match="Hidden"):
+        LLM(str(tmp_path), engine_process=True, **options)
+
+
+def test_an_interrupt_ends_the_call_and_not_the_engine(make):
+    llm = make(step_s=0.005)
+    wanted = llm.generate("say", greedy())[0].outputs[0].token_ids
+    typing = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    typing.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["say"] * 8, greedy(50))
+    typing.join()
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.generate("say", greedy())[0].outputs[0].token_ids == wanted
+    assert llm.llm_engine.last_stats.num_running == 0

@@ -1,0 +1,222 @@
+"""An engine that is started again when it dies: who was served is told, and the next is served."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dovetail.engine.supervision.async_client import AsyncSupervisedClient
+from dovetail.engine.supervision.client import SupervisedClient
+from dovetail.engine.supervision.rules import EngineState, SupervisionRules
+from dovetail.errors import EngineDeadError, RequestError, UnavailableError
+from dovetail.request import FinishReason
+
+ROUNDS = [pytest.param(3, id="3"), pytest.param(100, id="100", marks=pytest.mark.soak)]
+MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
+
+
+@pytest.fixture
+def supervised(engine_config, talk, monkeypatch, tmp_path):
+    """Start a supervised engine: `supervised(rules=…, executor="multiproc", step_s=0.01)`."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    before, made = talk.residue(), []
+
+    def make(kind=SupervisedClient, *, rules=None, executor="auto", **told):
+        config = engine_config(**told)
+        parallel = config.parallel.model_copy(update={"executor_backend": executor})
+        made.append(kind(config.model_copy(update={"parallel": parallel}), rules=rules))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.shutdown()
+        client.shutdown()
+        assert client.state is EngineState.DEAD
+    assert talk.residue() == before
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def await_state(client, state, within_s):
+    begun = time.monotonic()
+    while client.state is not state:
+        assert time.monotonic() - begun < within_s, f"{client.state} instead of {state}"
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def serve_canary(client, talk):
+    client.add_request(talk.request("canary", range(20), 12))
+    return talk.Answers().collect_until(client, "canary")[0]["canary"]
+
+
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+@pytest.mark.parametrize("num_rounds", ROUNDS)
+def test_it_is_ready_again_and_answers_the_same(supervised, talk, num_rounds, victim):
+    client = supervised(executor="multiproc", rules=MANY, step_s=0.005)
+    wanted = serve_canary(client, talk)
+    for number in range(num_rounds):
+        names = {f"r{number}-{n}" for n in range(4)}
+        for name in sorted(names):
+            client.add_request(talk.request(name, max_tokens=400))
+        answers = talk.Answers()
+        while not answers.tokens:
+            answers.take(client.get_outputs(5))
+        engine = client.process_id
+        (worker,) = children_of(engine)
+        os.kill(engine if victim == "engine" else worker, signal.SIGKILL)
+        begun = time.monotonic()
+        while len(answers.ends) < len(names):
+            answers.take(client.get_outputs(5))
+        assert time.monotonic() - begun < 2
+        assert set(answers.ends) == names
+        for reason, message in answers.ends.values():
+            assert reason is FinishReason.ERROR
+            assert "EngineDeadError" in message and "SIGKILL" in message
+        assert client.wait_until_ready(10)
+        assert client.state is EngineState.READY
+        assert client.num_restarts == number + 1 and client.process_id != engine
+        assert not talk.is_running(worker) and not talk.is_running(engine)
+        assert serve_canary(client, talk) == wanted
+
+
+def test_an_event_loop_is_served_through_a_death(supervised, talk):
+    async def serve():
+        client = supervised(AsyncSupervisedClient, rules=MANY, step_s=0.01)
+        await client.add_request(talk.request("canary", range(20), 12))
+        tokens, _ = await talk.Answers().collect_async(client, 1)
+        await client.add_request(talk.request("a", max_tokens=400))
+        await client.get_outputs()
+        os.kill(client.process_id, signal.SIGKILL)
+        begun = time.monotonic()
+        _, ends = await talk.Answers().collect_async(client, 1)
+        assert time.monotonic() - begun < 2
+        assert ends["a"][0] is FinishReason.ERROR and "SIGKILL" in ends["a"][1]
+        with pytest.raises(UnavailableError, match="started again"):
+            await client.add_request(talk.request("too early"))
+        assert client.state is EngineState.RESTARTING
+        waiting = asyncio.create_task(client.get_outputs())
+        while client.state is not EngineState.READY:
+            await asyncio.sleep(0.02)
+        await client.add_request(talk.request("canary", range(20), 12))
+        answers = talk.Answers()
+        answers.take(await asyncio.wait_for(waiting, 10))
+        assert (await answers.collect_async(client, 1))[0] == tokens
+        assert client.num_restarts == 1 and client.error is None
+        client.shutdown()
+        with pytest.raises(EngineDeadError):
+            await client.get_outputs()
+
+    asyncio.run(serve())
+
+
+def test_a_request_that_engines_die_with_is_not_run_again(supervised, talk):
+    client = supervised(rules=MANY, fails_at=4)
+    for number in (1, 2):
+        client.add_request(talk.request("poison", max_tokens=100))
+        _, ends = talk.Answers().collect(client, 1)
+        assert "the chip melted" in ends["poison"][1]
+        assert client.wait_until_ready(10) and client.num_restarts == number
+    with pytest.raises(RequestError, match="2 times"):
+        client.add_request(talk.request("poison", max_tokens=100))
+    client.add_request(talk.request("innocent", max_tokens=2))
+    assert talk.Answers().collect(client, 1)[1]["innocent"][0] is FinishReason.LENGTH
+    refused = client.add_requests([talk.request("poison"), talk.request("another", max_tokens=1)])
+    assert set(refused) == {"poison"}
+
+
+def test_an_engine_that_always_dies_is_given_up_with_a_reason(supervised, talk, monkeypatch):
+    rules = SupervisionRules(max_restarts=2, first_delay_s=0.05)
+    client = supervised(rules=rules, step_s=0.01)
+    client.add_request(talk.request("a", max_tokens=400))
+    assert client.get_outputs(5) is not None
+    monkeypatch.setenv("DOVETAIL_FAULTS", "start.load_model:exit=9")
+    os.kill(client.process_id, signal.SIGKILL)
+    _, ends = talk.Answers().collect(client, 1)
+    assert ends["a"][0] is FinishReason.ERROR
+    with pytest.raises(EngineDeadError, match=r"died 3 times .* status 9.*load_model"):
+        client.get_outputs(20)
+    assert client.state is EngineState.DEAD and client.error is not None
+    with pytest.raises(EngineDeadError, match="not started again"):
+        client.add_request(talk.request("b"))
+    client.abort_requests(["a"])
+
+
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+def test_what_is_stopped_is_told_as_stalled_and_may_come_back(supervised, talk, victim):
+    rules = None if victim == "worker" else SupervisionRules(max_silence_s=1.2)
+    client = supervised(executor="multiproc", rules=rules, step_s=0.01)
+    wanted = serve_canary(client, talk)
+    pid = client.process_id if victim == "engine" else children_of(client.process_id)[0]
+    os.kill(pid, signal.SIGSTOP)
+    assert await_state(client, EngineState.STALLED, 5) > 0.9
+    os.kill(pid, signal.SIGCONT)
+    await_state(client, EngineState.READY, 2)
+    assert serve_canary(client, talk) == wanted
+    assert client.num_restarts == 0
+
+
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+def test_what_stays_stopped_is_killed_and_replaced(supervised, talk, victim):
+    rules = SupervisionRules(max_silence_s=0.6, kill_silence_s=1.2, first_delay_s=0.05)
+    client = supervised(executor="multiproc", rules=rules, step_s=0.01)
+    wanted = serve_canary(client, talk)
+    client.add_request(talk.request("a", max_tokens=400))
+    engine, (worker,) = client.process_id, children_of(client.process_id)
+    os.kill(engine if victim == "engine" else worker, signal.SIGSTOP)
+    _, ends = talk.Answers().collect(client, 1)
+    assert "no life" in ends["a"][1] or victim == "worker"
+    assert client.wait_until_ready(10)
+    assert not talk.is_running(worker) and not talk.is_running(engine)
+    assert serve_canary(client, talk) == wanted
+
+
+def test_a_long_step_is_no_stall_until_it_is_too_long(supervised, talk):
+    rules = SupervisionRules(max_silence_s=0.8, max_step_s=1.5, kill_step_s=2, first_delay_s=0.05)
+    client = supervised(rules=rules, step_s=600)
+    client.add_request(talk.request("a"))
+    begun = time.monotonic()
+    while client.state is EngineState.READY:
+        time.sleep(0.02)
+    assert time.monotonic() - begun > 1.3
+    assert client.state is EngineState.STALLED
+    _, ends = talk.Answers().collect(client, 1)
+    assert "a step has not ended" in ends["a"][1]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seconds", [60, 600])
+def test_full_load_and_long_steps_raise_no_false_alarm(supervised, talk, seconds):
+    client = supervised(executor="multiproc", step_s=6)
+    burn = [sys.executable, "-c", "while True: pass"]
+    burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        begun = time.monotonic()
+        answers = talk.Answers()
+        for number in range(8):
+            client.add_request(talk.request(f"r{number}", max_tokens=400))
+        while time.monotonic() - begun < seconds:
+            assert client.state is EngineState.READY, client.progress
+            outputs = client.get_outputs(0.05)
+            if outputs is not None:
+                answers.take(outputs)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    assert client.num_restarts == 0 and answers.tokens
+
+
+def test_a_start_that_fails_is_told_and_nothing_stays(supervised):
+    with pytest.raises(Exception, match=r"7 GB.*load_model"):
+        supervised(start="raises")

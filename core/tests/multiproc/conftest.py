@@ -1,0 +1,55 @@
+"""Executors of workers in processes; whatever a test does, nothing may stay behind."""
+
+import gc
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dovetail.executors.multiproc.executor import MultiprocExecutor
+from dovetail.testing.contexts import make_executor_context, write_fake_config
+
+HERE = Path(__file__).parent
+
+
+def residue():
+    """Descriptors, shared memory and folders that there are now."""
+    gc.collect()
+    folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
+    return len(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm")), sorted(folders)
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The module of the workers."""
+    monkeypatch.syspath_prepend(str(HERE))
+    import multiproc_parts
+
+    yield multiproc_parts
+    sys.modules.pop("multiproc_parts", None)
+
+
+@pytest.fixture
+def make(parts, tmp_path, monkeypatch):
+    """Start workers: `make(2, step=["", "exits"], limits={"stall_s": 1.0})`."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    model_dir = write_fake_config(tmp_path)
+    before, made = residue(), []
+
+    def build(world_size=1, *, worker_cls=parts.Hand, config=(), limits=(), **worker_options):
+        context = make_executor_context(
+            model_dir, worker_cls, tensor_parallel_size=world_size, **dict(config)
+        )
+        given = {"options": dict(limits), "worker_options": worker_options}
+        made.append(MultiprocExecutor(replace(context, **given)))
+        return made[-1]
+
+    yield build
+    for executor in made:
+        executor.shutdown()
+    assert residue() == before

@@ -1,0 +1,90 @@
+"""Workers that a child process can import, and what tests ask them to do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from array import array
+
+from dovetail.errors import CapacityError
+from dovetail.testing.executor_workers import ObedientWorker
+from dovetail.transport.ndarray import NDArray
+
+
+class Hand(ObedientWorker):
+    """Obeys its options: what happens at the start, and in the step numbered 1.
+
+    start, step: how it goes, by rank: "hangs", "dawdles", "exits", "raises", "refuses", or well.
+    """
+
+    def load_model(self):
+        super().load_model()
+        self._go_wrong("start")
+
+    def execute_model(self, plan):
+        if plan.step_id == 1:
+            self._go_wrong("step")
+        super().execute_model(plan)
+
+    def _go_wrong(self, when):
+        ways = self._context.options.get(when, ())
+        how = ways[self._context.rank] if ways else ""
+        if how == "hangs":
+            time.sleep(600)
+        if how == "dawdles":
+            time.sleep(0.4)
+        if how == "exits":
+            os._exit(3)
+        if how == "raises":
+            raise RuntimeError("the chip melted")
+        if how == "refuses":
+            raise CapacityError("7 GB are needed; there are 3")
+
+    def pid(self):
+        return os.getpid()
+
+    def has_child(self):
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        return self.child.pid
+
+    def options(self):
+        return dict(self._context.options)
+
+    def echo(self, *args, **kwargs):
+        return [list(args), kwargs]
+
+    def turned(self, matrix):
+        return NDArray(matrix.dtype, matrix.shape[::-1], matrix.data[::-1])
+
+    def ramp(self, length):
+        return {"ramp": array("f", range(length))}
+
+    def odd(self):
+        return self
+
+    def grumble(self):
+        raise ValueError("not today")
+
+    def burn(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            sum(range(1000))
+
+    def stop_itself(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Extra:
+    """A worker extension."""
+
+    def twice(self):
+        return 2 * self._context.rank
+
+
+def both(worker, more):
+    return worker.pid() + more
+
+
+class NotAFunction:
+    pass

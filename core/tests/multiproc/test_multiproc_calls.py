@@ -1,0 +1,199 @@
+"""Operations and steps over processes: what travels, what does not, and in which order."""
+
+import threading
+
+import pytest
+
+from dovetail.errors import (
+    ConfigError,
+    ContractError,
+    DovetailError,
+    EngineDeadError,
+    MessageError,
+    PluginError,
+)
+from dovetail.executors.multiproc.executor import MultiprocExecutor, check_plugins
+from dovetail.plugins import PluginRegistry, Resolution
+from dovetail.testing.executor import executor_cases, make_plans, start
+from dovetail.transport.ndarray import NDArray
+
+PATIENCE_S = 20.0
+
+
+@pytest.mark.parametrize(
+    "case", list(executor_cases(MultiprocExecutor)), ids=lambda case: case.name
+)
+def test_it_keeps_its_contract(case):
+    case.run()
+
+
+def test_values_travel_and_arrays_as_what_they_are(make):
+    executor = make()
+    given = [1, 2.5, "ü", b"\0", None, True, [1, [2]], {"a": {"b": 1}}]
+    assert executor.collective_rpc("echo", args=given, kwargs={"k": 1}) == [[given, {"k": 1}]]
+    weights = NDArray("bfloat16", (4, 1), bytes(range(8)))
+    (turned,) = executor.collective_rpc("turned", args=(weights,))
+    assert turned == NDArray("bfloat16", (1, 4), bytes(range(8))[::-1])
+
+
+def test_a_large_answer_goes_around_the_ring(make):
+    executor = make()
+    ramp = executor.collective_rpc("ramp", args=(100_000,), unique_reply_rank=0)["ramp"]
+    assert ramp.dtype == "float32" and ramp.shape == (100_000,)
+    assert ramp.memory().tolist() == list(range(100_000))
+    long = ["x" * 1_000_000]
+    assert executor.collective_rpc("echo", args=long, unique_reply_rank=0) == [long, {}]
+
+
+def test_what_cannot_travel_is_named_and_harms_nothing(make):
+    executor = make()
+    with pytest.raises(MessageError, match=r"builtins\.object cannot cross a process"):
+        executor.collective_rpc("echo", args=(object(),))
+    with pytest.raises(MessageError, match=r"multiproc_parts\.Hand cannot cross a process"):
+        executor.collective_rpc("odd")
+    with pytest.raises(DovetailError, match="ValueError: not today"):
+        executor.collective_rpc("grumble")
+    with pytest.raises(DovetailError, match="TypeError"):
+        executor.collective_rpc("pid", args=(1,))
+    assert executor.collective_rpc("echo") == [[[], {}]]
+
+
+def test_only_functions_of_a_module_can_be_named(make):
+    executor = make()
+    (pid,) = executor.collective_rpc("pid")
+    assert executor.collective_rpc("multiproc_parts:both", args=(1,)) == [pid + 1]
+    for name in ("multiproc_parts:NotAFunction", "multiproc_parts:os.kill", "os:kill", ":", "x:"):
+        with pytest.raises(ContractError, match="operation"):
+            executor.collective_rpc(name)
+    with pytest.raises(ContractError, match="cannot be called in another process"):
+        executor.collective_rpc(lambda worker: 1)
+
+
+def test_more_calls_than_the_rings_hold_wait_for_nobody(make):
+    executor = make(2)
+    handles = [
+        executor.collective_rpc("echo", args=(number, "x" * 9000), non_block=True)
+        for number in range(100)
+    ]
+    for number in (99, 0, 50):
+        answers = handles[number].result(PATIENCE_S)
+        assert [answer[0][0] for answer in answers] == [number, number]
+
+
+def test_a_call_that_is_given_up_leaves_the_rest_as_it_was(make):
+    executor = make(2)
+    start(executor)
+    with pytest.raises(TimeoutError):
+        executor.collective_rpc("dawdle", args=(0.2,), timeout=0.05)
+    executor.execute_model(make_plans()[0])
+    step = executor.sample_tokens()
+    assert not step.done()
+    assert executor.collective_rpc("echo", args=(7,), unique_reply_rank=1) == [[7], {}]
+    assert step.done() and step.result(0).step_id == 0
+
+
+def test_execute_model_can_be_waited_for_before_it_is_sampled(make):
+    executor = make(step=["dawdles"])
+    start(executor)
+    first, second, *_ = make_plans()
+    for plan in (first, second):
+        executed = executor.execute_model(plan)
+        assert executed.result(PATIENCE_S) is None and executed.done()
+        assert executor.sample_tokens().result(PATIENCE_S).step_id == plan.step_id
+
+
+def test_threads_may_call_side_by_side(make):
+    executor = make(2)
+    wrong = []
+
+    def ask(thread):
+        for number in range(50):
+            got = executor.collective_rpc(
+                "echo", args=(thread, number), unique_reply_rank=number % 2
+            )
+            if got != [[thread, number], {}]:
+                wrong.append(got)
+
+    threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+
+
+def test_the_worker_gets_its_options_and_its_extension(make, parts):
+    executor = make(2, config={"worker_extension_cls": parts.Extra}, colour="red", sizes=[1, 2])
+    assert executor.collective_rpc("options") == [{"colour": "red", "sizes": [1, 2]}] * 2
+    assert executor.collective_rpc("twice") == [0, 2]
+
+
+def test_an_end_is_an_end(make):
+    executor = make()
+    executor.shutdown()
+    executor.shutdown()
+    assert executor.silence_s() == 0.0
+    for call in (
+        executor.check_health,
+        lambda: executor.collective_rpc("pid"),
+        lambda: executor.execute_model(make_plans()[0]),
+    ):
+        with pytest.raises(EngineDeadError, match="was shut down"):
+            call()
+
+
+def test_who_waits_at_the_end_is_told(make):
+    executor = make(limits={"stop_timeout_s": 0.2})
+    waiting = executor.collective_rpc("dawdle", args=(30,), non_block=True)
+    unread = executor.collective_rpc("pid", non_block=True)
+    told = []
+
+    def wait():
+        try:
+            waiting.result()
+        except EngineDeadError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    executor.shutdown()
+    thread.join(PATIENCE_S)
+    assert told == ["the executor was shut down."]
+    assert waiting.done() and unread.done()
+    with pytest.raises(EngineDeadError, match="was shut down"):
+        unread.result()
+
+
+def test_options_that_cannot_travel_are_told(make):
+    with pytest.raises(ConfigError, match="the worker's cannot go to its process"):
+        make(place=object())
+
+
+def test_a_worker_that_nobody_else_can_import_is_refused(make, parts):
+    class Local(parts.Hand):
+        pass
+
+    with pytest.raises(ContractError, match="at the top of a module"):
+        make(worker_cls=Local)
+
+
+def test_plugins_that_differ_between_ranks_are_named():
+    def found(version):
+        return Resolution(kind="ops", name="fast", target="a:B", distribution="a", version=version)
+
+    registry = PluginRegistry()
+    check_plugins(registry, [[found("1")], [found("1")]])
+    with pytest.raises(PluginError, match=r"'fast' is not the same on all ranks.*1\) on rank 0"):
+        check_plugins(registry, [[found("1")], [found("2")]])
+    with pytest.raises(PluginError, match="not loaded on rank 1"):
+        check_plugins(registry, [[found("1")], []])
+
+
+def test_plugins_that_differ_from_the_engines_are_named(monkeypatch):
+    registry = PluginRegistry()
+    registry.load("executor", "uniproc")
+    (mine,) = registry.resolutions
+    given = {"kind": mine.kind, "name": mine.name, "target": mine.target, "distribution": "x"}
+    check_plugins(registry, [[mine]])
+    with pytest.raises(PluginError, match=r"of the engine is the workers' executor 'uniproc' of x"):
+        check_plugins(registry, [[Resolution(version="9", **given)]])

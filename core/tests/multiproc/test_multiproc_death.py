@@ -1,0 +1,241 @@
+"""Workers that fail, die, hang and stop; and parents that go."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import CapacityError, EngineDeadError, ModelError, StalledError
+from dovetail.testing.contexts import write_fake_config
+from dovetail.testing.executor import make_plans, start
+from dovetail.testing.executor_workers import UnloadableWorker
+
+HERE = Path(__file__).parent
+PATIENCE_S = 20.0
+NOTICE_S = 2.0
+
+
+def launch(executor, plan):
+    executor.execute_model(plan)
+    return executor.sample_tokens()
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(found, timeout_s):
+    end = time.monotonic() + timeout_s
+    while not found() and time.monotonic() < end:
+        time.sleep(0.01)
+    return found()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_ends_every_wait_by_its_name(make, victim):
+    executor = make(2, config={"async_scheduling": True}, step=["hangs", "hangs"])
+    start(executor)
+    pids = executor.collective_rpc("pid")
+    first, second, *_ = make_plans()
+    handles = [launch(executor, first), launch(executor, second)]
+    handles.append(executor.collective_rpc("pid", non_block=True))
+    handles[0].result(PATIENCE_S)
+    began = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    told = f"worker {victim} .process {pids[victim]}. ended by SIGKILL"
+    for handle in handles[1:]:
+        with pytest.raises(EngineDeadError, match=told):
+            handle.result(PATIENCE_S)
+    with pytest.raises(EngineDeadError, match=told):
+        executor.check_health()
+    with pytest.raises(EngineDeadError, match=told):
+        launch(executor, second)
+    assert time.monotonic() - began < NOTICE_S
+    assert handles[0].done() and handles[0].result(0).step_id == 0
+    assert wait_until(lambda: not any(map(is_alive, pids)), NOTICE_S)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_that_raises_tells_its_own_error(make, rank):
+    ways = ["hangs", "hangs"]  # as a worker does that waits for another's part
+    ways[rank] = "refuses"
+    executor = make(2, step=ways)
+    start(executor)
+    first, second, *_ = make_plans()
+    launch(executor, first).result(PATIENCE_S)
+    with pytest.raises(CapacityError, match=rf"worker {rank} .*: 7 GB are needed"):
+        launch(executor, second).result(PATIENCE_S)
+    with pytest.raises(EngineDeadError, match="7 GB are needed"):
+        executor.check_health()
+
+
+def test_a_process_that_exits_tells_its_status(make):
+    executor = make(step=["exits"])
+    start(executor)
+    first, second, *_ = make_plans()
+    launch(executor, first).result(PATIENCE_S)
+    executed = executor.execute_model(second)
+    with pytest.raises(EngineDeadError, match=r"worker 0 .* ended with status 3"):
+        executed.result(PATIENCE_S)
+
+
+def test_a_step_has_a_deadline(make):
+    executor = make(2, limits={"step_timeout_s": 0.3}, step=["hangs", ""])
+    start(executor)
+    pids = executor.collective_rpc("pid")
+    first, second, *_ = make_plans()
+    launch(executor, first).result()
+    handle = launch(executor, second)
+    with pytest.raises(TimeoutError):
+        handle.result(0.05)
+    with pytest.raises(EngineDeadError, match=r"worker 0 has not done a step within"):
+        handle.result()
+    assert wait_until(lambda: not any(map(is_alive, pids)), NOTICE_S)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "told"),
+    [
+        ("raises", Exception, "worker 1 .* in load_model: RuntimeError: the chip melted"),
+        ("refuses", CapacityError, "worker 1 .* in load_model: 7 GB are needed"),
+        ("exits", EngineDeadError, "worker 1 .* ended in load_model with status 3"),
+        ("hangs", EngineDeadError, "after 1.9 s worker 1 .* is in load_model"),
+    ],
+)
+def test_a_start_that_fails_names_worker_and_phase(make, how, error, told):
+    with pytest.raises(error, match=told):
+        make(2, config={"start_timeout_s": 2}, start=["", how])
+
+
+def test_a_model_that_cannot_be_loaded_keeps_its_kind(make):
+    with pytest.raises(ModelError, match=r"worker 0 .* in load_model: there is no model"):
+        make(worker_cls=UnloadableWorker)
+
+
+def test_a_stopped_worker_is_seen_and_may_come_back(make):
+    executor = make(2, limits={"stall_s": 0.8})
+    pid = executor.collective_rpc("pid")[1]
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+
+    def is_stalled():
+        try:
+            executor.check_health()
+        except StalledError as error:
+            return "no life for" in str(error)
+        return False
+
+    assert wait_until(is_stalled, 5) and time.monotonic() - began < 2
+    assert executor.silence_s() >= 0.8
+    os.kill(pid, signal.SIGCONT)
+    assert wait_until(lambda: not is_stalled(), 2)
+    assert executor.collective_rpc("pid", timeout=PATIENCE_S)[1] == pid
+
+
+def test_a_busy_worker_is_no_stalled_one(make):
+    executor = make(2, limits={"stall_s": 1.0})
+    busy = executor.collective_rpc("burn", args=(1.4,), non_block=True)
+    while not busy.done():
+        executor.check_health()
+        time.sleep(0.02)
+    assert busy.result(0) == [None, None]
+
+
+def test_a_stopped_worker_does_not_hold_up_the_end(make):
+    executor = make(limits={"stop_timeout_s": 0.3})
+    pid = executor.collective_rpc("pid")[0]
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - began < NOTICE_S and not is_alive(pid)
+
+
+def test_what_a_worker_has_started_ends_with_it(make):
+    executor = make()
+    child = executor.collective_rpc("has_child")[0]
+    assert is_alive(child)
+    executor.shutdown()
+    assert wait_until(lambda: not is_alive(child), NOTICE_S)
+
+
+def test_an_executor_that_is_forgotten_ends_its_workers(make, parts, tmp_path):
+    import weakref
+
+    from dovetail.executors.multiproc.executor import MultiprocExecutor
+    from dovetail.testing.contexts import make_executor_context
+
+    executor = MultiprocExecutor(make_executor_context(tmp_path, parts.Hand))
+    pid, gone = executor.collective_rpc("pid")[0], weakref.ref(executor)
+    del executor
+    assert gone() is None and not is_alive(pid)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
+    write_fake_config(tmp_path)
+    parent = subprocess.Popen(
+        [sys.executable, str(HERE / "multiproc_parent.py"), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        *pids, folder = parent.stdout.readline().split()
+        assert len(pids) == 4 and all(is_alive(int(pid)) for pid in pids)
+        assert Path(folder).stat().st_mode & 0o777 == 0o700
+        for pid in pids[: 2 * stopped]:
+            os.kill(int(pid), signal.SIGSTOP)
+        parent.kill()
+    assert wait_until(lambda: not any(is_alive(int(pid)) for pid in pids), 5)
+    assert wait_until(lambda: not Path(folder).exists(), 5)
+
+
+@pytest.mark.parametrize("what", ["os.pidfd_open", "subprocess.Popen"])
+def test_a_second_worker_that_cannot_be_started_takes_the_first_with_it(make, monkeypatch, what):
+    module, name = {"os": os, "subprocess": subprocess}[what.partition(".")[0]], what.split(".")[1]
+    real, calls = getattr(module, name), []
+
+    def limited(*args, **kwargs):
+        calls.append(args)
+        if len(calls) > 1:
+            raise OSError(24, "Too many open files")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, limited)
+    with pytest.raises(OSError, match="Too many open files"):
+        make(2)
+    assert len(calls) == 2
+
+
+@pytest.mark.soak
+def test_a_hundred_workers_are_killed_at_any_moment(make):
+    rng = random.Random(20261121)
+    for _ in range(100):
+        executor = make(2, config={"async_scheduling": True})
+        start(executor)
+        pids = executor.collective_rpc("pid")
+        victim, began = rng.randrange(2), []
+        executor.collective_rpc("burn", args=(0.05,), non_block=True)
+
+        def kill(pid, began=began):
+            began.append(time.monotonic())
+            os.kill(pid, signal.SIGKILL)
+
+        timer = threading.Timer(rng.random() / 10, kill, args=(pids[victim],))
+        timer.start()
+        with pytest.raises(EngineDeadError, match=rf"worker {victim} .* ended by SIGKILL"):
+            while True:
+                executor.collective_rpc("echo", args=(1,))
+        assert time.monotonic() - began[0] < NOTICE_S
+        timer.join()
+        executor.shutdown()
+        assert not any(map(is_alive, pids))

@@ -1,0 +1,80 @@
+"""Fault points: off unless asked for, listed, and doing what they are asked to do."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dovetail
+from dovetail.errors import ConfigError
+from dovetail.faults import POINTS, VARIABLE, InjectedError, arm, fault, read_wishes
+from dovetail.start_phases import PHASES
+
+CORE = Path(dovetail.__file__).parent
+
+
+def points_in(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "fault":
+            yield ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
+
+
+def test_the_list_names_every_point_and_no_other():
+    used = [point for path in CORE.rglob("*.py") for point in points_in(path) if point]
+    used += [f"start.{name}" for name in PHASES]
+    assert sorted(used) == sorted(POINTS)
+    assert len(POINTS) >= 40
+
+
+def test_a_point_does_nothing_unless_asked():
+    fault("core.launch")
+    fault("a point that there is not")  # not even looked up
+
+
+def test_a_fault_comes_once_at_the_hit_it_was_asked_for():
+    with arm("core.launch:raise@3; core.update:delay=0"):
+        fault("core.launch")
+        fault("core.update")
+        fault("core.launch")
+        with pytest.raises(InjectedError, match=r"core\.launch"):
+            fault("core.launch")
+        fault("core.launch")
+        with pytest.raises(ConfigError, match=r"Did you mean 'core\.launch'"):
+            fault("core.launc")
+    fault("core.launch")
+
+
+def test_a_record_names_each_point_once(tmp_path):
+    with arm(f"*:record={tmp_path / 'seen'}"):
+        for point in ("core.launch", "core.update", "core.launch"):
+            fault(point)
+    assert (tmp_path / "seen").read_text() == "core.launch\ncore.update\n"
+
+
+@pytest.mark.parametrize(
+    ("wish", "status"),
+    [("kill", -signal.SIGKILL), ("exit=7", 7), ("exit", 3), ("raise", 1), ("delay=0", 0)],
+)
+def test_a_process_is_told_by_its_environment(wish, status):
+    code = "from dovetail.faults import fault; fault('core.launch')"
+    asked = os.environ | {VARIABLE: f"core.launch:{wish}"}
+    done = subprocess.run([sys.executable, "-c", code], env=asked, capture_output=True, check=False)
+    assert done.returncode == status
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("core.launc:kill", "Did you mean 'core.launch'"),
+        ("core.launch:explode", "the action can be delay, exit"),
+        ("core.launch:raise@soon", "must be a number"),
+        ("core.launch:delay=long", "must be a number"),
+    ],
+)
+def test_a_wish_that_is_none_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_wishes(text)

@@ -1,0 +1,111 @@
+"""The phases of a start: noted, told, taken back when one fails, and none of them endless."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from dovetail.clock import ManualClock, MonotonicClock
+from dovetail.errors import CapacityError, StartError
+from dovetail.start_phases import StartUp, describe_phases, enter_phase
+
+
+def test_phases_are_noted_and_told_in_order():
+    clock, told = ManualClock(), []
+    with StartUp(clock, deadline_s=60, tell=told.append) as start:
+        start.enter("first")
+        clock.advance(1_500_000_000)
+        enter_phase("second")
+        clock.advance(250_000_000)
+    enter_phase("nobody starts any more")
+    assert told == ["first", "second"] == [one.name for one in start.records]
+    assert [one.took_s for one in start.records] == [1.5, 0.25]
+    assert all(one.before_bytes > 1 << 20 for one in start.records)
+    assert describe_phases(start.records).startswith("Started in 1.75 s: first 1.50 s +")
+
+
+@pytest.mark.parametrize("error", [CapacityError("7 GB"), RuntimeError("melted")], ids=str)
+def test_what_fails_names_its_phase_and_is_taken_back(error):
+    undone = []
+    with (
+        pytest.raises((CapacityError, StartError)) as raised,
+        StartUp(ManualClock(), deadline_s=60) as start,
+    ):
+        start.enter("plugins")
+        start.undo(lambda: undone.append("plugins"))
+        start.enter("load_model")
+        start.undo(lambda: undone.append("model"))
+        raise error
+    assert undone == ["model", "plugins"]
+    assert raised.value.phase == "load_model"
+    assert "load_model" in str(raised.value) and str(error.args[0]) in str(raised.value)
+    assert isinstance(raised.value, type(error)) or raised.value.__cause__ is error
+
+
+def test_a_failure_while_taking_back_hides_nothing(caplog):
+    undone = []
+
+    def explode():
+        raise OSError("no such thing")
+
+    with pytest.raises(CapacityError), StartUp(ManualClock(), deadline_s=60) as start:
+        start.undo(lambda: undone.append("first"))
+        start.undo(explode)
+        raise CapacityError("7 GB")
+    assert undone == ["first"]
+    assert "no such thing" in caplog.text
+
+
+def test_an_interrupt_stays_one_and_everything_is_taken_back():
+    undone = []
+    with pytest.raises(KeyboardInterrupt), StartUp(ManualClock(), deadline_s=60) as start:
+        start.undo(lambda: undone.append(1))
+        raise KeyboardInterrupt
+    assert undone == [1]
+
+
+def test_nothing_is_taken_back_after_a_start_that_went_well():
+    undone = []
+    with StartUp(ManualClock(), deadline_s=60) as start:
+        start.undo(lambda: undone.append(1))
+    assert undone == []
+
+
+def test_a_phase_is_not_silent_for_long(caplog):
+    with StartUp(MonotonicClock(), deadline_s=60, report_s=0.05) as start:
+        start.enter("load_model")
+        time.sleep(0.2)
+    told = [one.getMessage() for one in caplog.records]
+    assert 2 <= len(told) <= 4
+    assert all("load_model goes on" in one and "test_start_phases" in one for one in told)
+
+
+def test_a_phase_that_hangs_is_broken_off_where_it_is():
+    begun = time.monotonic()
+    with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
+        start.enter("plugins")
+        start.enter("load_model")
+        time.sleep(30)
+    assert time.monotonic() - begun < 5
+    message = str(raised.value)
+    assert "within 0.2 s" in message and "load_model" in message
+    assert "test_a_phase_that_hangs" in message, "where it was"
+    assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
+
+
+def test_elsewhere_than_in_the_main_thread_a_late_phase_is_told(caplog):
+    found = []
+
+    def run():
+        with StartUp(MonotonicClock(), deadline_s=0.05) as start:
+            start.enter("load_model")
+            time.sleep(0.2)
+        found.extend(start.records)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert [one.name for one in found] == ["load_model"]
+    assert "load_model goes on" in caplog.text
+    assert not [one for one in threading.enumerate() if one.name == "start-watch"]

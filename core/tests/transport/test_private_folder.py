@@ -1,0 +1,49 @@
+"""Folders for sockets: the owner's alone, and not where sockets cannot be."""
+
+import os
+import socket
+import tempfile
+
+import pytest
+
+from dovetail.errors import ConfigError
+from dovetail.transport.private_folder import MAX_NAME_BYTES, make_private_folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A function that lets folders be made somewhere."""
+    return lambda folder: monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+
+def test_it_is_new_and_the_owners_alone(tmp_path, place):
+    place(tmp_path)
+    folders = [make_private_folder() for _ in range(3)]
+    assert len(set(folders)) == 3
+    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+
+
+def test_a_missing_or_too_deep_place_is_named(tmp_path, place):
+    place(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"TMPDIR.*exists"):
+        make_private_folder()
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    place(deep)
+    with pytest.raises(ConfigError, match=r"TMPDIR=.*too long"):
+        make_private_folder()
+    assert not list(deep.iterdir())
+
+
+def test_where_it_is_let_sockets_can_be(place):
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        for length in range(1, 99):
+            place(f"{base}/{'d' * length}")
+            os.mkdir(tempfile.gettempdir())
+            try:
+                folder = make_private_folder()
+            except ConfigError:
+                break
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(str(folder / ("s" * MAX_NAME_BYTES)))
+    assert 50 < length < 98

@@ -1,0 +1,217 @@
+"""Values, arrays, errors and orders on the wire: what comes out, and what is refused."""
+
+import os
+import pickle
+from array import array
+from random import Random
+
+import pytest
+
+from dovetail.errors import (
+    CapacityError,
+    DovetailError,
+    EngineDeadError,
+    MessageError,
+    RequestError,
+    WeightError,
+)
+from dovetail.interfaces import GrammarOutput, ModelInfo
+from dovetail.interfaces.kv_cache import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    NoCacheSpec,
+    StateSpec,
+)
+from dovetail.transport.columns import frame_kind
+from dovetail.transport.ndarray import ELEMENT_BYTES, NDArray
+from dovetail.transport.order_frame import (
+    ANSWER,
+    CALL,
+    SAMPLE,
+    CallAnswer,
+    WorkerCall,
+    decode_answer,
+    decode_call,
+    decode_sample,
+    encode_answer,
+    encode_call,
+    encode_sample,
+)
+from dovetail.transport.told_error import ToldError
+from dovetail.transport.values import pack_value, unpack_value
+from dovetail.transport.wire_types import decode, encode
+
+SEED = 20261121
+FULL = FullAttentionSpec(block_size=4, num_kv_heads=2, head_size=8, dtype="float32")
+RECORDS = [
+    ModelInfo(vocab_size=7, max_model_len=5, supported_tasks=("generate", "embed")),
+    {"layers.0": FULL, "layers.1": NoCacheSpec(block_size=4)},
+    KVCacheConfig(
+        num_blocks=9,
+        groups=(
+            KVCacheGroup(layer_names=("a", "b"), spec=FULL),
+            KVCacheGroup(layer_names=(), spec=StateSpec(block_size=4, num_bytes=3, snapshots=True)),
+        ),
+    ),
+]
+
+
+class Bomb:
+    """A pickle that leaves a folder behind when it is opened."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("value", RECORDS, ids=lambda value: type(value).__name__)
+def test_the_contracts_records_come_as_they_are(value):
+    assert unpack_value(pack_value([value])) == [value]
+
+
+def test_plain_data_comes_as_it_is_and_tuples_as_lists():
+    value = [None, True, 2**63, -1, 0.5, "ü", b"\0", {"a": {1: []}}]
+    assert unpack_value(pack_value(value)) == value
+    assert unpack_value(pack_value(((1, {2}), frozenset()))) == [[1, [2]], []]
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_BYTES)
+def test_arrays_of_every_type_travel(dtype):
+    sent = NDArray(dtype, (2, 3), bytes(range(6)) * ELEMENT_BYTES[dtype])
+    got = unpack_value(pack_value({"x": sent}))["x"]
+    assert got == sent and got.memory().nbytes == 6 * ELEMENT_BYTES[dtype]
+
+
+def test_what_exposes_its_memory_is_an_array():
+    got = unpack_value(pack_value([array("d", [1.5, 2]), memoryview(b"ab"), array("l", [7])]))
+    assert [(one.dtype, one.shape) for one in got] == [
+        ("float64", (2,)),
+        ("uint8", (2,)),
+        ("int64", (1,)),
+    ]
+    assert got[0].memory().tolist() == [1.5, 2.0]
+
+
+def test_numpys_arrays_travel_in_any_order():
+    numpy = pytest.importorskip("numpy")
+    matrix = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
+    for sent in (matrix, matrix.T, matrix[:, ::2], numpy.float32(3), matrix[:0]):
+        got = unpack_value(pack_value(sent))
+        assert numpy.array_equal(numpy.asarray(got.memory()).reshape(got.shape), sent)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "data"),
+    [
+        ("object", (1,), b"\0" * 8),
+        ("float32", (2,), b"\0" * 7),
+        ("float32", (-1, -1), b"\0" * 4),
+        ("bool", (1,) * 33, b"\0"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(dtype, shape, data):
+    with pytest.raises(MessageError):
+        NDArray(dtype, shape, data)
+
+
+def loop():
+    value = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), print, Bomb, 1j, 2**64, loop(), {(): 1}, array("u", "a"), Exception("x")],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_travel_is_refused_before_it_goes(value):
+    with pytest.raises(MessageError, match="cannot cross a process"):
+        pack_value(value)
+
+
+def test_only_known_records_with_fitting_fields_are_made():
+    good = pack_value(ModelInfo(vocab_size=7))
+    for before, after in (
+        (b"ModelInfo", b"ModelInfa"),
+        (b"ModelInfo", b"NDArray__"),
+        (b"vocab_size", b"vocab_sizE"),
+        (b"\x07", b"\xc3"),
+        (b"\x91\xa8generate", b"\xa9Xgenerate"),
+    ):
+        assert before in good
+        with pytest.raises(MessageError):
+            unpack_value(good.replace(before, after))
+
+
+def test_orders_come_as_they_are():
+    grammar = GrammarOutput(runs=(0, 3), bitmask=b"\1\0\0\0\2\0\0\0")
+    assert decode_sample(encode_sample(grammar)) == grammar
+    assert decode_sample(encode_sample(None)) is None
+    call = WorkerCall(number=7, operation="a:b", args=[1, FULL], kwargs={"x": b""}, reply_rank=2)
+    assert decode_call(encode_call(call)) == call
+    assert decode_call(encode_call(WorkerCall(number=1, operation="f"))).reply_rank is None
+    for answer in (
+        CallAnswer(number=3, value={"y": [1]}),
+        CallAnswer(number=4),
+        CallAnswer(number=5, error=ToldError.of(CapacityError("full"))),
+    ):
+        assert decode_answer(encode_answer(answer)) == answer
+    kinds = (encode_sample(None), encode_call(call), encode_answer(CallAnswer(number=3)))
+    assert [frame_kind(frame) for frame in kinds] == [SAMPLE, CALL, ANSWER]
+
+
+def test_mutated_orders_are_refused_or_orders(tmp_path):
+    """Whatever comes, nothing else than an order or a MessageError, and no pickle is opened."""
+    rng = Random(SEED)
+    bomb = pickle.dumps(Bomb(tmp_path / "fired"))
+    call = WorkerCall(number=1, operation="f", args=[FULL, NDArray("int8", (2,), b"ab"), bomb])
+    readers = (
+        (decode_sample, encode_sample(GrammarOutput(runs=(1,), bitmask=b"abcd"))),
+        (decode_call, encode_call(call)),
+        (decode_answer, encode_answer(CallAnswer(number=2, value=[RECORDS[2]]))),
+        (decode_answer, encode_answer(CallAnswer(number=2, error=ToldError("", "x")))),
+    )
+    num_refused = 0
+    for _ in range(3000):
+        read, frame = rng.choice(readers)
+        mutant = bytearray(frame)
+        for _ in range(rng.randint(1, 3)):
+            mutant[rng.randrange(len(mutant))] = rng.randrange(256)
+        mutant = rng.choice((mutant, mutant[: rng.randrange(len(mutant))], mutant + bomb, bomb))
+        try:
+            read(bytes(mutant))
+        except MessageError:
+            num_refused += 1
+    assert num_refused > 2000
+    assert not (tmp_path / "fired").exists()
+
+
+class OwnError(WeightError):
+    """A plugin's own error below one of ours."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (CapacityError("full"), CapacityError, "w: full"),
+        (OwnError("torn"), WeightError, "w: torn"),
+        (KeyError("k"), DovetailError, "w: KeyError: 'k'"),
+        (RequestError("no", parameter="top_k"), RequestError, "w: no"),
+        (EngineDeadError("dead", digest="step 3"), EngineDeadError, "w: dead\nstep 3"),
+        (SystemExit(2), DovetailError, "w: SystemExit: 2"),
+    ],
+)
+def test_errors_keep_their_kind_where_it_is_ours(error, kind, text):
+    told = decode(encode(ToldError.of(error)), ToldError).error("w")
+    assert type(told) is kind and str(told) == text
+    assert getattr(told, "parameter", "") == getattr(error, "parameter", "")
+    assert getattr(told, "digest", "") == getattr(error, "digest", "")
+
+
+@pytest.mark.parametrize("kind", ["nearest", "Iterable", "__builtins__", "SystemExit", ""])
+def test_no_name_but_an_errors_is_looked_up(kind):
+    assert type(ToldError(kind, "x").error()) is DovetailError

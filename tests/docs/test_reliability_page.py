@@ -1,0 +1,63 @@
+"""The page about reliability shows every fault point there is, and tests that there are."""
+
+import re
+from pathlib import Path
+
+from docs.fault_matrix import (
+    NOT_RUN,
+    PAGE,
+    ROOT,
+    actions,
+    merged,
+    read_page,
+    read_reports,
+    render,
+    summary,
+)
+from docs.policy_facts import recorded
+
+from dovetail.faults import POINTS
+
+ADVICE = "run `python tests/docs/record_reliability.py`"
+
+
+def test_the_matrix_is_of_the_points_that_there_are():
+    text, matrix = PAGE.read_text("utf-8"), read_page()
+    assert recorded(text, "faults") == render(matrix), ADVICE
+    assert recorded(text, "summary") == summary(matrix), ADVICE
+    assert set(matrix) == set(POINTS)
+
+
+def test_no_fault_is_known_to_fail():
+    failed = [(p, a) for p, row in read_page().items() for a in row if row[a] == "failed"]
+    assert not failed
+
+
+def test_named_tests_are_there():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text("utf-8"))
+    assert len(named) >= 8
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text("utf-8"), f"{path}::{test}"
+
+
+def test_reports_are_read_and_added_up(tmp_path: Path):
+    case = (
+        '<testcase classname="x" name="test_no_fault_hangs_leaks_or_goes_unnamed[{}]" time="1.26"'
+    )
+    cases = (
+        case.format("core.launch-kill") + "/>",
+        case.format("core.launch-exit=3") + "><failure/></testcase>",
+        case.format("core.update-raise") + "><skipped/></testcase>",
+        case.format("core.gone-raise") + "/>",
+        '<testcase name="test_another" time="1"/>',
+    )
+    (tmp_path / "a.xml").write_text(f"<testsuites>{''.join(cases)}</testsuites>")
+    found = read_reports([tmp_path / "a.xml"])
+    assert found["core.launch"]["kill"] == "1.3 s"
+    assert found["core.launch"]["exit=3"] == "failed"
+    assert found["core.update"] == dict.fromkeys(actions(), NOT_RUN)
+    assert "1 passed, 1 failed" in summary(found)
+    later = read_reports([])
+    later["core.launch"]["exit=3"] = "0.5 s"
+    both = merged(found, later)
+    assert (both["core.launch"]["kill"], both["core.launch"]["exit=3"]) == ("1.3 s", "0.5 s")

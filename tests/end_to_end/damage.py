@@ -1,0 +1,100 @@
+"""Ways to damage a model directory, as copies, disks and hands do. Each takes the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Damage = Callable[[Path], object]
+WEIGHTS = "model.safetensors"
+
+
+def intact(folder: Path) -> None:
+    """Do nothing: what is wrong is an option."""
+
+
+def config_fields(**fields: object) -> Damage:
+    """Put fields over those of config.json."""
+
+    def damage(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+    return damage
+
+
+def content(name: str, new: str | bytes) -> Damage:
+    """Let the file `name` hold something else."""
+    data = new.encode() if isinstance(new, str) else new
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def pipe(name: str) -> Damage:
+    """Put a named pipe in a file's place: whoever opens it waits for ever."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
+def renamed(name: str, new: str) -> Damage:
+    """Give a file another name."""
+    return lambda folder: (folder / name).rename(folder / new)
+
+
+def flipped_bit(offset: int, bit: int = 1) -> Damage:
+    """Flip one bit of the weights' file."""
+
+    def damage(folder: Path) -> None:
+        data = bytearray((folder / WEIGHTS).read_bytes())
+        data[offset] ^= 1 << bit
+        (folder / WEIGHTS).write_bytes(data)
+
+    return damage
+
+
+def header_entry(weight: str, **fields: object) -> Damage:
+    """Let the header of the weights' file say something else of one weight."""
+
+    def damage(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        (length,) = struct.unpack_from("<Q", data)
+        header = json.loads(data[8 : 8 + length])
+        header[weight] |= fields
+        text = json.dumps(header).encode()
+        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+    return damage
+
+
+def changed_weight(weight: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
+    """Replace one weight by what `change` makes of it."""
+
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        weights[weight] = change(weights[weight])
+        save_file(weights, folder / WEIGHTS)
+
+    return damage
+
+
+def fewer_ids(count: int) -> Damage:
+    """Let the model know `count` ids less than the tokenizer."""
+
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"] - count
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            weights[name] = weights[name][:vocab_size].clone()
+        save_file(weights, folder / WEIGHTS)
+        config_fields(vocab_size=vocab_size)(folder)
+
+    return damage

@@ -1,0 +1,126 @@
+"""A process that starts engines under limits: one to import everything, then a fork for each.
+
+Run as `python starved_child.py`: jobs come as a JSON list on stdin, and each gives one line of
+JSON. A job: name, model, options; limits over what the process has already (`address_space`,
+`open_files`) or as such (`file_size`); `ring`, the bytes of a ring to make and use instead of an
+engine. An outcome: name, error (its class; "" if all went well), message, is_ours, warnings,
+seconds, status (of the process that did it).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import DovetailError
+from dovetail.transport.ring import make_ring
+from dovetail.transport.ring_memory import RingShape
+
+SECONDS = 30
+
+
+class Warnings(logging.Handler):
+    """Keeps what is told at level WARNING and above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.told.append(record.getMessage())
+
+
+def limit(job: dict[str, Any]) -> None:
+    """Take from this process what the job says."""
+    if "address_space" in job:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        most = used + job["address_space"]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    if "open_files" in job:
+        most = len(os.listdir("/proc/self/fd")) - 1 + job["open_files"]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if "file_size" in job:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_size"],) * 2)
+
+
+def start(job: dict[str, Any]) -> None:
+    """Start an engine and let it answer."""
+    with LLM(job["model"], **job["options"]) as llm:
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        llm.generate([[5, 6, 7]], params, use_tqdm=False)
+
+
+def use_ring(num_bytes: int) -> None:
+    """Send a frame that fills a slot of a new ring, and take it out again."""
+    writer, (place,) = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=num_bytes // 2))
+    reader = place.take()
+    frame = b"x" * (num_bytes // 2)
+    writer.send(frame)
+    assert reader.receive(timeout_s=5) == frame
+    reader.close()
+    writer.close()
+
+
+def attempt(job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job under its limits, and return what became of it."""
+    warnings = Warnings()
+    logging.getLogger().addHandler(warnings)
+    outcome: dict[str, Any] = {"error": "", "message": "", "is_ours": True}
+    try:
+        limit(job)
+        use_ring(job["ring"]) if "ring" in job else start(job)
+    except Exception as error:
+        outcome = {
+            "error": type(error).__name__,
+            "message": str(error),
+            "is_ours": isinstance(error, DovetailError),
+        }
+    return outcome | {"warnings": warnings.told}
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job in a process of its own; whatever ends that process is an outcome."""
+    begin = time.monotonic()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(SECONDS)
+        try:
+            os.write(theirs, json.dumps(attempt(job)).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as answer:
+        told = answer.read()
+    _, status = os.waitpid(child, 0)
+    nothing = {"error": "nothing was told", "message": "", "is_ours": False, "warnings": []}
+    return {
+        "name": job["name"],
+        **(json.loads(told) if told else nothing),
+        "seconds": time.monotonic() - begin,
+        "status": os.waitstatus_to_exitcode(status),
+    }
+
+
+def main() -> None:
+    """Do all jobs on stdin, in their order."""
+    jobs = json.load(sys.stdin)
+    torch.set_num_threads(1)  # what forks must be one thread
+    start({"model": jobs[0]["model"], "options": jobs[0]["options"]})
+    for job in jobs:
+        print(json.dumps(run(job)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Streams through every part of the engine, with models; and the example of their page."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dovetail import AsyncLLM, EngineArgs, SamplingParams
+from dovetail.outputs import RequestOutputKind
+from end_to_end.checkpoints import OPTIONS
+
+SEED = 20261121
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "async.md"
+WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "lazy", "zebras", "judging", "quartz"]
+
+
+def asks():
+    rng = Random(SEED)
+    for place in range(24):
+        yield (
+            " ".join(rng.choices(WORDS, k=rng.randint(1, 12))),
+            SamplingParams(
+                max_tokens=rng.randint(1, 24),
+                temperature=0 if place % 2 else 0.8,
+                seed=place,
+                n=3 if place % 6 == 0 else 1,
+                logprobs=2 if place % 5 == 0 else None,
+                stop=["e", " q"] if place % 4 == 0 else None,
+                ignore_eos=True,
+            ),
+        )
+
+
+async def deltas(llm, prompt, params):
+    """Return the joined texts, tokens and ends of a request's completions, by index."""
+    found = {}
+    kind = RequestOutputKind.DELTA
+    async for output in llm.generate(prompt, params, output_kind=kind):
+        for one in output.outputs:
+            text, tokens, _ = found.get(one.index, ("", [], None))
+            ending = one.finish_reason, one.stop_reason
+            found[one.index] = text + one.text, tokens + one.token_ids, ending
+    return found
+
+
+def test_streams_say_what_a_direct_engine_says(llm, model_dir):
+    prompts, params = zip(*asks(), strict=True)
+    expected = llm.generate(list(prompts), list(params), use_tqdm=False)
+
+    async def ask_all():
+        async with AsyncLLM.from_engine_args(EngineArgs(model=model_dir, **OPTIONS)) as one:
+            return await asyncio.gather(*(deltas(one, *ask) for ask in asks()))
+
+    found = asyncio.run(ask_all())
+    assert found == [
+        {
+            done.index: (done.text, done.token_ids, (done.finish_reason, done.stop_reason))
+            for done in output.outputs
+        }
+        for output in expected
+    ]
+    assert {done.finish_reason for output in expected for done in output.outputs} == {
+        "length",
+        "stop",
+    }
+
+
+def test_the_example_of_the_page_runs(capfd):
+    pytest.importorskip("dovetail_demo_model")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    names = {"__name__": "page"}
+    exec(compile(code, str(PAGE), "exec"), names)
+    args = EngineArgs(model="demo", num_threads=1, use_tqdm_on_load=False)
+    answers = asyncio.run(names["main"](AsyncLLM.from_engine_args(args)))
+    assert answers == ["27 + 58 = 85.", "Reversed: window, bank, robot."]
+    pieces = {question: "" for question in names["QUESTIONS"]}
+    for line in capfd.readouterr().out.splitlines():
+        question, _, piece = line.partition(" | ")
+        pieces[question] += piece
+    assert list(pieces.values()) == answers

@@ -1,0 +1,190 @@
+"""Starts on a machine that gives too little: an error of ours, or an engine that does without.
+
+Limits are set in processes of their own (`starved_child.py`). A disk that is really full, and a
+shared memory of a few pages, need a mount namespace: these cases are skipped where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail_cpu.native_library import probe_fast
+from end_to_end.checkpoints import OPTIONS
+
+# Without native kernels torch multiplies, and may fall where it gets no memory: not ours to tell.
+pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+
+CHILD = Path(__file__).with_name("starved_child.py")
+MIB = 1 << 20
+WIDE = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 4000,
+    "num_hidden_layers": 4,
+}
+"""About 27 MiB of weights in bfloat16, made without a file."""
+WIDE_OPTIONS = {
+    **OPTIONS,
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "kv_cache_memory_bytes": 16 * MIB,
+    "block_size": 16,
+    "hf_overrides": WIDE,
+}
+IN_PROCESSES = OPTIONS | {"engine_process": True, "executor_backend": "multiproc"}
+ROOMS_MIB = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 512)
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def has_namespaces():
+    if shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, timeout=10)
+    return tried.returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(
+    not has_namespaces(), reason="no mount namespaces for this user"
+)
+
+
+def run_jobs(jobs, *before):
+    """Run jobs in one child, behind the command `before`; return their outcomes by name."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*before, sys.executable, str(CHILD)],
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    return {outcome["name"]: outcome for outcome in outcomes}
+
+
+def in_namespace(mounts):
+    """Return a command that runs the next one where `mounts` hold."""
+    return [*NAMESPACE, "sh", "-e", "-c", f'{mounts}; exec "$@"', "sh"]
+
+
+def keeping(folder):
+    """Options of an engine that keeps its packed weights in `folder`."""
+    worker = {"packed_cache": str(folder), "packed_cache_min_mib": 0}
+    return OPTIONS | {"dtype": "bfloat16", "plugin_options": {"worker:cpu": worker}}
+
+
+def job(name, model_dir, options, **limits):
+    return {"name": name, "model": str(model_dir), "options": options, **limits}
+
+
+@pytest.fixture(scope="module")
+def outcomes(model_dir, tmp_path_factory):
+    """What became of every start that needs no namespace."""
+    full, taken = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("taken") / "packed"
+    taken.touch()
+    rooms = [
+        job(f"room {room}", model_dir, WIDE_OPTIONS, address_space=room * MIB) for room in ROOMS_MIB
+    ]
+    threads = WIDE_OPTIONS | {"num_threads": 64}
+    return run_jobs(
+        [
+            job("plain", model_dir, OPTIONS),
+            *rooms,
+            job("threads", model_dir, threads, address_space=200 * MIB),
+            job("descriptors", model_dir, OPTIONS, open_files=0),
+            job("file size", model_dir, keeping(full / "packed"), file_size=4096),
+            job("a file in its place", model_dir, keeping(taken)),
+            job("ring", model_dir, OPTIONS, ring=MIB, file_size=4096),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def namespace_outcomes(model_dir, tmp_path_factory):
+    """What became of starts beside a full disk, a read-only one and a shared memory of a page."""
+    full, closed = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("closed")
+    mounts = (
+        f"mount -t tmpfs -o size=16k none {full}; "
+        f"mount -t tmpfs none {closed}; mount -o remount,ro {closed}; "
+        "mount -t tmpfs -o size=4k none /dev/shm"
+    )
+    return run_jobs(
+        [
+            job("plain", model_dir, OPTIONS),
+            job("full", model_dir, keeping(full / "packed")),
+            job("closed", model_dir, keeping(closed / "packed")),
+            job("ring", model_dir, OPTIONS, ring=MIB),
+            job("processes", model_dir, IN_PROCESSES),
+        ],
+        *in_namespace(mounts),
+    )
+
+
+def test_every_end_is_told_and_in_time(outcomes):
+    for outcome in outcomes.values():
+        assert outcome["is_ours"] and not outcome["status"], outcome
+        assert outcome["seconds"] < 30
+    assert not outcomes["plain"]["error"]
+
+
+@pytest.mark.parametrize("room", ROOMS_MIB)
+def test_a_limit_on_address_space_is_told_with_what_would_do(outcomes, room):
+    outcome = outcomes[f"room {room}"]
+    assert outcome["error"] in ("", "CapacityError"), outcome
+    assert bool(outcome["error"]) or room > 32
+    assert not outcome["error"] or "free memory, or " in outcome["message"]
+
+
+def test_room_enough_is_enough(outcomes):
+    assert not outcomes[f"room {ROOMS_MIB[-1]}"]["error"]
+
+
+def test_threads_that_have_no_room_are_told_by_the_setting(outcomes):
+    assert outcomes["threads"]["error"] == "CapacityError"
+    assert "num_threads=64" in outcomes["threads"]["message"]
+
+
+def test_too_few_descriptors_are_told_with_the_file(outcomes):
+    assert outcomes["descriptors"]["error"]
+    assert "Too many open files" in outcomes["descriptors"]["message"]
+
+
+def test_shared_memory_that_cannot_be_had_is_told(outcomes):
+    assert outcomes["ring"]["error"] == "CapacityError"
+    assert "ulimit -f" in outcomes["ring"]["message"]
+
+
+@pytest.mark.parametrize("name", ["file size", "a file in its place"])
+def test_where_packed_weights_cannot_be_kept_the_engine_does_without(outcomes, name):
+    does_without(outcomes[name])
+
+
+@needs_namespaces
+@pytest.mark.parametrize("name", ["full", "closed"])
+def test_on_a_disk_that_is_full_or_read_only_the_engine_does_without(namespace_outcomes, name):
+    does_without(namespace_outcomes[name])
+
+
+@needs_namespaces
+@pytest.mark.parametrize("name", ["ring", "processes"])
+def test_engines_in_processes_need_no_room_in_dev_shm(namespace_outcomes, name):
+    assert not namespace_outcomes[name]["error"], namespace_outcomes[name]
+
+
+def does_without(outcome):
+    assert not outcome["error"] and not outcome["status"], outcome
+    told = [text for text in outcome["warnings"] if "Packed weights" in text]
+    assert told and all("/packed" in text for text in told), outcome

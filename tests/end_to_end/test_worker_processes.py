@@ -1,0 +1,126 @@
+"""Workers in processes of their own give what one in this process gives, and fail as it does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, EngineDeadError, WeightError
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [50], [30, 31, 32] * 5]
+PARAMS = [
+    SamplingParams(max_tokens=12, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=9, temperature=0.9, seed=3, logprobs=2, ignore_eos=True),
+    SamplingParams(max_tokens=7, temperature=0.9, seed=4, prompt_logprobs=2, ignore_eos=True),
+]
+NOTICE_S = 2.0
+
+OWN_PARTS = """
+from dovetail_torch.worker import TorchWorker
+
+class OwnWorker(TorchWorker):
+    num_steps = 0
+
+    def execute_model(self, plan):
+        OwnWorker.num_steps += 1
+        super().execute_model(plan)
+
+class Counts:
+    def count(self):
+        return self.num_steps
+
+def twice(worker, more):
+    return 2 * worker.num_steps + more
+"""
+
+
+def children():
+    """Processes that this one has started, in whichever thread."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+def answers(llm):
+    outputs = llm.generate(PROMPTS, PARAMS)
+    return [
+        (one.outputs[0].token_ids, one.outputs[0].logprobs, one.prompt_logprobs) for one in outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def right(llm):
+    return answers(llm)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"async_scheduling": True}, {"async_scheduling": True, "engine_process": True}],
+    ids=["one step", "two steps", "two steps, from a process"],
+)
+def test_tokens_and_logprobs_are_the_same(model_dir, options, right, changes):
+    with LLM(model_dir, executor_backend="multiproc", **options, **changes) as llm:
+        assert answers(llm) == right
+        assert answers(llm) == right  # with a warm prefix cache
+        assert llm.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_killed_worker_ends_the_engine_with_a_digest(model_dir, options, num_workers):
+    """Of two, the one that answers nobody: the other waits for it in a sum over both."""
+    before = children()
+    options = options | {"executor_backend": "mp", "tensor_parallel_size": num_workers}
+    with LLM(model_dir, async_scheduling=True, **options) as llm:
+        pid = max(children() - before)
+        killed = []
+
+        def kill():
+            killed.append(time.monotonic())
+            os.kill(pid, signal.SIGKILL)
+
+        timer = threading.Timer(0.2, kill)
+        timer.start()
+        endless = SamplingParams(max_tokens=240, temperature=0, ignore_eos=True)
+        told = rf"worker {num_workers - 1} \(process {pid}\) ended by SIGKILL"
+        with pytest.raises(EngineDeadError, match=told) as died:
+            while True:
+                llm.generate(PROMPTS, endless)
+        assert time.monotonic() - killed[0] < NOTICE_S
+        assert "runs" in died.value.digest and "32" not in died.value.digest
+        timer.join()
+    assert children() == before
+
+
+def test_a_worker_of_ones_own_runs_there_with_its_extension(
+    model_dir, options, right, tmp_path, monkeypatch
+):
+    (tmp_path / "own_parts.py").write_text(OWN_PARTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"worker_cls": "own_parts:OwnWorker", "worker_extension_cls": "own_parts.Counts"}
+    with LLM(model_dir, executor_backend="multiproc", **own, **options) as llm:
+        assert answers(llm) == right
+        call = llm.llm_engine.collective_rpc
+        (count,) = call("count")
+        assert count == 12 and call("own_parts:twice", 1) == [25]
+    from own_parts import OwnWorker
+
+    assert OwnWorker.num_steps == 0  # here, nobody ran it
+
+
+def test_weights_that_are_torn_are_told_as_ever_with_the_worker(model_dir, options, tmp_path):
+    folder = shutil.copytree(model_dir, tmp_path / "torn")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(WeightError, match=r"worker 0 .* in load_model: .*model\.safetensors"):
+        LLM(folder, executor_backend="multiproc", **options)
+
+
+def test_an_executor_of_one_worker_refuses_two(model_dir, options):
+    with pytest.raises(ConfigError, match=r"2: the executor .* has 1 worker at most"):
+        LLM(model_dir, executor_backend="uniproc", tensor_parallel_size=2, **options)

@@ -1,0 +1,356 @@
+"""Every place where bytes come in from another process or a disk: good bytes, and what reads them.
+
+A reader does with the bytes all that the engine does before it believes them; it may refuse them
+with an error of ours. Model directories are apart: their reader is a whole start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from security.canary import Form, behind, columns, messagepack, raw, text
+
+from dovetail.config import EngineArgs, EngineConfig
+from dovetail.decision_log.header import LogHeader
+from dovetail.decision_log.log_file import LogReader
+from dovetail.engine.process import boot as engine_boot
+from dovetail.errors import MessageError
+from dovetail.executors.multiproc import boot as worker_boot
+from dovetail.interfaces import EngineCoreOutputs, KVCacheConfig, ModelInfo, SchedulerLimits
+from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheGroup
+from dovetail.interfaces.worker import GrammarOutput
+from dovetail.plan import NewRequest, StepBuilder
+from dovetail.request import EncoderInput, EngineCoreRequest
+from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail.transport import messages
+from dovetail.transport.ndarray import NDArray
+from dovetail.transport.order_frame import (
+    CallAnswer,
+    WorkerCall,
+    decode_answer,
+    decode_call,
+    decode_sample,
+    encode_answer,
+    encode_call,
+    encode_sample,
+)
+from dovetail.transport.plan_frame import decode_plan, encode_plan
+from dovetail.transport.result_frame import decode_result, encode_result
+from dovetail.transport.ring import make_ring
+from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
+from dovetail.transport.told_error import ToldError
+from dovetail.transport.wire_types import read_request, wire_request
+from dovetail_cpu.packed_cache.packed_file import PackedEntry, read_packed, write_packed
+
+SHAPE = RingShape(num_readers=1, num_slots=2, slot_bytes=1024)
+KEY = {"weights": "of the canary"}
+PARAMS = SamplingParams(max_tokens=3, stop=["x"], logit_bias={1: 0.5}, extra_args={"deep": ["er"]})
+LOGPROBS = LogprobColumns(
+    counts=array("i", [1]),
+    token_ids=array("i", [5]),
+    logprobs=array("f", [-0.5]),
+    ranks=array("i", [1]),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """good: bytes that are let in. read: takes bytes. form: where in them something can hide."""
+
+    good: bytes
+    read: Callable[[bytes], object]
+    form: Form = raw
+
+
+def _request() -> bytes:
+    return wire_request(
+        EngineCoreRequest(
+            request_id="a",
+            prompt_token_ids=array("i", [1, 2]),
+            sampling_params=PARAMS,
+            max_tokens=3,
+            bad_words_token_ids=((1, 2),),
+            encoder_inputs=(EncoderInput(position=0, num_tokens=1, content_hash=b"hash"),),
+        )
+    )
+
+
+def _plan() -> bytes:
+    builder = StepBuilder()
+    builder.join(
+        NewRequest(
+            row=0,
+            request_id="a",
+            token_ids=array("i", [1, 2]),
+            num_prompt_tokens=2,
+            sampling_params=PARAMS,
+            generation=0,
+            stop_token_ids=frozenset({1}),
+            bad_words_token_ids=((1, 2),),
+            seed=0,
+        )
+    )
+    builder.grow(0, [3])
+    builder.run(0, 0, 2, samples=True)
+    return encode_plan(builder.build())
+
+
+def _result() -> bytes:
+    return encode_result(
+        ModelRunnerOutput(
+            step_id=1,
+            num_sampled=array("B", [1]),
+            token_ids=array("i", [5]),
+            logprobs={0: LOGPROBS},
+            kv_transfer=b"moved",
+        )
+    )
+
+
+def _outputs() -> messages.Outputs:
+    return messages.Outputs.of(
+        EngineCoreOutputs(
+            request_ids=["a"],
+            num_new_tokens=array("i", [1]),
+            token_ids=array("i", [5]),
+            logprobs={"a": LOGPROBS},
+        )
+    )
+
+
+def _log_header() -> bytes:
+    spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype="float32")
+    return LogHeader(
+        scheduler="dovetail_sched_fcfs:FCFSScheduler",
+        policy="",
+        limits=SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16),
+        kv_cache=KVCacheConfig(num_blocks=4, groups=(KVCacheGroup(layer_names=("0",), spec=spec),)),
+        seed=0,
+        options={},
+        policy_options={},
+        strict=False,
+    ).encode()
+
+
+def _to_engine(content: bytes) -> None:
+    message: Any = messages.engine_reader().read(content)
+    given = [message.request] if isinstance(message, messages.Add) else []
+    if isinstance(message, messages.AddTogether):
+        given = [request for _, request in message.requests]
+    for request in given:
+        read_request(request)
+
+
+def _from_engine(content: bytes) -> None:
+    message: Any = messages.front_end_reader().read(content)
+    if isinstance(message, messages.Outputs):
+        message.columns()
+    if isinstance(message, messages.Ready):
+        EngineConfig.model_validate_json(message.config)
+
+
+def _answer(content: bytes) -> None:
+    answer = decode_answer(content)
+    if answer.error is not None:
+        answer.error.error()
+
+
+def _engine_boot(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / engine_boot.BOOT_FILE).write_bytes(content)
+        EngineConfig.model_validate_json(engine_boot.read_boot(Path(folder)).config)
+
+
+def _worker_boot(content: bytes) -> None:
+    descriptor = anonymous_file(len(content))
+    os.pwrite(descriptor, content, 0)
+    EngineConfig.model_validate_json(worker_boot.read_boot(descriptor).config)
+
+
+def _lifeline(content: bytes) -> None:
+    ours, theirs = worker_boot.lifeline_pair()
+    with ours, theirs:
+        theirs.send(content)
+        message, _ = worker_boot.hear(ours)
+        if isinstance(message, worker_boot.Serving):
+            message.loaded()
+        if isinstance(message, worker_boot.Failed):
+            message.error.error()
+
+
+def _bell(content: bytes) -> None:
+    writer, (place,) = make_ring(RingShape(num_readers=1))
+    intruder = socket.socket(fileno=os.dup(place.descriptors[1]))
+    with intruder, writer, place.take():
+        intruder.send(content)
+        writer.check_readers()
+
+
+def _ring_frame(content: bytes) -> None:
+    """Let the frame go through the ring, or around it where it is long."""
+    writer, (place,) = make_ring(RingShape(num_readers=1, slot_bytes=64))
+    with writer, place.take() as reader:
+        writer.send(content)
+        assert reader.receive(timeout_s=5) == content
+        decode_plan(content)
+
+
+def _ring_memory(offset: int, content: bytes) -> None:
+    """Read a frame of a ring in whose memory somebody has written at `offset`."""
+    descriptor = anonymous_file(SHAPE.num_bytes)
+    try:
+        RingMemory.format(descriptor, SHAPE).close()
+        os.pwrite(descriptor, content, offset)
+        memory = RingMemory.attach(descriptor)
+        found = memory.read(0)
+        memory.close()
+    finally:
+        os.close(descriptor)
+    if offset and found is None:
+        raise MessageError("this is no frame")
+
+
+def _good_ring_memory(offset: int) -> bytes:
+    descriptor = anonymous_file(SHAPE.num_bytes)
+    try:
+        memory = RingMemory.format(descriptor, SHAPE)
+        memory.write(0, b"frame")
+        memory.close()
+        return os.pread(descriptor, 48, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _packed_file(content: bytes) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        read_packed(file.fileno(), KEY, num_threads=1)
+
+
+def _good_packed_file() -> bytes:
+    with tempfile.TemporaryFile() as file:
+        write_packed(file.fileno(), KEY, [PackedEntry(name="layer", form=memoryview(b"weights"))])
+        file.seek(0)
+        return file.read()
+
+
+def _log_file(content: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        for record in LogReader(Path(file.name)):
+            LogHeader.decode(record.payload)
+
+
+def _engine_doors() -> dict[str, Door]:
+    config = EngineArgs(model="demo").create_engine_config().model_dump_json()
+    wire = behind(3, messagepack)
+    boot = engine_boot.Boot(config, ["a"], 1.0)
+    to_engine = (
+        messages.Add("a", _request()),
+        messages.AddTogether(1, (("a", _request()),)),
+        messages.Abort(("a",)),
+        messages.Call(1, "get_model_info", (1, "x"), {"deep": {"er": True}}),
+    )
+    from_engine = (
+        messages.Ready(12, config, ModelInfo(vocab_size=9), 64),
+        _outputs(),
+        messages.Answer(4, [{"vocab_size": 9}]),
+        messages.Died("a step failed", "2 runs"),
+    )
+    found = {
+        f"{way}: {type(one).__name__}": Door(good=messages.pack(one), read=read, form=wire)
+        for way, read, some in (
+            ("to the engine", _to_engine, to_engine),
+            ("from the engine", _from_engine, from_engine),
+        )
+        for one in some
+    }
+    return found | {
+        "a request": Door(good=_request(), read=read_request, form=messagepack),
+        "a boot file": Door(good=msgspec.json.encode(boot), read=_engine_boot, form=text),
+        "a configuration": Door(
+            good=config.encode(), read=EngineConfig.model_validate_json, form=text
+        ),
+    }
+
+
+def _worker_doors() -> dict[str, Door]:
+    config = EngineArgs(model="demo").create_engine_config().model_dump_json()
+    boot = worker_boot.Boot(
+        config=config,
+        platform="cpu",
+        worker="cpu",
+        worker_options={"deep": ["er"]},
+        rank=0,
+        world_size=1,
+        rendezvous="",
+        folder="",
+        descriptors=(3, 4, 5, 6),
+        sys_path=["a"],
+    )
+    call = WorkerCall(
+        number=1,
+        operation="get_model_info",
+        args=[1, "x", NDArray("uint8", (2,), b"ab"), ModelInfo(vocab_size=9)],
+        kwargs={"deep": {"er": None}},
+    )
+    told = ToldError("ModelError", "no", "x")
+    frames = {
+        "a plan": (_plan(), decode_plan),
+        "a result": (_result(), decode_result),
+        "a grammar": (
+            encode_sample(GrammarOutput(runs=(0,), bitmask=b"\1\0\0\0")),
+            decode_sample,
+        ),
+        "a call": (encode_call(call), decode_call),
+        "an answer": (encode_answer(CallAnswer(number=1, value=[{"a": 1}])), _answer),
+        "an error": (encode_answer(CallAnswer(number=1, error=told)), _answer),
+    }
+    found = {
+        name: Door(good=good, read=read, form=columns) for name, (good, read) in frames.items()
+    }
+    return found | {
+        "a worker's boot": Door(
+            good=msgspec.msgpack.encode(boot), read=_worker_boot, form=messagepack
+        ),
+        "a lifeline": Door(
+            good=msgspec.msgpack.encode(worker_boot.Failed(error=told)),
+            read=_lifeline,
+            form=messagepack,
+        ),
+    }
+
+
+def _shared_doors() -> dict[str, Door]:
+    slot = SHAPE.first_slot
+    return {
+        "a bell": Door(good=b"!", read=_bell),
+        "a ring": Door(good=_plan(), read=_ring_frame),
+        "a ring's head": Door(good=_good_ring_memory(0), read=partial(_ring_memory, 0)),
+        "a ring's slot": Door(good=_good_ring_memory(slot), read=partial(_ring_memory, slot)),
+    }
+
+
+def _file_doors() -> dict[str, Door]:
+    return {
+        "packed weights": Door(good=_good_packed_file(), read=_packed_file),
+        "a decision log": Door(good=b"dovetail decisions 1\n", read=_log_file),
+        "a decision log's header": Door(good=_log_header(), read=LogHeader.decode, form=text),
+    }
+
+
+def doors() -> dict[str, Door]:
+    """Return every door by name."""
+    return _engine_doors() | _worker_doors() | _shared_doors() | _file_doors()
