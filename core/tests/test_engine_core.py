@@ -4,7 +4,7 @@ import pytest
 
 from dovetail.engine.core import EngineCore
 from dovetail.errors import EngineDeadError, RequestError
-from dovetail.interfaces import Ready
+from dovetail.interfaces import PauseScope, Ready
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
@@ -195,7 +195,15 @@ def test_a_failed_step_is_the_end_and_tells_what_ran(make, depth, where):
     assert "row 0: positions 5..5" in death.value.digest
     assert str(SECRET) not in str(death.value)  # no word of the prompt
     assert isinstance(death.value.__cause__, RuntimeError)
-    for call in (core.step, core.step_with_batch_queue, lambda: core.add_request(request("b"))):
+    calls = (
+        core.step,
+        core.step_with_batch_queue,
+        lambda: core.add_request(request("b")),
+        lambda: core.pause(PauseScope.ALL),
+        core.resume,
+        core.reset_prefix_cache,
+    )
+    for call in calls:
         with pytest.raises(EngineDeadError, match="make a new one"):
             call()
 

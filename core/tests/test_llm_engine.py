@@ -239,6 +239,14 @@ def test_a_refusal_leaves_nothing_behind(engine, prompt, params, parameter):
     assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
 
 
+def test_a_kind_of_output_that_there_is_not_is_refused(engine):
+    one = engine()
+    with pytest.raises(RequestError, match=r"'delta'.*RequestOutputKind\.DELTA") as refusal:
+        one.add_request("a", "say", GREEDY, output_kind="delta")
+    assert refusal.value.parameter == "output_kind"
+    assert not one.has_unfinished_requests()
+
+
 def test_an_id_in_use_is_refused_and_its_owner_goes_on(engine):
     one = engine()
     one.add_request("a", "say", GREEDY)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -278,6 +280,16 @@ def test_dotted_form_finds_packages_and_nested_classes(
     assert "'dotted_pkg.mod' is a module, not a package" in told
     told = message(lambda: registry.load("policy", "dotted_pkg.gone.Mine"), PluginNotFoundError)
     assert "no module 'dotted_pkg.gone'" in told
+
+
+def test_a_class_of_the_users_program_is_not_looked_for_in_ours(
+    registry: PluginRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ModuleType("__main__")
+    program.__spec__ = ModuleSpec("dovetail.engine.process.__main__", None)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    told = message(lambda: registry.load("policy", "__main__:Mine"), PluginNotFoundError)
+    assert "top of a module that can be imported" in told and "Classes in it" not in told
 
 
 def test_missing_module_and_missing_attribute_are_told_apart(

@@ -6,7 +6,7 @@ from dovetail.clock import ManualClock
 from dovetail.engine.supervision.restarts import Restarts
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.engine.supervision.suspects import Suspects
-from dovetail.errors import RequestError
+from dovetail.errors import RequestError, UserError
 
 
 def test_restarts_come_later_each_time_and_then_no_more():
@@ -14,6 +14,25 @@ def test_restarts_come_later_each_time_and_then_no_more():
     restarts = Restarts(rules, ManualClock())
     assert [restarts.next_delay_s() for _ in range(6)] == [0.5, 1, 2, 3, 3, None]
     assert restarts.num_deaths == 6
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_restarts": -1},
+        {"max_restarts": 1.5},
+        {"max_deaths": 0},
+        {"max_silence_s": 0},
+        {"window_s": float("inf")},
+        {"first_delay_s": "x"},
+        {"kill_step_s": True},
+        {"max_silence_s": 31, "kill_silence_s": 30},
+        {"first_delay_s": 11},
+    ],
+)
+def test_rules_that_cannot_be_kept_are_refused_by_name(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        SupervisionRules(**wrong)
 
 
 def test_deaths_of_long_ago_are_forgiven():

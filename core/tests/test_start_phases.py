@@ -8,6 +8,7 @@ import pytest
 
 from dovetail.clock import ManualClock, MonotonicClock
 from dovetail.errors import CapacityError, StartError
+from dovetail.plugins.construction import construct
 from dovetail.start_phases import StartUp, describe_phases, enter_phase
 
 
@@ -92,6 +93,20 @@ def test_a_phase_that_hangs_is_broken_off_where_it_is():
     assert "within 0.2 s" in message and "load_model" in message
     assert "test_a_phase_that_hangs" in message, "where it was"
     assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
+
+
+class Endless:
+    def __init__(self, context):
+        time.sleep(30)
+
+
+def test_a_plugin_whose_making_hangs_is_not_told_as_broken():
+    with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
+        start.enter("load_model")
+        construct("worker", Endless, ())
+    message = str(raised.value)
+    assert "start_timeout_s" in message and "load_model" in message
+    assert "Endless" not in message and "test_start_phases" in message, "where it was"
 
 
 def test_elsewhere_than_in_the_main_thread_a_late_phase_is_told(caplog):

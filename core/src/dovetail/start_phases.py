@@ -137,15 +137,17 @@ class StartUp:
             self._undo.pop_all()
             return
         self._roll_back()
-        if isinstance(error, DovetailError):
-            error.phase = error.phase or phase
-        elif isinstance(error, _Overdue):
+        # What makes plugins takes all that is raised there for the plugin's failure.
+        overdue = error if isinstance(error, _Overdue) else error.__cause__
+        if isinstance(overdue, _Overdue):
             late = StartError(
                 f"a phase of the start has not ended within {self._deadline_s:g} s; it was "
-                f"{error}. Mend what it waits for, or raise start_timeout_s."
+                f"{overdue}. Mend what it waits for, or raise start_timeout_s."
             )
             late.phase = phase
             raise late from None
+        if isinstance(error, DovetailError):
+            error.phase = error.phase or phase
         elif isinstance(error, Exception):
             unexpected = StartError(f"the engine could not start: {describe_failure(error)}")
             unexpected.phase = phase

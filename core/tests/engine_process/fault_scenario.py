@@ -25,7 +25,12 @@ from dovetail.scheduling import Scheduler
 
 EMPTY = EngineCoreOutputs()
 RULES = SupervisionRules(
-    max_restarts=2, first_delay_s=0.02, max_silence_s=0.7, kill_silence_s=1.2, kill_step_s=2.0
+    max_restarts=2,
+    first_delay_s=0.02,
+    max_silence_s=0.7,
+    kill_silence_s=1.2,
+    max_step_s=1.5,
+    kill_step_s=2.0,
 )
 WAIT_S = 4.0
 

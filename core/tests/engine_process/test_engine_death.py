@@ -1,6 +1,7 @@
 """An engine's end, of whatever kind: all who wait hear of it, and nothing stays behind."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.errors import EngineDeadError
+from dovetail.errors import ConfigError, EngineDeadError
 
 HERE = Path(__file__).parent
 ROUNDS = [pytest.param(5, id="5"), pytest.param(100, id="100", marks=pytest.mark.soak)]
@@ -57,6 +58,22 @@ def kill_mid_decode(client, talk, after_s):
     assert isinstance(client.error, EngineDeadError)
 
 
+def test_files_of_a_running_engine_are_its_owners_alone(client_of):
+    folder = client_of("sync").process.folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+    assert modes and set(modes.values()) == {0o600}, modes
+
+
+def test_a_disk_without_room_is_named(client_of, monkeypatch):
+    def fail(file, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(ConfigError, match=r"boot\.json.*No space left.*TMPDIR"):
+        client_of("sync")
+
+
 def test_everybody_who_waits_is_told(client_of, talk):
     async def serve():
         client = client_of("async", step_s=0.01)
@@ -91,8 +108,11 @@ def test_a_step_that_fails_ends_the_engine_with_a_digest(client_of, talk):
         client.get_outputs()
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("num_rounds", PARENTS)
-def test_nothing_is_left_when_the_parent_is_killed(engine_config, talk, tmp_path, num_rounds):
+def test_nothing_is_left_when_the_parent_is_killed(
+    engine_config, talk, tmp_path, num_rounds, stopped
+):
     engine_config(has_child=1)
     environment = {**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path)}
     before = talk.residue()
@@ -105,6 +125,8 @@ def test_nothing_is_left_when_the_parent_is_killed(engine_config, talk, tmp_path
         )
         try:
             *processes, folder = parent.stdout.readline().split()
+            if stopped:
+                os.kill(int(processes[0]), signal.SIGSTOP)
         finally:
             parent.kill()
             parent.wait()

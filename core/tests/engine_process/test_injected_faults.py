@@ -146,7 +146,8 @@ def test_no_fault_hangs_leaks_or_goes_unnamed(lives, healthy, point, action):
         assert found.folders == [] or point in ("client.boot", "client.spawn"), found
         return
     assert found.folders == [] == found.told["left"], found
-    named = [f"injected at {point}", f"(start-up phase: {point.partition('.')[2]})"]
+    phase = point.partition(".")[2] + ")" if point.startswith("start.") else ""
+    named = [f"injected at {point}", f"(start-up phase: {phase}"]
     named += ["SIGKILL", "status 3", "no life", "within", "ended", "InjectedError"]
     message = found.told["message"]
     if message.strip():

@@ -176,6 +176,9 @@ def test_workers_are_called_by_name(make):
             engine.collective_rpc(lambda worker: 1)
     else:
         assert engine.collective_rpc(lambda worker: worker.echo(2)) == [[[2], {}]]
+    for name in ("shutdown", "execute_model", "_private", "__class__", "no name"):
+        with pytest.raises(UserError, match="not for others to call"):
+            engine.collective_rpc(name)
 
 
 def test_a_failing_step_ends_everything_with_a_digest(make):

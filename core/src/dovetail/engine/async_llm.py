@@ -66,8 +66,10 @@ class AsyncLLM:
         never. What was under way ends with "error" then, and calls raise UnavailableError until
         the next engine is ready.
         """
-        if max_waiting < 0:
-            raise ConfigError(f"max_waiting={max_waiting} must be 0 or more.")
+        if not isinstance(max_waiting, int) or max_waiting < 0:
+            raise ConfigError(f"max_waiting={max_waiting!r} must be a whole number from 0.")
+        if not isinstance(rules, SupervisionRules | None):
+            raise ConfigError(f"rules={rules!r} must be a SupervisionRules, or None.")
         clock = clock or MonotonicClock()
         prepared = Preparation.of(config)
         self.client: AsyncMPClient | AsyncSupervisedClient = (

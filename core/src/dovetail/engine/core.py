@@ -92,11 +92,13 @@ class EngineCore:
 
     def pause(self, scope: PauseScope) -> None:
         """Admit nobody new, or let nothing run, until `resume`; plans that are out end as ever."""
+        self._check_alive()
         self.scheduler.pause(scope)
         self.paused = scope
 
     def resume(self) -> None:
         """Lift a pause; do nothing if there is none."""
+        self._check_alive()
         self.scheduler.resume()
         self.paused = None
 
@@ -144,6 +146,7 @@ class EngineCore:
         What is still out, though all requests have ended, is taken in first: a step, and what a KV
         connector stores, within `MAX_DRAIN_STEPS`.
         """
+        self._check_alive()
         for _ in range(MAX_DRAIN_STEPS):
             depth = self.scheduler.depth()
             if depth.num_running + depth.num_waiting:

@@ -15,7 +15,7 @@ from dovetail.engine.listeners import Listeners
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.plugin_picks import check_picks, make_registry
 from dovetail.engine.prompt_reading import prompt_text
-from dovetail.errors import UserError
+from dovetail.errors import RequestError, UserError
 from dovetail.hooks import HookPlugins, load_hooks
 from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
 from dovetail.outputs import RequestOutputKind
@@ -107,6 +107,12 @@ class FrontEnd:
         the parameter; nothing is expected then.
         """
         self.check_can_generate()
+        if not isinstance(asked.output_kind, RequestOutputKind):
+            raise RequestError(
+                f"output_kind={asked.output_kind!r} is no RequestOutputKind; it can be "
+                f"{', '.join(f'RequestOutputKind.{kind.name}' for kind in RequestOutputKind)}.",
+                parameter="output_kind",
+            )
         requests = self.inputs.process(
             core_id or asked.request_id,
             asked.prompt,

@@ -13,8 +13,27 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dovetail.errors import ContractError
+from dovetail.errors import ContractError, RequestError
 from dovetail.interfaces.executor import Handle
+
+_ENGINES_OWN = frozenset(
+    {
+        "init_device",
+        "load_model",
+        "initialize_cache",
+        "compile_or_warm_up_model",
+        "execute_model",
+        "sample_tokens",
+        "shutdown",
+    }
+)
+
+
+def check_callable_from_outside(name: str) -> None:
+    """Raise RequestError for an operation that is the engine's alone to call, or nobody's."""
+    module, _, last = name.rpartition(":")
+    if last.startswith("_") or not last.isidentifier() or (not module and last in _ENGINES_OWN):
+        raise RequestError(f"operation {name!r} is not for others to call.")
 
 
 def find_operation(worker: object, operation: str | Callable[..., Any]) -> Callable[..., Any]:

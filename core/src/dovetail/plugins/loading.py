@@ -146,6 +146,11 @@ def _missing_module(
 def _missing_attribute(
     module: ModuleType, owner: object, part: str, origin: Origin
 ) -> PluginNotFoundError | PluginLoadError:
+    if _is_ours_alone(module):
+        return PluginNotFoundError(
+            f"Cannot load {origin}: what the program defines that was started is not found by its "
+            "other processes. Put the class at the top of a module that can be imported."
+        )
     members = getattr(owner, "__dict__", {})
     names = [name for name in members if not name.startswith("_")]
     classes = [name for name in names if isinstance(members[name], type)]
@@ -163,6 +168,12 @@ def _missing_attribute(
     if origin.distribution:
         return PluginLoadError(f"{message} The distribution declares what it does not have.")
     return PluginNotFoundError(message)
+
+
+def _is_ours_alone(module: ModuleType) -> bool:
+    """Whether it is the program of a process of the engine's, where nobody else's classes are."""
+    spec = module.__spec__
+    return module.__name__ == "__main__" and spec is not None and spec.name.startswith("dovetail.")
 
 
 def _import_failure(what: str, origin: Origin, error: BaseException) -> PluginLoadError:

@@ -58,6 +58,13 @@ DK_INLINE PackedShape packed_shape(int64_t kind, int64_t N, int64_t K, int64_t g
   return {(N + kColumns - 1) / kColumns, num_units, num_units * kUnitBytes + scales};
 }
 
+// The length of blocks that cut n into as few as `most` allows, all as long as a multiple of `step`
+// lets them be: each block fetches as much of the next as it is long itself.
+DK_INLINE int64_t even_blocks(int64_t n, int64_t most, int64_t step) {
+  const int64_t num_blocks = (n + most - 1) / most;
+  return ((n + num_blocks - 1) / num_blocks + step - 1) / step * step;
+}
+
 // Columns of a panel that leave the kernel, and how many of them exist in the last panel.
 DK_INLINE int64_t outputs_per_panel(int64_t flags) { return flags & DK_GATE_UP ? 16 : 32; }
 DK_INLINE int64_t num_outputs(int64_t N, int64_t flags) { return flags & DK_GATE_UP ? N / 2 : N; }

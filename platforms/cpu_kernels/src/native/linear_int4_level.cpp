@@ -192,9 +192,9 @@ void compute_tiles(const LinearJob& job, const char* weights, float* sums, char*
   const int64_t num_tiles = job.num_tiles(), num_groups = job.num_units * 8 / kGroup;
   const int64_t sharing = num_tiles < kAheadTiles ? num_tiles : kAheadTiles;
   const int64_t lines = (kLines + sharing - 1) / sharing;
-  constexpr int64_t kMost = kBlockGroups<kGroup>;
-  for (int64_t g = 0; g < num_groups; g += kMost) {
-    const int64_t n = num_groups - g < kMost ? num_groups - g : kMost;
+  const int64_t most = even_blocks(num_groups, kBlockGroups<kGroup>, 1);
+  for (int64_t g = 0; g < num_groups; g += most) {
+    const int64_t n = num_groups - g < most ? num_groups - g : most;
     const char* const from = weights + g * kGroupBytes<kGroup>;
     Block block{from, kUnpack ? bytes : nullptr, from + n * kGroupBytes<kGroup>, lines, n};
 #if DK_LEVEL >= 3

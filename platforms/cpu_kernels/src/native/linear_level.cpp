@@ -219,8 +219,9 @@ template <class Kind, int kRows>
 void compute_tiles(const LinearJob& job, int64_t panel, const char* weights, float* sums) {
   const auto* x = reinterpret_cast<const typename Kind::Unit*>(job.activations);
   const int64_t num_tiles = job.num_tiles(), tile_sums = kRows * kPanel;
-  for (int64_t u = 0; u < job.num_units; u += kBlockUnits) {
-    const int64_t n = job.num_units - u < kBlockUnits ? job.num_units - u : kBlockUnits;
+  const int64_t block_units = even_blocks(job.num_units, kBlockUnits, 4);
+  for (int64_t u = 0; u < job.num_units; u += block_units) {
+    const int64_t n = job.num_units - u < block_units ? job.num_units - u : block_units;
     const char* const block = weights + u * kUnitBytes;
     const char* ahead = block + n * kUnitBytes;
     for (int64_t t = 0; t < num_tiles; ++t) {

@@ -8,11 +8,8 @@ the memory for its signs of life.
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import zmq
@@ -25,35 +22,18 @@ from dovetail.engine.process.vital_signs import VitalSigns
 from dovetail.engine.start import StartedEngine, start_engine
 from dovetail.errors import DovetailError
 from dovetail.faults import fault
+from dovetail.lifeline import end_with_parent
 from dovetail.plugins.containment import describe_failure
 from dovetail.transport.messages import MAX_MESSAGE_BYTES, Died, Ready, pack
 
 _LINGER_MS = 2000
-_REMOVALS = 100
-
-
-def watch_parent(lifeline: socket.socket, folder: Path) -> None:
-    """Wait in a thread for the parent's end; then take everything down."""
-
-    def wait() -> None:
-        while lifeline.recv(1):
-            pass
-        for _ in range(_REMOVALS):  # the other thread may be making its sockets just now
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                break
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # the processes that this one started, and itself
-        os._exit(1)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
 def main() -> int:
     """Start the engine, tell the parent how that went, and serve."""
     folder, lifeline = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     lifeline.set_inheritable(False)
-    watch_parent(lifeline, folder)
+    end_with_parent(lifeline, folder)
     vitals = VitalSigns(int(sys.argv[3]), MonotonicClock())
     os.close(int(sys.argv[3]))
     fault("engine.boot")

@@ -1,6 +1,6 @@
 """What an engine's process and its parent agree on before they can speak: names, files, sockets.
 
-The folder is its owner's alone (0700), and so are the sockets in it (0600). Knows no engine.
+The folder is its owner's alone (0700), and so is all that lies in it (0600). Knows no engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from dovetail.errors import MessageError
+from dovetail.errors import ConfigError, MessageError
 
 BOOT_FILE = "boot.json"
 INPUT_SOCKET = "input"
@@ -27,8 +27,19 @@ class Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_boot(folder: Path, boot: Boot) -> None:
-    """Leave `boot` in the folder for the process that is about to start."""
-    (folder / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
+    """Leave `boot` in the folder for the process that is about to start.
+
+    Raises ConfigError, naming the file, where there is no room or leave for it.
+    """
+    file = folder / BOOT_FILE
+    try:
+        file.touch(mode=0o600)
+        file.write_bytes(msgspec.json.encode(boot))
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be written ({error}): let TMPDIR name a directory with room for it, or "
+            "raise the limit on file size (ulimit -f)."
+        ) from None
 
 
 def read_boot(folder: Path) -> Boot:

@@ -15,6 +15,7 @@ from dovetail.config import EngineConfig
 from dovetail.engine.process.engine_process import Progress
 from dovetail.engine.start import StartedEngine, start_engine
 from dovetail.errors import DovetailError, RequestError
+from dovetail.executors.operation import check_callable_from_outside
 from dovetail.interfaces import EngineCoreOutputs, ModelInfo, PauseScope
 from dovetail.plugins import PluginRegistry
 from dovetail.request import EngineCoreRequest
@@ -185,6 +186,8 @@ class InprocClient(EngineClient):
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method of every worker."""
+        if isinstance(operation, str):
+            check_callable_from_outside(operation)
         answers: list[Any] = self.core.executor.collective_rpc(operation, args=args, kwargs=kwargs)
         return answers
 

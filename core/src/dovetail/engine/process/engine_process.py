@@ -221,8 +221,8 @@ class EngineProcess:
             return message
         if message is None:
             late = EngineDeadError(
-                f"the engine's process {self.pid} was not ready within {timeout_s} s; see what it "
-                "printed, or allow it more time."
+                f"the engine's process {self.pid} got no further within {timeout_s:g} s; see what "
+                "it printed, or raise start_timeout_s."
             )
             late.phase = phase
             raise late

@@ -18,6 +18,7 @@ from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
 from dovetail.engine.process.vital_signs import VitalSigns
 from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
+from dovetail.executors.operation import check_callable_from_outside
 from dovetail.faults import fault
 from dovetail.interfaces import EngineCoreOutputs
 from dovetail.plugins.containment import describe_failure
@@ -42,19 +43,6 @@ from dovetail.transport.messages import (
     pack,
 )
 from dovetail.transport.wire_types import read_request
-
-_ENGINES_OWN = frozenset(
-    {
-        "init_device",
-        "load_model",
-        "initialize_cache",
-        "compile_or_warm_up_model",
-        "execute_model",
-        "sample_tokens",
-        "shutdown",
-    }
-)
-"""Operations of a worker that are the engine's alone to call: no front end may."""
 
 
 class EngineServer:
@@ -181,8 +169,9 @@ class EngineServer:
 
     def _call(self, message: Call) -> list[Any]:
         name = message.operation
-        if name.startswith("_") or not name.isidentifier() or name in _ENGINES_OWN:
-            raise RequestError(f"operation {name!r} is not for others to call.")
+        check_callable_from_outside(name)
+        if ":" in name:  # in this process it would be anybody's function
+            raise RequestError(f"operation {name!r} is not a worker's; only those can be called.")
         executor = self._core.executor
         answers: list[Any] = executor.collective_rpc(name, args=message.args, kwargs=message.kwargs)
         return answers

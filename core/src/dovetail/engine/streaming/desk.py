@@ -232,7 +232,8 @@ class RequestDesk:
             why = f"its outputs could not be read: {describe_failure(error)}; make a new engine."
             self._fail(EngineDeadError(why))
         finally:  # whoever cancels this task must not leave others waiting for ever
-            self._fail(EngineDeadError("nobody reads the engine's outputs now; make a new engine."))
+            why = "its event loop has ended, or cancelled all tasks: nobody reads its outputs now."
+            self._fail(EngineDeadError(f"{why} Make a new engine, for one loop."))
 
     async def _take_in(self, outputs: EngineCoreOutputs) -> None:
         """Tell readers of one step's outputs; let others have a turn, at least once."""

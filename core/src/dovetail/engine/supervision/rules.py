@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from enum import StrEnum
+
+from dovetail.errors import UserError
+
+_LEAST = {"max_restarts": 0, "max_deaths": 1}
 
 
 class EngineState(StrEnum):
@@ -40,3 +45,25 @@ class SupervisionRules:
     max_step_s: float = 120.0
     kill_step_s: float = 600.0
     max_deaths: int = 2
+
+    def __post_init__(self) -> None:
+        """Raise UserError, naming the rule, for a value that cannot be kept."""
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name in _LEAST:
+                right = type(value) is int and value >= _LEAST[name]
+                wanted = f"a whole number from {_LEAST[name]}"
+            else:
+                right = type(value) in (int, float) and 0 < value < math.inf
+                wanted = "a number of seconds above 0"
+            if not right:
+                raise UserError(f"{name}={value!r} must be {wanted}.")
+        for first, last in (
+            ("first_delay_s", "max_delay_s"),
+            ("max_silence_s", "kill_silence_s"),
+            ("max_step_s", "kill_step_s"),
+        ):
+            if getattr(self, first) > getattr(self, last):
+                raise UserError(
+                    f"{first}={getattr(self, first)} is longer than {last}={getattr(self, last)}."
+                )

@@ -6,14 +6,12 @@ this one ends at once, with all that it started in its session.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
-import signal
 import socket
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from pathlib import Path
 
 from dovetail.clock import MonotonicClock
 from dovetail.executors.multiproc.boot import (
@@ -29,12 +27,12 @@ from dovetail.executors.multiproc.boot import (
 from dovetail.executors.multiproc.host import WorkerHost, make_worker
 from dovetail.executors.multiproc.pulse import Pulse, PulseBoard
 from dovetail.faults import fault
+from dovetail.lifeline import end_with_parent
 from dovetail.transport.ring import RingPlace, RingReader, RingWriter, make_ring
 from dovetail.transport.ring_memory import RingShape
 from dovetail.transport.told_error import ToldError
 
 _PARTING_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -77,25 +75,9 @@ def _take(boot: Boot) -> tuple[socket.socket, RingReader, PulseBoard]:
 
 
 def _watch_executor(lifeline: socket.socket, folder: str) -> threading.Event:
-    """Wait in a thread for the executor's end, then take everything down.
-
-    Returns what is set when the executor says that this process may end by itself.
-    """
+    """End with the executor; return what is set once it says that this process may end."""
     dismissed = threading.Event()
-    # A process that is stopped would not notice: the system wakes it when its parent dies.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
-
-    def wait() -> None:
-        with suppress(ConnectionResetError):
-            while lifeline.recv(1):
-                dismissed.set()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # the processes that this one started, and itself
-        os._exit(1)
-
-    threading.Thread(target=wait, name="executor-watch", daemon=True).start()
+    end_with_parent(lifeline, Path(folder) if folder else None, heard=dismissed.set)
     return dismissed
 
 
