@@ -1,6 +1,7 @@
 """Supervision: an engine that is started again when it dies, and says at any time how it is.
 
     rules       how often and how fast an engine is started again, what counts as a stall
+    outlook     what both clients tell of their engine without asking it
     restarts    when the next start is due, if there is to be one
     suspects    requests that an engine died with, again and again
     supervisor  owns the engine's client, watches it, and puts another in its place

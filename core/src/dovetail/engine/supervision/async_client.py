@@ -16,8 +16,8 @@ from dovetail.clock import Clock
 from dovetail.config import EngineConfig
 from dovetail.engine.process.async_client import AsyncMPClient
 from dovetail.engine.process.client import Operation
-from dovetail.engine.process.engine_process import Progress
-from dovetail.engine.supervision.rules import EngineState, SupervisionRules
+from dovetail.engine.supervision.outlook import Outlook
+from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.engine.supervision.supervisor import Supervisor
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, UnavailableError
 from dovetail.interfaces import EngineCoreOutputs, PauseScope
@@ -26,7 +26,7 @@ from dovetail.request import EngineCoreRequest
 T = TypeVar("T")
 
 
-class AsyncSupervisedClient:
+class AsyncSupervisedClient(Outlook[AsyncMPClient]):
     """One engine process after the other, for the event loop that first awaits a method.
 
     facts: of the first engine; the others are made from the same configuration. paused: how far
@@ -49,29 +49,6 @@ class AsyncSupervisedClient:
         self.facts = self._supervisor.client().facts
         self._lost: deque[EngineCoreOutputs] = deque()
         self._changed = asyncio.Event()
-
-    @property
-    def state(self) -> EngineState:
-        """How the engine is; `READY` is what a load balancer asks for. From any thread."""
-        return self._supervisor.state
-
-    @property
-    def num_restarts(self) -> int:
-        """How many engines were started after the first."""
-        return self._supervisor.num_restarts
-
-    @property
-    def error(self) -> DovetailError | None:
-        """Why no engine is started any more, or None."""
-        return self._supervisor.error
-
-    @property
-    def progress(self) -> Progress:
-        """How far the engine that runs has come; nothing while there is none."""
-        try:
-            return self._supervisor.client().progress
-        except (EngineDeadError, UnavailableError):
-            return Progress()
 
     @property
     def process_id(self) -> int:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from dovetail.clock import Clock
 from dovetail.config import EngineConfig
 from dovetail.engine.process.client import EngineClient, Operation
-from dovetail.engine.process.engine_process import Progress
 from dovetail.engine.process.sync_client import SyncMPClient
-from dovetail.engine.supervision.rules import EngineState, SupervisionRules
+from dovetail.engine.supervision.outlook import Outlook
+from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.engine.supervision.supervisor import Supervisor
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, UnavailableError
 from dovetail.interfaces import EngineCoreOutputs, PauseScope
@@ -25,7 +25,7 @@ from dovetail.request import EngineCoreRequest
 T = TypeVar("T")
 
 
-class SupervisedClient(EngineClient):
+class SupervisedClient(Outlook[SyncMPClient], EngineClient):
     """`EngineClient` of one engine process after the other. A new engine is not paused."""
 
     def __init__(
@@ -41,29 +41,6 @@ class SupervisedClient(EngineClient):
         )
         self.facts = self._supervisor.client().facts
         self._lost: deque[EngineCoreOutputs] = deque()
-
-    @property
-    def state(self) -> EngineState:
-        """How the engine is; `READY` is what a load balancer asks for. From any thread."""
-        return self._supervisor.state
-
-    @property
-    def num_restarts(self) -> int:
-        """How many engines were started after the first."""
-        return self._supervisor.num_restarts
-
-    @property
-    def error(self) -> DovetailError | None:
-        """Why no engine is started any more, or None."""
-        return self._supervisor.error
-
-    @property
-    def progress(self) -> Progress:
-        """How far the engine that runs has come; nothing while there is none."""
-        try:
-            return self._supervisor.client().progress
-        except (EngineDeadError, UnavailableError):
-            return Progress()
 
     @property
     def process_id(self) -> int:
