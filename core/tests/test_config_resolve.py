@@ -95,6 +95,7 @@ def test_all_changes_of_an_open_config() -> None:
         "cache.kv_cache_dtype": ("auto", "bfloat16"),
         "load.load_format": ("auto", "safetensors"),
         "scheduler.scheduler_cls": ("auto", "fcfs"),
+        "scheduler.async_scheduling": (None, False),
         "cache.gpu_memory_utilization": (None, 0.9),
         "parallel.executor_backend": ("auto", "uniproc"),
     }
@@ -129,6 +130,7 @@ def test_given_values_stay() -> None:
         scheduler__max_num_batched_tokens=9,
         scheduler__enable_chunked_prefill=True,
         scheduler__scheduler_cls=SomeWorker,
+        scheduler__async_scheduling=True,
         parallel__executor_backend="mine",
         load__load_format="dummy",
     )

@@ -87,15 +87,15 @@ def make(asynchronous):
         served_model_name="m",
     )
     scheduler = SchedulerConfig(async_scheduling=asynchronous)
-    context = ExecutorContext(
-        config=EngineConfig(model=model, scheduler=scheduler),
-        platform="platform",
-        plugins="plugins",
-        worker_cls=Worker,
-    )
 
-    def build(**fails):
+    def build(worker_cls=Worker, **fails):
         Worker.made, Worker.fail_at_start = [], fails
+        context = ExecutorContext(
+            config=EngineConfig(model=model, scheduler=scheduler),
+            platform="platform",
+            plugins="plugins",
+            worker_cls=worker_cls,
+        )
         return UniprocExecutor(context), Worker.made[0]
 
     yield build
@@ -245,3 +245,68 @@ def test_shutdown_twice_ends_the_worker_once(make):
 def test_a_ready_handle_has_its_result():
     handle = Ready(5)
     assert handle.done() and handle.result() == handle.result(timeout=0) == 5
+
+
+class LateHandle:
+    """Counts who asks; raises where its worker `fails` at "result"."""
+
+    def __init__(self, worker, output):
+        self.worker, self.output, self.num_asked = worker, output, 0
+
+    def done(self):
+        return False
+
+    def result(self, timeout=None):
+        self.num_asked += 1
+        if "result" in self.worker.fails:
+            raise self.worker.fails["result"]
+        return self.output
+
+
+class LateWorker(Worker):
+    """Gives handles."""
+
+    provides = frozenset({"async_output"})
+
+    def sample_tokens(self, grammar=None):
+        self.late = LateHandle(self, super().sample_tokens(grammar))
+        return self.late
+
+
+def test_a_late_worker_is_called_by_the_caller_and_waited_for_at_depth_1_alone(make, asynchronous):
+    executor, worker = make(LateWorker)
+    handle = step(executor, StepBuilder())
+    assert worker.thread is threading.current_thread()
+    assert worker.late.num_asked == (0 if asynchronous else 1)
+    assert handle.done() == (not asynchronous)
+    assert handle.result(5) is worker.late.output and worker.late.num_asked == 1
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("timeout", [0.01, None])
+def test_not_in_time_is_no_failure_where_a_time_was_given(make, asynchronous, timeout):
+    executor, worker = make(LateWorker)
+    worker.fails["result"] = TimeoutError("not yet")
+    is_asked_in_time = asynchronous and timeout is not None
+    with pytest.raises(TimeoutError if is_asked_in_time else EngineDeadError, match="not yet"):
+        step(executor, StepBuilder()).result(timeout)
+    if is_asked_in_time:
+        executor.check_health()
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("on the device"), CapacityError("on the device")])
+def test_a_late_failure_is_the_end(make, error):
+    executor, worker = make(LateWorker)
+    worker.fails["result"] = error
+    with pytest.raises((EngineDeadError, CapacityError), match="on the device"):
+        step(executor, StepBuilder()).result(5)
+    with pytest.raises(EngineDeadError, match="on the device"):
+        executor.check_health()
+    executor.shutdown()
+
+
+def test_a_late_worker_may_have_its_result_at_once(make):
+    executor, _ = make(type("AtOnce", (Worker,), {"provides": LateWorker.provides}))
+    assert step(executor, StepBuilder()).result(5).step_id == 0
+    executor.shutdown()

@@ -212,7 +212,30 @@ class AheadUnasked(UniprocExecutor):
         self.max_concurrent_steps = 2
 
 
+class HandsOutHandles(UniprocExecutor):
+    """Takes a worker's handle for its result."""
+
+    def sample_tokens(self, grammar=None):
+        if not self._is_late:
+            return super().sample_tokens(grammar)
+        return self._step(self._worker.sample_tokens, grammar)
+
+
+class ForgetsLateFailures(UniprocExecutor):
+    """Goes on after a step whose failure has shown late."""
+
+    def _fail(self, error):
+        late = self._is_late
+        try:
+            super()._fail(error)
+        finally:
+            if late:
+                self._failure = None
+
+
 MUTANTS = [
+    HandsOutHandles,
+    ForgetsLateFailures,
     TwoThreads,
     EndsWithinAStep,
     ForgetsItsWorker,

@@ -6,11 +6,12 @@ has to see it in the tokens.
 
 from array import array
 from dataclasses import replace
+from threading import get_ident
 
 import pytest
 
 from dovetail.testing.contexts import make_worker_context, write_fake_config
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail.testing.fake_worker import FakeWorker, LateFakeWorker, LateOutput
 from dovetail.testing.row_model import RowModel
 from dovetail.testing.row_state import mix
 from dovetail.testing.worker import check_worker
@@ -235,5 +236,94 @@ def test_a_worker_with_wrong_rows_is_found(model, context):
 
 @pytest.mark.parametrize("mutant", [ChangesPlans, NeedsItsDeviceToEnd])
 def test_a_wrong_worker_is_found(mutant, context):
+    with pytest.raises(AssertionError):
+        check_worker(mutant, context)
+
+
+class TokensWhenAsked(LateFakeWorker):
+    """Appends what it has sampled only when somebody takes the result."""
+
+    row_model_cls = Lenient
+
+    def sample_tokens(self, grammar=None):
+        late = super().sample_tokens(grammar)
+        rows = self.row_model.rows
+        kept = {row: (rows[row], rows[row].tokens.pop()) for row in rows if rows[row].tokens}
+        return GivesBack(late.output, kept)
+
+
+class GivesBack(LateOutput):
+    def __init__(self, output, kept):
+        super().__init__(output)
+        self.kept = kept
+
+    def result(self, timeout=None):
+        for state, token in self.kept.values():
+            state.tokens.append(token)
+        self.kept = {}
+        return super().result(timeout)
+
+
+class OneBuffer(LateFakeWorker):
+    """Writes each step's tokens to the memory of the last ones'."""
+
+    def sample_tokens(self, grammar=None):
+        late = super().sample_tokens(grammar)
+        self.buffer = self.__dict__.get("buffer", array("i"))
+        self.buffer[:] = late.output.token_ids
+        late.output = replace(late.output, token_ids=self.buffer)
+        return late
+
+
+class Late(LateOutput):
+    """A handle that makes a mistake."""
+
+
+class NeverDone(Late):
+    def done(self):
+        return False
+
+
+class ToldOnce(Late):
+    def result(self, timeout=None):
+        output, self.output = self.output, replace(self.output, token_ids=array("i"))
+        return output
+
+
+class OwnThread(Late):
+    def __init__(self, output):
+        super().__init__(output)
+        self.thread = get_ident()
+
+    def result(self, timeout=None):
+        assert get_ident() == self.thread, "asked for by another thread"
+        return super().result(timeout)
+
+
+def late_worker_of(handle):
+    def sample_tokens(self, grammar=None):
+        return handle(FakeWorker.sample_tokens(self, grammar))
+
+    return type(handle.__name__, (LateFakeWorker,), {"sample_tokens": sample_tokens})
+
+
+class Undeclared(LateFakeWorker):
+    """Gives handles and says nothing of it."""
+
+    provides = frozenset()
+
+
+def test_a_worker_that_gives_handles_is_right(context):
+    check_worker(LateFakeWorker, context)
+
+
+@pytest.mark.parametrize("handle", [NeverDone, ToldOnce, OwnThread])
+def test_a_wrong_handle_is_found(handle, context):
+    with pytest.raises(AssertionError):
+        check_worker(late_worker_of(handle), context)
+
+
+@pytest.mark.parametrize("mutant", [TokensWhenAsked, OneBuffer, Undeclared])
+def test_a_worker_that_is_late_in_a_wrong_way_is_found(mutant, context):
     with pytest.raises(AssertionError):
         check_worker(mutant, context)

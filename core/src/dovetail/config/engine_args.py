@@ -140,8 +140,9 @@ class EngineArgs:
     scheduling_policy: str | type | None = field(
         default=None, metadata=_help("Another name for scheduler_cls.")
     )
-    async_scheduling: bool = field(
-        default=False, metadata=_help("Plan a step while the one before it runs.")
+    async_scheduling: bool | None = field(
+        default=None,
+        metadata=_help("Plan a step while the one before it runs; None: as the platform likes."),
     )
     platform: str | type = field(
         default="auto", metadata=_help("Platform plugin: the kind of machine to run on.")

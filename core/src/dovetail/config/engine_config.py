@@ -142,7 +142,7 @@ class SchedulerConfig(ConfigNode):
     max_num_batched_tokens: Annotated[int | None, integer(1, MAX_INT, optional=True)] = None
     enable_chunked_prefill: OptionalFlag = None
     long_prefill_token_threshold: Annotated[int, integer(0, MAX_INT)] = 0
-    async_scheduling: Flag = False
+    async_scheduling: OptionalFlag = None
 
     @model_validator(mode="after")
     def _check_step(self) -> Self:

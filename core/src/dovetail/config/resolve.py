@@ -58,6 +58,7 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     draft.fill("cache.kv_cache_dtype", dtype, "the cache has the dtype of the model")
     draft.fill("load.load_format", "safetensors", "the default")
     draft.fill("scheduler.scheduler_cls", "fcfs", "the default")
+    draft.fill("scheduler.async_scheduling", False, "the default")
     _resolve_executor(draft)
     resolved = draft.finish()
     whose = f"platform {platform.info.name!r}"

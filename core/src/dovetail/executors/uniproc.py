@@ -1,14 +1,15 @@
 """The executor of one worker in this process.
 
-At depth 1 a call does its work and returns. At depth 2 one thread of the executor's own works
-through the calls in their order, so that the engine plans the next step meanwhile.
+At depth 1 a call does its work and returns. At depth 2 the engine plans the next step meanwhile:
+one thread of the executor's own works through the calls in their order. A worker that provides
+"async_output" needs no thread for that: calls go straight in, and who asks for a result waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from dovetail.errors import DovetailError, EngineDeadError
 from dovetail.executors.operation import SoleReply, check_rank, find_operation
@@ -16,6 +17,7 @@ from dovetail.faults import fault
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
 from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.extension import complete_worker_cls
 from dovetail.result import ModelRunnerOutput
@@ -23,20 +25,24 @@ from dovetail.start_phases import enter_phase
 
 T = TypeVar("T")
 
+ASYNC_OUTPUT = "async_output"
+"""What a worker provides if its device works behind the caller's back."""
+
 
 class UniprocExecutor(Executor):
     """One worker, in this process."""
 
     def __init__(self, context: ExecutorContext) -> None:
         self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
-        self._thread = (
-            ThreadPoolExecutor(max_workers=1, thread_name_prefix="dovetail-worker")
-            if self.max_concurrent_steps > 1
-            else None
-        )
         self._failure: BaseException | None = None
         self._closed = False
         worker_cls = complete_worker_cls(context)
+        self._is_late = ASYNC_OUTPUT in declared_ids(worker_cls, "provides")
+        self._thread = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="dovetail-worker")
+            if self.max_concurrent_steps > 1 and not self._is_late
+            else None
+        )
         given = WorkerContext(
             config=context.config,
             platform=context.platform,
@@ -78,7 +84,14 @@ class UniprocExecutor(Executor):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Sample for the plan last given to `execute_model`."""
         fault("uniproc.sample_tokens")
-        return self._step(self._worker.sample_tokens, grammar)
+        if not self._is_late:
+            sample = cast("Callable[[Any], ModelRunnerOutput]", self._worker.sample_tokens)
+            return self._step(sample, grammar)
+        sampled = self._step(self._worker.sample_tokens, grammar).result()
+        if isinstance(sampled, ModelRunnerOutput):
+            return Ready(sampled)
+        late = LateResult(sampled, self._fail)
+        return Ready(late.result()) if self.max_concurrent_steps == 1 else late
 
     def check_health(self) -> None:
         """Raise EngineDeadError if the worker has failed or is gone."""
@@ -113,7 +126,37 @@ class UniprocExecutor(Executor):
         try:
             return call(argument)
         except Exception as error:
-            self._failure = error
-            if isinstance(error, DovetailError):
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Remember the first failure, and raise it as an error of ours."""
+        self._failure = self._failure or error
+        if isinstance(error, DovetailError):
+            raise error
+        raise EngineDeadError(f"the worker failed: {type(error).__name__}: {error}") from error
+
+
+class LateResult:
+    """The handle of a step whose worker gave one: tells the executor where it fails."""
+
+    __slots__ = ("_fail", "_handle")
+
+    def __init__(
+        self, handle: Handle[ModelRunnerOutput], fail: Callable[[Exception], NoReturn]
+    ) -> None:
+        """fail: told of what the handle raises; raises itself."""
+        self._handle = handle
+        self._fail = fail
+
+    def done(self) -> bool:
+        """Return whether `result` would not wait."""
+        return self._handle.done()
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Wait for the step, `timeout` seconds at most; raise what went wrong in it."""
+        try:
+            return self._handle.result(timeout)
+        except Exception as error:
+            if timeout is not None and isinstance(error, TimeoutError):
                 raise
-            raise EngineDeadError(f"the worker failed: {type(error).__name__}: {error}") from error
+            self._fail(error)

@@ -27,9 +27,10 @@ class AttentionAsk:
 
     dtype, kv_cache_dtype: names such as "bfloat16". device_type: as tensors are told it.
     features: ids of everything beyond plain causal attention over a paged cache:
-        "sliding_window", "soft_cap", "sinks", "cascade", "batch_invariant" (a token's result has
-        the same bits whatever the other runs and however its prompt is cut), … A backend that
-        does not declare an id refuses it, so that a new demand fails closed.
+        "sliding_window", "soft_cap", "sinks" (some layer has logits without a value), "cascade",
+        "batch_invariant" (a token's result has the same bits whatever the other runs and however
+        its prompt is cut), … A backend that does not declare an id refuses it, so that a new
+        demand fails closed.
     """
 
     device_type: str
@@ -128,6 +129,10 @@ class AttentionLayerContext:
 
     scale: factor on the scores before the softmax. soft_cap: c in c·tanh(score / c); 0 for none.
     sliding_window: tokens that a token sees, itself included; 0 for all.
+    sinks: float32 [H], or None. A logit for each query head that takes part in the softmax as it
+        is, neither scaled nor capped, and has no value: weights sum to less than 1. A parameter of
+        the model (its values may come after the layer is made), only read; a backend that does not
+        declare "sinks" is never given one. Source: Xiao et al. 2023, arXiv:2309.17453.
     options: the backend plugin's own, validated.
     """
 
@@ -140,6 +145,7 @@ class AttentionLayerContext:
     device: torch.device
     sliding_window: int = 0
     soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -182,7 +188,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

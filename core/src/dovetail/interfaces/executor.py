@@ -73,8 +73,10 @@ class Executor(ABC):
     """Owns the workers: as many as `ParallelConfig.tensor_parallel_size` says.
 
     Law. Plans are executed in the order of the calls. For every `execute_model` there is exactly
-    one `sample_tokens` before the next; the result is rank 0's. A failing worker makes the handle
-    raise; after that the executor is dead, and every later call raises EngineDeadError.
+    one `sample_tokens` before the next; the result is rank 0's. A worker that provides
+    "async_output" gives a handle of its own: its result is what is handed on. A failing worker, or
+    such a handle, makes the handle raise; after that the executor is dead, and every later call
+    raises EngineDeadError.
     max_concurrent_steps: how many steps may be out at a time; 1 or 2.
     max_world_size: most workers that it can have.
     takes_callables: whether its workers live in this process, so that an operation may be any
@@ -82,7 +84,7 @@ class Executor(ABC):
     """
 
     CONTRACT: ClassVar[str] = "executor"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     max_concurrent_steps: int = 1
     max_world_size: ClassVar[int] = 1
     takes_callables: ClassVar[bool] = True

@@ -19,7 +19,7 @@ DTYPE_BYTES = {
     "int8": 1,
 }
 
-SCALE_BYTES = {"int8": 4}
+SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}
 """Of element types with scales: bytes of one (float32), for a token's keys or values of a head."""
 
 

@@ -18,6 +18,7 @@ from dovetail.result import ModelRunnerOutput
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
+    from dovetail.interfaces.executor import Handle
     from dovetail.interfaces.platform import Platform
     from dovetail.plugins import PluginRegistry
 
@@ -72,6 +73,11 @@ class GrammarOutput:
 class WorkerBase(ABC):
     """Executes plans on one device.
 
+    A worker whose `provides` has "async_output" gives its device the work of a step and does not
+    wait for it: `execute_model` returns early, `sample_tokens` returns a handle, and the next plan
+    may come before that handle's result was taken. Its `result` may be called from any thread, in
+    any order and again; what went wrong on the device is raised there.
+
     Law. State is kept per row: `joins` give a row its tokens, each sampled token is appended to its
     row by the worker itself, and `leaves` end a row. A worker applies leaves, joins, blocks and
     runs, in that order; an empty plan is applied too. Blocks are never copied, moved or cleared by
@@ -97,7 +103,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -140,8 +146,13 @@ class WorkerBase(ABC):
         """
 
     @abstractmethod
-    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample from the logits of the plan just executed and return its result."""
+    def sample_tokens(
+        self, grammar: GrammarOutput | None = None
+    ) -> ModelRunnerOutput | Handle[ModelRunnerOutput]:
+        """Sample from the logits of the plan just executed and return its result.
+
+        A handle comes only from workers that provide "async_output".
+        """
 
     @abstractmethod
     def shutdown(self) -> None:

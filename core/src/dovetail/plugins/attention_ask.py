@@ -21,13 +21,14 @@ _WINDOWED = "sliding_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionFacts:
-    """The attention of a model. sliding_window, soft_cap: whether some layer has one."""
+    """The attention of a model. sliding_window, soft_cap, sinks: whether some layer has such."""
 
     head_size: int
     num_heads: int
     num_kv_heads: int
     sliding_window: bool = False
     soft_cap: bool = False
+    sinks: bool = False
 
 
 def attention_ask(facts: AttentionFacts, config: EngineConfig, device_type: str) -> AttentionAsk:
@@ -35,6 +36,7 @@ def attention_ask(facts: AttentionFacts, config: EngineConfig, device_type: str)
     features = {
         "sliding_window": facts.sliding_window,
         "soft_cap": facts.soft_cap,
+        "sinks": facts.sinks,
         "batch_invariant": config.compute.batch_invariant,
     }
     return AttentionAsk(

@@ -4,8 +4,8 @@
 It sees a backend only through the contract: a cache is filled by the backend itself, and its
 layout stays opaque. Everything that a row does not own is NaN, so that a leak shows; before its
 window, a row's table names such blocks, as if its own had been handed out again. Beyond the suite:
-caches of another dtype than the model's, and features other than "sliding_window" and "soft_cap".
-torch is imported within functions: the core lives without it.
+caches of another dtype than the model's, and features other than "sliding_window", "soft_cap" and
+"sinks". torch is imported within functions: the core lives without it.
 
 Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of `TOLERANCES`.
 
@@ -31,12 +31,23 @@ from dovetail.interfaces.attention import (
     AttentionLayerContext,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec
+from dovetail.testing.attention_reference import reference_attention
 from dovetail.testing.case import Case, run_all
 from dovetail.testing.comparison import TOLERANCES
 from dovetail.testing.expectation import expect
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "AttentionCase",
+    "attention_cases",
+    "check_backend",
+    "check_case",
+    "check_refusals",
+    "reference_attention",
+    "standard_cases",
+]
 
 _FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody_has")
 
@@ -58,6 +69,7 @@ class AttentionCase:
     block_size: int = 16
     sliding_window: int = 0
     soft_cap: float = 0.0
+    sinks: bool = False
     scale_factor: float = 1.5
     seed: int = 0
 
@@ -67,8 +79,9 @@ class AttentionCase:
         heads = f"{self.num_heads} over {self.num_kv_heads} heads of {self.head_size}"
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
+        sinks = ", sinks" if self.sinks else ""
         blocks = f"blocks of {self.block_size}"
-        return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}, seed {self.seed}"
+        return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}{sinks}, seed {self.seed}"
 
     @property
     def scale(self) -> float:
@@ -87,44 +100,12 @@ class AttentionCase:
         )
 
 
-def reference_attention(
-    q_QHD: torch.Tensor,
-    k_LKD: torch.Tensor,
-    v_LKD: torch.Tensor,
-    *,
-    scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-) -> torch.Tensor:
-    """Return the causal attention of one sequence, float64 [Q, H, D], computed densely.
-
-    The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
-    Window and soft cap as in `AttentionLayerContext`. The arguments are only read.
-    """
-    import torch
-
-    num_queries, num_heads, head_size = q_QHD.shape
-    length, num_kv_heads, _ = k_LKD.shape
-    q_QKGD = q_QHD.double().reshape(num_queries, num_kv_heads, -1, head_size)
-    scores = torch.einsum("qkgd,lkd->kgql", q_QKGD, k_LKD.double()) * scale
-    if soft_cap:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    keys_L = torch.arange(length, device=scores.device)
-    queries_Q1 = keys_L[length - num_queries :].unsqueeze(1)
-    hidden = keys_L > queries_Q1
-    if sliding_window:
-        hidden |= keys_L <= queries_Q1 - sliding_window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    out_QKGD = torch.einsum("kgql,lkd->qkgd", weights, v_LKD.double())
-    return out_QKGD.reshape(num_queries, num_heads, head_size)
-
-
 def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
     """Return the cases that cover what `capabilities` claims.
 
     For every dtype: prefills, chunks, decodes and mixtures, each at the borders of blocks of
     several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
-    80 and 33 if all are); windows and soft caps, apart and together, where they are claimed.
+    80 and 33 if all are); windows, soft caps and sinks, apart and together, where they are claimed.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)
@@ -132,6 +113,7 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
     head_sizes = sorted(capabilities.head_sizes) or [64, 128, 80, 33]
     windows = (1, 5, block_size, 1000) if "sliding_window" in capabilities.features else ()
     soft_caps = (1.5,) if "soft_cap" in capabilities.features else ()
+    sinks = (True,) if "sinks" in capabilities.features else ()
     shapes = _shapes(block_size)
     mixed = shapes["mixed"]
     cases: list[AttentionCase] = []
@@ -148,11 +130,13 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
         for runs in shapes.values():
             cases += [replace(base, runs=runs, sliding_window=window) for window in windows[1:2]]
             cases += [replace(base, runs=runs, soft_cap=cap) for cap in soft_caps]
+            cases += [replace(base, runs=runs, sinks=True) for _ in sinks]
         cases += [
             replace(base, sliding_window=window, soft_cap=cap, num_heads=6, num_kv_heads=1)
             for window in windows[1:2]
             for cap in soft_caps
         ]
+        cases += [replace(case, sinks=True) for case in cases[-1:] for _ in sinks]
     return [replace(case, seed=seed) for seed, case in enumerate(cases)]
 
 
@@ -249,6 +233,9 @@ class _Rows:
         generator = torch.Generator().manual_seed(case.seed)
         lengths = [context + query + 1 for context, query in case.runs] + [case.block_size + 3]
         self._make_blocks([ceil(length / case.block_size) for length in lengths], generator)
+        self.sinks: torch.Tensor | None = None
+        if case.sinks:  # of the order of the scores, and some above all of them
+            self.sinks = 2 * torch.randn(case.num_heads, generator=generator)
         num_heads = case.num_heads + 2 * case.num_kv_heads
         self.qkv = [
             torch.randn((n, num_heads, case.head_size), generator=generator).to(self.dtype)
@@ -260,6 +247,7 @@ class _Rows:
                 scale=case.scale,
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
+                sinks_H=self.sinks,
             )
             for qkv in self.qkv
         ]
@@ -306,6 +294,7 @@ class _Rows:
                 device=self.device,
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
+                sinks=None if self.sinks is None else self.sinks.to(self.device),
             )
         )
 

@@ -28,6 +28,8 @@ from dovetail.testing.contexts import SMALL_ENGINE, make_executor_context, write
 from dovetail.testing.executor_workers import (
     SLOW_S,
     FailingWorker,
+    LateFailingWorker,
+    LateWorker,
     ObedientWorker,
     SlowWorker,
     UnloadableWorker,
@@ -69,17 +71,24 @@ def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
     for ahead in (False, True):
         steps = "two steps" if ahead else "one step"
         for name, check in _CHECKS.items():
-            run = partial(_check_with, executor_cls, check, ahead=ahead)
+            worker_cls = FailingWorker if check is _check_failure else ObedientWorker
+            run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
             yield Case(name=f"{name}, {steps} at a time", run=run)
-    run = partial(_check_with, executor_cls, _check_timeout, ahead=True)
+        for name, (worker_cls, check) in _LATE_CHECKS.items():
+            run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
+            yield Case(name=f"{name}, {steps} at a time", run=run)
+    run = partial(_check_with, executor_cls, ObedientWorker, _check_timeout, ahead=True)
     yield Case(name="a timeout, two steps at a time", run=run)
 
 
 def _check_with(
-    executor_cls: type[Executor], check: Callable[[Executor], None], *, ahead: bool
+    executor_cls: type[Executor],
+    worker_cls: type[ObedientWorker],
+    check: Callable[[Executor], None],
+    *,
+    ahead: bool,
 ) -> None:
-    """Check a new executor of a worker that is right, or fails on demand where that is checked."""
-    worker_cls = FailingWorker if check is _check_failure else ObedientWorker
+    """Check a new executor of such a worker."""
     with TemporaryDirectory() as folder:
         with judging("in the constructor"):
             executor = _make(executor_cls, worker_cls, Path(folder), ahead=ahead)
@@ -368,4 +377,9 @@ _CHECKS: Mapping[str, Callable[[Executor], None]] = {
     "callables": _check_callables,
     "failure": _check_failure,
     "shutdown": _check_shutdown,
+}
+
+_LATE_CHECKS: Mapping[str, tuple[type[ObedientWorker], Callable[[Executor], None]]] = {
+    "steps of a worker that gives handles": (LateWorker, _check_steps),
+    "a failure that shows late": (LateFailingWorker, _check_failure),
 }

@@ -13,7 +13,7 @@ from dovetail.errors import ModelError
 from dovetail.interfaces.worker import GrammarOutput, WorkerContext
 from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail.testing.fake_worker import FakeWorker, LateOutput
 
 LOG = "worker.log"
 SLOW_S = 0.05
@@ -88,6 +88,31 @@ class FailingWorker(ObedientWorker):
         if plan.step_id == 2:
             raise RuntimeError("a failure on demand")
         super().execute_model(plan)
+
+
+class LateWorker(ObedientWorker):
+    """Gives a handle for each step, as a worker whose device works by itself."""
+
+    provides = frozenset({"async_output"})
+
+    def sample_tokens(  # type: ignore[override]  # what the contract allows, not the base
+        self, grammar: GrammarOutput | None = None
+    ) -> LateOutput:
+        """Sample, and let the result be waited for."""
+        return LateOutput(super().sample_tokens(grammar))
+
+
+class LateFailingWorker(LateWorker):
+    """Fails in step 2, which shows when its result is taken."""
+
+    def sample_tokens(  # type: ignore[override]  # as above
+        self, grammar: GrammarOutput | None = None
+    ) -> LateOutput:
+        """Sample; the result of one step is an error."""
+        late = super().sample_tokens(grammar)
+        if late.output.step_id == 2:
+            late.error = RuntimeError("a failure on demand")
+        return late
 
 
 class UnloadableWorker(ObedientWorker):

@@ -24,8 +24,8 @@ from dovetail.interfaces.attention import (
     AttentionMetadataBuilder,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail.testing.attention import reference_attention
 from dovetail.testing.attention_batch import check_batch
+from dovetail.testing.attention_reference import reference_attention
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +112,7 @@ class FakeAttentionLayer(AttentionLayer):
             scale=self.context.scale,
             sliding_window=window,
             soft_cap=self.context.soft_cap,
+            sinks_H=self.context.sinks,
         )
 
 
@@ -121,7 +122,7 @@ class FakeAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        features=frozenset({"sliding_window", "soft_cap"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks"}),
     )
 
     @staticmethod

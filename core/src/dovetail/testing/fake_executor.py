@@ -63,7 +63,10 @@ class FakeExecutor(Executor):
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Sample for the plan last given to `execute_model`, now."""
-        return Ready(self._try(self.worker.sample_tokens, grammar))
+        output = self._try(self.worker.sample_tokens, grammar)
+        if not isinstance(output, ModelRunnerOutput):
+            output = self._try(lambda handle: handle.result(), output)
+        return Ready(output)
 
     def check_health(self) -> None:
         """Raise EngineDeadError after a failure or a shutdown."""

@@ -29,6 +29,30 @@ _ONCE = (
 )
 
 
+class LateOutput:
+    """The handle of a result that is there when somebody asks for it, or looks again.
+
+    output: the result. error: raised in its place if there is one.
+    """
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self.output = output
+        self.error: Exception | None = None
+        self._is_done = False
+
+    def done(self) -> bool:
+        """Return False the first time, as a device may that has not come so far."""
+        was_done, self._is_done = self._is_done, True
+        return was_done
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Return the result."""
+        self._is_done = True
+        if self.error is not None:
+            raise self.error
+        return self.output
+
+
 class FakeWorker(WorkerBase):
     """Executes plans on a `RowModel`.
 
@@ -112,3 +136,15 @@ class FakeWorker(WorkerBase):
 
     def _vocab_size(self) -> int:
         return int(self._config.model.hf_config.get("vocab_size", DEFAULT_VOCAB_SIZE))
+
+
+class LateFakeWorker(FakeWorker):
+    """A fake that provides "async_output": the result of each step is a handle."""
+
+    provides = frozenset({"async_output"})
+
+    def sample_tokens(  # type: ignore[override]  # what the contract allows, not the base
+        self, grammar: GrammarOutput | None = None
+    ) -> LateOutput:
+        """Return the handle of the tokens of the plan just executed."""
+        return LateOutput(super().sample_tokens(grammar))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from typing import cast
 
 from dovetail.interfaces.executor import ExecutorContext, Handle, Ready
 from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
@@ -88,4 +89,4 @@ class NullExecutor(FakeExecutor):
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Return token 7 for each run that samples."""
-        return Ready(self.worker.sample_tokens(grammar))
+        return Ready(cast("ModelRunnerOutput", self.worker.sample_tokens(grammar)))

@@ -1,7 +1,8 @@
 """The conformance suite of the op provider contract, for any provider on any device.
 
 Every operation against a float64 reference, over the shapes that models have: one token and many,
-odd sizes, leading dimensions, views into a fused product. torch is imported within functions.
+odd sizes, leading dimensions, views into a fused product. Cases of optional contracts follow where
+the class provides them (`ops_draw`, `ops_inputs`). torch is imported within functions.
 
 Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
 the rotary size.
@@ -17,6 +18,8 @@ from dovetail.interfaces.ops import Ops
 from dovetail.testing.case import Case, run_all
 from dovetail.testing.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail.testing.expectation import expect, judging
+from dovetail.testing.ops_draw import NUM_DRAWS, draw_cases
+from dovetail.testing.ops_inputs import input_cases
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +43,16 @@ def check_ops(
 
 
 def ops_cases(
-    ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
+    ops_cls: type[Ops],
+    device: torch.device,
+    *,
+    dtypes: Iterable[str] = tuple(TOLERANCES),
+    num_draws: int = NUM_DRAWS,
 ) -> Iterator[Case]:
-    """Yield the suite's cases, one an operation and dtype; arguments as those of `check_ops`."""
+    """Yield the suite's cases, one an operation and dtype; arguments as those of `check_ops`.
+
+    num_draws: how many are counted, where the class provides "draw".
+    """
 
     def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:
         types = ops_cls.device_types
@@ -52,9 +62,12 @@ def ops_cases(
         for seed, shape in enumerate(shapes):
             check(ops, shape, _Maker(dtype, device, seed))
 
+    dtypes = tuple(dtypes)
     for dtype in dtypes:
         for name, (check, shapes) in _CHECKS.items():
             yield Case(name=f"{name} in {dtype}", run=partial(check_shapes, check, shapes, dtype))
+    yield from draw_cases(ops_cls, device, dtypes=dtypes, num_draws=num_draws)
+    yield from input_cases(ops_cls, device)
 
 
 class _Maker:

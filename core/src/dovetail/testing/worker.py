@@ -20,6 +20,7 @@ from dovetail.kv_cache.grouping import group_layers
 from dovetail.sampling_params import SamplingParams
 from dovetail.testing.case import Case, run_all
 from dovetail.testing.expectation import expect, judging
+from dovetail.testing.worker_ahead import check_ahead
 from dovetail.testing.worker_rig import WorkerRig
 
 NUM_ROWS = 4
@@ -395,4 +396,5 @@ _CHECKS: Mapping[str, Callable[[_Case], None]] = {
     "a grammar": _check_grammar,
     "empty plans": _check_empty_plans,
     "log-probabilities": _check_logprobs,
+    "a step ahead": check_ahead,
 }

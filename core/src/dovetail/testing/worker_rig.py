@@ -7,10 +7,11 @@ worker is any; only its contract is used.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from dovetail.interfaces.executor import Handle
 from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.interfaces.worker import GrammarOutput, WorkerBase
 from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
@@ -19,6 +20,9 @@ from dovetail.sampling_params import SamplingParams
 from dovetail.testing.expectation import expect
 
 GREEDY = SamplingParams(temperature=0.0)
+ASYNC_OUTPUT = "async_output"
+_UNKNOWN = -1
+"""A token that was sampled and is not known yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +35,18 @@ class RigRow:
     tokens: list[int]
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedStep:
+    """A step that a worker was given. waiting: by row, who waits for its token, and at which place.
+
+    output: what the worker gave for it.
+    """
+
+    plan: SchedulerOutput
+    output: ModelRunnerOutput | Handle[ModelRunnerOutput]
+    waiting: Mapping[int, tuple[RigRow, int]]
 
 
 class WorkerRig:
@@ -110,19 +126,48 @@ class WorkerRig:
 
     def step(self, grammar: GrammarOutput | None = None) -> dict[int, int]:
         """Execute what was asked for and return row to sampled token; tokens are kept."""
+        return self.settle(self.launch(grammar))
+
+    def launch(self, grammar: GrammarOutput | None = None) -> LaunchedStep:
+        """Give the worker what was asked for; the rows that sample get a token to be known later.
+
+        Another step may be launched before this one is settled, if the worker provides
+        "async_output".
+        """
         plan = self._builder.build()
         fingerprint = repr(plan)
         self.worker.execute_model(plan)
-        result = self.worker.sample_tokens(grammar)
+        output = self.worker.sample_tokens(grammar)
         expect(repr(plan) == fingerprint, "the worker changed the plan; it is only read")
-        self._check(plan, result)
-        self.results.append(result)
         runs, self._runs = self._runs, []
-        sampling = [row for row, samples in zip(runs, plan.samples, strict=True) if samples]
-        sampled = dict(zip(sampling, result.token_ids, strict=True))
+        waiting = {}
+        for row, samples in zip(runs, plan.samples, strict=True):
+            if samples:
+                state = self.rows[row]
+                waiting[row] = state, len(state.tokens)
+                state.tokens.append(_UNKNOWN)
+        return LaunchedStep(plan=plan, output=output, waiting=waiting)
+
+    def settle(self, step: LaunchedStep) -> dict[int, int]:
+        """Take the result of `step` and return row to sampled token; tokens are kept."""
+        result = self._result(step.output)
+        self._check(step.plan, result)
+        self.results.append(result)
+        sampled = dict(zip(step.waiting, result.token_ids, strict=True))
         for row, token in sampled.items():
-            self.rows[row].tokens.append(token)
+            state, place = step.waiting[row]
+            state.tokens[place] = token
         return sampled
+
+    def _result(self, output: ModelRunnerOutput | Handle[ModelRunnerOutput]) -> ModelRunnerOutput:
+        if isinstance(output, ModelRunnerOutput):
+            return output
+        late = ASYNC_OUTPUT in self.worker.provides
+        expect(late, f"sample_tokens gives a {type(output).__name__}; {ASYNC_OUTPUT!r} is due then")
+        result = output.result()
+        expect(output.done(), "a handle is not done after its result was taken")
+        expect(output.result() == result, "a handle's result changes when it is asked for again")
+        return result
 
     def generate(self, row: int, num_tokens: int) -> list[int]:
         """Step a row alone until it has `num_tokens` more tokens, and return those."""

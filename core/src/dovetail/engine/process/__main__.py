@@ -78,7 +78,7 @@ def _serve(
             started.core,
             inbox,
             outbox,
-            ahead=started.config.scheduler.async_scheduling,
+            ahead=bool(started.config.scheduler.async_scheduling),
             heartbeat_s=boot.heartbeat_s,
             clock=clock,
             vitals=vitals,

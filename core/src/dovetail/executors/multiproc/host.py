@@ -2,24 +2,28 @@
 
 Orders are done one after the other, by the thread that serves. A step that fails is the end, since
 the rows' state is unknown then; an operation that fails is told, and the next order is done. Rank 0
-answers steps, every rank answers calls. Knows no process and no parent.
+answers steps, every rank answers calls. Where the worker gives a handle, its device is at work: an
+order that comes meanwhile is done first, and the answer goes out before the next one. Knows no
+process and no parent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from dovetail.config import EngineConfig
 from dovetail.errors import MessageError, PeerLostError
 from dovetail.executors.multiproc.boot import Boot, PhaseName
 from dovetail.executors.operation import find_operation
 from dovetail.faults import fault
-from dovetail.interfaces.executor import ExecutorContext
+from dovetail.interfaces.executor import ExecutorContext, Handle
 from dovetail.interfaces.worker import WorkerBase, WorkerContext
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import construct
 from dovetail.plugins.extension import complete_worker_cls
 from dovetail.plugins.selection import choose_platform
+from dovetail.result import ModelRunnerOutput
 from dovetail.transport.columns import frame_kind
 from dovetail.transport.order_frame import (
     CALL,
@@ -90,31 +94,55 @@ class WorkerHost:
         self._rank = rank
         self._orders = orders
         self._answers = answers
+        self._late: list[Handle[ModelRunnerOutput]] = []
 
     def serve(self) -> None:
         """Do orders until the executor closes the ring; raise what a step raises."""
         while True:
             try:
-                order = self._orders.receive()
+                order = self._receive()
             except PeerLostError:
                 return
             self._do(order)
+
+    def _receive(self) -> bytes:
+        """Return the next order; answer for the last step as soon as its result is there."""
+        while self._late:
+            if self._late[0].done():
+                self._answer_late()
+                break
+            with suppress(TimeoutError):
+                return self._orders.receive(timeout_s=0)
+        return self._orders.receive()
 
     def _do(self, order: bytes) -> None:
         kind = frame_kind(order)
         if kind == PLAN:
             fault("worker.before_execute")
             self._worker.execute_model(decode_plan(order))
+            self._answer_late()
         elif kind == SAMPLE:
             fault("worker.before_sample")
             output = self._worker.sample_tokens(decode_sample(order))
-            if self._rank == 0:
-                fault("worker.result")
-                self._answers.send(encode_result(output), timeout_s=_PATIENCE_S)
+            if isinstance(output, ModelRunnerOutput):
+                self._answer_step(output)
+            else:
+                self._late.append(output)
         elif kind == CALL:
+            self._answer_late()
             self._answers.send(self._answer(decode_call(order)), timeout_s=_PATIENCE_S)
         else:
             raise MessageError(f"an order of kind {kind}; this worker knows none.")
+
+    def _answer_late(self) -> None:
+        """Wait for the steps whose result is due, and answer for them; raise what they raise."""
+        while self._late:
+            self._answer_step(self._late.pop().result())
+
+    def _answer_step(self, output: ModelRunnerOutput) -> None:
+        if self._rank == 0:
+            fault("worker.result")
+            self._answers.send(encode_result(output), timeout_s=_PATIENCE_S)
 
     def _answer(self, call: WorkerCall) -> bytes:
         """Return the frame of an answer; a rank that nobody asks tells only whether it failed."""

@@ -1,0 +1,52 @@
+"""Attention as its formula says it, dense and in float64: what backends are held against.
+
+Knows no cache, no block and no batch. torch is imported within functions: the core lives without
+it.
+
+Shape legend: H query heads, K key-value heads, G query heads for each of them, D head size,
+Q queries and L positions of one sequence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference_attention(
+    q_QHD: torch.Tensor,
+    k_LKD: torch.Tensor,
+    v_LKD: torch.Tensor,
+    *,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    sinks_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the causal attention of one sequence, float64 [Q, H, D], computed densely.
+
+    The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
+    Window, soft cap and sinks as in `AttentionLayerContext`. The arguments are only read.
+    """
+    import torch
+
+    num_queries, num_heads, head_size = q_QHD.shape
+    length, num_kv_heads, _ = k_LKD.shape
+    q_QKGD = q_QHD.double().reshape(num_queries, num_kv_heads, -1, head_size)
+    scores = torch.einsum("qkgd,lkd->kgql", q_QKGD, k_LKD.double()) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    keys_L = torch.arange(length, device=scores.device)
+    queries_Q1 = keys_L[length - num_queries :].unsqueeze(1)
+    hidden = keys_L > queries_Q1
+    if sliding_window:
+        hidden |= keys_L <= queries_Q1 - sliding_window
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks_H is not None:
+        sinks_KG11 = sinks_H.double().reshape(num_kv_heads, -1, 1, 1)
+        scores = torch.cat([scores, sinks_KG11.expand(*scores.shape[:3], 1)], -1)
+    weights = scores.softmax(-1)[..., :length]
+    out_QKGD = torch.einsum("kgql,lkd->qkgd", weights, v_LKD.double())
+    return out_QKGD.reshape(num_queries, num_heads, head_size)

@@ -1,0 +1,48 @@
+"""What a draw must follow: the probabilities of a row's tokens, in plain numbers and plain loops.
+
+The order of tokens is canonical: greater logit first, lower column first among equals. Temperature
+divides; min-p drops what is less likely than its share of the best; top-k keeps exactly k; top-p
+keeps the fewest that make up its share of what is left. Knows no tensors and no random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawWish:
+    """How a row draws: as `DrawColumns` says, of one row. top_k: 0 for all tokens."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def probabilities(logits: Sequence[float], wish: DrawWish) -> list[float]:
+    """Return the probability of each column; the logits are finite or -inf, one at least finite."""
+    order = sorted(range(len(logits)), key=lambda column: (-logits[column], column))
+    if wish.temperature == 0:
+        return [float(column == order[0]) for column in range(len(logits))]
+    best = logits[order[0]]
+    weights = {c: math.exp((logits[c] - best) / wish.temperature) for c in order}
+    left = [c for c in order if weights[c] >= wish.min_p][: wish.top_k or None]
+    left = _fewest(left, weights, wish.top_p) if wish.top_p < 1 else left
+    mass = math.fsum(weights[c] for c in left)
+    probs = [0.0] * len(logits)
+    for column in left:
+        probs[column] = weights[column] / mass
+    return probs
+
+
+def _fewest(left: list[int], weights: dict[int, float], top_p: float) -> list[int]:
+    wanted = top_p * math.fsum(weights[c] for c in left)
+    mass = 0.0
+    for number, column in enumerate(left, 1):
+        mass += weights[column]
+        if mass >= wanted:
+            return left[:number]
+    return left

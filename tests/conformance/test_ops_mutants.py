@@ -1,0 +1,277 @@
+"""The suites of drawing and of a step's inputs find what is wrong: one mistake each."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail.plan import NewRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.drawing_law import DrawWish, probabilities
+from dovetail.testing.fake_ops import FakeOps
+from dovetail.testing.ops_draw import NUM_DRAWS, chi_squared, draw_cases
+from dovetail.testing.ops_inputs import input_cases
+from dovetail_torch.layers.torch_ops import TorchOps
+from dovetail_torch.sampling import Sampler
+
+HOST = torch.device("cpu")
+
+
+def draws(change):
+    """A provider that draws after `change` of logits and columns."""
+
+    class Changed(FakeOps):
+        def draw_tokens(self, logits_RV, columns):
+            return super().draw_tokens(*change(logits_RV, columns))
+
+    return Changed
+
+
+def with_columns(**changes):
+    """A provider that draws with other columns: each made from that of its name."""
+
+    def change(logits_RV, columns):
+        return logits_RV, replace(
+            columns, **{k: f(getattr(columns, k)) for k, f in changes.items()}
+        )
+
+    return draws(change)
+
+
+def is_truncated(columns, logits_RV):
+    return (columns.top_k_R < logits_RV.shape[1]) & (columns.top_p_R < 1)
+
+
+def with_top_p_first(logits_RV, columns):
+    """Top-p of the whole row, then top-k."""
+    both = is_truncated(columns, logits_RV)
+    for r in both.nonzero().flatten().tolist():
+        row = (logits_RV[r].double() / columns.temperature_R[r]).softmax(-1)
+        probs, order = row.sort(descending=True, stable=True)
+        drop = order[(probs.cumsum(0) - probs) >= columns.top_p_R[r]]
+        logits_RV[r, drop] = -torch.inf
+    top_p_R = torch.where(both, 1.0, columns.top_p_R)
+    return logits_RV, replace(columns, top_p_R=top_p_R)
+
+
+def with_equals_kept(logits_RV, columns):
+    """Top-k of values, not of tokens."""
+    top_k_R = columns.top_k_R.clone()
+    for r, row in enumerate(logits_RV):
+        least = row.topk(min(int(top_k_R[r]), len(row))).values[-1]
+        top_k_R[r] = int((row >= least).sum())
+    return logits_RV, replace(columns, top_k_R=top_k_R)
+
+
+def with_temperature_last(logits_RV, columns):
+    """Cuts at temperature 1."""
+    hot = columns.temperature_R > 0
+    return logits_RV, replace(columns, temperature_R=hot.float())
+
+
+class LastOfEquals(FakeOps):
+    """Counts columns from the end."""
+
+    def draw_tokens(self, logits_RV, columns):
+        last = logits_RV.shape[1] - 1
+        return last - super().draw_tokens(logits_RV.flip(-1), columns)
+
+
+class ByPlace(FakeOps):
+    """Draws by the row's place in the batch."""
+
+    def draw_tokens(self, logits_RV, columns):
+        places = torch.arange(len(logits_RV))
+        return super().draw_tokens(logits_RV, replace(columns, positions_R=places))
+
+
+class WithState(FakeOps):
+    """Draws from a generator."""
+
+    drawn = 0
+
+    def draw_tokens(self, logits_RV, columns):
+        type(self).drawn += 1
+        moved = columns.positions_R + self.drawn
+        return super().draw_tokens(logits_RV, replace(columns, positions_R=moved))
+
+
+class Spills(FakeOps):
+    """Lets one row's NaN into all."""
+
+    def draw_tokens(self, logits_RV, columns):
+        return super().draw_tokens(logits_RV + logits_RV.sum() * 0, columns)
+
+
+class Int32(FakeOps):
+    """Gives another dtype."""
+
+    def draw_tokens(self, logits_RV, columns):
+        return super().draw_tokens(logits_RV, columns).int()
+
+
+class Clamps(FakeOps):
+    """Writes to the caller's columns."""
+
+    def draw_tokens(self, logits_RV, columns):
+        columns.positions_R.add_(1)
+        return super().draw_tokens(logits_RV, columns)
+
+
+class AlwaysTheBest(FakeOps):
+    """Does not draw."""
+
+    def draw_tokens(self, logits_RV, columns):
+        return self.best_tokens(logits_RV)
+
+
+DRAWING = {
+    "the best always": AlwaysTheBest,
+    "no temperature": draws(with_temperature_last),
+    "no min-p": with_columns(min_p_R=torch.zeros_like),
+    "no top-p": with_columns(top_p_R=torch.ones_like),
+    "one more than k": with_columns(top_k_R=lambda top_k_R: top_k_R + 1),
+    "one fewer than k": with_columns(top_k_R=lambda top_k_R: (top_k_R - 1).clamp_min(1)),
+    "top-p first": draws(with_top_p_first),
+    "k values": draws(with_equals_kept),
+    "the last of equals": LastOfEquals,
+    "no seed": with_columns(seeds_R=torch.zeros_like),
+    "half a seed": with_columns(seeds_R=lambda seeds_R: seeds_R & 0xFFFFFFFF),
+    "no position": with_columns(positions_R=torch.zeros_like),
+    "by place": ByPlace,
+    "with a state": WithState,
+    "NaN everywhere": Spills,
+    "int32": Int32,
+    "writes to columns": Clamps,
+}
+
+
+def run(cases):
+    for case in cases:
+        case.run()
+
+
+@pytest.mark.parametrize("mutant", DRAWING.values(), ids=DRAWING)
+def test_a_wrong_draw_is_found(mutant):
+    with pytest.raises(AssertionError):
+        run(draw_cases(mutant, HOST, dtypes=("float32",)))
+
+
+class ForgetsStarts(FakeOps):
+    """Lengths of runs, not of rows."""
+
+    def prepare_inputs(self, columns):
+        super().prepare_inputs(columns)
+        columns.seq_lens_R.sub_(columns.starts_R)
+
+
+class PlanOrder(FakeOps):
+    """Takes rows for runs."""
+
+    def prepare_inputs(self, columns):
+        counted = torch.arange(len(columns.rows_R), dtype=torch.int32)
+        super().prepare_inputs(replace(columns, rows_R=counted))
+
+
+class OneSize(FakeOps):
+    """Has one block size for all groups."""
+
+    def prepare_inputs(self, columns):
+        sizes = (16,) * len(columns.block_sizes)
+        super().prepare_inputs(replace(columns, block_sizes=sizes))
+
+
+class WritesOn(FakeOps):
+    """Fills buffers up."""
+
+    def prepare_inputs(self, columns):
+        super().prepare_inputs(columns)
+        longer = columns.positions_T.as_strided((columns.num_tokens + 1,), (1,))
+        longer[-1] = 0
+
+
+class KeepsTables(FakeOps):
+    """Leaves the block tables where they are."""
+
+    def prepare_inputs(self, columns):
+        made = tuple(table.clone() for table in columns.block_tables_RM)
+        super().prepare_inputs(replace(columns, block_tables_RM=made))
+
+
+class MovesStarts(FakeOps):
+    """Counts in the caller's columns."""
+
+    def prepare_inputs(self, columns):
+        super().prepare_inputs(columns)
+        columns.starts_R.add_(1)
+
+
+INPUTS = (ForgetsStarts, PlanOrder, OneSize, WritesOn, KeepsTables, MovesStarts)
+
+
+@pytest.mark.parametrize("mutant", INPUTS)
+def test_wrong_inputs_are_found(mutant):
+    with pytest.raises(AssertionError):
+        run(input_cases(mutant, HOST))
+
+
+def test_right_ones_pass():
+    run(draw_cases(FakeOps, HOST, dtypes=("float32", "bfloat16"), num_draws=NUM_DRAWS))
+    for right in (FakeOps, TorchOps):
+        cases = list(input_cases(right, HOST))
+        assert cases
+        run(cases)
+
+
+def test_who_provides_nothing_is_asked_nothing():
+    class Plain(FakeOps):
+        provides = frozenset()
+
+    assert not [*draw_cases(Plain, HOST, dtypes=("float32",)), *input_cases(Plain, HOST)]
+
+
+def test_chi_squared_knows_its_mean():
+    assert chi_squared([25, 25, 50], [0.25, 0.25, 0.5]) == pytest.approx(-1.0)
+    assert chi_squared([60, 40], [0.5, 0.5]) == pytest.approx((4 - 1) / 2**0.5)
+    assert chi_squared([99, 1], [1.0, 0.0]) == float("inf")
+    assert chi_squared([100, 0], [1.0, 0.0]) == 0.0
+
+
+def request_of(wish):
+    return NewRequest(
+        request_id="one",
+        row=0,
+        generation=1,
+        token_ids=array("i", [1, 2, 3]),
+        num_prompt_tokens=3,
+        sampling_params=SamplingParams(
+            temperature=wish.temperature, top_k=wish.top_k, top_p=wish.top_p, min_p=wish.min_p
+        ),
+        stop_token_ids=frozenset(),
+        bad_words_token_ids=(),
+        seed=5,
+    )
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        DrawWish(temperature=0.0),
+        DrawWish(temperature=0.6),
+        DrawWish(temperature=1.7, min_p=0.07),
+        DrawWish(top_k=5),
+        DrawWish(top_p=0.77),
+        DrawWish(temperature=2.5, top_k=9, top_p=0.66, min_p=0.03),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("coarse", [False, True], ids=["all different", "equals"])
+def test_the_law_is_that_of_the_torch_sampler(wish, coarse):
+    logits = torch.randn(200, generator=torch.Generator().manual_seed(31)) * 2
+    logits = logits.round() if coarse else logits
+    sampler = Sampler(num_rows=1, vocab_size=200, device=HOST)
+    sampler.join(request_of(wish))
+    (got,) = sampler.distribution(logits[None].clone(), [0])
+    want = torch.tensor(probabilities(logits.tolist(), wish))
+    assert torch.allclose(got, want, atol=1e-6) and torch.equal(got > 0, want > 0)
