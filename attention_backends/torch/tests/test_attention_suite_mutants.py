@@ -46,6 +46,30 @@ class NoSoftCap(FakeAttentionLayer):
         super().__init__(replace(context, soft_cap=0.0))
 
 
+class NoSinks(FakeAttentionLayer):
+    """Ignores the sinks."""
+
+    def __init__(self, context):
+        super().__init__(replace(context, sinks=None))
+
+
+class SinksOfOtherHeads(FakeAttentionLayer):
+    """Takes each sink for the wrong query head."""
+
+    def __init__(self, context):
+        sinks = context.sinks
+        super().__init__(context if sinks is None else replace(context, sinks=sinks.roll(1)))
+
+
+class CappedSinks(FakeAttentionLayer):
+    """Applies the cap to the sinks as if they were scores."""
+
+    def __init__(self, context):
+        sinks, cap = context.sinks, context.soft_cap
+        both = sinks is not None and cap
+        super().__init__(replace(context, sinks=cap * (sinks / cap).tanh()) if both else context)
+
+
 class OwnScale(FakeAttentionLayer):
     """Takes the customary scale instead of the given one."""
 
@@ -214,6 +238,9 @@ MUTANTS = {
     WideWindow: "token",
     NarrowWindow: "token",
     NoSoftCap: "token",
+    NoSinks: "token",
+    SinksOfOtherHeads: "token",
+    CappedSinks: "token",
     OwnScale: "token",
     InterleavedHeads: "head",
     SeesFuture: "token",
@@ -267,7 +294,7 @@ def test_cases_stay_within_the_claim():
     assert {case.dtype for case in cases} == {"bfloat16"}
     assert {case.head_size for case in cases} == {128, 256}
     assert {case.block_size for case in cases} == {16, 32}
-    assert not any(case.sliding_window or case.soft_cap for case in cases)
+    assert not any(case.sliding_window or case.soft_cap or case.sinks for case in cases)
 
 
 def test_reference_agrees_with_a_sum_by_hand():

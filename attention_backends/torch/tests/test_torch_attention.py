@@ -46,6 +46,7 @@ def test_random_batches(seed):
         block_size=rng.choice([1, 2, 7, 16, 32]),
         sliding_window=rng.choice([0, 0, rng.randrange(1, 60)]),
         soft_cap=rng.choice([0.0, 0.0, 0.7]),
+        sinks=rng.choice([False, False, True]),
         seed=seed,
     )
     check_case(TorchAttentionBackend, case, CPU)
@@ -59,15 +60,27 @@ def test_many_long_decodes_are_split_into_batches():
     check_case(TorchAttentionBackend, case, CPU)
 
 
-def test_capped_scores_are_tiled(monkeypatch):
-    monkeypatch.setattr("dovetail_attn_torch.layer.MAX_SCORES", 500)
+@pytest.mark.parametrize("changes", [{"soft_cap": 1.0}, {"sinks": True}], ids=["capped", "sinks"])
+def test_explicit_scores_are_tiled(monkeypatch, changes):
+    monkeypatch.setattr("dovetail_attn_torch.formula.MAX_SCORES", 500)
     for window in (0, 4):
         runs = ((0, 40), (9, 30), (5, 1))
         check_case(
             TorchAttentionBackend,
-            AttentionCase(runs=runs, soft_cap=1.0, sliding_window=window),
+            AttentionCase(runs=runs, sliding_window=window, **changes),
             CPU,
         )
+
+
+def test_sinks_take_their_share_of_the_weight():
+    """Equal scores and a sink of the same: with n positions, 1 / (n + 1) of the weight is lost."""
+    context = layer_context(num_heads=2, sinks=torch.tensor([0.0, -torch.inf]))
+    layer = TorchAttentionBackend.create_layer(context)
+    q, cache = torch.zeros(3, 2, 64), torch.zeros(8, 16, 2, 2, 64)
+    k, v, out = torch.zeros(3, 2, 64), torch.ones(3, 2, 64), torch.empty(3, 2, 64)
+    layer.forward(q, k, v, cache, build(((0, 3),)), out)
+    torch.testing.assert_close(out[:, 0, 0], torch.tensor([1 / 2, 2 / 3, 3 / 4]))
+    assert torch.equal(out[:, 1], torch.ones(3, 64))
 
 
 def test_equal_neighbours_need_neither_mask_nor_copy_of_queries():

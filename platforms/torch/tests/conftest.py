@@ -16,6 +16,7 @@ from runner_rig import (
 )
 
 from dovetail.interfaces import KVCacheConfig, KVCacheGroup
+from dovetail_torch.runner.device_parts import TORCH_PARTS
 from dovetail_torch.runner.kv_cache import kv_cache_specs
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
@@ -26,26 +27,37 @@ def model():
     return Model()
 
 
-@pytest.fixture(params=[Backend, CountingBackend])
-def runner(model, request):
+def make_runner(model, backend, parts=TORCH_PARTS, num_blocks=NUM_BLOCKS, device="cpu"):
+    """Return a runner of `model` whose cache is there."""
     limits = StepLimits(
         max_num_seqs=3,
         max_num_batched_tokens=32,
         max_model_len=MAX_LEN,
         dtype=torch.float32,
         kv_cache_dtype="float32",
-        device=torch.device("cpu"),
+        device=torch.device(device),
     )
-    made = ModelRunner(model, num_layers=1, vocab_size=V, limits=limits)
+    made = ModelRunner(model, num_layers=1, vocab_size=V, limits=limits, device_parts=parts)
     layers = {"layer": model.attention}
     specs = kv_cache_specs(layers, block_size=SIZE, dtype="float32")
     group = KVCacheGroup(layer_names=("layer",), spec=specs["layer"])
-    config = KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,))
-    zeros = partial(torch.zeros, dtype=torch.uint8)
-    made.initialize_cache(config, request.param, layers, zeros)
+    config = KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+    zeros = partial(torch.zeros, dtype=torch.uint8, device=device)
+    made.initialize_cache(config, backend, layers, zeros)
     return made
+
+
+@pytest.fixture(params=[Backend, CountingBackend])
+def runner(model, request):
+    return make_runner(model, request.param)
 
 
 @pytest.fixture
 def steps(runner):
     return Steps(runner)
+
+
+@pytest.fixture
+def runner_of():
+    """What makes a runner: of a model, a backend, parts of a device, a number of blocks."""
+    return make_runner

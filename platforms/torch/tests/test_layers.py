@@ -250,6 +250,14 @@ def test_attention_layers_come_in_the_order_of_their_indices() -> None:
         attention_layers(model)
 
 
+@pytest.mark.parametrize("sinks", [torch.zeros(3), torch.zeros(2).half()])
+def test_sinks_of_another_sort_are_refused(sinks) -> None:
+    heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
+    assert Attention(heads, 0, sinks=nn.Parameter(torch.zeros(2))).sinks is not None
+    with pytest.raises(ContractError, match="layer 7 is given sinks"):
+        Attention(heads, 7, sinks=nn.Parameter(sinks))
+
+
 class OrderOfCalls:
     """An attention context that adds q to v's first head."""
 

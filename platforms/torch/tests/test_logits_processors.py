@@ -175,7 +175,7 @@ def test_the_distribution_knows_it_and_changes_nothing():
 
 
 def test_no_processor_costs_a_look_at_an_empty_set():
-    processors = RowProcessors()
+    processors = RowProcessors((), torch.from_numpy)
     logits = falling()
     processors.join(new_request())
     assert processors.apply(logits, [0]) is logits and not processors.rows

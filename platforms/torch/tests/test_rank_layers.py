@@ -287,6 +287,12 @@ REFUSED = {
         lambda c: share_heads(nn.ModuleList([Attention(HEADS, 0)]), c.ranks),
         "8 heads .* of 0 cannot",
     ),
+    "sinks": (
+        lambda c: share_heads(
+            nn.ModuleList([Attention(HEADS, 0, sinks=nn.Parameter(torch.zeros(8)))]), c.ranks
+        ),
+        "0 has sinks",
+    ),
 }
 
 

@@ -61,7 +61,7 @@ def grammar_of(allowed_by_run, runs, vocab=VOCAB):
         word = sum(1 << token for token in allowed)
         bits += word.to_bytes(4 * ((vocab + 31) // 32), "little")
     output = GrammarOutput(runs=tuple(allowed_by_run), bitmask=bits)
-    return GrammarMask.of(output, runs, vocab, HOST)
+    return GrammarMask.of(output, runs, vocab, torch.from_numpy)
 
 
 def test_greedy_takes_the_first_best_token_in_any_dtype():
@@ -173,7 +173,7 @@ def test_grammar_for_no_sampled_run_changes_nothing():
 def test_bit_mask_of_wrong_length_is_refused():
     output = GrammarOutput(runs=(0,), bitmask=b"\xff" * 4)
     with pytest.raises(ContractError, match="8 bytes and has 4"):
-        GrammarMask.of(output, [0], VOCAB, HOST)
+        GrammarMask.of(output, [0], VOCAB, torch.from_numpy)
 
 
 def test_contradicting_wishes_leave_a_token():
@@ -318,6 +318,7 @@ def test_empty_batch():
     assert sampler.sample(falling(0), []).token_ids.tolist() == []
 
 
+@pytest.mark.clock
 def test_fast_path_is_cheap():
     """No Python per row: it takes some 20 µs, and the bound leaves room for a busy machine."""
     sampler = new_sampler(*(new_request(r, temperature=0) for r in range(16)))

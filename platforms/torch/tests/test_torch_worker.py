@@ -24,7 +24,7 @@ from dovetail.kv_cache.grouping import group_layers
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.plugins import PluginRegistry
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_attention import FakeAttentionBackend
+from dovetail.testing.fake_attention import FakeAttentionBackend, FakeAttentionLayer
 from dovetail_torch.layers import Attention, TorchLinearMethod
 from dovetail_torch.layers.linear import HeadShape, MergedColumnParallelLinear, RowParallelLinear
 from dovetail_torch.worker import TorchWorker
@@ -116,6 +116,14 @@ class Capped(Tiny):
     soft_cap, sliding_window = 5.0, 3
 
 
+class Sinking(Tiny):
+    """Has a sink."""
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.attn.sinks = torch.tensor([3.0])
+
+
 class Packing(TorchLinearMethod):
     """Counts how often each layer is packed."""
 
@@ -130,7 +138,7 @@ class Registry(PluginRegistry):
     """Knows the models of this file by their architecture."""
 
     def load(self, kind, reference):
-        here = {"Tiny": Tiny, "Capped": Capped}
+        here = {"Tiny": Tiny, "Capped": Capped, "Sinking": Sinking}
         return here[reference] if kind == "model" else super().load(kind, reference)
 
 
@@ -299,6 +307,23 @@ def test_the_backend_is_asked_for_what_the_model_needs(loaded, model_dir, monkey
     assert ask.features == {"soft_cap", "sliding_window"}
     assert (ask.head_size, ask.num_heads, ask.num_kv_heads, ask.block_size) == (D, 1, 1, 4)
     assert ask.dtype == ask.kv_cache_dtype == "float32"
+
+
+def test_sinks_are_asked_for_and_handed_on(loaded, model_dir, monkeypatch):
+    asks, contexts = [], []
+
+    def create_layer(context):
+        contexts.append(context)
+        return FakeAttentionLayer(context)
+
+    refusals = classmethod(lambda cls, ask: asks.append(ask) or ())
+    monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
+    monkeypatch.setattr(FakeAttentionBackend, "create_layer", staticmethod(create_layer))
+    write_config(model_dir, architectures=["Sinking"])
+    worker, _ = loaded()
+    start(worker)
+    assert asks[0].features == {"sinks"}
+    assert contexts[0].sinks is worker._model.attn.sinks
 
 
 def test_a_backend_that_refuses_is_not_used(loaded, monkeypatch):

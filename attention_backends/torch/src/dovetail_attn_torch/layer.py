@@ -1,8 +1,8 @@
 """Attention of one layer: write the step's keys and values, then attend, batch by batch.
 
-Everything that is the same for all layers comes ready with the metadata. Without a soft cap,
-torch's `scaled_dot_product_attention` computes; with one, the explicit formula in float32. The
-layer refuses to know blocks, rows and positions.
+Everything that is the same for all layers comes ready with the metadata. Without soft cap and
+sinks, torch's `scaled_dot_product_attention` computes; with them, the explicit formula in float32.
+The layer refuses to know blocks, rows and positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size; within a batch G rows, Q query tokens a row and head, L positions, X heads of either
@@ -18,16 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dovetail.errors import ContractError
 from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext
-from dovetail_attn_torch.metadata import (
-    GatheredBatch,
-    Tokens,
-    TorchAttentionMetadata,
-    take,
-    visible,
-)
-
-# Scores that the explicit formula holds at once, in float32: 16 MiB.
-MAX_SCORES = 1 << 22
+from dovetail_attn_torch.formula import ExplicitAttention
+from dovetail_attn_torch.metadata import GatheredBatch, Tokens, TorchAttentionMetadata, take
 
 Attend = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor
@@ -43,8 +35,11 @@ class TorchAttentionLayer(AttentionLayer):
         self._groups = (context.num_kv_heads, context.num_heads // context.num_kv_heads)
         self._window = context.sliding_window
         self._scale = context.scale
-        self._soft_cap = context.soft_cap
-        self._attend: Attend = self._attend_capped if context.soft_cap else self._attend_plain
+        self._attend: Attend = self._attend_plain
+        if context.soft_cap or context.sinks is not None:
+            self._attend = ExplicitAttention(
+                scale=context.scale, soft_cap=context.soft_cap, sinks_H=context.sinks
+            )
 
     def forward(
         self,
@@ -119,40 +114,6 @@ class TorchAttentionLayer(AttentionLayer):
             scale=self._scale,
             enable_gqa=q_GXQD.shape[1] != k_GXLD.shape[1],
         )
-
-    def _attend_capped(
-        self,
-        q_GXQD: torch.Tensor,
-        k_GXLD: torch.Tensor,
-        v_GXLD: torch.Tensor,
-        mask_G1QL: torch.Tensor | None,
-        is_causal: bool,
-    ) -> torch.Tensor:
-        """Attend with scores c · tanh(score / c), in float32 (Gemma 2, arXiv 2408.00118).
-
-        Query tokens are taken a tile at a time, so that the scores stay within `MAX_SCORES`.
-        """
-        num_rows, num_heads, query_len, _ = q_GXQD.shape
-        num_kv_heads, length = k_GXLD.shape[1:3]
-        k_GXLD, v_GXLD = k_GXLD.float(), v_GXLD.float()
-        positions_L = torch.arange(length, device=q_GXQD.device)
-        out_GXQD = torch.empty_like(q_GXQD)
-        tile = max(1, MAX_SCORES // (num_rows * num_heads * length))
-        for start in range(0, query_len, tile):
-            end = min(start + tile, query_len)
-            q_GXYQD = q_GXQD[:, :, start:end].float().unflatten(1, (num_kv_heads, -1))
-            scores = q_GXYQD.flatten(2, 3).mul(self._scale) @ k_GXLD.transpose(2, 3)
-            scores = scores.div_(self._soft_cap).tanh_().mul_(self._soft_cap)
-            scores = scores.unflatten(2, q_GXYQD.shape[2:4])
-            if mask_G1QL is not None:
-                mask_G1QL = mask_G1QL.expand(-1, -1, query_len, -1)
-                scores += mask_G1QL[:, :, start:end].unsqueeze(2)
-            elif is_causal:
-                seen_QL = visible(positions_L[start:end].unsqueeze(1), positions_L, 0)
-                scores.masked_fill_(seen_QL.logical_not_(), float("-inf"))
-            out = scores.softmax(-1).flatten(2, 3) @ v_GXLD
-            out_GXQD[:, :, start:end] = out.unflatten(2, q_GXYQD.shape[2:4]).flatten(1, 2)
-        return out_GXQD
 
 
 def _gather(slots_S2KD: torch.Tensor, batch: GatheredBatch) -> None:

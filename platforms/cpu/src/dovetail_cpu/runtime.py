@@ -92,6 +92,10 @@ class CPURuntime:
     def synchronize(self) -> None:
         """Do nothing: every call has returned when it is done."""
 
+    def asynchronous(self) -> None:
+        """Return None: the host does the computing."""
+        return None
+
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> PairwiseRanks:
         """Return the group of ranks, who exchange tensors by gloo over this machine's loopback.
 

@@ -7,6 +7,7 @@ worker overrides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,39 @@ from dovetail.interfaces.model import RankGroup
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+
+class DeviceEvent(Protocol):
+    """A place in the order of what a device was given."""
+
+    def query(self) -> bool:
+        """Return whether the device has come past it; does not wait."""
+
+    def synchronize(self) -> None:
+        """Wait until it has. Other threads go on meanwhile."""
+
+
+class AsyncDevice(Protocol):
+    """A device that computes behind the host's back: what its runner needs beside tensors.
+
+    Law. What one thread gives it is done in that order. Host memory that a copy reads or writes is
+    the copy's until an event recorded after it is past: neither is written nor read before.
+    """
+
+    def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
+        """Return host memory, uint8, zeroed, that the device copies from and to by itself."""
+
+    def record(self) -> DeviceEvent:
+        """Return an event that comes after everything given so far to the computing stream."""
+
+    def fetch(
+        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> DeviceEvent:
+        """Copy device tensors to pinned ones, after what was given so far, beside what comes later.
+
+        Returns the event after the copies. Until it is past the caller keeps the sources and lets
+        nobody write to them.
+        """
 
 
 class DeviceRuntime(Protocol):
@@ -44,6 +78,12 @@ class DeviceRuntime(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has done everything it was given."""
+
+    def asynchronous(self) -> AsyncDevice | None:
+        """Return what lets the host run ahead of the device, after `activate`.
+
+        None where each call has returned when it is done, in memory that is the host's own.
+        """
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
         """Return the group of the ranks that meet at `store`; nobody else uses it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -30,12 +31,12 @@ from dovetail.interfaces import (
     WorkerBase,
     WorkerContext,
 )
+from dovetail.interfaces.ops import Draws, PreparesInputs
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
 from dovetail.plugins.construction import construct
 from dovetail.plugins.instance import Options, make_instance
 from dovetail.plugins.selection import choose, choose_attention
-from dovetail.result import ModelRunnerOutput
 from dovetail_torch.device_runtime import DeviceRuntime
 from dovetail_torch.distributed.joining import join_ranks
 from dovetail_torch.graph_provider import GraphProvider
@@ -48,6 +49,7 @@ from dovetail_torch.runner.device_parts import DeviceParts
 from dovetail_torch.runner.kv_cache import kv_cache_specs
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
+from dovetail_torch.runner.step_outputs import Output
 from dovetail_torch.weights.finiteness import check_finite
 
 logger = logging.getLogger(__name__)
@@ -121,10 +123,7 @@ class TorchWorker(WorkerBase):
             limits=self._limits,
             processors=self._make_logits_processors(),
             attention_options=options("attention", self._backend),
-            device_parts=DeviceParts(
-                best_tokens=self._ops.best_tokens,
-                graph_provider=None if config.model.enforce_eager else self.graph_provider(),
-            ),
+            device_parts=self._device_parts(),
         )
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
@@ -191,24 +190,42 @@ class TorchWorker(WorkerBase):
         limits = self._limits
         num_tokens = min(_WARM_UP_TOKENS, limits.max_num_batched_tokens, limits.max_model_len)
         for size in (num_tokens, 1):
-            self._runner.dummy_run(size, 1)
+            self._runner.warm_up(size)
         self._runtime.synchronize()
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model."""
         self._runner.execute_model(plan)
 
-    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
         """Sample from the logits of the plan just executed."""
         return self._runner.sample_tokens(grammar)
 
     def shutdown(self) -> None:
         """Let go of weights and cache."""
-        runner = self.__dict__.get("_runner")
-        if isinstance(runner, ConnectedRunner):
+        runner: ModelRunner | None = self.__dict__.get("_runner")
+        if runner is not None:
             runner.shutdown()
         for name in ("_runner", "_model", "_layers", "_ranks"):
             self.__dict__.pop(name, None)
+
+    def _device_parts(self) -> DeviceParts:
+        """Return what platform and op provider bring to the runner."""
+        ops, config = self._ops, self._context.config
+        parts = DeviceParts(
+            best_tokens=ops.best_tokens,
+            graph_provider=None if config.model.enforce_eager else self.graph_provider(),
+        )
+        # A connector looks at the cache as soon as a step is told to be done.
+        connected = config.extensions.kv_connector is not None
+        if connected or "async_output" not in self.provides:
+            return parts
+        parts = replace(parts, asynchronous=self._runtime.asynchronous())
+        if "prepare_inputs" in ops.provides:
+            parts = replace(parts, prepare_inputs=cast("PreparesInputs", ops).prepare_inputs)
+        if "draw" in ops.provides:
+            parts = replace(parts, draw_tokens=cast("Draws", ops).draw_tokens)
+        return parts
 
     def _vocab_size(self) -> int:
         vocab_size = self._context.config.model.hf_config.get("vocab_size")
@@ -230,8 +247,18 @@ class TorchWorker(WorkerBase):
         """Choose and make what the model's layers use."""
         plugins = self._context.plugins
         cls = choose(plugins, self._context.platform, kind, reference)
+        self._check_device(kind, cls)
         self._check_invariance(kind, cls)
         return construct(kind, cls, options=plugins.options_of(kind, cls))
+
+    def _check_device(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
+        """Raise ConfigError for a provider that is not made for this device."""
+        if not cls.device_types or self._device.type in cls.device_types:
+            return
+        raise ConfigError(
+            f"the {kind} {cls.__name__} runs on {', '.join(sorted(cls.device_types))}, and the "
+            f"device is {self._device.type}: choose another one."
+        )
 
     def _check_invariance(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
         """Raise ConfigError where batch invariance is asked and not promised."""
@@ -285,6 +312,7 @@ class TorchWorker(WorkerBase):
             num_kv_heads=layer.num_kv_heads,
             sliding_window=any(other.sliding_window for other in layers),
             soft_cap=any(other.soft_cap for other in layers),
+            sinks=any(other.sinks is not None for other in layers),
         )
         ask = attention_ask(facts, context.config, self._device.type)
         reference = context.config.compute.attention_backend

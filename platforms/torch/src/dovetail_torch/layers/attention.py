@@ -11,18 +11,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dovetail.errors import ContractError
+from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces.model import AttentionContext, RankGroup
 from dovetail_torch.layers.linear import HeadShape
 
 
 class Attention(nn.Module):
-    """Causal attention over everything that the row has seen, without parameters of its own.
+    """Causal attention over everything that the row has seen.
 
     index: number of the layer, counted from 0 in the order of making; the model gives it.
     scale: factor on the scores; 0 for head_size ** -0.5.
     sliding_window: tokens that a token sees, itself included; 0 for all.
     soft_cap: c in c·tanh(score / c); 0 for none.
+    sinks: float32 [H], a logit without a value for each query head, or None; the layer's one
+        parameter. Raises ContractError if it is of another shape or dtype.
     """
 
     def __init__(
@@ -33,13 +35,20 @@ class Attention(nn.Module):
         scale: float = 0.0,
         sliding_window: int = 0,
         soft_cap: float = 0.0,
+        sinks: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
+        if sinks is not None and (sinks.dtype, len(sinks)) != (torch.float32, heads.num_heads):
+            raise ContractError(
+                f"attention layer {index} is given sinks of {sinks.dtype} and shape "
+                f"{list(sinks.shape)}; give it float32, one for each of {heads.num_heads} heads"
+            )
         self.heads = heads
         self.index = index
         self.scale = scale or heads.head_size**-0.5
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
+        self.sinks = sinks
 
     @property
     def num_heads(self) -> int:
@@ -86,7 +95,12 @@ def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
 def share_heads(model: nn.Module, ranks: RankGroup) -> None:
     """Leave each attention layer of `model` the rank's own heads. Called once, after making it.
 
-    Raises ConfigError if they cannot be divided evenly.
+    Raises ConfigError if they cannot be divided evenly, and for sinks, which stay whole.
     """
     for name, layer in attention_layers(model):
+        if layer.sinks is not None and ranks.size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size={ranks.size} is asked, but {name} has sinks, which are not "
+                "divided. Set tensor_parallel_size=1"
+            )
         layer.heads = layer.heads.share(ranks, name)

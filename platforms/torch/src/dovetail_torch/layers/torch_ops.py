@@ -8,15 +8,20 @@ logits or of an embedding's table.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch.nn import functional
 
-from dovetail.interfaces.ops import Ops
+from dovetail.interfaces.ops import Ops, StepColumns
+from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.sampling.blocks import best_tokens
 
 
 class TorchOps(Ops):
     """Compute the small operations with torch; float32 inside, the inputs' dtype outside."""
+
+    provides: ClassVar[frozenset[str]] = frozenset({"prepare_inputs"})
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
@@ -81,3 +86,7 @@ class TorchOps(Ops):
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Return the column of each row's greatest number, the first of several, int64 [R]."""
         return best_tokens(logits_RV)
+
+    def prepare_inputs(self, columns: StepColumns) -> None:
+        """Write what `columns` names as made; only read the rest. Waits for nothing."""
+        prepare_inputs(columns)

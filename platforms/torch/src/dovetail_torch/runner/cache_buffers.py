@@ -23,6 +23,7 @@ DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
 }
 
 PADDED_PAGES = "padded_pages"

@@ -53,10 +53,12 @@ class ConnectedRunner(ModelRunner):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample from the logits of the plan just executed; send the connector's answer along."""
         output = super().sample_tokens(grammar)
+        assert isinstance(output, ModelRunnerOutput), "a connected runner waits for its steps"
         return replace(output, kv_transfer=self._answer) if self._answer else output
 
     def shutdown(self) -> None:
         """End the connector's side, if it has come to that. May be called twice."""
+        super().shutdown()
         if self._side is not None:
             self._side.shutdown()
 

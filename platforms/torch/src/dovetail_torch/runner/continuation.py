@@ -37,6 +37,52 @@ class CountingBuilder(Protocol):
         """
 
 
+class Continuable(Protocol):
+    """What the runner asks about going on from the last step.
+
+    batch: that step as it was gathered, or None.
+    """
+
+    batch: InputBatch | None
+
+    def begin(self, batch: InputBatch) -> None:
+        """Take a step that has been gathered, in which each run has one token and samples."""
+
+    def follows(self, plan: SchedulerOutput) -> bool:
+        """Return whether `plan` goes on from the last step, whose tokens are there."""
+
+    def advance(self) -> None:
+        """Bring the last step's inputs one token further; only after `follows`."""
+
+    def append(self, token_ids: array[int]) -> None:
+        """Take the tokens that the current step has sampled, in the order of its runs."""
+
+    def end(self) -> None:
+        """Let the next step be gathered anew."""
+
+
+class NoContinuation:
+    """Where every step is gathered anew."""
+
+    batch: InputBatch | None = None
+
+    def begin(self, batch: InputBatch) -> None:
+        """Do nothing."""
+
+    def follows(self, plan: SchedulerOutput) -> bool:
+        """Return False."""
+        return False
+
+    def advance(self) -> None:
+        """Do nothing."""
+
+    def append(self, token_ids: array[int]) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
 class Continuation:
     """The step that may be continued, and what was sampled in it and since.
 

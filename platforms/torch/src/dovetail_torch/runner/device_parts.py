@@ -1,20 +1,31 @@
-"""What a platform brings to the runner beside tensors; what it does not bring is torch's."""
+"""What platform and op provider bring to the runner beside tensors; the rest is torch's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail_torch.device_runtime import AsyncDevice
 from dovetail_torch.graph_provider import GraphProvider
+from dovetail_torch.layers.step_inputs import prepare_inputs
+from dovetail_torch.runner.device_inputs import PrepareInputs
 from dovetail_torch.sampling.blocks import best_tokens
+from dovetail_torch.sampling.device_access import DrawTokens
 from dovetail_torch.sampling.sampler import BestTokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceParts:
-    """best_tokens: the op provider's. graph_provider: None to run every step eagerly."""
+    """best_tokens: the op provider's. graph_provider: None to run every step eagerly.
+
+    asynchronous: what lets the host run ahead of the device; None where steps are waited for.
+    Only there: prepare_inputs, the op provider's; draw_tokens, so, or None.
+    """
 
     best_tokens: BestTokens = best_tokens
     graph_provider: GraphProvider | None = None
+    asynchronous: AsyncDevice | None = None
+    prepare_inputs: PrepareInputs = prepare_inputs
+    draw_tokens: DrawTokens | None = None
 
 
 TORCH_PARTS = DeviceParts()

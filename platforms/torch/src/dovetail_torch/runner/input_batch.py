@@ -7,6 +7,7 @@ Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longes
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ class InputBatch:
     sampling_runs: int64 [S]; their places in the plan. sampling_rows: their rows. rows, ends: int64
     [R]; each run's row, and the position after its last token. first_R1: int64 [R + 1]; each run's
     first token.
+    numbers: what sampling needs of the host, where that has come along; else None.
     """
 
     plan: SchedulerOutput
@@ -40,6 +42,7 @@ class InputBatch:
     rows: Array
     ends: Array
     first_R1: Array
+    numbers: Sequence[torch.Tensor] | None = None
 
 
 class InputGatherer:
@@ -59,6 +62,17 @@ class InputGatherer:
         self._query_start_R1 = DeviceColumn(rows.num_rows + 1, torch.int32, device)
         self._slots_T = [DeviceColumn(max_num_tokens, torch.int64, device) for _ in block_sizes]
         self._counted = np.arange(rows.num_rows + 1)
+
+    def take(self, plan: SchedulerOutput) -> InputBatch | None:
+        """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
+        self._rows.apply(plan)
+        return None if plan.empty else self.gather(plan)
+
+    def append(self, batch: InputBatch, token_ids_S: torch.Tensor) -> None:
+        """Write the tokens sampled for `batch` to their rows."""
+        runs = batch.sampling_runs
+        if len(runs):
+            self._rows.append(batch.rows[runs], batch.ends[runs], token_ids_S)
 
     def gather(self, plan: SchedulerOutput) -> InputBatch:
         """Return the tensors of `plan`, which has been applied and has at least one run."""

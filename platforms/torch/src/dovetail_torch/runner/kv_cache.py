@@ -97,6 +97,7 @@ def _layer_context(
         device=limits.device,
         sliding_window=layer.sliding_window,
         soft_cap=layer.soft_cap,
+        sinks=layer.sinks,
         options=options,
     )
 

@@ -21,27 +21,32 @@ from dovetail.interfaces import (
     Model,
 )
 from dovetail.plan import SchedulerOutput
-from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.result import ModelRunnerOutput
 from dovetail_torch.attention_table import NoAttention
 from dovetail_torch.graph_provider import BatchDescriptor
 from dovetail_torch.layers.attention import Attention
 from dovetail_torch.runner.cache_buffers import Zeros
-from dovetail_torch.runner.continuation import COUNTS_ON, Continuation
-from dovetail_torch.runner.device_columns import host_view
+from dovetail_torch.runner.continuation import COUNTS_ON
 from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
 from dovetail_torch.runner.graph_dispatcher import GraphCounts, GraphDispatcher, Outputs
-from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
+from dovetail_torch.runner.input_batch import InputBatch
 from dovetail_torch.runner.kv_cache import make_attention
-from dovetail_torch.runner.request_rows import RequestRows
+from dovetail_torch.runner.staging import Staging
 from dovetail_torch.runner.step_limits import StepLimits
-from dovetail_torch.sampling import GrammarMask, Sampler, gather_logprobs
+from dovetail_torch.runner.step_outputs import Output
+from dovetail_torch.runner.step_path import StepPath, device_path, host_path
+from dovetail_torch.runner.step_reports import NO_REPORTS, StepReports
+from dovetail_torch.runner.warm_up import draw_for_all, warm_up
+from dovetail_torch.sampling import GrammarMask, SampledTokens, Sampler
+from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
+from dovetail_torch.sampling.logprobs import Measured, join_measured, measure
 
 _POSITIONS_AT_ONCE = 256
 """Prompt positions whose logits are held at a time, for prompt log-probabilities."""
 
-_Step = tuple[InputBatch, Outputs, dict[int, LogprobColumns]]
+_Step = tuple[InputBatch, Outputs, dict[int, Measured]]
 """What was gathered; hidden states, logits and, where all take it, the best tokens; and
-log-probabilities of prompts."""
+log-probabilities of prompts, by run."""
 
 
 class ModelRunner:
@@ -69,8 +74,8 @@ class ModelRunner:
         self._limits = limits
         self._processors = processors
         self._attention_options = attention_options
-        self._best_tokens = device_parts.best_tokens
-        self._graphs = GraphDispatcher(model, device_parts.graph_provider, self._best_tokens)
+        self._parts = device_parts
+        self._graphs = GraphDispatcher(model, device_parts.graph_provider, device_parts.best_tokens)
 
     def initialize_cache(
         self,
@@ -88,30 +93,33 @@ class ModelRunner:
         self._attention = make_attention(
             backend, layers, config, limits, options=self._attention_options, zeros=zeros
         )
-        self._rows = RequestRows(
-            num_rows=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
-            block_sizes=block_sizes,
-            device=limits.device,
-        )
-        self._inputs = InputGatherer(
-            self._rows, block_sizes=block_sizes, max_num_tokens=limits.max_num_batched_tokens
-        )
-        self._sampler = Sampler(
-            num_rows=limits.max_num_seqs,
-            vocab_size=self._vocab_size,
-            device=limits.device,
-            processors=self._processors,
-            best_tokens=self._best_tokens,
-        )
         self._step: _Step | None = None
-        self._may_continue = (
-            backend is not None
-            and COUNTS_ON in backend.capabilities.features
-            and host_view(self._rows.token_ids_RL) is not None
+        asynchronous = self._parts.asynchronous
+        if asynchronous is None:
+            self._make_sampler(plain_access(limits.device))
+            builders = [builder for builder, _ in self._attention.builders]
+            counts_on = backend is not None and COUNTS_ON in backend.capabilities.features
+            self._path = host_path(limits, block_sizes, builders, counts_on=counts_on)
+            return
+        staging = Staging(limits.device, asynchronous)
+        sampler = self._make_sampler(
+            DeviceAccess(upload=staging.upload, may_wait=False, draw_tokens=self._parts.draw_tokens)
         )
-        builders = [builder for builder, _ in self._attention.builders]
-        self._continuation = Continuation(self._rows, self._inputs, builders)
+        self._path = device_path(
+            limits, block_sizes, asynchronous, staging, self._parts.prepare_inputs, sampler
+        )
+
+    def _make_sampler(self, access: DeviceAccess) -> Sampler:
+        self._upload = access.upload
+        self._sampler = Sampler(
+            num_rows=self._limits.max_num_seqs,
+            vocab_size=self._vocab_size,
+            device=self._limits.device,
+            processors=self._processors,
+            best_tokens=self._parts.best_tokens,
+            access=access,
+        )
+        return self._sampler
 
     @property
     def graph_counts(self) -> GraphCounts:
@@ -126,41 +134,55 @@ class ModelRunner:
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model; keep the logits for `sample_tokens`."""
         self._plan = plan
-        if self._continuation.follows(plan):
+        if self._path.continuation.follows(plan):
             self._continue()
         else:
             self._begin(plan)
 
-    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample from the logits of the plan just executed."""
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
+        """Sample from the logits of the plan just executed.
+
+        Returns a handle where the device works by itself, unless the plan had no runs.
+        """
         plan = self._plan
-        if self._step is None or not self._step[0].sampling_rows:
-            prompt_logprobs = {} if self._step is None else self._step[2]
+        if self._step is None:
             return ModelRunnerOutput(
-                step_id=plan.step_id,
-                num_sampled=plan.samples,
-                token_ids=array("i"),
-                prompt_logprobs=prompt_logprobs,
+                step_id=plan.step_id, num_sampled=plan.samples, token_ids=array("i")
             )
-        batch, outputs, prompt_logprobs = self._step
-        logprobs: Mapping[int, LogprobColumns] = {}
-        if len(outputs) > 2 and grammar is None:
+        batch, outputs, prompts = self._step
+        report = None
+        if not batch.sampling_rows:
+            token_ids_S = batch.last_S[:0]
+        elif len(outputs) > 2 and grammar is None:
             token_ids_S = outputs[2]
         else:
-            token_ids_S, logprobs = self._sample(batch, outputs[1], grammar)
-        token_ids = array("i", token_ids_S.tolist())
-        if batch is self._continuation.batch:
-            self._continuation.append(token_ids)
+            sampled = self._sample(batch, outputs[1], grammar)
+            token_ids_S, report = sampled.token_ids, sampled.report
+        reports = NO_REPORTS
+        if prompts or report is not None:
+            reports = StepReports(runs=batch.sampling_runs, sampled=report, prompts=prompts)
+        return self._path.outputs.deliver(plan, batch, token_ids_S, reports)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Do once, before the first request, what a step of `num_tokens` does.
+
+        Where the device works by itself that is such a step, of row 0, with all that the host
+        gives it; else the model alone.
+        """
+        room = self._limits.max_model_len - 1  # before the token that is sampled
+        if self._parts.asynchronous is None or not room:
+            self.dummy_run(num_tokens, 1)
         else:
-            runs = batch.sampling_runs
-            self._rows.append(batch.rows[runs], batch.ends[runs], token_ids_S)
-        return ModelRunnerOutput(
-            step_id=plan.step_id,
-            num_sampled=plan.samples,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
+            warm_up(self, self._sampler, min(num_tokens, room))
+
+    def shutdown(self) -> None:
+        """Wait for the results that are still on their way. May be called at any time, and twice.
+
+        Raises nothing that went wrong with them: who asks for them is told.
+        """
+        path: StepPath | None = self.__dict__.get("_path")
+        if path is not None:
+            path.outputs.settle()
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, num_sampled: int) -> None:
@@ -173,29 +195,32 @@ class ModelRunner:
         positions_T = torch.arange(num_tokens, device=device) % self._limits.max_model_len
         hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self._num_layers))
         logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
-        logits_SV.argmax(dim=-1)
+        if self._parts.asynchronous is None:
+            logits_SV.argmax(dim=-1)
+            return
+        # There memory is what ends a step that is larger than the one measured: draw, too.
+        draw_for_all(self._make_sampler(plain_access(device, self._parts.draw_tokens)), logits_SV)
 
     @torch.inference_mode()
     def _begin(self, plan: SchedulerOutput) -> None:
         """Apply the plan, gather its inputs and run the model."""
-        self._continuation.end()
+        self._path.continuation.end()
         for row in plan.leaves:
             self._sampler.leave(row)
         for request in plan.joins:
             self._sampler.join(request)
-        self._rows.apply(plan)
         self._step = None
-        if plan.empty:
+        batch = self._path.inputs.take(plan)
+        if batch is None:
             return
-        batch = self._inputs.gather(plan)
         outputs = self._forward(batch)
         self._step = batch, outputs, self._prompt_logprobs(batch, outputs[0])
 
     def _continue(self) -> None:
         """Run the model on the last step's inputs, counted on."""
-        batch = self._continuation.batch
+        batch = self._path.continuation.batch
         assert batch is not None, "a plan follows one that was gathered"
-        self._continuation.advance()
+        self._path.continuation.advance()
         outputs = self._graphs.replay(self._describe(batch))
         self._step = batch, self._run(batch) if outputs is None else outputs, {}
 
@@ -206,8 +231,7 @@ class ModelRunner:
         ]
         outputs = self._run(batch)
         if len(outputs) > 1:
-            if self._may_continue:
-                self._continuation.begin(batch)
+            self._path.continuation.begin(batch)
             return outputs
         hidden_TD = outputs[0]
         if not batch.sampling_rows:
@@ -235,54 +259,39 @@ class ModelRunner:
     @torch.inference_mode()
     def _sample(
         self, batch: InputBatch, logits_SV: torch.Tensor, grammar: GrammarOutput | None
-    ) -> tuple[torch.Tensor, dict[int, LogprobColumns]]:
-        """Return the tokens, in the order of the runs that sample, and log-probabilities by run."""
-        runs = batch.sampling_runs
-        mask = None if grammar is None else self._mask(grammar, runs)
-        sampled = self._sampler.sample(logits_SV, batch.sampling_rows, mask)
-        logprobs = {int(runs[i]): columns for i, columns in sampled.logprobs.items()}
-        return sampled.token_ids, logprobs
+    ) -> SampledTokens:
+        """Return the tokens, in the order of the runs that sample."""
+        mask = None if grammar is None else self._mask(grammar, batch.sampling_runs)
+        return self._sampler.sample(logits_SV, batch.sampling_rows, mask, batch.numbers)
 
     def _mask(self, grammar: GrammarOutput, runs: np.ndarray) -> GrammarMask:
-        return GrammarMask.of(
-            grammar,
-            runs.tolist(),
-            vocab_size=self._vocab_size,
-            device=self._limits.device,
-        )
+        return GrammarMask.of(grammar, runs.tolist(), self._vocab_size, self._upload)
 
-    def _prompt_logprobs(
-        self, batch: InputBatch, hidden_TD: torch.Tensor
-    ) -> dict[int, LogprobColumns]:
+    def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> dict[int, Measured]:
         """Return the log-probabilities of prompt tokens, for the runs that asked for them."""
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
             return {}  # no token is followed by one of its prompt
-        asked = self._rows.num_prompt_logprobs[batch.rows]
+        rows = self._path.rows
+        asked = rows.num_prompt_logprobs[batch.rows]
         found = {}
         for run in np.flatnonzero(asked >= 0).tolist():
             row = int(batch.rows[run])
             start = int(batch.plan.starts[run])
-            end = min(int(batch.ends[run]), int(self._rows.num_prompt_tokens[row]) - 1)
+            end = min(int(batch.ends[run]), int(rows.num_prompt_tokens[row]) - 1)
             if end <= start:
                 continue
             first = int(batch.first_R1[run])
             hidden_PD = hidden_TD[first : first + end - start]
-            targets_P = self._rows.token_ids_RL[row, start + 1 : end + 1].to(torch.int64)
+            targets_P = rows.token_ids_RL[row, start + 1 : end + 1].to(torch.int64)
             found[run] = self._measure(hidden_PD, targets_P, int(asked[run]))
         return found
 
     def _measure(
         self, hidden_PD: torch.Tensor, targets_P: torch.Tensor, num_logprobs: int
-    ) -> LogprobColumns:
-        columns = LogprobColumns(
-            counts=array("i"), token_ids=array("i"), logprobs=array("f"), ranks=array("i")
-        )
+    ) -> Measured:
+        parts = []
         for start in range(0, len(hidden_PD), _POSITIONS_AT_ONCE):
             part = slice(start, start + _POSITIONS_AT_ONCE)
             logits_PV = self.model.compute_logits(hidden_PD[part])
-            more = gather_logprobs(logits_PV, targets_P[part], num_logprobs)
-            columns.counts.extend(more.counts)
-            columns.token_ids.extend(more.token_ids)
-            columns.logprobs.extend(more.logprobs)
-            columns.ranks.extend(more.ranks)
-        return columns
+            parts.append(measure(logits_PV, targets_P[part], num_logprobs))
+        return join_measured(parts)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dovetail.interfaces.ops import DrawColumns
 from dovetail_torch.sampling.history import Tracked
 from dovetail_torch.sampling.penalties import PenaltyColumns
 from dovetail_torch.sampling.truncation import Cuts
@@ -49,12 +50,35 @@ class RankedGroup(RandomGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawNumbers:
+    """What an op provider's draw is told of each row, all [R]; see `DrawColumns`."""
+
+    temperature_R: torch.Tensor
+    top_k_R: torch.Tensor
+    top_p_R: torch.Tensor
+    min_p_R: torch.Tensor
+    seeds_R: torch.Tensor
+
+    def at(self, positions_R: torch.Tensor) -> DrawColumns:
+        """Return the columns of a draw after so many tokens, int64 [R]."""
+        return DrawColumns(
+            temperature_R=self.temperature_R,
+            top_k_R=self.top_k_R,
+            top_p_R=self.top_p_R,
+            min_p_R=self.min_p_R,
+            seeds_R=self.seeds_R,
+            positions_R=positions_R,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The rows of a step, divided.
 
     host_rows: the rows as an array. greedy, unranked, ranked: those that take the best token, that
     draw from all tokens, and that draw after top-k or top-p; None where there are none, and so
-    for the others. tracked: rows with a history; penalties: those of them that are penalised.
+    for the others. draw: all rows, in place of these three, where some draw and the op provider
+    does it. tracked: rows with a history; penalties: those of them that are penalised.
     reporting: rows that want log-probabilities; num_logprobs: how many, by row, -1 for none.
     """
 
@@ -63,6 +87,7 @@ class Batch:
     greedy: Group | None
     unranked: RandomGroup | None
     ranked: RankedGroup | None
+    draw: DrawNumbers | None
     tracked: Tracked | None
     penalties: PenaltyColumns | None
     reporting: Group | None

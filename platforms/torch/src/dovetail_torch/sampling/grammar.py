@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from dovetail.errors import ContractError
 from dovetail.interfaces.worker import GrammarOutput
+from dovetail_torch.sampling.device_access import Upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +30,12 @@ class GrammarMask:
 
     @classmethod
     def of(
-        cls, grammar: GrammarOutput, runs: Sequence[int], vocab_size: int, device: torch.device
+        cls, grammar: GrammarOutput, runs: Sequence[int], vocab_size: int, upload: Upload
     ) -> GrammarMask:
         """Take from `grammar` the masks of the runs that are sampled.
 
-        runs[i]: the run, by its index in the plan, whose logits are row i of the batch.
+        runs[i]: the run, by its index in the plan, whose logits are row i of the batch. upload:
+        brings the masks to the logits' device.
         Raises ContractError if the bit mask has not the length that its runs demand.
         """
         row_bytes = 4 * ((vocab_size + 31) // 32)
@@ -45,13 +48,9 @@ class GrammarMask:
             )
         place_of = {run: place for place, run in enumerate(runs)}
         taken = [i for i, run in enumerate(grammar.runs) if run in place_of]
-        bits = torch.frombuffer(bytearray(grammar.bitmask or b"\0"), dtype=torch.uint8)
-        bits_GB = bits[:demanded].view(-1, row_bytes)[taken]
-        index_G = torch.tensor([place_of[grammar.runs[i]] for i in taken], dtype=torch.int64)
-        return cls(
-            index_G=index_G.to(device, non_blocking=True),
-            bits_GB=bits_GB.to(device, non_blocking=True),
-        )
+        bits_GB = np.frombuffer(grammar.bitmask, np.uint8).reshape(-1, row_bytes)[taken]
+        index_G = np.array([place_of[grammar.runs[i]] for i in taken], np.int64)
+        return cls(index_G=upload(index_G), bits_GB=upload(bits_GB))
 
     def apply(self, logits_SV: torch.Tensor) -> None:
         """Set to -inf, in place, what is not allowed; leave a row as it is if nothing would be."""

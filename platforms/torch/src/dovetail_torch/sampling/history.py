@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
+from dovetail_torch.sampling.device_access import Upload
+
 _FIRST_PLACES = 8
 _FIRST_LENGTH = 256
 NO_TOKEN = -1
@@ -50,13 +52,16 @@ class Past:
 class TokenHistory:
     """Tokens and output counts of some rows; the one who appends is the sampler."""
 
-    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, *, vocab_size: int, device: torch.device, upload: Upload) -> None:
+        """upload: brings numbers to `device`."""
         self._vocab_size = vocab_size
         self._device = device
+        self._upload = upload
         self._place_of: dict[int, int] = {}
         self._free: list[int] = []
         self._tokens_HL = torch.zeros(0, _FIRST_LENGTH, dtype=torch.int64, device=device)
         self._counts_HL = torch.zeros(0, _FIRST_LENGTH, dtype=torch.float32, device=device)
+        self._lengths_H = torch.zeros(0, dtype=torch.int64, device=device)
         self._lengths: NDArray[np.int64] = np.zeros(0, np.int64)
         self._num_outputs: NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -79,9 +84,9 @@ class TokenHistory:
         distinct, inverse = np.unique(tokens, return_inverse=True)
         in_output = np.bincount(inverse.reshape(-1)[len(prompt) :], minlength=len(distinct))
         counts = in_output[inverse.reshape(-1)].astype(np.float32)
-        self._tokens_HL[place].zero_()[: len(tokens)] = torch.from_numpy(tokens)
-        self._counts_HL[place].zero_()[: len(tokens)] = torch.from_numpy(counts)
-        self._lengths[place] = len(tokens)
+        self._tokens_HL[place].zero_()[: len(tokens)] = self._upload(tokens)
+        self._counts_HL[place].zero_()[: len(tokens)] = self._upload(counts)
+        self._lengths_H[place] = self._lengths[place] = len(tokens)
         self._num_outputs[place] = len(output)
 
     def leave(self, row: int) -> None:
@@ -98,16 +103,15 @@ class TokenHistory:
             return None
         places = np.array([self._place_of[rows[i]] for i in index], np.int64)
         return Tracked(
-            index_R=torch.tensor(index).to(self._device, non_blocking=True),
-            places_R=torch.from_numpy(places).to(self._device, non_blocking=True),
+            index_R=self._upload(np.array(index, np.int64)),
+            places_R=self._upload(places),
             host_places=places,
         )
 
     def read(self, tracked: Tracked) -> Past:
         """Return copies of the rows' tokens and counts."""
-        lengths = self._lengths[tracked.host_places]
-        longest = max(int(lengths.max()), 1)
-        lengths_R1 = torch.from_numpy(lengths).to(self._device, non_blocking=True).unsqueeze(1)
+        longest = max(int(self._lengths[tracked.host_places].max()), 1)
+        lengths_R1 = self._lengths_H.index_select(0, tracked.places_R).unsqueeze(1)
         tokens_RL = self._tokens_HL[:, :longest].index_select(0, tracked.places_R)
         counts_RL = self._counts_HL[:, :longest].index_select(0, tracked.places_R)
         past_RL = torch.arange(longest, device=self._device) >= lengths_R1
@@ -130,6 +134,7 @@ class TokenHistory:
         end = (tracked.places_R, past.lengths_R1.squeeze(1))
         self._tokens_HL.index_put_(end, token_R1.squeeze(1))
         self._counts_HL.index_put_(end, count_R1.squeeze(1))
+        self._lengths_H.index_copy_(0, tracked.places_R, end[1] + 1)
         self._lengths[places] += 1
         self._num_outputs[places] += 1
 
@@ -149,6 +154,7 @@ class TokenHistory:
             return
         self._tokens_HL = pad(self._tokens_HL, (0, more_length, 0, more_places))
         self._counts_HL = pad(self._counts_HL, (0, more_length, 0, more_places))
+        self._lengths_H = pad(self._lengths_H, (0, more_places))
         self._lengths = np.pad(self._lengths, (0, more_places))
         self._num_outputs = np.pad(self._num_outputs, (0, more_places))
         self._free.extend(range(num_places, num_places + more_places))

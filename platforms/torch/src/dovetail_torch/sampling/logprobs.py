@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -19,30 +19,50 @@ from dovetail_torch.sampling.drawing import exponentiate
 from dovetail_torch.sampling.truncation import rank
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Per position: ids and log-probabilities, target first, then the best; and target's rank."""
+    """Positions as they were measured, on the device; target first, then the best tokens.
 
-    ids: list[list[int]] = field(default_factory=list)
-    logprobs: list[list[float]] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
+    ids_PK: int64. logprobs_PK: float32. ranks_P: int64; the target's.
+    """
+
+    ids_PK: torch.Tensor
+    logprobs_PK: torch.Tensor
+    ranks_P: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All of it, as `to_columns` takes it once it is on the host."""
+        return self.ids_PK, self.logprobs_PK, self.ranks_P
 
 
 def measure(logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: int) -> Measured:
     """Measure the targets and the best `num_logprobs` tokens (at most V) of each position.
 
-    Logits in any float dtype, only read; log-probabilities in float32. Waits for the device.
+    Logits in any float dtype, only read; log-probabilities in float32. Does not wait.
     """
-    measured, start = Measured(), 0
-    for slab in slabs(logits_PV) if len(logits_PV) else ():
-        _measure_slab(slab, target_ids_P[start : start + len(slab)], num_logprobs, measured)
+    start, parts = 0, []
+    for slab in slabs(logits_PV):
+        targets = target_ids_P[start : start + len(slab)]
+        parts.append(_measure_slab(slab, targets, num_logprobs))
         start += len(slab)
-    return measured
+    return join_measured(parts)
+
+
+def join_measured(parts: Sequence[Measured]) -> Measured:
+    """Return successive positions, of equal width, as one; there is one part at least."""
+    if len(parts) == 1:
+        return parts[0]
+    return Measured(
+        ids_PK=torch.cat([part.ids_PK for part in parts]),
+        logprobs_PK=torch.cat([part.logprobs_PK for part in parts]),
+        ranks_P=torch.cat([part.ranks_P for part in parts]),
+    )
 
 
 def _measure_slab(
-    logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: int, into: Measured
-) -> None:
+    logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: int
+) -> Measured:
     logits_PV = logits_PV.float()
     target_P1 = target_ids_P.unsqueeze(1)
     chosen_P1 = logits_PV.gather(1, target_P1)
@@ -52,9 +72,34 @@ def _measure_slab(
         values, ids = torch.cat((chosen_P1, best_PK), 1), torch.cat((target_P1, ids_PK), 1)
     best_P1 = logits_PV.amax(-1, keepdim=True)
     mass_P1 = exponentiate(logits_PV.clone()).sum(-1, keepdim=True)
-    into.ids += ids.tolist()
-    into.logprobs += (values - best_P1 - mass_P1.log()).tolist()
-    into.ranks += (logits_PV >= chosen_P1).sum(-1).tolist()
+    return Measured(
+        ids_PK=ids,
+        logprobs_PK=values - best_P1 - mass_P1.log(),
+        ranks_P=(logits_PV >= chosen_P1).sum(-1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowReport:
+    """What some rows of a batch asked to be told of the token chosen for them.
+
+    num_logprobs: for every row of the batch, -1 for those that want none and are not measured.
+    """
+
+    measured: Measured
+    num_logprobs: Sequence[int]
+
+    def columns(self, tensors: Sequence[torch.Tensor]) -> dict[int, LogprobColumns]:
+        """Return the columns of each row that wants them, by its place in the batch.
+
+        tensors: those of `measured`, on the host.
+        """
+        ids, logprobs, ranks = (tensor.tolist() for tensor in tensors)
+        wanted = [(place, num + 1) for place, num in enumerate(self.num_logprobs) if num >= 0]
+        return {
+            place: to_columns([ids[i][:num]], [logprobs[i][:num]], [ranks[i]])
+            for i, (place, num) in enumerate(wanted)
+        }
 
 
 def to_columns(
@@ -74,25 +119,10 @@ def to_columns(
 def gather_logprobs(
     logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: int
 ) -> LogprobColumns:
-    """Return the columns of successive positions of one request.
+    """Return the columns of successive positions of one request; waits for the device.
 
     logits_PV: any float dtype, unprocessed, only read. target_ids_P: int64, the token that stands
     at each position. num_logprobs: how many of the best to report beside it; at most V are.
     """
     measured = measure(logits_PV, target_ids_P, num_logprobs)
-    return to_columns(measured.ids, measured.logprobs, measured.ranks)
-
-
-def gather_row_logprobs(
-    logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: Sequence[int]
-) -> dict[int, LogprobColumns]:
-    """Return the columns of one position for each row of a batch that wants them, by its place.
-
-    num_logprobs: for every row of the batch, -1 for those that want none and are not among the P.
-    """
-    found = measure(logits_PV, target_ids_P, max(num_logprobs))
-    wanted = [(place, num + 1) for place, num in enumerate(num_logprobs) if num >= 0]
-    return {
-        place: to_columns([found.ids[i][:num]], [found.logprobs[i][:num]], [found.ranks[i]])
-        for i, (place, num) in enumerate(wanted)
-    }
+    return to_columns(*(tensor.tolist() for tensor in measured.tensors))

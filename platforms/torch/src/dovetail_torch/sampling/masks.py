@@ -5,8 +5,7 @@ request before min_tokens); logit_bias. A wish that would leave no token at all 
 that the grammar, which comes first, wins over allowed_token_ids, and these win over what is
 forbidden. Ids outside the vocabulary cannot be produced and are left out.
 Knows nothing of penalties, temperatures or draws.
-Legend: S rows of the batch, V vocabulary, N forbidden (row, token) pairs, P places
-of the rows that forbid.
+Legend: S rows of the batch, V vocabulary, N forbidden (row, token) pairs.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from dovetail.plan import NewRequest
+from dovetail_torch.sampling.device_access import Upload
 from dovetail_torch.sampling.history import TokenHistory
 
 _ANY_TOKEN = -2
@@ -35,13 +35,13 @@ class BadWords:
     before_WL: torch.Tensor
 
     @classmethod
-    def of(cls, words: Sequence[tuple[int, ...]], device: torch.device) -> BadWords:
-        """Make the columns of `words`, each of one token or more."""
+    def of(cls, words: Sequence[tuple[int, ...]], upload: Upload) -> BadWords:
+        """Make the columns of `words`, each of one token or more; `upload` brings them along."""
         most = max(len(word) for word in words) - 1
         before = [(_ANY_TOKEN,) * (most - len(word) + 1) + tuple(word[:-1]) for word in words]
         return cls(
-            last_W=torch.tensor([word[-1] for word in words]).to(device),
-            before_WL=torch.tensor(before, dtype=torch.int64).view(len(words), most).to(device),
+            last_W=upload(np.array([word[-1] for word in words], np.int64)),
+            before_WL=upload(np.array(before, np.int64).reshape(len(words), most)),
         )
 
     def matching(self, row: int, history: TokenHistory) -> torch.Tensor:
@@ -57,10 +57,11 @@ class TokenMasks:
     rows: those rows. A row leaves by itself when min_tokens was its only wish and is reached.
     """
 
-    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, *, vocab_size: int, upload: Upload) -> None:
+        """upload: brings numbers to the logits' device."""
         self.rows: set[int] = set()
         self._vocab_size = vocab_size
-        self._device = device
+        self._upload = upload
         self._allowed: dict[int, torch.Tensor] = {}
         self._bad_words: dict[int, BadWords] = {}
         self._unended: dict[int, tuple[int, torch.Tensor]] = {}
@@ -74,15 +75,15 @@ class TokenMasks:
             self._allowed[row] = self._ids(allowed)
         words = [w for w in request.bad_words_token_ids if w and len(self._known(w)) == len(w)]
         if words:
-            self._bad_words[row] = BadWords.of(words, self._device)
+            self._bad_words[row] = BadWords.of(words, self._upload)
         ends = self._known(request.stop_token_ids)
         until = request.num_prompt_tokens + params.min_tokens
         if ends and len(request.token_ids) < until:
             self._unended[row] = (until, self._ids(ends))
         bias_of = params.logit_bias or {}
         if favoured := self._known(bias_of):
-            bias = torch.tensor([float(bias_of[token]) for token in favoured])
-            self._bias[row] = (self._ids(favoured), bias.to(self._device))
+            bias = np.array([bias_of[token] for token in favoured], np.float32)
+            self._bias[row] = (self._ids(favoured), self._upload(bias))
         self._settle(row)
 
     def leave(self, row: int) -> None:
@@ -131,9 +132,7 @@ class TokenMasks:
         pairs = [(i, *pair) for i, row in wishing for pair in self._forbidden(row, history)]
         if pairs:
             places, ids, active = zip(*pairs, strict=True)
-            place_P = torch.tensor(places).to(self._device, non_blocking=True)
-            count_P = torch.tensor([len(x) for x in ids]).to(self._device, non_blocking=True)
-            place_N = place_P.repeat_interleave(count_P, output_size=sum(map(len, ids)))
+            place_N = self._upload(np.repeat(np.array(places, np.int64), [len(x) for x in ids]))
             _forbid_pairs(logits_SV, (place_N, torch.cat(ids)), torch.cat(active))
 
     def _forbidden(
@@ -158,7 +157,7 @@ class TokenMasks:
         return [token for token in token_ids if 0 <= token < self._vocab_size]
 
     def _ids(self, token_ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(token_ids, dtype=torch.int64).to(self._device)
+        return self._upload(np.array(token_ids, np.int64))
 
 
 def _keep_only(logits_V: torch.Tensor, ids_N: torch.Tensor) -> None:

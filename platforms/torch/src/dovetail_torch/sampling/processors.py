@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from dovetail.interfaces import LogitsProcessor
 from dovetail.plan import NewRequest
+from dovetail_torch.sampling.device_access import Upload
 
 
 class RowProcessors:
     """Calls each processor as its contract says. rows: those that take part in any."""
 
-    def __init__(self, processors: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(self, processors: Sequence[LogitsProcessor], upload: Upload) -> None:
+        """upload: brings numbers to the logits' device."""
+        self._upload = upload
         self.rows: set[int] = set()
         self._parts: list[tuple[LogitsProcessor, set[int]]] = [(one, set()) for one in processors]
 
@@ -58,5 +62,5 @@ class RowProcessors:
             if len(index) == len(rows):
                 processor.accept(rows, token_ids_S)
             elif index:
-                index_R = torch.tensor(index).to(token_ids_S.device, non_blocking=True)
+                index_R = self._upload(np.array(index, np.int64))
                 processor.accept([rows[i] for i in index], token_ids_S.index_select(0, index_R))

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from dovetail.plan import NewRequest
-from dovetail_torch.sampling.batch import Batch, Group, RandomGroup, RankedGroup
+from dovetail_torch.sampling.batch import Batch, DrawNumbers, Group, RandomGroup, RankedGroup
+from dovetail_torch.sampling.device_access import DeviceAccess
 from dovetail_torch.sampling.history import TokenHistory
 from dovetail_torch.sampling.penalties import LEAST_REPETITION, PenaltyColumns
 from dovetail_torch.sampling.truncation import FIRST_BEST, SMALL_TOP_K, Cuts
@@ -29,10 +30,11 @@ class RowTable:
     """
 
     def __init__(
-        self, *, num_rows: int, vocab_size: int, device: torch.device, dtype: torch.dtype
+        self, *, num_rows: int, vocab_size: int, access: DeviceAccess, dtype: type[np.floating]
     ) -> None:
+        """dtype: to accumulate probabilities in, float64 or float32."""
         self._vocab_size = vocab_size
-        self._device = device
+        self._access = access
         self._dtype = dtype
         self.num_tokens: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.seeds: NDArray[np.uint64] = np.zeros(num_rows, np.uint64)
@@ -70,18 +72,26 @@ class RowTable:
         greedy = self._temperature[row] == 0 and self._num_logprobs[row] < 0
         return bool(greedy and not self.penalised(row))
 
-    def describe(self, rows: tuple[int, ...], history: TokenHistory) -> Batch:
-        """Divide the rows of a batch by what they ask for."""
+    def describe(
+        self, rows: tuple[int, ...], history: TokenHistory, *, draws: bool = False
+    ) -> Batch:
+        """Divide the rows of a batch by what they ask for.
+
+        draws: whether the op provider draws for the whole batch where any of its rows does.
+        """
         host_rows = np.array(rows, np.int64)
         random = self._temperature[host_rows] > 0
         truncated = (self._top_k[host_rows] < self._vocab_size) | (self._top_p[host_rows] < 1)
         num_logprobs = self._num_logprobs[host_rows]
+        draws = draws and bool(random.any())
+        own = random & (not draws)
         return Batch(
             rows=rows,
             host_rows=host_rows,
-            greedy=self._group(~random),
-            unranked=self._random_group(host_rows, random & ~truncated),
-            ranked=self._ranked_group(host_rows, random & truncated),
+            greedy=None if draws else self._group(~random),
+            unranked=self._random_group(host_rows, own & ~truncated),
+            ranked=self._ranked_group(host_rows, own & truncated),
+            draw=self._draw_numbers(host_rows) if draws else None,
             tracked=history.track(rows),
             penalties=self._penalties(rows, history),
             reporting=self._group(num_logprobs >= 0),
@@ -101,8 +111,20 @@ class RowTable:
             presence_R1=self._column(self._presence[own]),
         )
 
+    def _draw_numbers(self, rows: NDArray[np.int64]) -> DrawNumbers:
+        upload = self._access.upload
+        chances = np.stack((self._temperature[rows], self._top_p[rows], self._min_p[rows]))
+        temperature_R, top_p_R, min_p_R = upload(chances.astype(np.float32)).unbind()
+        return DrawNumbers(
+            temperature_R=temperature_R,
+            top_k_R=upload(self._top_k[rows].astype(np.int32)),
+            top_p_R=top_p_R,
+            min_p_R=min_p_R,
+            seeds_R=upload(self.seeds[rows].view(np.int64)),
+        )
+
     def _column(self, values: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True).unsqueeze(1)
+        return self._access.upload(values).unsqueeze(1)
 
     def _group(self, chosen: NDArray[np.bool_]) -> Group | None:
         index = np.flatnonzero(chosen)
@@ -135,11 +157,14 @@ class RowTable:
             return None
         top_k, top_p = self._top_k[rows[chosen]], self._top_p[rows[chosen]]
         first = int(np.where(top_k <= SMALL_TOP_K, top_k, FIRST_BEST).max())
+        settled = bool((top_k <= first).all())
+        if not settled and not self._access.may_wait:
+            first = self._vocab_size  # nobody is asked afterwards whether they were enough
         cuts = Cuts(
             top_k_R1=self._column(top_k),
-            top_p_R1=torch.from_numpy(top_p).to(self._dtype).to(self._device).unsqueeze(1),
+            top_p_R1=self._column(top_p.astype(self._dtype)),
             first=first,
-            settled=bool((top_k <= first).all()),
+            settled=settled,
         )
         return RankedGroup(
             index_R=group.index_R,

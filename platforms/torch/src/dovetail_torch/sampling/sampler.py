@@ -12,19 +12,22 @@ Legend: S rows of the batch, V vocabulary, P rows that want log-probabilities, R
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dovetail.interfaces import LogitsProcessor
 from dovetail.plan import NewRequest
 from dovetail.result import LogprobColumns
 from dovetail_torch.sampling.batch import Batch, RandomGroup
 from dovetail_torch.sampling.blocks import best_tokens
+from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
 from dovetail_torch.sampling.drawing import accumulation_dtype, draw, exponentiate
 from dovetail_torch.sampling.grammar import GrammarMask
 from dovetail_torch.sampling.history import TokenHistory
-from dovetail_torch.sampling.logprobs import gather_row_logprobs
+from dovetail_torch.sampling.logprobs import RowReport, measure
 from dovetail_torch.sampling.masks import TokenMasks
 from dovetail_torch.sampling.penalties import apply_penalties
 from dovetail_torch.sampling.processors import RowProcessors
@@ -40,11 +43,16 @@ BestTokens = Callable[[torch.Tensor], torch.Tensor]
 class SampledTokens:
     """The tokens of a step: token_ids int64 [S], on the device, in the order of the rows.
 
-    logprobs: index in rows to the raw log-probabilities, where the request asked for them.
+    report: their raw log-probabilities, where requests asked for them; on the device, too.
     """
 
     token_ids: torch.Tensor
-    logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    report: RowReport | None = None
+
+    @property
+    def logprobs(self) -> Mapping[int, LogprobColumns]:
+        """Index in rows to the log-probabilities; reading them waits for the device."""
+        return {} if self.report is None else self.report.columns(self.report.measured.tensors)
 
 
 class Sampler:
@@ -58,17 +66,24 @@ class Sampler:
         device: torch.device,
         processors: Sequence[LogitsProcessor] = (),
         best_tokens: BestTokens = best_tokens,
+        access: DeviceAccess | None = None,
     ) -> None:
-        """best_tokens: as the op provider has it."""
+        """best_tokens: as the op provider has it. access: None for a device that computes at once.
+
+        num_rows, vocab_size: how many there are.
+        """
+        access = access or plain_access(device)
         self._device = device
+        self._access = access
         self._best_tokens = best_tokens
-        self._dtype = accumulation_dtype(device)
+        wide = accumulation_dtype(device) == torch.float64
+        self._dtype: type[np.floating] = np.float64 if wide else np.float32
         self._table = RowTable(
-            num_rows=num_rows, vocab_size=vocab_size, device=device, dtype=self._dtype
+            num_rows=num_rows, vocab_size=vocab_size, access=access, dtype=self._dtype
         )
-        self._history = TokenHistory(vocab_size=vocab_size, device=device)
-        self._masks = TokenMasks(vocab_size=vocab_size, device=device)
-        self._processors = RowProcessors(processors)
+        self._history = TokenHistory(vocab_size=vocab_size, device=device, upload=access.upload)
+        self._masks = TokenMasks(vocab_size=vocab_size, upload=access.upload)
+        self._processors = RowProcessors(processors, access.upload)
         self._float32 = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
         self._special: set[int] = set()
         self._no_batch = self._batch = self._describe(())
@@ -99,25 +114,45 @@ class Sampler:
         return not self._special or self._special.isdisjoint(rows)
 
     @torch.inference_mode()
+    def host_numbers(self, rows: Sequence[int]) -> tuple[NDArray, ...]:
+        """Return what the next `sample` of `rows` needs of the host, one number a row; or ().
+
+        For who sends it to the device along with something else, and gives it to `sample` then.
+        """
+        if self.takes_best(rows):
+            return ()
+        batch = self._describe(rows)
+        if batch.greedy is not None and batch.greedy.whole:
+            return ()
+        positions = self._table.num_tokens[batch.host_rows]
+        if batch.draw is not None:
+            return (positions,)
+        return (uniforms(self._table.seeds[batch.host_rows], positions).astype(self._dtype),)
+
+    @torch.inference_mode()
     def sample(
         self,
         logits_SV: torch.Tensor,
         rows: Sequence[int],
         grammar_bitmask: GrammarMask | None = None,
+        numbers: Sequence[torch.Tensor] | None = None,
     ) -> SampledTokens:
         """Choose the next token of each row and append it to the row.
 
         logits_SV: any float dtype, on the device; row i belongs to rows[i]; may be overwritten.
-        rows: joined rows, each at most once.
+        rows: joined rows, each at most once. numbers: `host_numbers` of these rows, on the device;
+        None where they are not there yet.
         """
         if grammar_bitmask is None and self.takes_best(rows):
             return SampledTokens(token_ids=self._best_tokens(logits_SV))
         batch = self._describe(rows)
+        if numbers is None:
+            numbers = [self._access.upload(column) for column in self.host_numbers(rows)]
         raw_SV = logits_SV
         if batch.reporting is not None and logits_SV.dtype == torch.float32:
             raw_SV = logits_SV.clone()  # since they are about to be changed where they are
         logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
-        token_ids_S = self._choose(logits_SV, batch)
+        token_ids_S = self._choose(logits_SV, batch, numbers)
         if batch.tracked is not None:
             self._history.append(batch.tracked, token_ids_S)
         self._processors.accept(batch.rows, token_ids_S)
@@ -125,8 +160,9 @@ class Sampler:
         if batch.reporting is None:
             return SampledTokens(token_ids=token_ids_S)
         chosen_P, raw_PV = batch.reporting.select(token_ids_S), batch.reporting.select(raw_SV)
-        logprobs = gather_row_logprobs(raw_PV, chosen_P, batch.num_logprobs)
-        return SampledTokens(token_ids=token_ids_S, logprobs=logprobs)
+        measured = measure(raw_PV, chosen_P, max(batch.num_logprobs))
+        report = RowReport(measured=measured, num_logprobs=batch.num_logprobs)
+        return SampledTokens(token_ids=token_ids_S, report=report)
 
     @torch.inference_mode()
     def distribution(
@@ -139,7 +175,7 @@ class Sampler:
 
         Changes no row; the logits may be overwritten. Greedy rows have one token of probability 1.
         """
-        batch = self._describe(rows)
+        batch = self._table.describe(tuple(rows), self._history)
         logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
         probs_SV = torch.zeros_like(logits_SV)
         if batch.greedy is not None:
@@ -157,7 +193,8 @@ class Sampler:
         key = tuple(rows)
         if key and key == self._batch.rows:
             return self._batch
-        self._batch = self._table.describe(key, self._history)
+        draws = self._access.draw_tokens is not None
+        self._batch = self._table.describe(key, self._history, draws=draws)
         return self._batch
 
     def _shape(
@@ -186,13 +223,15 @@ class Sampler:
             self._float32 = torch.empty_like(logits_SV, dtype=torch.float32)
         return self._float32[: len(logits_SV)].copy_(logits_SV)
 
-    def _choose(self, logits_SV: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _choose(
+        self, logits_SV: torch.Tensor, batch: Batch, numbers: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return each row's token. numbers: as `host_numbers` says, on the device."""
         if batch.greedy is not None and batch.greedy.whole:
             return self._best_tokens(logits_SV)
-        positions = self._table.num_tokens[batch.host_rows]
-        numbers = uniforms(self._table.seeds[batch.host_rows], positions)
-        uniform_S1 = torch.from_numpy(numbers).to(self._dtype).to(self._device, non_blocking=True)
-        uniform_S1 = uniform_S1.unsqueeze(1)
+        if batch.draw is not None and self._access.draw_tokens is not None:
+            return self._access.draw_tokens(logits_SV, batch.draw.at(numbers[0]))
+        uniform_S1 = numbers[0].unsqueeze(1)
         token_ids_S = torch.empty(len(logits_SV), dtype=torch.int64, device=self._device)
         if batch.greedy is not None:
             token_ids_S[batch.greedy.index_R] = self._best_tokens(batch.greedy.select(logits_SV))

@@ -10,7 +10,7 @@ Legend: R rows, V vocabulary, K best tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import pad
@@ -21,6 +21,8 @@ from dovetail_torch.sampling.drawing import DRAW_WIDTH, exponentiate, pick
 FIRST_BEST = 64
 GROWTH = 16
 SMALL_TOP_K = 1024
+_SORTED_AT_ONCE = 1 << 23
+"""Numbers: sorting whole rows takes some 60 bytes for each."""
 
 
 def apply_min_p(logits_RV: torch.Tensor, log_min_p_R1: torch.Tensor) -> None:
@@ -73,6 +75,10 @@ class Cuts:
     first: int
     settled: bool
 
+    def part(self, rows: slice) -> Cuts:
+        """Return those of some of the rows."""
+        return replace(self, top_k_R1=self.top_k_R1[rows], top_p_R1=self.top_p_R1[rows])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nuclei:
@@ -98,9 +104,21 @@ def cut(logits_RV: torch.Tensor, cuts: Cuts) -> Iterator[Nuclei]:
 
     top-p alone does not say how many tokens it needs: rows whose best K do not reach the mass are
     ranked again with more of them, at last with all. Asking which rows those are waits for the
-    device; it is not asked where top-k bounds every row.
+    device; it is not asked where top-k bounds every row, or `first` is the whole vocabulary.
     Source: Holtzman et al. 2020 (top-p); Fan, Lewis, Dauphin 2018 (top-k).
     """
+    num_rows, vocab_size = logits_RV.shape
+    most = max(1, _SORTED_AT_ONCE // vocab_size)
+    if cuts.first < vocab_size or num_rows <= most:
+        yield from _cut(logits_RV, cuts)
+        return
+    for start in range(0, num_rows, most):
+        rows = slice(start, start + most)
+        for nuclei in _cut(logits_RV[rows], cuts.part(rows)):
+            yield replace(nuclei, index_R=nuclei.index_R + start)
+
+
+def _cut(logits_RV: torch.Tensor, cuts: Cuts) -> Iterator[Nuclei]:
     index_R = torch.arange(len(logits_RV), device=logits_RV.device)
     total_R1 = cuts.top_p_R1 if cuts.settled else _whole_mass(logits_RV, cuts.top_p_R1.dtype)
     num_best, vocab_size = cuts.first, logits_RV.shape[1]

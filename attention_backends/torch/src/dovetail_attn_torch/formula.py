@@ -1,0 +1,77 @@
+"""Attention spelled out in float32, for what torch's fused one does not know: soft caps and sinks.
+
+Knows no cache and no rows.
+
+Shape legend: H query heads, D head size; G rows, Q query tokens a row and head, Y query heads for
+each key-value head, L positions, X heads of either sort.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dovetail_attn_torch.metadata import visible
+
+# Scores that are held at once, in float32: 16 MiB.
+MAX_SCORES = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplicitAttention:
+    """softmax(c · tanh(scale · q · k / c), sink) · v, the sink's weight left out.
+
+    soft_cap: c; 0 for none (Gemma 2, arXiv:2408.00118).
+    sinks_H: float32, or None (Xiao et al. 2023, arXiv:2309.17453).
+    """
+
+    scale: float
+    soft_cap: float
+    sinks_H: torch.Tensor | None
+
+    def __call__(
+        self,
+        q_GXQD: torch.Tensor,
+        k_GXLD: torch.Tensor,
+        v_GXLD: torch.Tensor,
+        mask_G1QL: torch.Tensor | None,
+        is_causal: bool,
+    ) -> torch.Tensor:
+        """Return the outputs, of the shape and dtype of q.
+
+        X · Q of q are either heads and their tokens, or key-value heads and their query heads.
+        Query tokens are taken a tile at a time, so that the scores stay within `MAX_SCORES`.
+        """
+        num_rows, num_heads, query_len, _ = q_GXQD.shape
+        num_kv_heads, length = k_GXLD.shape[1:3]
+        k_GXLD, v_GXLD = k_GXLD.float(), v_GXLD.float()
+        positions_L = torch.arange(length, device=q_GXQD.device)
+        out_GXQD = torch.empty_like(q_GXQD)
+        tile = max(1, MAX_SCORES // (num_rows * num_heads * length))
+        for start in range(0, query_len, tile):
+            end = min(start + tile, query_len)
+            q_GXYQD = q_GXQD[:, :, start:end].float().unflatten(1, (num_kv_heads, -1))
+            scores = q_GXYQD.flatten(2, 3).mul(self.scale) @ k_GXLD.transpose(2, 3)
+            if self.soft_cap:
+                scores = scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+            scores = scores.unflatten(2, q_GXYQD.shape[2:4])
+            if mask_G1QL is not None:
+                mask_G1QL = mask_G1QL.expand(-1, -1, query_len, -1)
+                scores += mask_G1QL[:, :, start:end].unsqueeze(2)
+            elif is_causal:
+                seen_QL = visible(positions_L[start:end].unsqueeze(1), positions_L, 0)
+                scores.masked_fill_(seen_QL.logical_not_(), float("-inf"))
+            out = self._weights(scores, start, query_len).flatten(2, 3) @ v_GXLD
+            out_GXQD[:, :, start:end] = out.unflatten(2, q_GXYQD.shape[2:4]).flatten(1, 2)
+        return out_GXQD
+
+    def _weights(self, scores_GXYQL: torch.Tensor, start: int, query_len: int) -> torch.Tensor:
+        """Return the softmax of scores, of the queries from `start`, beside the heads' sinks."""
+        if self.sinks_H is None:
+            return scores_GXYQL.softmax(-1)
+        num_rows, num_kv_heads, group, num_queries, length = scores_GXYQL.shape
+        sinks_XQ = self.sinks_H.view(num_kv_heads * group, -1).expand(-1, query_len)
+        sinks_XYQ1 = sinks_XQ[:, start : start + num_queries].unflatten(0, (num_kv_heads, -1))
+        sinks_GXYQ1 = sinks_XYQ1.unsqueeze(-1).expand(num_rows, -1, -1, -1, -1)
+        return torch.cat([scores_GXYQL, sinks_GXYQ1], -1).softmax(-1)[..., :length]

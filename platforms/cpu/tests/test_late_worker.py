@@ -1,0 +1,95 @@
+"""The path to a device that works by itself, through whole workers and engines, on CPU tensors.
+
+Tokens and log-probabilities are those of the CPU worker, to the last bit.
+"""
+
+from typing import ClassVar
+
+import pytest
+from late_device import LateDevice
+
+from dovetail import LLM, SamplingParams
+from dovetail.testing.contexts import make_worker_context
+from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail.testing.worker import check_worker
+from dovetail_cpu.platform import CPUPlatform
+from dovetail_cpu.worker import CPUWorker
+
+pytest.importorskip("dovetail_models")
+
+
+class LateCPUWorker(CPUWorker):
+    """A CPU worker whose device is said to work by itself. devices: of all that were made."""
+
+    provides = CPUWorker.provides | {"async_output"}
+    devices: ClassVar[list] = []
+
+    def init_device(self):
+        super().init_device()
+        device = LateDevice()
+        self._runtime.asynchronous = lambda: device
+        LateCPUWorker.devices.append(device)
+
+
+PARAMS = [
+    {"temperature": 0},
+    {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 1.0, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.8, "seed": 4, "top_k": 20, "min_p": 0.01, "logprobs": 0},
+    {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.2},
+    {"temperature": 1.0, "seed": 6, "frequency_penalty": 0.5, "logit_bias": {5: 2.0}},
+    {"temperature": 0, "stop_token_ids": list(range(0, 160, 9)), "min_tokens": 3},
+    {"temperature": 0, "allowed_token_ids": list(range(40, 60))},
+]
+PROMPTS = [[5 + n, 6, 7, *range(8, 8 + 3 * n)] for n in range(len(PARAMS))]
+PROMPTS += [[1, 2, 3, 4] * 5 + [n] for n in range(4)]  # a prefix in common
+
+
+def generate(path, worker_cls, **options):
+    """Return what an engine of a small cache gives: requests wait, and are preempted."""
+    llm = LLM(
+        str(path),
+        skip_tokenizer_init=True,
+        worker_cls=worker_cls,
+        max_model_len=64,
+        block_size=16,
+        num_threads=1,
+        max_num_seqs=6,
+        max_num_batched_tokens=24,
+        **options,
+    )
+    more = PARAMS + [{"temperature": 0}] * 4
+    params = [SamplingParams(max_tokens=24, ignore_eos=True, **one) for one in more]
+    try:
+        outputs = llm.generate([list(prompt) for prompt in PROMPTS], params, use_tqdm=False)
+        return [
+            (out.outputs[0].token_ids, out.outputs[0].logprobs, out.prompt_logprobs)
+            for out in outputs
+        ]
+    finally:
+        llm.shutdown()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return write_tiny_llama(tmp_path, tie_word_embeddings=True, vocab_size=160)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_gives_what_it_gives_with_the_cpu_worker(checkpoint, dtype):
+    expected = generate(checkpoint, CPUWorker, dtype=dtype, num_gpu_blocks_override=12)
+    for ahead in (False, True):
+        LateCPUWorker.devices.clear()
+        got = generate(
+            checkpoint,
+            LateCPUWorker,
+            dtype=dtype,
+            num_gpu_blocks_override=12,
+            async_scheduling=ahead,
+        )
+        assert got == expected
+        assert LateCPUWorker.devices[0].num_waits > 20
+
+
+def test_it_keeps_the_contract_of_workers(checkpoint):
+    check_worker(LateCPUWorker, make_worker_context(checkpoint, CPUPlatform()))

@@ -1,0 +1,43 @@
+"""What the installed torch was built for, read from its files: importing it would take seconds.
+
+Knows no device: the caller names the field of torch's `version.py` that it wants.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchBuild:
+    """version: torch's, "" if there is none. toolkit: of the device asked for, "" if without."""
+
+    version: str
+    toolkit: str
+
+
+def read_torch_build(field: str) -> TorchBuild:
+    """Return the build of the torch that would be imported; `field` names the toolkit's version."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return TorchBuild(version="", toolkit="")
+    stated = _constants(Path(spec.origin).with_name("version.py"))
+    return TorchBuild(version=stated.get("__version__", ""), toolkit=stated.get(field, ""))
+
+
+def _constants(path: Path) -> dict[str, str]:
+    """Return the texts that a module assigns to names, () of a module that cannot be read."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return {}
+    found = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
+    return found

@@ -1,0 +1,109 @@
+"""Copies between the host and a fake device that are under way, and the host memory they use.
+
+Until the host knows a copy to be done, its host memory is the copy's: what is to be read must not
+change, what is to be written holds a pattern and gets its bytes only then. Two copies may read the
+same host memory; otherwise it is one copy's at a time. Only pinned memory can be in flight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dovetail_torch.fake_device.timeline import Place, Timeline
+from dovetail_torch.fake_device.watch import Watch
+
+POISON = 0xA5
+"""Each byte of a target whose copy is under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Flight:
+    """A copy under way. host: its host memory, kept alive. data: the bytes, before or after."""
+
+    place: Place
+    host: torch.Tensor
+    data: bytes
+    writes: bool
+
+    @property
+    def start(self) -> int:
+        return self.host.data_ptr()
+
+    def overlaps(self, other: torch.Tensor) -> bool:
+        start = other.data_ptr()
+        return self.start < start + other.nbytes and start < self.start + self.host.nbytes
+
+    def found(self) -> bytes:
+        return ctypes.string_at(self.start, self.host.nbytes)
+
+
+class Flights:
+    """All copies under way, in the order in which they were given."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._pinned: dict[int, int] = {}
+        self._flights: list[_Flight] = []
+
+    def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed pinned memory, uint8; as dear as on a device: the host waits."""
+        self._watch.synchronises("taking pinned memory")
+        array = np.zeros(max(1, num_bytes), np.uint8)
+        tensor = torch.from_numpy(array)[:num_bytes]
+        start = array.ctypes.data
+        self._pinned[start] = start + len(array)
+        weakref.finalize(array, self._pinned.pop, start)
+        return tensor
+
+    def is_pinned(self, host: torch.Tensor) -> bool:
+        """Return whether a contiguous host tensor lies in pinned memory."""
+        start = host.data_ptr()
+        end = start + host.nbytes
+        return any(first <= start and end <= last for first, last in list(self._pinned.items()))
+
+    def claim(self, host: torch.Tensor, *, writes: bool) -> None:
+        """Fault if a copy, to or from `host`, would meet another one there."""
+        for flight in self._flights:
+            if (writes or flight.writes) and flight.overlaps(host):
+                self._watch.fault(
+                    f"a copy {'to' if writes else 'from'} host memory that a copy on stream "
+                    f"{flight.place.stream} still {'writes' if flight.writes else 'reads'}; wait "
+                    "for its event, or use other memory."
+                )
+
+    def begin_read(self, host: torch.Tensor, place: Place) -> None:
+        """Let a copy from `host`, pinned and claimed, be under way."""
+        data = ctypes.string_at(host.data_ptr(), host.nbytes)
+        self._flights.append(_Flight(place=place, host=host, data=data, writes=False))
+
+    def begin_write(self, host: torch.Tensor, data: bytes, place: Place) -> None:
+        """Let a copy of `data` to `host`, pinned and claimed, be under way: it shows a pattern."""
+        ctypes.memset(host.data_ptr(), POISON, host.nbytes)
+        self._flights.append(_Flight(place=place, host=host, data=data, writes=True))
+
+    def settle(self, timeline: Timeline) -> None:
+        """End the copies that the host knows to be done; fault if their memory was touched."""
+        done = [flight for flight in self._flights if timeline.is_known(flight.place)]
+        if not done:
+            return
+        self._flights = [flight for flight in self._flights if flight not in done]
+        touched = [flight for flight in done if not self._land(flight)]
+        for flight in touched:
+            kind = "to" if flight.writes else "from"
+            self._watch.fault(
+                f"host memory of a copy {kind} it on stream {flight.place.stream} was written to "
+                "before the copy's event was past; wait for the event first."
+            )
+
+    def _land(self, flight: _Flight) -> bool:
+        """Deliver a copy's bytes; return whether nobody had written to its host memory."""
+        found = flight.found()
+        if not flight.writes:
+            return found == flight.data
+        ctypes.memmove(flight.start, flight.data, len(flight.data))
+        return found == bytes([POISON]) * len(flight.data)

@@ -1,0 +1,124 @@
+"""The memory of a fake device: who has how much, and who still reads and writes what.
+
+Bytes are counted as a caching allocator counts them: memory that was given back stays reserved
+until `empty_cache`. Each piece remembers its last write, and its last read from each stream: what
+is not ordered before the next one is a fault, as is giving it back too early.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from dovetail_torch.fake_device.timeline import Place, Stream, Timeline
+from dovetail_torch.fake_device.watch import Watch
+
+_GRAIN = 512
+"""Bytes that pieces are rounded up to."""
+
+
+class Piece:
+    """A piece of device memory, shared by the tensors that are views of it; freed with the last.
+
+    owner: the stream that it was taken on, which gets it back.
+    """
+
+    __slots__ = ("memory", "num_bytes", "owner", "reads", "written")
+
+    def __init__(self, memory: Memory, num_bytes: int, owner: Stream) -> None:
+        self.memory = memory
+        self.num_bytes = num_bytes
+        self.owner = owner
+        self.written: Place | None = None
+        self.reads: dict[int, Place] = {}
+
+    def __del__(self) -> None:
+        self.memory.give_back(self)
+
+
+class Memory:
+    """All memory of a device.
+
+    total_bytes: the device's. outside_bytes: taken by others, or by libraries. The rest as in
+    torch: allocated to tensors, reserved from the device, the most ever allocated.
+    """
+
+    def __init__(self, timeline: Timeline, watch: Watch, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self.outside_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_bytes = 0
+        self._allocated_bytes = 0
+        self._timeline = timeline
+        self._watch = watch
+        # Filled whenever Python lets go of a piece, be it amid what is done here.
+        self._returned: deque[int] = deque()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What tensors have now."""
+        while self._returned:
+            self._allocated_bytes -= self._returned.popleft()
+        return self._allocated_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What the device would tell that it has left."""
+        return max(0, self.total_bytes - self.outside_bytes - self.reserved_bytes)
+
+    def require(self, num_bytes: int) -> None:
+        """Raise torch.OutOfMemoryError where so much cannot be taken."""
+        wanted = self.allocated_bytes + num_bytes
+        if wanted > self.total_bytes - self.outside_bytes:
+            raise torch.OutOfMemoryError(
+                f"Fake device out of memory. Tried to allocate {num_bytes} bytes. It has "
+                f"{self.total_bytes} bytes, of which {self._allocated_bytes} are allocated and "
+                f"{self.outside_bytes} taken by others."
+            )
+
+    def take(self, num_bytes: int) -> Piece:
+        """Return a new piece, or raise torch.OutOfMemoryError."""
+        num_bytes = -(-num_bytes // _GRAIN) * _GRAIN
+        with self._timeline.lock:
+            self.require(num_bytes)
+            self._allocated_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self._allocated_bytes)
+            self.reserved_bytes = max(self.reserved_bytes, self._allocated_bytes)
+            return Piece(self, num_bytes, self._timeline.current)
+
+    def give_back(self, piece: Piece) -> None:
+        """Take a piece back, and note a fault if another stream than its owner still uses it."""
+        self._returned.append(piece.num_bytes)
+        for use, place in _uses(piece):
+            if not self._timeline.is_before(place, piece.owner):
+                self._watch.note(
+                    f"{piece.num_bytes} bytes of device memory were given back while stream "
+                    f"{place.stream} still {use} them; keep the tensor until its event is past."
+                )
+
+    def read(self, piece: Piece, stream: Stream, place: Place) -> None:
+        """Note that an operation reads; fault if what was written before is not ordered."""
+        written = piece.written
+        if written is not None and not self._timeline.is_before(written, stream):
+            self._watch.fault(
+                f"stream {place.stream} reads device memory that stream {written.stream} may not "
+                "have written yet; let it wait for that stream."
+            )
+        piece.reads[place.stream] = place
+
+    def write(self, piece: Piece, stream: Stream, place: Place) -> None:
+        """Note that an operation writes; fault if any earlier use is not ordered."""
+        for use, other in _uses(piece):
+            if not self._timeline.is_before(other, stream):
+                self._watch.fault(
+                    f"stream {place.stream} writes to device memory that stream {other.stream} "
+                    f"still {use}; let it wait for that event, or write elsewhere."
+                )
+        piece.written = place
+        piece.reads.clear()
+
+
+def _uses(piece: Piece) -> list[tuple[str, Place]]:
+    written = [] if piece.written is None else [("writes", piece.written)]
+    return written + [("reads", place) for place in piece.reads.values()]

@@ -1,0 +1,174 @@
+"""The fake device as torch's users see one: a module with the names of `torch`'s device modules.
+
+`install` makes the device known to torch, once a process: its name, this module, and who makes
+tensors there. Nothing of that happens by importing.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from dovetail_torch.fake_device.device import DEVICE
+from dovetail_torch.fake_device.tensor import HOST, NAME, FakeDeviceTensor, copy, wrap
+from dovetail_torch.fake_device.timeline import Event, Stream
+
+_PRIVATE = "PrivateUse1"
+"""torch's key for a device from outside."""
+
+aten = torch.ops.aten
+_FACTORIES = (
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.linspace.default,
+    aten.eye.default,
+    aten.eye.m,
+    aten.randperm.default,
+)
+"""What torch makes all other new tensors from, and those that it would grow from nothing."""
+_SIZED = (aten.empty.memory_format, aten.empty_strided.default)
+
+
+class FakeDeviceModule:
+    """What `torch.get_device_module` gives for the fake device: one device of number 0."""
+
+    def is_available(self) -> bool:
+        """Return whether there is a device."""
+        return DEVICE.num_devices > 0
+
+    def is_initialized(self) -> bool:
+        """Return that there is nothing to be done first."""
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Do nothing: numbers drawn here are drawn by the host."""
+
+    def device_count(self) -> int:
+        """Return how many there are."""
+        return DEVICE.num_devices
+
+    def current_device(self) -> int:
+        """Return 0."""
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        """Take a device; raise RuntimeError for one that there is not."""
+        index = device if isinstance(device, int) else torch.device(device).index or 0
+        if not 0 <= index < DEVICE.num_devices:
+            raise RuntimeError(f"invalid device ordinal {index}: there are {DEVICE.num_devices}")
+
+    def get_device_properties(self, device: Any = None) -> SimpleNamespace:
+        """Return name and memory."""
+        total = DEVICE.memory.total_bytes
+        return SimpleNamespace(name="fake device", total_memory=total, major=0, minor=0)
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        """Return no generation."""
+        return 0, 0
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """Return free and total bytes."""
+        return DEVICE.memory.free_bytes, DEVICE.memory.total_bytes
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Return bytes of tensors."""
+        return DEVICE.memory.allocated_bytes
+
+    def memory_reserved(self, device: Any = None) -> int:
+        """Return bytes taken from the device, of tensors and what was given back."""
+        return DEVICE.memory.reserved_bytes
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Return the most bytes of tensors since the last reset."""
+        return DEVICE.memory.peak_bytes
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Begin to measure a peak."""
+        DEVICE.memory.peak_bytes = DEVICE.memory.allocated_bytes
+
+    def empty_cache(self) -> None:
+        """Return to the device what no tensor has."""
+        DEVICE.memory.reserved_bytes = DEVICE.memory.allocated_bytes
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for everything; where waiting is not allowed, that is a hidden wait, too."""
+        DEVICE.watch.synchronises("synchronize()")
+        DEVICE.timeline.learn_all()
+        DEVICE.watch.check()
+
+    def Stream(self, device: Any = None, priority: int = 0) -> Stream:  # noqa: N802 - torch's name
+        """Return a new stream."""
+        return Stream(DEVICE.timeline)
+
+    def Event(self, **_: Any) -> Event:  # noqa: N802 - torch's name
+        """Return a new event."""
+        return Event(DEVICE.timeline)
+
+    def stream(self, stream: Stream) -> AbstractContextManager[None]:
+        """Let `stream` be this thread's current one while a block runs."""
+        return DEVICE.timeline.using(stream)
+
+    def current_stream(self, device: Any = None) -> Stream:
+        """Return this thread's current stream."""
+        return DEVICE.timeline.current
+
+    def default_stream(self, device: Any = None) -> Stream:
+        """Return the stream that threads begin with."""
+        return DEVICE.timeline.default
+
+
+def install() -> FakeDeviceModule:
+    """Make the device known to torch, if it is not, and return its module.
+
+    Raises RuntimeError where another device from outside has torch's one place for them.
+    """
+    global _installed
+    if _installed is None:
+        module = FakeDeviceModule()
+        torch._register_device_module(NAME, module)
+        guard = type("FakeGuard", (torch._C._acc.DeviceGuard,), {"type_": _device_type})
+        torch._C._acc.register_python_privateuseone_device_guard(guard())
+        library = torch.library.Library("aten", "IMPL")
+        for func in _FACTORIES:
+            library.impl(func, _factory(func), _PRIVATE)
+        library.impl(aten._copy_from.default, _copy_from, _PRIVATE)
+        _installed = (module, library)
+    return _installed[0]
+
+
+_installed: tuple[FakeDeviceModule, torch.library.Library] | None = None
+
+
+def _device_type(_: object) -> Any:
+    return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def _copy_from(
+    source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    """Copy where torch has switched the dispatch to Python off, as when it makes new tensors."""
+    return copy(target, source, non_blocking)
+
+
+def _factory(func: Any) -> Any:
+    """Return how the device does `func`: the host makes it, and it is put behind the wall."""
+
+    def make(*args: Any, **kwargs: Any) -> FakeDeviceTensor:
+        kwargs = kwargs | {"device": HOST}
+        kwargs.pop("pin_memory", None)
+        if func in _SIZED:
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            DEVICE.memory.require(math.prod(args[0]) * dtype.itemsize)
+        return wrap(func(*args, **kwargs))
+
+    return make

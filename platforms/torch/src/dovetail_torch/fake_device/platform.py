@@ -1,0 +1,55 @@
+"""Platform and worker of the fake device, for tests: `platform="…:FakeDevicePlatform"`.
+
+Never taken unasked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.interfaces import Platform, PlatformInfo, Probe
+
+if TYPE_CHECKING:
+    from dovetail_torch.fake_device.runtime import FakeDeviceRuntime
+
+_WORKER = "dovetail_torch.fake_device.worker:FakeDeviceWorker"
+_PREFERENCES = {
+    "worker": (_WORKER,),
+    "executor": ("uniproc",),
+    "attention": ("torch",),
+    "linear_method": ("torch",),
+    "ops": ("torch",),
+}
+
+
+class FakeDevicePlatform(Platform):
+    """A machine with one fake device."""
+
+    info: ClassVar[PlatformInfo] = PlatformInfo(name="fake_device", device_type="privateuseone")
+    automatic: ClassVar[bool] = False
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Return that it can be used: it is made of the host."""
+        return Probe(usable=True)
+
+    def capabilities(self) -> frozenset[str]:
+        """Return the dtypes that the host computes in."""
+        return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "pin_memory"})
+
+    def total_memory_bytes(self, local_rank: int = 0) -> int:
+        """Return what a test has given the device."""
+        from dovetail_torch.fake_device.device import DEVICE  # imports torch: only when asked
+
+        return DEVICE.memory.total_bytes
+
+    def prefer(self, kind: str) -> Sequence[str]:
+        """Return what suits any device."""
+        return _PREFERENCES.get(kind, ())
+
+    def runtime(self) -> FakeDeviceRuntime:
+        """Return the device operations of this process."""
+        from dovetail_torch.fake_device.runtime import FakeDeviceRuntime
+
+        return FakeDeviceRuntime()

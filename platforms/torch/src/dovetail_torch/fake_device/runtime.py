@@ -1,0 +1,26 @@
+"""The fake device as torch workers need it: an accelerator like any other."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail_torch.accelerator.runtime import AcceleratorRuntime
+from dovetail_torch.fake_device.device import DEVICE
+from dovetail_torch.fake_device.module import install
+from dovetail_torch.fake_device.tensor import NAME
+
+
+class FakeDeviceRuntime(AcceleratorRuntime):
+    """Takes the fake device, which `activate` makes known to torch."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+
+    def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
+        """Take the fake device."""
+        install()
+        return super().activate(local_rank, num_threads=num_threads)
+
+    def pinned_zeros(self, num_bytes: int) -> torch.Tensor:
+        """Return memory that the fake device takes for pinned."""
+        return DEVICE.flights.pinned_zeros(num_bytes)

@@ -1,0 +1,318 @@
+"""Tensors of the fake device: a host tensor behind a wall.
+
+`FakeDeviceTensor` tells torch that it lives on the fake device and has no memory that the host can
+reach. Every operation comes to `__torch_dispatch__`, which looks at what it reads and writes, and
+at whether a real device would make the host wait, and then computes on the host. What a device
+would refuse (tensors of the host among its own, results that change their place's shape) is
+refused. Stricter than devices are in one thing: index tensors must be on the device. Less strict in
+another: of `x[3] = 1.0` some devices copy the number from the host; write `x[3].fill_(1.0)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from dovetail_torch.fake_device.device import DEVICE
+from dovetail_torch.fake_device.memory import Piece
+from dovetail_torch.fake_device.timeline import Place
+
+HOST = torch.empty(0).device
+NAME = "privateuseone"
+"""The device's type: torch's place for devices from outside, under its own name. Given another one,
+torch would take it for the machine's accelerator, in everything that the process does."""
+
+aten = torch.ops.aten
+
+_WAITING = frozenset(
+    {
+        "_local_scalar_dense",
+        "_unique",
+        "_unique2",
+        "bincount",
+        "equal",
+        "is_nonzero",
+        "item",
+        "masked_select",
+        "nonzero",
+        "unique_consecutive",
+        "unique_dim",
+        "unique_dim_consecutive",
+    }
+)
+"""Operations whose result, or its shape, the host has to know."""
+_WHOLE = frozenset(
+    {
+        "einsum",
+        "layer_norm",
+        "linear",
+        "matmul",
+        "rms_norm",
+        "scaled_dot_product_attention",
+    }
+)
+"""Composite operations that are computed as one, so that their numbers are the host's own."""
+
+
+class FakeDeviceTensor(torch.Tensor):
+    """A tensor of the fake device. host: its numbers. piece: the memory that it is in."""
+
+    host: torch.Tensor
+    piece: Piece
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls: type, host: torch.Tensor, piece: Piece) -> FakeDeviceTensor:
+        """Wrap a host tensor that nobody else has."""
+        made: FakeDeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            host.shape,
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.host, made.piece = host, piece
+        return made
+
+    def tolist(self) -> Any:
+        """Return the numbers, which the host waits for."""
+        return self.to(HOST).tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Raise TypeError: the host cannot reach the memory."""
+        raise TypeError(f"tensors of {NAME!r} are no arrays; copy them to the host first.")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"FakeDeviceTensor(shape={list(self.shape)}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        DEVICE.watch.check()
+        law, kwargs = law_of(func), dict(kwargs or {})
+        if law.run is not None:
+            return law.run(*args, **kwargs)
+        return _compute(func, law, args, kwargs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """What an operation does. run: instead of computing it.
+
+    written: places and names of the arguments that it writes to. waits: whether the host waits.
+    """
+
+    run: Callable[..., Any] | None
+    written: tuple[tuple[int, str], ...]
+    waits: Callable[[Sequence[Any], Mapping[str, Any]], bool]
+
+
+@cache
+def law_of(func: Any) -> Law:
+    """Return what there is to know of an operation."""
+    arguments = func._schema.arguments
+    name = func._schema.name.partition("::")[2]
+    run = {"copy_": copy, "_to_copy": _to_copy}.get(name)
+    if run is None and name not in _WHOLE and name not in _WAITING and func._can_decompose():
+        run = func.decompose
+    return Law(
+        run=run,
+        written=tuple(
+            (place, argument.name)
+            for place, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        waits=_waiting_rule(name),
+    )
+
+
+def _waiting_rule(name: str) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
+    """Return who tells, of an operation's arguments, whether a real device makes the host wait."""
+    if name == "repeat_interleave":
+        return lambda args, kwargs: kwargs.get("output_size") is None
+    if name == "index":
+        return lambda args, kwargs: _has_mask(args[1])
+    if name in ("index_put", "index_put_", "_index_put_impl_"):
+        # One mask and one number: torch fills where the mask is, and asks for no places.
+        return lambda args, kwargs: _has_mask(args[1]) and args[2].numel() > 1
+    return lambda args, kwargs: name in _WAITING
+
+
+def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
+    return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in indices)
+
+
+class _Lowering:
+    """The arguments of one operation, taken from behind the wall. seen: the device's tensors."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.seen: list[FakeDeviceTensor] = []
+
+    def lower(self, value: Any) -> Any:
+        if isinstance(value, FakeDeviceTensor):
+            self.seen.append(value)
+            return value.host
+        if isinstance(value, torch.Tensor) and value.dim():
+            raise RuntimeError(
+                f"{self._name} expects all tensors to be on the same device, but found one of "
+                f"shape {list(value.shape)} on {value.device} beside those on {NAME!r}."
+            )
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.lower(one) for one in value)
+        if isinstance(value, torch.Generator):
+            raise RuntimeError(
+                f"{self._name} was given a generator of the host for tensors of {NAME!r}."
+            )
+        return value
+
+
+def _compute(func: Any, law: Law, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if law.waits(args, kwargs):
+        DEVICE.synchronises(str(func))
+    target = kwargs.get("device")
+    lowering = _Lowering(str(func))
+    written = [args[place] if place < len(args) else kwargs.get(n) for place, n in law.written]
+    host_args = tuple(lowering.lower(one) for one in args)
+    kwargs.pop("pin_memory", None)
+    host_kwargs = {name: lowering.lower(one) for name, one in kwargs.items()}
+    if target is not None:
+        host_kwargs["device"] = HOST
+    targets = [one for many in written for one in (many if isinstance(many, list) else [many])]
+    account(lowering.seen, [one for one in targets if isinstance(one, FakeDeviceTensor)])
+    result = func(*host_args, **host_kwargs)
+    for one in targets:
+        if isinstance(one, FakeDeviceTensor) and one.host.shape != one.shape:
+            raise RuntimeError(
+                f"{func} makes shape {list(one.host.shape)} of {list(one.shape)} in place; on the "
+                "fake device give a tensor of the right shape."
+            )
+    if target is not None and torch.device(target).type == HOST.type:
+        return result
+    return _Lifting(lowering.seen).lift(result)
+
+
+def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor]) -> Place:
+    """Give the current stream an operation on these tensors; fault if it comes too early."""
+    timeline, memory = DEVICE.timeline, DEVICE.memory
+    with timeline.lock:
+        stream = timeline.current
+        place = stream.give()
+        for one in read:
+            memory.read(one.piece, stream, place)
+        for one in written:
+            memory.write(one.piece, stream, place)
+    return place
+
+
+def wrap(host: torch.Tensor) -> FakeDeviceTensor:
+    """Return a new device tensor with the numbers of `host`, which nobody else has."""
+    piece = DEVICE.memory.take(host.untyped_storage().nbytes())
+    made = FakeDeviceTensor(host, piece)
+    account((), (made,))
+    return made
+
+
+class _Lifting:
+    """Puts results behind the wall: those that were arguments are these again, views share."""
+
+    def __init__(self, seen: Sequence[FakeDeviceTensor]) -> None:
+        self._same = {id(one.host): one for one in seen}
+        self._owners = {one.host.untyped_storage()._cdata: one for one in seen}
+
+    def lift(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._same:
+                return self._same[id(value)]
+            owner = self._owners.get(value.untyped_storage()._cdata)
+            return wrap(value) if owner is None else _view(value, owner)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.lift(one) for one in value)
+        return value
+
+
+def _view(host: torch.Tensor, owner: FakeDeviceTensor) -> FakeDeviceTensor:
+    """Return a view, which is one of inference mode if `owner` is, whatever the mode is now."""
+    if owner.is_inference() == torch.is_inference_mode_enabled():
+        return FakeDeviceTensor(host, owner.piece)
+    with torch.inference_mode(owner.is_inference()):
+        return FakeDeviceTensor(host, owner.piece)
+
+
+def _to_copy(
+    source: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Do as `torch.Tensor.to` where a copy is due."""
+    like = torch.empty_like(
+        source.host if isinstance(source, FakeDeviceTensor) else source,
+        dtype=dtype,
+        device=HOST,
+        memory_format=torch.preserve_format if memory_format is None else memory_format,
+    )
+    to_device = source.device if device is None else torch.device(device)
+    target = wrap(like) if to_device.type == NAME else like
+    if target is like and non_blocking and like.is_contiguous():
+        # As a device does: memory of the host that is pinned, and not there yet.
+        pinned = DEVICE.flights.pinned_zeros(like.nbytes)
+        target = pinned.view(like.dtype).view(like.shape)
+    return copy(target, source, non_blocking)
+
+
+def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy between the host and the device, or on the device."""
+    if not target.numel():
+        return target
+    if isinstance(target, FakeDeviceTensor) and isinstance(source, FakeDeviceTensor):
+        account((source,), (target,))
+        target.host.copy_(source.host)
+    elif isinstance(target, FakeDeviceTensor):
+        _upload(target, source, non_blocking)
+    else:
+        assert isinstance(source, FakeDeviceTensor), "one of the two is the device's"
+        _download(target, source, non_blocking)
+    return target
+
+
+def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) -> None:
+    with DEVICE.timeline.lock:
+        DEVICE.flights.claim(source, writes=False)
+        place = account((), (target,))
+        if non_blocking and _can_fly(source, target):
+            DEVICE.flights.begin_read(source, place)
+        else:
+            DEVICE.synchronises("a copy from the host that blocks, converts or is not pinned")
+        target.host.copy_(source)
+
+
+def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool) -> None:
+    with DEVICE.timeline.lock:
+        DEVICE.flights.claim(target, writes=True)
+        place = account((source,), ())
+        if non_blocking and _can_fly(target, source):
+            data = source.host.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            DEVICE.flights.begin_write(target, data, place)
+        else:
+            DEVICE.synchronises("a copy to the host that blocks, converts or is not pinned")
+            target.copy_(source.host)
+
+
+def _can_fly(host: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether a copy between the two needs nothing of the host but its memory."""
+    alike = host.dtype == other.dtype and host.shape == other.shape
+    return alike and host.is_contiguous() and DEVICE.flights.is_pinned(host)

@@ -1,0 +1,174 @@
+"""Order on a fake device: streams, events, and what the host knows to be done.
+
+Nothing computes here: operations are numbered, stream by stream. Who comes before whom is kept in
+vector clocks (Fidge 1988; Mattern 1989), the host being one more party: what it has waited for is
+before everything that it gives the device afterwards. An event is past when the host synchronises,
+or asks, once so many operations were given since: `lag`. Knows no tensor and no memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import NamedTuple
+
+Clock = dict[int, int]
+"""Stream's number to how many of its operations."""
+
+
+class Place(NamedTuple):
+    """An operation: the stream's number, and its own on that stream, from 1."""
+
+    stream: int
+    number: int
+
+
+def _merge(into: Clock, other: Clock) -> None:
+    for stream, number in other.items():
+        if number > into.get(stream, 0):
+            into[stream] = number
+
+
+class Timeline:
+    """All streams of a device and the host.
+
+    lock: held while order is read or changed. known: what the host knows to be done. lag: how many
+    later operations make an event past by itself, at most; None for never. settle: called, with
+    the lock held, whenever `known` has grown. waiting: called before the host waits for an event
+    or a stream.
+    """
+
+    def __init__(self, settle: Callable[[], None], waiting: Callable[[], None]) -> None:
+        self.lock = threading.RLock()
+        self.known: Clock = {}
+        self.lag: int | None = None
+        self.random = Random(0)
+        self.num_operations = 0
+        self.waiting = waiting
+        self._settle = settle
+        self._streams: list[Stream] = []
+        self._thread = threading.local()
+        self.default = Stream(self)
+
+    def add(self, stream: Stream) -> int:
+        """Take a new stream and return its number."""
+        with self.lock:
+            self._streams.append(stream)
+            return len(self._streams) - 1
+
+    @property
+    def current(self) -> Stream:
+        """The stream that this thread gives its operations to."""
+        stream: Stream = getattr(self._thread, "stream", self.default)
+        return stream
+
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        """Let `stream` be the current one of this thread while the block runs."""
+        before = self.current
+        self._thread.stream = stream
+        try:
+            yield
+        finally:
+            self._thread.stream = before
+
+    def learn(self, moment: Clock) -> None:
+        """Let the host know that everything up to `moment` is done."""
+        with self.lock:
+            _merge(self.known, moment)
+            self._settle()
+
+    def learn_all(self) -> None:
+        """Let the host know that everything is done."""
+        for stream in self._streams:
+            self.learn(stream.moment())
+
+    def is_known(self, place: Place) -> bool:
+        """Return whether the host knows an operation to be done."""
+        return place.number <= self.known.get(place.stream, 0)
+
+    def is_before(self, place: Place, stream: Stream) -> bool:
+        """Return whether an operation is done before whatever `stream` is given next."""
+        own = place.stream == stream.number
+        return own or place.number <= stream.before.get(place.stream, 0) or self.is_known(place)
+
+
+class Stream:
+    """A queue of operations, as `torch` device modules have them. before: what it waits for."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.before: Clock = {}
+        self.num_given = 0
+        self.timeline = timeline
+        self.number = timeline.add(self)
+
+    def give(self) -> Place:
+        """Count an operation and return its place."""
+        self.num_given += 1
+        self.timeline.num_operations += 1
+        return Place(self.number, self.num_given)
+
+    def moment(self) -> Clock:
+        """Return the clock of everything given so far."""
+        with self.timeline.lock:
+            return self.before | {self.number: self.num_given}
+
+    def wait_event(self, event: Event) -> None:
+        """Let later operations of this stream come after the event."""
+        with self.timeline.lock:
+            _merge(self.before, event.moment)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Let later operations of this stream come after what `stream` was given so far."""
+        with self.timeline.lock:
+            _merge(self.before, stream.moment())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event, or a new one, after what was given so far, and return it."""
+        event = event or Event(self.timeline)
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """Wait until everything given so far is done."""
+        self.timeline.waiting()
+        self.timeline.learn(self.moment())
+
+
+class Event:
+    """A place in the order of a device; past from the start, until it is recorded."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.moment: Clock = {}
+        self._timeline = timeline
+        self._ready_at = 0
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Come after everything that `stream`, or the current one, was given so far."""
+        timeline = self._timeline
+        with timeline.lock:
+            self.moment = (stream or timeline.current).moment()
+            most = timeline.lag or 0
+            self._ready_at = timeline.num_operations + timeline.random.randint(0, most)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Let later operations of `stream`, or of the current one, come after the event."""
+        (stream or self._timeline.current).wait_event(self)
+
+    def query(self) -> bool:
+        """Return whether it is past."""
+        timeline = self._timeline
+        with timeline.lock:
+            if all(timeline.is_known(Place(*one)) for one in self.moment.items()):
+                return True
+            if timeline.lag is None or timeline.num_operations < self._ready_at:
+                return False
+            timeline.learn(self.moment)
+            return True
+
+    def synchronize(self) -> None:
+        """Wait until it is past."""
+        self._timeline.waiting()
+        self._timeline.learn(self.moment)

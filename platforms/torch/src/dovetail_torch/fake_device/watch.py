@@ -1,0 +1,99 @@
+"""What a fake device has seen that a real one would have kept quiet about.
+
+Two kinds: waits that the host did not ask for (`synchronisations`), and memory in flight that was
+touched (`faults`). Knows neither tensors nor streams: it is told, and says where in the program it
+was told.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+_OWN = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class HiddenWaitError(RuntimeError):
+    """The host would have waited for the device where it must not."""
+
+
+class FlightError(RuntimeError):
+    """Memory was touched, or given back, while the device still used it."""
+
+
+class Watch:
+    """What was seen since the last `forget`; called from any thread.
+
+    synchronisations: how often the host would have waited, by what and where. waits: how often it
+    asked to wait for an event. faults: each a sentence, raised or not.
+    """
+
+    def __init__(self) -> None:
+        self.synchronisations: Counter[str] = Counter()
+        self.waits = 0
+        self.faults: list[str] = []
+        self._unraised: list[str] = []
+        self._thread = threading.local()
+
+    @contextmanager
+    def strict(self) -> Iterator[None]:
+        """Let every synchronisation of this thread raise HiddenWaitError while the block runs."""
+        depth = getattr(self._thread, "depth", 0)
+        self._thread.depth = depth + 1
+        try:
+            yield
+        finally:
+            self._thread.depth = depth
+
+    def synchronises(self, what: str) -> None:
+        """Count a synchronisation by `what`; raise HiddenWaitError where the thread is strict."""
+        where = _caller()
+        self.synchronisations[f"{where}: {what}"] += 1
+        if getattr(self._thread, "depth", 0):
+            raise HiddenWaitError(
+                f"{where}: {what} makes the host wait for the device, which is not allowed here; "
+                "keep the value on the device, or fetch it by an event."
+            )
+
+    def fault(self, what: str) -> NoReturn:
+        """Keep a fault and raise it."""
+        sentence = f"{_caller()}: {what}"
+        self.faults.append(sentence)
+        raise FlightError(sentence)
+
+    def note(self, what: str) -> None:
+        """Keep a fault found where nothing can be raised; the next `check` raises it."""
+        sentence = f"{_caller()}: {what}"
+        self.faults.append(sentence)
+        self._unraised.append(sentence)
+
+    def check(self, *, again: bool = False) -> None:
+        """Raise FlightError for the first fault that was only noted; `again`: for any so far."""
+        faults = self.faults if again else self._unraised
+        if faults:
+            sentence = faults[0]
+            self._unraised.clear()
+            raise FlightError(sentence)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.synchronisations.clear()
+        self.waits = 0
+        self.faults.clear()
+        self._unraised.clear()
+
+
+def _caller() -> str:
+    """Return file and line of the innermost frame that is neither torch's nor this package's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_OWN, _TORCH)):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

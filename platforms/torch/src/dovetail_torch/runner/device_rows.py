@@ -1,0 +1,120 @@
+"""The runner's memory of each row where the device works by itself: all that steps read is there.
+
+Tokens and block tables live on the device and change by what a plan says, packed as places and
+contents; the host remembers only what it has to count. Knows neither staging nor steps.
+Legend: R rows, L tokens a row may hold, M blocks a row may hold, J rows joined, N numbers written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowChanges:
+    """What a plan changes in the rows.
+
+    targets: one dimension, on the device; arrays: on the host, for each of them the places, int64
+    [N], and the numbers, int32 [N]; in front, where any rows are joined, those, int64 [J].
+    """
+
+    has_joins: bool
+    targets: Sequence[torch.Tensor]
+    arrays: Sequence[Array]
+
+
+class DeviceRows:
+    """State of all rows. One writer: the runner, by `changes` and then `apply`.
+
+    token_ids_RL: int32. block_tables: one int32 [R, M] a KV-cache group. Both on the device.
+    num_prompt_tokens, num_prompt_logprobs: int32 [R], on the host; the latter -1 where none are
+    asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_model_len: int,
+        block_sizes: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        self.num_rows = num_rows
+        self.max_model_len = max_model_len
+        self.token_ids_RL = torch.zeros((num_rows, max_model_len), dtype=torch.int32, device=device)
+        self.block_tables = tuple(
+            torch.zeros((num_rows, -(-max_model_len // size)), dtype=torch.int32, device=device)
+            for size in block_sizes
+        )
+        self.num_prompt_tokens = np.zeros(num_rows, np.int32)
+        self.num_prompt_logprobs = np.full(num_rows, -1, np.int32)
+        self._num_blocks = [np.zeros(num_rows, np.int64) for _ in block_sizes]
+        self._generations = np.zeros(num_rows, np.int64)
+
+    def changes(self, plan: SchedulerOutput) -> RowChanges:
+        """Return what the plan changes, and count it. What leaves a row needs no clearing."""
+        targets: list[torch.Tensor] = []
+        arrays: list[Array] = []
+        if plan.joins:
+            for request in plan.joins:
+                self._join(request)
+            targets.append(self.token_ids_RL.view(-1))
+            arrays += self._joined(plan.joins)
+        for group, columns in enumerate(plan.blocks):
+            if columns.rows:
+                targets.append(self.block_tables[group].view(-1))
+                arrays += self._grown(group, columns)
+        return RowChanges(has_joins=bool(plan.joins), targets=targets, arrays=arrays)
+
+    def apply(self, changes: RowChanges, columns: Sequence[torch.Tensor]) -> None:
+        """Write `changes`; columns: their arrays, on the device."""
+        if changes.has_joins:
+            joined_J, *columns = columns
+            for table in self.block_tables:  # entries beyond a row's blocks are promised to be 0
+                table.index_fill_(0, joined_J, 0)
+        for target, places_N, numbers_N in zip(
+            changes.targets, columns[::2], columns[1::2], strict=True
+        ):
+            target.index_copy_(0, places_N, numbers_N)
+
+    def _join(self, request: NewRequest) -> None:
+        row = request.row
+        assert request.generation > self._generations[row], "a row was reused out of order"
+        self._generations[row] = request.generation
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        asked = request.sampling_params.prompt_logprobs
+        self.num_prompt_logprobs[row] = -1 if asked is None else asked
+        for num_blocks in self._num_blocks:
+            num_blocks[row] = 0
+
+    def _joined(self, joins: Sequence[NewRequest]) -> list[Array]:
+        """Return the rows, the places of their tokens, and those."""
+        rows_J = np.array([request.row for request in joins], np.int64)
+        ids = [np.asarray(request.token_ids) for request in joins]
+        places_N = _places(rows_J * self.max_model_len, np.array([len(own) for own in ids]))
+        return [rows_J, places_N, np.concatenate(ids)]
+
+    def _grown(self, group: int, columns: BlockColumns) -> list[Array]:
+        """Return the places of the blocks in the group's table, and those."""
+        num_blocks, width = self._num_blocks[group], self.block_tables[group].shape[1]
+        firsts = []
+        for row, count in zip(columns.rows, columns.counts, strict=True):  # a row may come twice
+            firsts.append(row * width + int(num_blocks[row]))
+            num_blocks[row] += count
+        places_N = _places(np.array(firsts, np.int64), np.asarray(columns.counts))
+        return [places_N, np.asarray(columns.block_ids)]
+
+
+def _places(firsts: Array, counts: Array) -> Array:
+    """Return first, first + 1, …, count of them for each pair, one after the other, int64."""
+    ends = np.cumsum(counts)
+    places_N: Array = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
+    return places_N

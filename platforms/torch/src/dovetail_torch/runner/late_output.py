@@ -1,0 +1,129 @@
+"""Device tensors on their way to the host, and the result that is made of them once they are there.
+
+Pinned memory is a ring of slots: one that comes round again is read first, so that a result that
+nobody has asked for yet is kept and never written over. Knows not what the tensors mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+
+import torch
+
+from dovetail.result import ModelRunnerOutput
+from dovetail_torch.device_runtime import AsyncDevice, DeviceEvent
+
+NUM_SLOTS = 4
+_ALIGNMENT = 16
+_NAP_S = 50e-6
+
+Finish = Callable[[Sequence[torch.Tensor]], ModelRunnerOutput]
+"""From the tensors, on the host, to the result; does not keep them."""
+
+
+class LateOutput:
+    """The handle of a step's result. Implements `Handle[ModelRunnerOutput]`; for any thread."""
+
+    def __init__(
+        self,
+        event: DeviceEvent,
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        finish: Finish,
+    ) -> None:
+        """event: after the copies from `sources`, on the device, to `targets`."""
+        self._event = event
+        self._sources = sources  # nobody may take their memory before they are copied
+        self._targets = targets
+        self._finish = finish
+        self._lock = Lock()
+        self._is_settled = False
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        """Return whether `result` would not wait."""
+        return self._is_settled or self._event.query()
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Wait for the device, `timeout` seconds at most, and return the result.
+
+        Raises what went wrong on the device, and TimeoutError.
+        """
+        if timeout is not None and not self._is_settled:
+            self._wait(timeout)
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        return self._output
+
+    def settle(self) -> None:
+        """Wait for the device and let go of all memory that is not this result's alone."""
+        with self._lock:
+            if self._is_settled:
+                return
+            try:
+                self._event.synchronize()
+                self._output = self._finish(self._targets)
+            except Exception as error:  # told to who asks for the result, each time
+                self._error = error
+            self._sources = self._targets = ()
+            self._is_settled = True
+
+    def _wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self._event.query():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the device has not finished a step within {timeout} s.")
+            time.sleep(_NAP_S)
+
+
+class FetchRing:
+    """Brings tensors to the host beside whatever the device does next. Called from one thread."""
+
+    def __init__(
+        self, asynchronous: AsyncDevice, slot_bytes: int, *, num_slots: int = NUM_SLOTS
+    ) -> None:
+        """slot_bytes: of each slot; one that is too short is replaced, which waits for the device.
+
+        num_slots: how many there are.
+        """
+        self._asynchronous = asynchronous
+        self._slots = [asynchronous.pinned_zeros(slot_bytes) for _ in range(num_slots)]
+        self._owners: list[LateOutput | None] = [None] * num_slots
+        self._current = 0
+
+    def fetch(self, sources: Sequence[torch.Tensor], finish: Finish) -> LateOutput:
+        """Return the handle of what `finish` makes of `sources`, contiguous, on the device.
+
+        Nobody may write to them from now on.
+        """
+        self._current = place = (self._current + 1) % len(self._slots)
+        owner = self._owners[place]
+        if owner is not None:
+            owner.settle()
+        targets = self._targets(place, sources)
+        event = self._asynchronous.fetch(sources, targets)
+        output = self._owners[place] = LateOutput(event, sources, targets, finish)
+        return output
+
+    def settle(self) -> None:
+        """Wait for all that is on its way."""
+        for owner in self._owners:
+            if owner is not None:
+                owner.settle()
+
+    def _targets(self, place: int, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        sizes = [source.numel() * source.itemsize for source in sources]
+        ends, end = [], 0
+        for size in sizes:
+            ends.append(end + size)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        if end > len(self._slots[place]):
+            self._slots[place] = self._asynchronous.pinned_zeros(2 * end)
+        slot = self._slots[place]
+        return [
+            slot[end - size : end].view(source.dtype).view(source.shape)
+            for source, size, end in zip(sources, sizes, ends, strict=True)
+        ]

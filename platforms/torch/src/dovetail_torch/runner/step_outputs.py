@@ -1,0 +1,123 @@
+"""From the tokens that a step has sampled to its rows, and to its result.
+
+Where the host computes, tokens are simply there. Where the device works by itself, they go to their
+rows there, and to the host beside whatever comes next: the result is a handle.
+Knows neither model nor sampler. Legend: S runs that sample.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dovetail.interfaces import Handle
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+from dovetail_torch.runner.continuation import Continuable
+from dovetail_torch.runner.device_inputs import DeviceInputs
+from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
+from dovetail_torch.runner.late_output import FetchRing
+from dovetail_torch.runner.step_reports import StepReports
+
+Output = ModelRunnerOutput | Handle[ModelRunnerOutput]
+
+
+class StepOutputs(Protocol):
+    """Appends sampled tokens to their rows and makes the result of a step."""
+
+    def deliver(
+        self,
+        plan: SchedulerOutput,
+        batch: InputBatch,
+        token_ids_S: torch.Tensor,
+        reports: StepReports,
+    ) -> Output:
+        """Return the result of `plan`. token_ids_S: int64, on the device.
+
+        batch: as it was gathered for this plan, or for the one that this plan goes on from.
+        """
+
+    def settle(self) -> None:
+        """Wait for the results that are still on their way."""
+
+
+class HostOutputs:
+    """Results at once."""
+
+    def __init__(self, inputs: InputGatherer, continuation: Continuable) -> None:
+        self._inputs = inputs
+        self._continuation = continuation
+
+    def deliver(
+        self,
+        plan: SchedulerOutput,
+        batch: InputBatch,
+        token_ids_S: torch.Tensor,
+        reports: StepReports,
+    ) -> ModelRunnerOutput:
+        """Append the tokens to their rows and return the result."""
+        token_ids = array("i", token_ids_S.tolist())
+        if batch is self._continuation.batch:
+            self._continuation.append(token_ids)
+        else:
+            self._inputs.append(batch, token_ids_S)
+        return _output(plan, token_ids, reports, reports.tensors())
+
+    def settle(self) -> None:
+        """Do nothing: no result is on its way."""
+
+
+class DeviceOutputs:
+    """Results that come by themselves."""
+
+    def __init__(self, inputs: DeviceInputs, ring: FetchRing) -> None:
+        self._inputs = inputs
+        self._ring = ring
+
+    @torch.inference_mode()
+    def deliver(
+        self,
+        plan: SchedulerOutput,
+        batch: InputBatch,
+        token_ids_S: torch.Tensor,
+        reports: StepReports,
+    ) -> Handle[ModelRunnerOutput]:
+        """Append the tokens to their rows on the device, and return the handle of the result."""
+        own_S = token_ids_S.to(torch.int32)  # a copy: what they were may be written over
+        if batch.sampling_rows:
+            self._inputs.append(batch, own_S)
+        finish = partial(_finish, plan, reports)
+        return self._ring.fetch((own_S, *reports.tensors()), finish)
+
+    def settle(self) -> None:
+        """Wait for the results that are still on their way."""
+        self._ring.settle()
+
+
+def _finish(
+    plan: SchedulerOutput, reports: StepReports, tensors: Sequence[torch.Tensor]
+) -> ModelRunnerOutput:
+    """Return the result. tensors: the tokens, int32, and those of the reports, on the host."""
+    token_ids = array("i", np.ascontiguousarray(tensors[0].numpy()).tobytes())
+    return _output(plan, token_ids, reports, tensors[1:])
+
+
+def _output(
+    plan: SchedulerOutput,
+    token_ids: array[int],
+    reports: StepReports,
+    tensors: Sequence[torch.Tensor],
+) -> ModelRunnerOutput:
+    logprobs, prompt_logprobs = reports.columns(tensors)
+    return ModelRunnerOutput(
+        step_id=plan.step_id,
+        num_sampled=plan.samples,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )

@@ -1,0 +1,118 @@
+"""How steps get to the device and their tokens come back: chosen once, when the runner starts.
+
+Where the host computes, inputs are gathered in its own memory, and a step may go on from the last
+one. Where the device works by itself, the host's words are sent to it, and results come late.
+Knows neither model nor attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dovetail.interfaces import AttentionMetadataBuilder
+from dovetail.plan import SchedulerOutput
+from dovetail_torch.device_runtime import AsyncDevice
+from dovetail_torch.runner.continuation import Continuable, Continuation, NoContinuation
+from dovetail_torch.runner.device_columns import host_view
+from dovetail_torch.runner.device_inputs import DeviceInputs, PrepareInputs
+from dovetail_torch.runner.device_rows import DeviceRows
+from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
+from dovetail_torch.runner.late_output import FetchRing
+from dovetail_torch.runner.request_rows import RequestRows
+from dovetail_torch.runner.staging import Staging
+from dovetail_torch.runner.step_limits import StepLimits
+from dovetail_torch.runner.step_outputs import DeviceOutputs, HostOutputs, StepOutputs
+from dovetail_torch.sampling import Sampler
+
+_USUAL_LOGPROBS = 20
+_LOGPROB_BYTES = 12
+
+
+class StepInputs(Protocol):
+    """Applies plans to the rows and makes the tensors of their runs."""
+
+    def take(self, plan: SchedulerOutput) -> InputBatch | None:
+        """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPath:
+    """Both ways, the rows that they share, and what may go on from the last step."""
+
+    rows: RequestRows | DeviceRows
+    inputs: StepInputs
+    outputs: StepOutputs
+    continuation: Continuable
+
+
+def host_path(
+    limits: StepLimits,
+    block_sizes: tuple[int, ...],
+    builders: Sequence[AttentionMetadataBuilder],
+    *,
+    counts_on: bool,
+) -> StepPath:
+    """Return the path of a device that has done what it is told when a call returns.
+
+    builders: those of attention. counts_on: whether they can be brought a token further.
+    """
+    rows = RequestRows(
+        num_rows=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        block_sizes=block_sizes,
+        device=limits.device,
+    )
+    inputs = InputGatherer(
+        rows, block_sizes=block_sizes, max_num_tokens=limits.max_num_batched_tokens
+    )
+    continuation: Continuable = NoContinuation()
+    if counts_on and host_view(rows.token_ids_RL) is not None:
+        continuation = Continuation(rows, inputs, builders)
+    return StepPath(
+        rows=rows,
+        inputs=inputs,
+        outputs=HostOutputs(inputs, continuation),
+        continuation=continuation,
+    )
+
+
+def device_path(
+    limits: StepLimits,
+    block_sizes: tuple[int, ...],
+    asynchronous: AsyncDevice,
+    staging: Staging,
+    prepare_inputs: PrepareInputs,
+    sampler: Sampler,
+) -> StepPath:
+    """Return the path of a device that works by itself. staging: the way there.
+
+    sampler: asked what it needs of the host for each step.
+    """
+    rows = DeviceRows(
+        num_rows=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        block_sizes=block_sizes,
+        device=limits.device,
+    )
+    inputs = DeviceInputs(
+        rows,
+        staging,
+        block_sizes=block_sizes,
+        max_num_tokens=limits.max_num_batched_tokens,
+        prepare_inputs=prepare_inputs,
+        sampling_numbers=sampler.host_numbers,
+    )
+    return StepPath(
+        rows=rows,
+        inputs=inputs,
+        outputs=DeviceOutputs(inputs, FetchRing(asynchronous, _result_bytes(limits))),
+        continuation=NoContinuation(),
+    )
+
+
+def _result_bytes(limits: StepLimits) -> int:
+    """Return what a step's result takes where every token has the usual log-probabilities."""
+    num_positions = limits.max_num_batched_tokens + limits.max_num_seqs
+    return num_positions * (_USUAL_LOGPROBS + 2) * _LOGPROB_BYTES

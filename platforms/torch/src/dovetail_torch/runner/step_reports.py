@@ -1,0 +1,55 @@
+"""Log-probabilities of a step before they are columns: measured, and still on the device.
+
+Knows nothing of how they get to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from dovetail.result import LogprobColumns
+from dovetail_torch.sampling.logprobs import Measured, RowReport, to_columns
+
+Columns = dict[int, LogprobColumns]
+
+_NUM_TENSORS = 3
+"""Of one `Measured`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReports:
+    """What the requests of a step asked to be told.
+
+    sampled: of the tokens sampled, or None. runs: int64; the sampling runs' places in the plan.
+    prompts: of prompt tokens, by run.
+    """
+
+    runs: np.ndarray
+    sampled: RowReport | None = None
+    prompts: Mapping[int, Measured] = field(default_factory=dict)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all that has to come to the host; contiguous."""
+        measured = [] if self.sampled is None else [self.sampled.measured]
+        measured += self.prompts.values()
+        return [tensor.contiguous() for one in measured for tensor in one.tensors]
+
+    def columns(self, tensors: Sequence[torch.Tensor]) -> tuple[Columns, Columns]:
+        """Return the columns of sampled tokens and of prompts, by run. tensors: on the host."""
+        logprobs: Columns = {}
+        if self.sampled is not None:
+            own, tensors = tensors[:_NUM_TENSORS], tensors[_NUM_TENSORS:]
+            found = self.sampled.columns(own)
+            logprobs = {int(self.runs[place]): columns for place, columns in found.items()}
+        prompt_logprobs = {}
+        for place, run in enumerate(self.prompts):
+            own = tensors[_NUM_TENSORS * place : _NUM_TENSORS * (place + 1)]
+            prompt_logprobs[run] = to_columns(*(tensor.tolist() for tensor in own))
+        return logprobs, prompt_logprobs
+
+
+NO_REPORTS = StepReports(runs=np.zeros(0, np.int64))

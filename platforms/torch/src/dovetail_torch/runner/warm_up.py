@@ -1,0 +1,76 @@
+"""First steps before the first request, by the way that requests take.
+
+Kernels that are made when they are first called are made now. The steps run on row 0, of which
+nobody knows yet: its tokens are 0 and its blocks are block 0, which is nobody's; a request that
+joins the row later finds all that it reads written anew. Knows neither model nor device.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+import torch
+
+from dovetail.interfaces import Handle
+from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
+from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail_torch.sampling import Sampler
+
+_WAYS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, top_k=8, top_p=0.9),
+)
+"""Greedy and at random: they are sampled by different kernels."""
+
+_WIDEST = SamplingParams(temperature=1.0, top_p=0.9)
+"""Looks at the whole vocabulary of each row, which takes most memory."""
+
+
+class RunsSteps(Protocol):
+    """What is warmed up: a model runner."""
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Apply the plan and run the model."""
+
+    def sample_tokens(self) -> ModelRunnerOutput | Handle[ModelRunnerOutput]:
+        """Sample from the logits of the plan just executed."""
+
+
+def warm_up(runner: RunsSteps, sampler: Sampler, num_tokens: int) -> None:
+    """Run steps of `num_tokens`, each way of sampling once, and wait for them."""
+    for params in _WAYS:
+        builder = StepBuilder()
+        builder.run(0, 0, num_tokens, samples=True)
+        sampler.join(_request(num_tokens, params))
+        runner.execute_model(builder.build())
+        output = runner.sample_tokens()
+        if not isinstance(output, ModelRunnerOutput):
+            output.result()
+        sampler.leave(0)
+
+
+def draw_for_all(sampler: Sampler, logits_SV: torch.Tensor) -> None:
+    """Draw a token for each row of logits, in the way that takes most memory.
+
+    sampler: of as many rows at least, none of which has been joined.
+    """
+    rows = range(len(logits_SV))
+    for row in rows:
+        sampler.join(_request(1, _WIDEST, row))
+    sampler.sample(logits_SV, rows)
+
+
+def _request(num_tokens: int, params: SamplingParams, row: int = 0) -> NewRequest:
+    return NewRequest(
+        request_id=f"warm-up {row}",
+        row=row,
+        generation=0,
+        token_ids=array("i", bytes(4 * num_tokens)),
+        num_prompt_tokens=num_tokens,
+        sampling_params=params,
+        stop_token_ids=frozenset(),
+        bad_words_token_ids=(),
+        seed=0,
+    )

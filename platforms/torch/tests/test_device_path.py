@@ -1,0 +1,163 @@
+"""The runner's path to a device that works by itself gives, step by step, what the host's gives."""
+
+from array import array
+
+import pytest
+import torch
+from late_device import LateDevice, late_parts
+from runner_programs import NUM_BLOCKS, Program, play
+from runner_rig import Backend, Model, Steps, V
+
+from dovetail.interfaces.ops import DrawColumns
+from dovetail.plan import NewRequest, StepBuilder
+from dovetail.sampling_params import SamplingParams
+from dovetail_torch.runner.staging import Staging
+
+PROMPT = [3, 1, 4, 1, 5, 9]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs_give_the_same(runner_of, seed, depth):
+    program = Program(seed, 40)
+    assert sum(count for _, _, count in program.steps) > 30
+    expected = play(runner_of(Model(), Backend, num_blocks=NUM_BLOCKS), program)
+    parts = late_parts()
+    got = play(runner_of(Model(), Backend, parts, NUM_BLOCKS), program, depth)
+    assert got == expected
+    assert any(one.logprobs for one in got) and any(one.prompt_logprobs for one in got)
+
+
+def test_nothing_is_waited_for_before_it_is_asked_for(runner_of):
+    parts = late_parts()
+    runner = runner_of(Model(), Backend, parts)
+    steps = Steps(runner)
+    steps.builder.join(new_request(0, PROMPT))
+    steps.builder.grow(0, [7, 2, 5])
+    steps.builder.run(0, 0, 6, samples=True)
+    runner.execute_model(steps.builder.build())
+    first = runner.sample_tokens()
+    steps.builder.run(0, 6, 1, samples=True)
+    runner.execute_model(steps.builder.build())
+    second = runner.sample_tokens()
+    assert parts.asynchronous.num_waits == 0 and not first.done()
+    expected = Model().answer(PROMPT, 2)
+    assert [*second.result().token_ids, *first.result().token_ids] == expected[::-1]
+    assert first.done() and first.result() is first.result()
+
+
+def new_request(row, tokens, **params):
+    return NewRequest(
+        request_id=f"r{row}",
+        row=row,
+        generation=1,
+        token_ids=array("i", tokens),
+        num_prompt_tokens=len(tokens),
+        sampling_params=SamplingParams(**({"temperature": 0, "max_tokens": 20} | params)),
+        stop_token_ids=frozenset(),
+        bad_words_token_ids=(),
+        seed=5,
+    )
+
+
+def test_what_goes_wrong_on_the_device_is_told_to_who_asks(runner_of):
+    parts = late_parts()
+    runner = runner_of(Model(), Backend, parts)
+    builder = StepBuilder()
+    builder.join(new_request(0, PROMPT))
+    builder.grow(0, [7, 2])
+    builder.run(0, 0, 6, samples=True)
+    runner.execute_model(builder.build())
+    late = runner.sample_tokens()
+    parts.asynchronous.fails = RuntimeError("an illegal instruction")
+    with pytest.raises(TimeoutError):
+        late.result(timeout=0.001)
+    runner.shutdown()  # raises nothing
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal"):
+            late.result()
+
+
+def test_warming_up_leaves_no_trace(runner_of):
+    runner = runner_of(Model(), Backend, late_parts())
+    for size in (8, 1):
+        runner.warm_up(size)
+    expected = Model().answer(PROMPT, 3)
+    builder, got = StepBuilder(), []
+    builder.join(new_request(0, PROMPT))
+    builder.grow(0, [7, 2, 5])
+    for start, count in ((0, 6), (6, 1), (7, 1)):
+        builder.run(0, start, count, samples=True)
+        runner.execute_model(builder.build())
+        got += runner.sample_tokens().result().token_ids
+    assert got == expected
+
+
+def test_the_op_provider_draws_for_all_rows_at_once(runner_of):
+    asked = []
+
+    def draw_tokens(logits_RV, columns: DrawColumns):
+        asked.append(columns)
+        return logits_RV.argmin(-1)
+
+    runner = runner_of(Model(), Backend, late_parts(draw_tokens=draw_tokens))
+    builder = StepBuilder()
+    wishes = (
+        {},
+        {"temperature": 0.5, "top_k": 4},
+        {"temperature": 1.0, "top_p": 0.5, "min_p": 0.1},
+    )
+    for row, wish in enumerate(wishes):
+        builder.join(new_request(row, PROMPT[: row + 1], **wish))
+        builder.grow(row, [row + 1])
+        builder.run(row, 0, row + 1, samples=True)
+    runner.execute_model(builder.build())
+    tokens = runner.sample_tokens().result().token_ids
+    logits = torch.stack([Model().logits(PROMPT[: n + 1]) for n in range(3)])
+    assert list(tokens) == logits.argmin(-1).tolist()
+    (columns,) = asked
+    assert columns.temperature_R.tolist() == [0.0, 0.5, 1.0]
+    assert columns.top_k_R.tolist() == [V, 4, V] and columns.top_k_R.dtype == torch.int32
+    assert columns.top_p_R.tolist() == [1.0, 1.0, 0.5]
+    assert columns.min_p_R.tolist() == pytest.approx([0, 0, 0.1])
+    assert columns.seeds_R.tolist() == [5, 5, 5] and columns.seeds_R.dtype == torch.int64
+    assert columns.positions_R.tolist() == [1, 2, 3]
+
+
+def test_what_a_step_takes_is_measured_with_its_draws(runner_of):
+    asked = []
+
+    def draw_tokens(logits_RV, columns: DrawColumns):
+        asked.append(columns)
+        return logits_RV.argmax(-1)
+
+    runner = runner_of(Model(), Backend, late_parts(draw_tokens=draw_tokens))
+    runner.dummy_run(8, 3)
+    (columns,) = asked
+    assert len(columns.top_p_R) == 3 and bool((columns.top_p_R < 1).all())
+
+
+def test_greedy_steps_send_one_packet(runner_of, monkeypatch):
+    packets, send = [], Staging.send
+    monkeypatch.setattr(
+        Staging, "send", lambda self, arrays: packets.append(1) or send(self, arrays)
+    )
+    runner = runner_of(Model(), Backend, late_parts())
+    builder = StepBuilder()
+    builder.join(new_request(0, PROMPT))
+    builder.grow(0, [7, 2])
+    for start, count in ((0, 6), (6, 1)):
+        builder.run(0, start, count, samples=True)
+        runner.execute_model(builder.build())
+        runner.sample_tokens().result()
+    assert len(packets) == 2
+
+
+def test_a_device_is_what_it_says():
+    """The stand-in finds what it is there to find."""
+    device = LateDevice()
+    source, target = torch.arange(4), torch.zeros(4, dtype=torch.int64)
+    event = device.fetch([source], [target])
+    source[0] = 9
+    with pytest.raises(AssertionError, match="written to"):
+        event.synchronize()

@@ -1,0 +1,301 @@
+"""A worker's whole life on the fake device: its contract, memory, shortages, tokens, the watch."""
+
+import gc
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import CapacityError, DovetailError, PluginError
+from dovetail.plugins import PluginRegistry
+from dovetail.testing.contexts import make_config, make_worker_context
+from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail.testing.worker import bring_up, check_worker
+from dovetail.testing.worker_rig import WorkerRig
+from dovetail_torch.accelerator.queues import AcceleratorQueues
+from dovetail_torch.accelerator.runtime import AcceleratorRuntime
+from dovetail_torch.fake_device import DEVICE, NAME, FlightError, HiddenWaitError, install
+from dovetail_torch.fake_device.attention import NoWaitAttentionBackend
+from dovetail_torch.fake_device.platform import FakeDevicePlatform
+from dovetail_torch.fake_device.worker import FakeDeviceWorker
+
+pytest.importorskip("dovetail_models")
+MIB = 1 << 20
+PARTS = {"attention_backend": NoWaitAttentionBackend}
+
+
+@pytest.fixture(autouse=True)
+def device():
+    install()
+    DEVICE.reset()
+    yield DEVICE
+    DEVICE.reset()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return write_tiny_llama(tmp_path)
+
+
+def context_of(checkpoint, **options):
+    return make_worker_context(checkpoint, FakeDevicePlatform(), **(PARTS | options))
+
+
+def test_the_worker_keeps_its_contract_under_watch(checkpoint):
+    check_worker(FakeDeviceWorker, context_of(checkpoint))
+    DEVICE.check()
+    assert DEVICE.watch.waits > 100
+
+
+class Waiting(FakeDeviceWorker):
+    def execute_model(self, plan):
+        with DEVICE.strict():
+            super().execute_model(plan)
+            torch.zeros(1, device=NAME).item()
+
+
+class Forgetful(AcceleratorQueues):
+    """Does not keep what it fetches."""
+
+    def fetch(self, sources, targets):
+        return super().fetch([source.clone() for source in sources], targets)
+
+
+class Overwriting(AcceleratorQueues):
+    """Goes on computing in what it fetches."""
+
+    def fetch(self, sources, targets):
+        event = super().fetch(sources, targets)
+        sources[0].zero_()
+        return event
+
+
+class Unordered(AcceleratorQueues):
+    """Fetches what may not be computed yet."""
+
+    def fetch(self, sources, targets):
+        with self._module.stream(self._module.Stream()):
+            targets[0].copy_(sources[0], non_blocking=True)
+        return self.record()
+
+
+class Deaf:
+    """An event that nobody waits for."""
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+
+class ReadingEarly(AcceleratorQueues):
+    """Tells at once that copies to the host are done."""
+
+    def fetch(self, sources, targets):
+        super().fetch(sources, targets)
+        return Deaf()
+
+
+class NeverWaiting(ReadingEarly):
+    """Tells at once that anything is done."""
+
+    def record(self):
+        return Deaf()
+
+
+def run_steps(worker_cls, context):
+    worker = worker_cls(context)
+    try:
+        rig = WorkerRig(worker, bring_up(worker)[1])
+        rig.join(0, [1, 2, 3])
+        tokens = rig.generate(0, 8)
+        DEVICE.check()
+        return tokens
+    finally:
+        worker.shutdown()
+
+
+def run_ahead(context):
+    """Return the tokens of a run in which no result is taken before all steps are launched."""
+    worker = FakeDeviceWorker(context)
+    try:
+        rig = WorkerRig(worker, bring_up(worker)[1])
+        rig.join(0, [1, 2, 3])
+        steps = []
+        for _ in range(8):
+            rig.run(0)
+            steps.append(rig.launch())
+        tokens = [rig.settle(step)[0] for step in steps]
+        DEVICE.check()
+        return tokens
+    finally:
+        worker.shutdown()
+
+
+def planted(checkpoint, monkeypatch, queues_cls):
+    monkeypatch.setattr("dovetail_torch.accelerator.runtime.AcceleratorQueues", queues_cls)
+    return run_steps(FakeDeviceWorker, context_of(checkpoint))
+
+
+def test_a_hidden_wait_planted_in_a_step_is_caught(checkpoint):
+    with pytest.raises(HiddenWaitError):
+        run_steps(Waiting, context_of(checkpoint))
+
+
+@pytest.mark.parametrize("queues_cls", [Forgetful, Overwriting, Unordered])
+def test_memory_in_flight_that_is_touched_is_caught(queues_cls, checkpoint, monkeypatch):
+    with pytest.raises(FlightError):
+        planted(checkpoint, monkeypatch, queues_cls)
+
+
+def test_slots_that_are_used_again_too_early_are_caught(checkpoint, monkeypatch):
+    assert run_ahead(context_of(checkpoint)) == run_steps(FakeDeviceWorker, context_of(checkpoint))
+    monkeypatch.setattr("dovetail_torch.accelerator.runtime.AcceleratorQueues", NeverWaiting)
+    with pytest.raises(FlightError):
+        run_ahead(context_of(checkpoint))
+
+
+def test_a_result_that_is_read_early_is_not_the_result(checkpoint, monkeypatch):
+    expected = run_steps(FakeDeviceWorker, context_of(checkpoint))
+    DEVICE.reset()
+    try:
+        found = planted(checkpoint, monkeypatch, ReadingEarly)
+    except FlightError:
+        return  # its memory was used again
+    assert found != expected
+
+
+def test_nothing_is_left_after_shutdown(checkpoint):
+    gc.collect()
+    before = install().memory_allocated()
+    worker = FakeDeviceWorker(context_of(checkpoint))
+    bring_up(worker)
+    assert install().memory_allocated() > before
+    worker.shutdown()
+    assert install().memory_allocated() == before == install().memory_reserved()
+    worker.shutdown()
+
+
+def start(context):
+    gc.collect()  # what the last worker had
+    worker = FakeDeviceWorker(context)
+    worker.init_device()
+    worker.load_model()
+    return worker
+
+
+def test_the_share_of_memory_is_kept(checkpoint):
+    found = {}
+    for share in (0.5, 0.75):
+        worker = start(context_of(checkpoint, gpu_memory_utilization=share))
+        found[share] = worker.determine_available_memory()
+        worker.shutdown()
+    assert found[0.75] - found[0.5] == pytest.approx(DEVICE.memory.total_bytes * 0.25, abs=4096)
+    assert found[0.5] < DEVICE.memory.total_bytes * 0.5
+
+
+def test_what_libraries_take_counts_and_what_others_had_before_does_not(checkpoint):
+    def left(outside_bytes):
+        worker = start(context_of(checkpoint, gpu_memory_utilization=0.5))
+        DEVICE.memory.outside_bytes += outside_bytes
+        found = worker.determine_available_memory()
+        worker.shutdown()
+        return found
+
+    alone = left(0)
+    assert alone - left(5 * MIB) == pytest.approx(5 * MIB, abs=4096)
+    DEVICE.reset()
+    DEVICE.memory.outside_bytes = 20 * MIB
+    assert left(0) == pytest.approx(alone, abs=4096)
+
+
+def test_more_than_others_have_left_is_refused_with_what_would_do(checkpoint):
+    DEVICE.memory.outside_bytes = 32 * MIB
+    with pytest.raises(CapacityError, match=r"0\.05 GiB of private.*0\.03 of 0\.06 .* at most 0\."):
+        FakeDeviceWorker(context_of(checkpoint, gpu_memory_utilization=0.8)).init_device()
+    FakeDeviceWorker(context_of(checkpoint, gpu_memory_utilization=0.4)).init_device()
+    sized = context_of(checkpoint, gpu_memory_utilization=0.8, kv_cache_memory_bytes=MIB)
+    FakeDeviceWorker(sized).init_device()
+
+
+def short_of_memory(operation):
+    """Return a worker for which the device is nearly full when `operation` is called."""
+
+    def call(self, *args):
+        gc.collect()
+        DEVICE.memory.total_bytes = DEVICE.memory.allocated_bytes + 2048
+        return getattr(FakeDeviceWorker, operation)(self, *args)
+
+    return type("ShortOfMemory", (FakeDeviceWorker,), {operation: call})
+
+
+@pytest.mark.parametrize(
+    ("operation", "purpose"),
+    [
+        ("load_model", "the model"),
+        ("determine_available_memory", "a step of the largest size"),
+        ("initialize_cache", "the KV cache"),
+        ("compile_or_warm_up_model", "a first step"),
+    ],
+)
+def test_want_of_memory_is_told_at_each_stage(operation, purpose, checkpoint):
+    with pytest.raises(CapacityError, match=f"not enough memory for {purpose}"):
+        bring_up(short_of_memory(operation)(context_of(checkpoint)))
+
+
+def test_a_share_that_is_too_small_is_refused_with_what_is_needed(checkpoint):
+    worker = start(context_of(checkpoint, gpu_memory_utilization=0.001))
+    with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.001 allows .* GiB more"):
+        worker.determine_available_memory()
+
+
+def test_a_device_that_is_not_there_is_refused(checkpoint):
+    DEVICE.num_devices = 0
+    with pytest.raises(PluginError, match=f"{NAME}:0 was asked for and cannot be taken"):
+        FakeDeviceWorker(context_of(checkpoint)).init_device()
+
+
+@pytest.mark.parametrize("device_type", ["cuda", "xpu"])
+def test_a_type_that_torch_was_not_built_for_is_refused(device_type):
+    if torch.get_device_module(device_type).is_available():
+        pytest.skip("there is one")
+    with pytest.raises(PluginError, match=rf"{device_type}:0 was asked for .* finds 0\."):
+        AcceleratorRuntime(device_type).activate(0, num_threads=None)
+
+
+PROMPTS = [[5, 6, 7], [9], list(range(3, 40)), [5, 6, 7, 8]]
+MANY = [
+    SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=1.0, top_k=7, top_p=0.9, min_p=0.01, seed=4, max_tokens=12),
+    SamplingParams(temperature=0, max_tokens=9, logprobs=2, frequency_penalty=0.5),
+]
+
+
+def generate(checkpoint, **options):
+    sizes = {"max_model_len": 64, "block_size": 4, "max_num_seqs": 3, "dtype": "float32"}
+    given = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 40, "num_threads": 1}
+    llm = LLM(str(checkpoint), **(sizes | given | PARTS | options))
+    try:
+        outputs = llm.generate(PROMPTS, MANY, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_engine_gives_the_hosts_tokens(ahead, checkpoint):
+    on_host = {"platform": "cpu", "ops": "torch", "linear_method": "torch", "worker_cls": "cpu"}
+    expected = generate(checkpoint, **on_host)
+    fake = {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}
+    DEVICE.reset(lag=30, seed=2)
+    assert generate(checkpoint, **fake, async_scheduling=ahead) == expected
+    assert not DEVICE.watch.faults
+
+
+def test_the_platform_is_never_taken_unasked(checkpoint):
+    with pytest.raises(DovetailError):
+        make_config(checkpoint, FakeDevicePlatform(), dtype="float64")
+    names = [candidate.name for candidate in PluginRegistry().candidates("platform")]
+    assert FakeDevicePlatform.info.name not in names and not FakeDevicePlatform.automatic

@@ -1,0 +1,244 @@
+"""The fake device's watch: each guilty program is caught, each innocent one is let pass."""
+
+import threading
+
+import pytest
+import torch
+
+from dovetail_torch.accelerator.queues import AcceleratorQueues
+from dovetail_torch.fake_device import DEVICE, NAME, FlightError, HiddenWaitError, install
+
+
+@pytest.fixture(autouse=True)
+def module():
+    found = install()
+    DEVICE.reset()
+    yield found
+    DEVICE.reset()
+
+
+@pytest.fixture
+def x():
+    return torch.arange(8.0, device=NAME)
+
+
+@pytest.fixture
+def queues(module):
+    return AcceleratorQueues(module, DEVICE.flights.pinned_zeros)
+
+
+@pytest.fixture
+def pinned(queues):
+    return queues.pinned_zeros(32).view(torch.float32)
+
+
+WAITS = {
+    "item": lambda x: x[0].item(),
+    "bool": lambda x: bool(x[0] == 0),
+    "tolist": lambda x: x.tolist(),
+    "to the host": lambda x: x.cpu(),
+    "equal": lambda x: torch.equal(x, x),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 3],
+    "write by a mask": lambda x: x.index_put_((x > 3,), x[:4] + 1),
+    "masked_select": lambda x: x.masked_select(x > 3),
+    "unique": lambda x: x.unique(),
+    "where": lambda x: torch.where(x > 3),
+    "repeat": lambda x: x.repeat_interleave(x.long()),
+    "list as index": lambda x: x[[1, 2]],
+    "new from a list": lambda x: torch.tensor([1.0], device=x.device),
+    "from the host": lambda x: torch.ones(2).to(x.device),
+    "from the host, not pinned": lambda x: x.copy_(torch.ones(8), non_blocking=True),
+    "pinned memory": lambda x: DEVICE.flights.pinned_zeros(4),
+    "synchronize": lambda x: install().synchronize(),
+}
+
+
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("name", WAITS)
+def test_what_makes_the_host_wait_is_found(name, mode, x):
+    with torch.inference_mode(mode):
+        DEVICE.watch.forget()
+        WAITS[name](x.clone())
+        places = list(DEVICE.watch.synchronisations)
+        assert places and all(place.startswith(__file__) for place in places)
+        with DEVICE.strict(), pytest.raises(HiddenWaitError, match="keep the value"):
+            WAITS[name](x.clone())
+        WAITS[name](x.clone())  # allowed again
+
+
+PASSES = {
+    "arithmetic": lambda x: (x * 2 + 1).sum().sqrt(),
+    "set numbers": lambda x: x.clone().__setitem__(slice(3), 1.0),
+    "fill where": lambda x: x.clone().__setitem__(x > 3, 0.0),
+    "masked_fill": lambda x: x.masked_fill(x > 3, 0),
+    "gather": lambda x: x[x.long()].index_copy_(0, x.long(), x),
+    "repeat": lambda x: x.repeat_interleave(x.long(), output_size=28),
+    "made there": lambda x: torch.zeros(4, device=x.device) + torch.arange(4, device=x.device),
+    "other dtype": lambda x: x.to(torch.float16).long(),
+    "number of the host": lambda x: torch.where(x > 3, x, torch.tensor(0.0)),
+    "sort": lambda x: x.sort(descending=True).values.topk(3),
+}
+
+
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("name", PASSES)
+def test_what_does_not_is_let_pass(name, mode, x):
+    with torch.inference_mode(mode), DEVICE.strict():
+        PASSES[name](x)
+    assert not DEVICE.watch.synchronisations
+
+
+def test_strictness_is_the_threads_own(x):
+    done = []
+    with DEVICE.strict():
+        thread = threading.Thread(target=lambda: done.append(x.tolist()))
+        thread.start()
+        thread.join()
+    assert done == [list(range(8))]
+
+
+def test_a_fetch_arrives_with_its_event(x, queues, pinned):
+    DEVICE.watch.forget()
+    with DEVICE.strict():
+        event = queues.fetch([x], [pinned])
+        assert not event.query() and pinned.tolist() != x.host.tolist()
+        event.synchronize()
+    assert event.query() and pinned.tolist() == list(range(8))
+    assert DEVICE.watch.waits == 1 and not DEVICE.watch.synchronisations
+    DEVICE.check()
+
+
+def test_an_upload_is_free_again_after_its_event(x, queues, pinned):
+    pinned.fill_(3)
+    with DEVICE.strict():
+        x.copy_(pinned, non_blocking=True)
+        event = queues.record()
+        event.synchronize()
+    pinned.fill_(4)
+    DEVICE.check()
+    assert x.tolist() == [3] * 8
+
+
+def test_an_upload_whose_memory_is_written_is_found(x, queues, pinned):
+    x.copy_(pinned, non_blocking=True)
+    event = queues.record()
+    pinned[5] = 9
+    with pytest.raises(FlightError, match=r"from it .* before the copy's event"):
+        event.synchronize()
+    with pytest.raises(FlightError):
+        DEVICE.check()
+
+
+def test_an_event_before_the_copy_does_not_help(x, queues, pinned):
+    event = queues.record()
+    x.copy_(pinned, non_blocking=True)
+    event.synchronize()
+    pinned[0] = 1
+    with pytest.raises(FlightError):
+        DEVICE.check()
+
+
+def test_a_fetch_whose_target_is_written_is_found(x, queues, pinned):
+    event = queues.fetch([x], [pinned])
+    pinned[0] = 1
+    with pytest.raises(FlightError, match="to it"):
+        event.synchronize()
+
+
+def test_a_target_used_twice_is_found(x, queues, pinned):
+    queues.fetch([x], [pinned])
+    with pytest.raises(FlightError, match=r"still writes; wait"):
+        queues.fetch([x], [pinned])
+    DEVICE.reset()
+    x.copy_(pinned, non_blocking=True)
+    with pytest.raises(FlightError, match=r"still reads; wait"):
+        queues.fetch([x], [pinned])
+
+
+def test_half_a_buffer_is_free_while_the_other_half_flies(x, queues, pinned):
+    event = queues.fetch([x[:4]], [pinned[:4]])
+    x[:4].clone()
+    later = queues.fetch([x[4:]], [pinned[4:]])
+    later.synchronize()
+    event.synchronize()
+    DEVICE.check()
+    assert pinned.tolist() == list(range(8))
+
+
+def test_writing_to_what_a_fetch_reads_is_found(x, queues, pinned):
+    event = queues.fetch([x], [pinned])
+    with pytest.raises(FlightError, match="still reads"):
+        x.add_(1)
+    event.synchronize()
+    x.add_(1)
+
+
+def test_writing_through_a_view_is_found_too(x, queues, pinned):
+    queues.fetch([x], [pinned])
+    with pytest.raises(FlightError, match="still reads"):
+        x[2:].zero_()
+
+
+def test_a_stream_that_waits_for_the_event_may_write(x, queues, pinned, module):
+    event = queues.fetch([x], [pinned])
+    module.current_stream().wait_event(event)
+    x.add_(1)
+    event.synchronize()
+    DEVICE.check()
+    assert pinned.tolist() == list(range(8))
+
+
+def test_giving_back_what_a_fetch_reads_is_found(queues, pinned):
+    event = queues.fetch([torch.arange(8.0, device=NAME)], [pinned])
+    with pytest.raises(FlightError, match="given back while stream"):
+        torch.zeros(1, device=NAME)
+    event.synchronize()
+    with pytest.raises(FlightError, match="given back"):
+        DEVICE.check()
+
+
+def test_giving_back_after_the_event_is_let_pass(queues, pinned):
+    source = torch.arange(8.0, device=NAME)
+    queues.fetch([source], [pinned]).synchronize()
+    del source
+    torch.zeros(1, device=NAME)
+    DEVICE.check()
+
+
+def test_a_stream_that_does_not_wait_for_what_it_reads_is_found(x, pinned, module):
+    stream = module.Stream()
+    with module.stream(stream), pytest.raises(FlightError, match="may not have written yet"):
+        pinned.copy_(x, non_blocking=True)
+    stream.wait_stream(module.current_stream())
+    with module.stream(stream):
+        pinned.copy_(x, non_blocking=True)
+    stream.synchronize()
+    assert pinned.tolist() == list(range(8))
+
+
+def test_a_copy_to_the_host_that_does_not_wait_is_not_there_yet(x):
+    host = x.to("cpu", non_blocking=True)
+    assert host.tolist() != list(range(8))
+    install().synchronize()
+    assert host.tolist() == list(range(8))
+
+
+def test_events_pass_by_themselves_where_that_is_asked(x, queues, pinned):
+    DEVICE.reset(lag=4, seed=1)
+    event = queues.fetch([x], [pinned])
+    asked = 0
+    while not event.query():
+        assert asked < 5
+        torch.zeros(1, device=NAME)
+        asked += 1
+    assert pinned.tolist() == list(range(8))
+
+
+def test_a_device_that_is_asked_to_stay_behind_does(x, queues, pinned):
+    event = queues.fetch([x], [pinned])
+    for _ in range(100):
+        torch.zeros(1, device=NAME)
+    assert not event.query()
+    event.synchronize()
+    assert event.query()

@@ -1,0 +1,94 @@
+"""Sampling where the device may not be asked for a number: the same tokens, and nobody asks."""
+
+from array import array
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail.plan import NewRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail_torch.sampling import Sampler, truncation
+from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
+
+HOST, V = torch.device("cpu"), 3000
+ASKING = {
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.masked_select.default,
+}
+WISHES = [
+    {"temperature": 1.0, "top_p": 0.4},
+    {"temperature": 1.0, "top_p": 0.999, "min_p": 0.0001},
+    {"temperature": 2.0, "top_k": 2000},
+    {"temperature": 0.9, "top_k": 7, "top_p": 0.8},
+    {"temperature": 1.0},
+    {"temperature": 0, "logprobs": 3},
+    {"temperature": 1.0, "top_p": 0.7, "repetition_penalty": 1.2, "logprobs": 0},
+]
+
+
+class NobodyAsks(TorchDispatchMode):
+    """Refuses operations whose result the host has to know."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        by_mask = func is torch.ops.aten.index.Tensor and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        assert func not in ASKING and not by_mask, f"{func} makes the host wait"
+        return func(*args, **(kwargs or {}))
+
+
+def new_sampler(access=None):
+    sampler = Sampler(num_rows=len(WISHES), vocab_size=V, device=HOST, access=access)
+    for row, wish in enumerate(WISHES):
+        sampler.join(
+            NewRequest(
+                request_id=str(row),
+                row=row,
+                generation=1,
+                token_ids=array("i", [5, 6, 7]),
+                num_prompt_tokens=3,
+                sampling_params=SamplingParams(**wish),
+                stop_token_ids=frozenset(),
+                bad_words_token_ids=(),
+                seed=row,
+            )
+        )
+    return sampler
+
+
+@pytest.mark.parametrize("at_once", [truncation._SORTED_AT_ONCE, 2 * V])
+def test_tokens_are_the_same_and_nobody_asks(at_once, monkeypatch):
+    monkeypatch.setattr(truncation, "_SORTED_AT_ONCE", at_once)
+    generator = torch.Generator().manual_seed(3)
+    plain = new_sampler()
+    other = new_sampler(DeviceAccess(upload=plain_access(HOST).upload, may_wait=False))
+    for step in range(6):
+        rows = [row for row in range(len(WISHES)) if row != step]
+        logits_SV = 2 * torch.randn(len(rows), V, generator=generator)
+        logits_SV[0, 1::2] = logits_SV[0, ::2]  # many are equal
+        expected = plain.sample(logits_SV.clone(), rows)
+        with NobodyAsks():
+            got = other.sample(logits_SV.clone(), rows)
+        assert torch.equal(got.token_ids, expected.token_ids)
+        assert got.logprobs == expected.logprobs
+
+
+def test_who_asks_is_found():
+    logits_SV = torch.randn(1, V, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(AssertionError, match="wait"), NobodyAsks():
+        new_sampler().sample(logits_SV, [1])
+
+
+def test_numbers_of_the_host_may_come_along():
+    plain, other = new_sampler(), new_sampler()
+    rows = list(range(len(WISHES)))
+    logits_SV = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2))
+    (uniforms_S,) = other.host_numbers(rows)
+    assert len(uniforms_S) == len(rows)
+    got = other.sample(logits_SV.clone(), rows, None, [torch.from_numpy(uniforms_S)])
+    assert torch.equal(got.token_ids, plain.sample(logits_SV.clone(), rows).token_ids)
+    assert plain.host_numbers([5]) == ()

@@ -1,0 +1,86 @@
+"""Columns on their way to a device and back: packed, in order, and never written over."""
+
+import numpy as np
+import pytest
+import torch
+from late_device import LateDevice
+
+from dovetail.result import ModelRunnerOutput
+from dovetail_torch.runner.late_output import FetchRing
+from dovetail_torch.runner.staging import Staging
+
+HOST = torch.device("cpu")
+COLUMNS = (
+    np.arange(5, dtype=np.int32),
+    np.arange(6.0).reshape(2, 3),
+    np.zeros((4, 0), np.int64),
+    np.array([7], np.uint8),
+    np.arange(3, dtype=np.float32)[::-1],
+)
+
+
+def test_columns_arrive_as_they_are():
+    staging = Staging(HOST, LateDevice())
+    for _ in range(3):
+        sent = staging.send(COLUMNS)
+        for column, tensor in zip(COLUMNS, sent, strict=True):
+            assert np.array_equal(tensor.numpy(), column)
+            assert tensor.dtype.itemsize == column.itemsize
+            assert not tensor.numel() or (tensor.data_ptr() - sent[0].data_ptr()) % 16 == 0
+
+
+def test_a_slot_is_used_again_only_when_the_device_is_past_it():
+    device = LateDevice()
+    staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
+    taken = []
+    for number in range(12):  # two a slot
+        taken.append(staging.upload(np.full(8, number, np.int32)))
+    assert device.num_waits == 4  # six slots were begun, the first two for the first time
+    assert [int(one[0]) for one in taken] == list(range(12))
+
+
+def test_a_packet_that_is_longer_than_a_slot_goes_in_pieces():
+    device = LateDevice()
+    staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
+    staging.upload(np.arange(4))
+    many, few = staging.send((np.arange(100), np.arange(3)))
+    assert many.tolist() == list(range(100)) and few.tolist() == [0, 1, 2]
+    assert [len(slot) for slot in device.pinned] == [64, 64]
+    assert staging.upload(np.arange(8)).tolist() == list(range(8))
+
+
+def result_of(tensors):
+    return ModelRunnerOutput(
+        step_id=int(tensors[0][0]), num_sampled=[], token_ids=tensors[1].tolist()
+    )
+
+
+def test_results_are_kept_however_late_they_are_asked_for():
+    ring = FetchRing(LateDevice(), 64, num_slots=2)
+    late = [
+        ring.fetch((torch.tensor([step]), torch.arange(step, dtype=torch.int32)), result_of)
+        for step in range(5)
+    ]
+    assert [one.done() for one in late] == [True, True, True, False, False]
+    for step, one in reversed(list(enumerate(late))):
+        assert one.result().step_id == step
+        assert one.result(timeout=0).token_ids == list(range(step))
+
+
+def test_a_longer_result_gets_a_longer_slot():
+    ring = FetchRing(LateDevice(), 64, num_slots=1)
+    many = torch.arange(5000)
+    assert ring.fetch((many[:1], many), result_of).result().token_ids == many.tolist()
+
+
+def test_settling_takes_in_all_that_is_on_its_way():
+    ring = FetchRing(LateDevice(), 64)
+    late = [ring.fetch((torch.tensor([n]), torch.zeros(1)), result_of) for n in range(3)]
+    ring.settle()
+    assert all(one.done() for one in late)
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.bool_])
+def test_other_kinds_of_numbers_are_not_known(kind):
+    with pytest.raises(KeyError):
+        Staging(HOST, LateDevice()).upload(np.zeros(1, kind))

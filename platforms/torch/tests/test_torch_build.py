@@ -1,0 +1,43 @@
+"""What torch was built for is read from its files, and is what torch itself says."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+from dovetail_torch.accelerator.torch_build import TorchBuild, read_torch_build
+
+STATED = """
+from typing import Optional
+__all__ = ['__version__', 'cuda']
+__version__ = '9.8.7+x1'
+cuda: Optional[str] = '13.0'
+hip: Optional[str] = None
+"""
+
+
+@pytest.mark.parametrize("field", ["cuda", "hip", "xpu", "git_version", "no_such_field"])
+def test_it_is_what_torch_says(field):
+    due = getattr(torch.version, field, None) or ""
+    assert read_torch_build(field) == TorchBuild(version=str(torch.__version__), toolkit=due)
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "toolkit"),
+    [(STATED, "9.8.7+x1", "13.0"), ("this is no module", "", ""), (None, "", "")],
+)
+def test_other_builds_are_read_and_broken_ones_say_nothing(
+    text, version, toolkit, tmp_path, monkeypatch
+):
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('it must not be imported')")
+    if text is not None:
+        (package / "version.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch")
+    importlib.invalidate_caches()
+    assert read_torch_build("cuda") == TorchBuild(version=version, toolkit=toolkit)
+    assert read_torch_build("hip").toolkit == ""
+    assert "torch" not in sys.modules

@@ -1,0 +1,67 @@
+"""A device that works by itself, made of CPU tensors: what comes from it is there when waited for.
+
+Until then the host reads poison; memory that was given to a copy is watched until it is done.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from dovetail_torch.runner.device_parts import TORCH_PARTS
+
+POISON = 0xA5
+
+
+class LateEvent:
+    """Comes to pass when somebody waits for it. arrivals: what happens then."""
+
+    def __init__(self, device, arrivals=()):
+        self.device, self.arrivals, self.is_past = device, arrivals, False
+
+    def query(self):
+        return self.is_past
+
+    @torch.inference_mode()
+    def synchronize(self):
+        self.device.num_waits += 1
+        if not self.is_past:
+            self.is_past = True
+            for arrive in self.arrivals:
+                arrive()
+
+
+class LateDevice:
+    """pinned: all memory given out. num_waits: how often somebody has waited for an event."""
+
+    def __init__(self):
+        self.pinned, self.num_waits, self.fails = [], 0, None
+
+    def pinned_zeros(self, num_bytes):
+        self.pinned.append(torch.zeros(num_bytes, dtype=torch.uint8))
+        return self.pinned[-1]
+
+    def record(self):
+        return LateEvent(self)
+
+    def fetch(self, sources, targets):
+        def arrival(source, target):
+            expected = source.clone()
+            assert source.is_contiguous() and source.shape == target.shape
+            assert source.dtype == target.dtype
+            target.view(torch.uint8).fill_(POISON)
+
+            def arrive():
+                if self.fails is not None:
+                    raise self.fails
+                assert torch.equal(source, expected), "written to while it was being copied"
+                assert (target.view(torch.uint8) == POISON).all(), "its target is another's, too"
+                target.copy_(source)
+
+            return arrive
+
+        return LateEvent(self, [arrival(*pair) for pair in zip(sources, targets, strict=True)])
+
+
+def late_parts(**more):
+    """Return the parts of a runner on a new `LateDevice`."""
+    return replace(TORCH_PARTS, asynchronous=LateDevice(), **more)
