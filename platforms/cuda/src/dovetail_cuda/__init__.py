@@ -1,0 +1,1 @@
+"""The CUDA platform and worker of Dovetail."""

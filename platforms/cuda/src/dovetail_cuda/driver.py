@@ -1,0 +1,113 @@
+"""The NVIDIA driver, asked through its management library, which makes no context on a device.
+
+The CUDA library itself is left alone: a process that has initialised it cannot be forked any more.
+Functions and constants are those of nvml.h. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.errors import PluginError
+
+LIBRARY = "libnvidia-ml.so.1"
+_TEXT_BYTES = 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One device. uuid: "GPU-…". capability: compute capability, major and minor."""
+
+    uuid: str
+    name: str
+    total_bytes: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """What the driver says. cuda: the newest CUDA that it serves. cards: all, in its order."""
+
+    version: str
+    cuda: tuple[int, int]
+    cards: tuple[Card, ...]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def read_driver(library: Any = None) -> Driver:
+    """Return what the driver says; raise PluginError, with what would help, where it cannot be.
+
+    library: the management library; None for the system's.
+    """
+    if library is None:
+        try:
+            library = ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise PluginError(
+                f"no NVIDIA driver was found ({LIBRARY} cannot be loaded): install one; in a "
+                "container, start it with the driver (such as `--gpus all`)"
+            ) from error
+    with _session(library):
+        cuda = _number(library, "nvmlSystemGetCudaDriverVersion_v2")
+        count = _number(library, "nvmlDeviceGetCount_v2")
+        return Driver(
+            version=_text(library, "nvmlSystemGetDriverVersion"),
+            cuda=(cuda // 1000, cuda % 1000 // 10),
+            cards=tuple(_card(library, index) for index in range(count)),
+        )
+
+
+@contextmanager
+def _session(library: Any) -> Iterator[None]:
+    _call(library, "nvmlInit_v2")
+    try:
+        yield
+    finally:
+        library.nvmlShutdown()
+
+
+def _card(library: Any, index: int) -> Card:
+    handle, memory = ctypes.c_void_p(), _Memory()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+    _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    place = ctypes.byref(major), ctypes.byref(minor)
+    _call(library, "nvmlDeviceGetCudaComputeCapability", handle, *place)
+    return Card(
+        uuid=_text(library, "nvmlDeviceGetUUID", handle),
+        name=_text(library, "nvmlDeviceGetName", handle),
+        total_bytes=memory.total,
+        capability=(major.value, minor.value),
+    )
+
+
+def _number(library: Any, function: str) -> int:
+    number = ctypes.c_int()
+    _call(library, function, ctypes.byref(number))
+    return number.value
+
+
+def _text(library: Any, function: str, *subject: Any) -> str:
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    _call(library, function, *subject, text, ctypes.c_uint(_TEXT_BYTES))
+    return text.value.decode(errors="replace")
+
+
+def _call(library: Any, function: str, *arguments: Any) -> None:
+    status = getattr(library, function)(*arguments)
+    if status:
+        raise PluginError(
+            f"the NVIDIA driver answers {function} with error {status}: look whether `nvidia-smi` "
+            "works; after an update of the driver, restart the machine"
+        )

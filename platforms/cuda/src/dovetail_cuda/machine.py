@@ -1,0 +1,150 @@
+"""What of a machine decides whether CUDA can be used here, and the words for each reason.
+
+`look` gathers facts; everything else decides on facts that it is given. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dovetail.errors import PluginError
+from dovetail_cuda.driver import Card, Driver, read_driver
+from dovetail_torch.accelerator.torch_build import TorchBuild, read_torch_build
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_GIB = 1 << 30
+_PART = "MIG-"
+_LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
+"""The oldest devices that a major version of CUDA still serves (its release notes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Facts of a machine.
+
+    toolkit: the CUDA that torch was built for, "" for none. driver: None if it does not answer;
+    `driver_problem` says why. visible: the environment's choice, None for all devices.
+    """
+
+    torch_version: str
+    toolkit: str
+    driver: Driver | None
+    driver_problem: str = ""
+    visible: str | None = None
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """The devices that this process may use, in its numbering."""
+        if self.driver is None:
+            return ()
+        return _chosen(self.driver.cards, self.visible)
+
+
+def look(
+    read: Callable[[], Driver] = read_driver,
+    build: Callable[[str], TorchBuild] = read_torch_build,
+) -> Machine:
+    """Return this machine's facts. read, build: where they come from."""
+    found = build("cuda")
+    driver, problem = None, ""
+    try:
+        driver = read()
+    except PluginError as error:
+        problem = str(error)
+    return Machine(
+        torch_version=found.version,
+        toolkit=found.toolkit,
+        driver=driver,
+        driver_problem=problem,
+        visible=os.environ.get(VISIBLE),
+    )
+
+
+def reasons_against(machine: Machine) -> tuple[str, ...]:
+    """Return why CUDA cannot be used, each with what would help; () if it can."""
+    reasons = []
+    if not machine.torch_version:
+        reasons.append("torch is not installed: install a build of it for CUDA")
+    elif not machine.toolkit:
+        reasons.append(
+            f"torch {machine.torch_version} is built without CUDA: install a build with it "
+            "(https://pytorch.org/get-started)"
+        )
+    if machine.driver is None:
+        reasons.append(machine.driver_problem)
+    else:
+        reasons += _against_driver(machine, machine.driver)
+    return tuple(reasons)
+
+
+def describe(machine: Machine) -> tuple[str, ...]:
+    """Return a line for each device that can be used."""
+    version = machine.driver.version if machine.driver else ""
+    return tuple(
+        f"{card.name}, {card.total_bytes / _GIB:.1f} GiB, compute capability "
+        f"{_dotted(card.capability)}, driver {version}"
+        for card in machine.cards
+    )
+
+
+def _against_driver(machine: Machine, driver: Driver) -> list[str]:
+    major = _major(machine.toolkit)
+    if major > driver.cuda[0]:
+        return [
+            f"torch {machine.torch_version} is built for CUDA {machine.toolkit}, the driver "
+            f"{driver.version} serves CUDA {_dotted(driver.cuda)} at most: install a driver for "
+            f"CUDA {major}, or a torch built for CUDA {driver.cuda[0]}"
+        ]
+    if not driver.cards:
+        return [f"the driver {driver.version} finds no device: look at `nvidia-smi -L`"]
+    if not machine.cards:
+        return [
+            f"{VISIBLE}={machine.visible!r} shows none of the {len(driver.cards)} devices: unset "
+            f"it, or give it some of 0 to {len(driver.cards) - 1}"
+        ]
+    least = _LEAST_CAPABILITY.get(major, (0, 0))
+    old = [card for card in machine.cards if card.capability < least]
+    return [
+        f"{card.name} has compute capability {_dotted(card.capability)}, CUDA {machine.toolkit} "
+        f"needs {_dotted(least)}: hide it by {VISIBLE}, or install a torch for an older CUDA"
+        for card in old
+    ]
+
+
+def _chosen(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...]:
+    """Return the devices that CUDA would show, up to the first entry that names none.
+
+    Numbers are the driver's; where devices differ, CUDA counts the fastest first, unless
+    CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
+    """
+    if visible is None:
+        return tuple(cards)
+    chosen: list[Card] = []
+    for entry in visible.split(","):
+        card = _named(cards, entry.strip())
+        if card is None:
+            break
+        chosen.append(card)
+    return tuple(chosen)
+
+
+def _named(cards: Sequence[Card], entry: str) -> Card | None:
+    if entry.isdecimal():
+        return cards[int(entry)] if int(entry) < len(cards) else None
+    if entry.startswith(_PART) and cards:
+        # A part of some card; of which one, and how much it has, is not asked.
+        return replace(cards[0], uuid=entry, name=f"a part of {cards[0].name}")
+    found = [card for card in cards if entry and card.uuid.startswith(entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def _major(version: str) -> int:
+    first = version.partition(".")[0]
+    return int(first) if first.isdecimal() else 0
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

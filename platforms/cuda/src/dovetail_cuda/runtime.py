@@ -1,0 +1,70 @@
+"""CUDA devices as torch workers need them: what differs from other accelerators.
+
+NCCL joins the ranks; a device that torch has no code for is refused before a kernel fails on it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from dovetail.errors import PluginError
+from dovetail_torch.accelerator.runtime import AcceleratorRuntime
+from dovetail_torch.distributed.process_ranks import ProcessRanks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed import Store
+
+
+class CUDARuntime(AcceleratorRuntime):
+    """One CUDA device."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+
+    def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
+        """Take the device; raise PluginError where torch has no code for it."""
+        device = super().activate(local_rank, num_threads=num_threads)
+        capability = torch.cuda.get_device_capability(device)
+        if not has_code(torch.cuda.get_arch_list(), capability):
+            raise PluginError(
+                f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}."
+                f"{capability[1]}, and torch {torch.__version__} has code for "
+                f"{', '.join(torch.cuda.get_arch_list())}: install a build for this device."
+            )
+        return device
+
+    def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
+        """Return the group of ranks, who exchange tensors by NCCL."""
+        from torch import distributed
+
+        if not distributed.is_nccl_available():
+            raise RuntimeError(f"torch {torch.__version__} is built without NCCL")
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group = distributed.ProcessGroupNCCL(store, rank, size, options)
+        return ProcessRanks(group, rank=rank, size=size)
+
+
+def has_code(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Return whether some code in a build of torch runs on a device.
+
+    arch_list: as torch tells it. Binary code ("sm_80") runs on later devices of its major version,
+    intermediate code ("compute_90") on all later ones; the variants with a letter ("sm_90a") on
+    their own device only.
+    """
+    for arch in arch_list:
+        kind, _, number = arch.partition("_")
+        digits = number.rstrip("af")
+        if not digits.isdecimal():
+            continue
+        made_for = divmod(int(digits), 10)
+        is_exact = made_for == capability
+        is_older = digits == number and made_for <= capability
+        if is_exact or (is_older and (kind == "compute" or made_for[0] == capability[0])):
+            return True
+    return False

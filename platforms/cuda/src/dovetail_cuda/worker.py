@@ -1,0 +1,9 @@
+"""The CUDA worker: an accelerator's worker, on the CUDA platform's runtime."""
+
+from __future__ import annotations
+
+from dovetail_torch.accelerator.worker import AcceleratorWorker
+
+
+class CUDAWorker(AcceleratorWorker):
+    """Runs the model on one CUDA device."""

@@ -1,0 +1,1 @@
+"""The XPU platform and worker of Dovetail."""

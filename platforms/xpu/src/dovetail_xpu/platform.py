@@ -1,0 +1,114 @@
+"""The XPU platform: Intel devices through `torch.xpu`, as far as can be said without one.
+
+The probe looks for a torch built for them, the Level Zero loader and a render node; it imports no
+torch and makes no context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
+from dovetail_torch.accelerator.torch_build import read_torch_build
+
+if TYPE_CHECKING:
+    from dovetail.config import EngineConfig
+    from dovetail_torch.accelerator.runtime import AcceleratorRuntime
+
+_LOADER = "libze_loader.so.1"
+_NODES = Path("/dev/dri")
+_PREFERENCES = {
+    "worker": ("xpu",),
+    "executor": ("uniproc",),
+    "attention": ("triton", "torch"),
+    "linear_method": ("torch",),
+    "ops": ("triton", "torch"),
+}
+_WISHES = {
+    "cache.gpu_memory_utilization": (0.9, "the device's memory is there for this engine"),
+    "scheduler.async_scheduling": (True, "the host has time while the device computes"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Facts. toolkit: what torch was built for, "" for none. num_nodes: render nodes there are."""
+
+    torch_version: str
+    toolkit: str
+    has_loader: bool
+    num_nodes: int
+
+
+def look() -> Machine:
+    """Return this machine's facts."""
+    build = read_torch_build("xpu")
+    try:
+        has_loader = bool(ctypes.CDLL(_LOADER))
+    except OSError:
+        has_loader = False
+    num_nodes = len(list(_NODES.glob("renderD*")))
+    return Machine(
+        torch_version=build.version,
+        toolkit=build.toolkit,
+        has_loader=has_loader,
+        num_nodes=num_nodes,
+    )
+
+
+def reasons_against(machine: Machine) -> tuple[str, ...]:
+    """Return why XPUs cannot be used, each with what would help; () if they may be."""
+    reasons = []
+    if not machine.toolkit:
+        reasons.append(
+            f"torch {machine.torch_version or '(none)'} is built without XPU: install a build "
+            "with it (https://pytorch.org/get-started)"
+        )
+    if not machine.has_loader:
+        reasons.append(f"no driver was found ({_LOADER} cannot be loaded): install Level Zero")
+    if not machine.num_nodes:
+        reasons.append(f"no device was found (no render node in {_NODES}): look at `ls {_NODES}`")
+    return tuple(reasons)
+
+
+class XPUPlatform(Platform):
+    """A machine with Intel devices, their driver and a torch built for them."""
+
+    info: ClassVar[PlatformInfo] = PlatformInfo(name="xpu", device_type="xpu")
+    rank: ClassVar[int] = 90
+    look: ClassVar[Callable[[], Machine]] = staticmethod(look)
+    """Where the facts come from."""
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Return whether a device may be used; creates no context."""
+        reasons = reasons_against(cls.look())
+        return Probe(usable=not reasons, reasons=reasons)
+
+    def capabilities(self) -> frozenset[str]:
+        """Return the dtypes that torch computes in on these devices, and that memory is pinned."""
+        return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "pin_memory"})
+
+    def total_memory_bytes(self, local_rank: int = 0) -> int:
+        """Return the device's memory, which only torch tells."""
+        import torch  # dear: only when asked
+
+        return int(torch.xpu.get_device_properties(local_rank).total_memory)
+
+    def prefer(self, kind: str) -> Sequence[str]:
+        """Return the plugin names that suit here, best first."""
+        return _PREFERENCES.get(kind, ())
+
+    def defaults(self, config: EngineConfig) -> ConfigPatch:
+        """Wish for most of the device, and for steps that are planned while one runs."""
+        return ConfigPatch(changes=_WISHES)
+
+    def runtime(self) -> AcceleratorRuntime:
+        """Return the device operations of this process."""
+        from dovetail_torch.accelerator.runtime import AcceleratorRuntime  # imports torch
+
+        return AcceleratorRuntime(self.info.device_type)

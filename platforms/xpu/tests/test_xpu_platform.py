@@ -1,0 +1,44 @@
+"""What the XPU platform says of machines that are made up."""
+
+from dataclasses import replace
+
+import pytest
+
+from dovetail.testing.platform import check_platform
+from dovetail_xpu.platform import Machine, XPUPlatform, reasons_against
+
+MACHINE = Machine(torch_version="2.13.0", toolkit="20250301", has_loader=True, num_nodes=1)
+
+
+def platform_on(machine):
+    class Here(XPUPlatform):
+        look = staticmethod(lambda: machine)
+
+        def total_memory_bytes(self, local_rank=0):
+            return 16 << 30  # only torch's module could tell, which is not built for it here
+
+    return Here
+
+
+def test_the_platform_keeps_its_contract_here_and_on_a_machine_with_one():
+    check_platform(XPUPlatform)
+    check_platform(platform_on(MACHINE))
+
+
+@pytest.mark.parametrize(
+    ("lack", "expected"),
+    [
+        ({"toolkit": ""}, "built without XPU"),
+        ({"has_loader": False}, "Level Zero"),
+        ({"num_nodes": 0}, "no device was found"),
+    ],
+)
+def test_each_reason_is_told(lack, expected):
+    machine = replace(MACHINE, **lack)
+    probe = platform_on(machine).probe()
+    assert not probe.usable and len(probe.reasons) == 1 and expected in probe.reasons[0]
+
+
+def test_a_machine_with_everything_is_usable():
+    assert reasons_against(MACHINE) == ()
+    assert platform_on(MACHINE).probe().usable
