@@ -1,0 +1,120 @@
+"""The attention backend `triton`: what it claims, the shape of its cache, how its parts are made.
+
+What it does not claim is refused, so that another backend serves. Triton is imported when the first
+part is made, so that this module can say why where it is missing. It refuses to know the worker,
+the model and the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import (
+    AttentionAsk,
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import DTYPE_BYTES, SCALE_BYTES, FullAttentionSpec
+from dovetail_attn_triton.availability import INTERPRETED, probe
+from dovetail_attn_triton.device_facts import device_facts
+from dovetail_attn_triton.options import TritonAttentionOptions
+
+if TYPE_CHECKING:
+    from dovetail_attn_triton.layer import TritonAttentionLayer
+    from dovetail_attn_triton.metadata import TritonMetadataBuilder
+
+FP8 = "fp8_e4m3"
+LEAST_CAPABILITY = 80
+LEAST_CAPABILITY_OF_FP8 = 89
+DTYPES = frozenset({"float32", "bfloat16", "float16"})
+
+
+class TritonAttentionBackend(AttentionBackend):
+    """Paged attention in Triton: prompts, chunks and decodes in any mixture.
+
+    The cache has the dtype of the model, or is fp8 (e4m3) with a scale for each token and head.
+    Short runs over long contexts are cut into splits, so that few rows keep the device busy.
+    """
+
+    name: ClassVar[str] = "triton"
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
+        dtypes=DTYPES,
+        device_types=frozenset({"cuda", "xpu"}) | (frozenset({"cpu"}) if INTERPRETED else set()),
+        kv_cache_dtypes=DTYPES | {FP8},
+        head_sizes=frozenset({32, 64, 80, 96, 112, 128, 160, 192, 256}),
+        block_size_multiple=16,
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "padded_pages"}),
+    )
+
+    @classmethod
+    def refusals(cls, ask: AttentionAsk) -> Sequence[str]:
+        """Return why Triton or the device cannot be used, or ()."""
+        reasons = list(probe().reasons)
+        if ask.kv_cache_dtype not in (ask.dtype, FP8):
+            reasons.append(
+                f"a KV cache of {ask.kv_cache_dtype} is asked for a model in {ask.dtype}; "
+                f"it keeps {ask.dtype} or {FP8}"
+            )
+        if ask.device_type == "xpu" and ask.kv_cache_dtype == FP8:
+            reasons.append(f"a KV cache of {FP8} is done on CUDA devices only")
+        if ask.device_type == "cuda" and torch.cuda.is_available():
+            reasons += _device_refusals(ask)
+        return reasons
+
+    @staticmethod
+    def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """Return [N, 2, K, B, D]; with scales, [N, elements of a block], scales behind."""
+        if spec.scale_bytes:
+            return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
+        return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_size)
+
+    @staticmethod
+    def create_builder(context: AttentionGroupContext) -> TritonMetadataBuilder:
+        """Return the metadata builder of a group; ConfigError for a cache that is not claimed."""
+        from dovetail_attn_triton.metadata import TritonMetadataBuilder
+
+        spec = context.spec
+        if spec.dtype not in TritonAttentionBackend.capabilities.kv_cache_dtypes:
+            raise ConfigError(
+                f"the attention backend 'triton' was asked for a KV cache of {spec.dtype}; it does "
+                f"{', '.join(sorted(DTYPES))} and {FP8}. Choose kv_cache_dtype='auto'"
+            )
+        if spec.scale_bytes != (SCALE_BYTES[FP8] if spec.dtype == FP8 else 0):
+            raise ConfigError(
+                f"a KV cache of {spec.dtype} with scale_bytes={spec.scale_bytes} is given to the "
+                f"attention backend 'triton'; {FP8} has scales of 4 bytes, other dtypes none"
+            )
+        return TritonMetadataBuilder(context, device_facts(context.device).num_processors)
+
+    @staticmethod
+    def create_layer(context: AttentionLayerContext) -> TritonAttentionLayer:
+        """Return the attention of a layer; ConfigError for heads that do not divide evenly."""
+        from dovetail_attn_triton.layer import TritonAttentionLayer
+
+        if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
+            raise ConfigError(
+                f"{context.layer_name} asks for {context.num_heads} query heads over "
+                f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
+                "second. Check num_attention_heads and num_key_value_heads in config.json"
+            )
+        options = TritonAttentionOptions(**context.options)
+        return TritonAttentionLayer(context, device_facts(context.device), options.max_splits)
+
+
+def _device_refusals(ask: AttentionAsk) -> list[str]:
+    """Return why this process's GPU cannot do what is asked."""
+    if torch.version.hip:
+        return ["torch is built for ROCm, whose GPUs the kernels' tiles are not made for"]
+    found = device_facts(torch.device("cuda", torch.cuda.current_device()))
+    shown = f"the GPU has compute capability {found.capability / 10}"
+    if found.capability < LEAST_CAPABILITY:
+        return [f"{shown}; it needs {LEAST_CAPABILITY / 10} (Ampere) or newer"]
+    if ask.kv_cache_dtype == FP8 and found.capability < LEAST_CAPABILITY_OF_FP8:
+        return [f"{shown}; a KV cache of {FP8} needs {LEAST_CAPABILITY_OF_FP8 / 10} (Ada) or newer"]
+    return []

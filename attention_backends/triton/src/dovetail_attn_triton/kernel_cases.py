@@ -1,0 +1,175 @@
+"""The ways in which this package's kernels are launched, for compiling them without a GPU.
+
+Each layer and each step of an engine is one of these, but for what costs nothing to leave out: head
+sizes that are padded to the same tile, and features that are tried together.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from dovetail.testing.compiled_kernels import KernelCase
+from dovetail_attn_triton.attention_kernels import attend, combine
+from dovetail_attn_triton.cache_kernel import write_cache
+from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, WRITE_TILE
+from dovetail_attn_triton.metadata import CHUNK
+from dovetail_attn_triton.options import TritonAttentionOptions
+from dovetail_attn_triton.tiles import attention_shape, padded
+from dovetail_attn_triton.work_kernels import list_work
+
+_GROUP = 4
+_NUM_KV_HEADS = 8
+_BLOCK_SIZE = 16
+_STEP_SIZES = {name: "i32" for name in ("num_splits", "least_span", "item_tokens")}
+_STEP_TENSORS = {"query_start_ptr": "*i32", "seq_lens_ptr": "*i32", "work_ptr": "*i32"}
+_STRIDES = {"out_token_stride": "i32", "out_head_stride": "i32"}
+_COMPUTE = {"*bf16": tl.bfloat16, "*fp16": tl.float16, "*fp32": tl.float32}
+_FP8 = "*fp8e4nv"
+_PLAIN_OPTIONAL = ("scales_ptr", "parts_ptr", "sinks_ptr", "work_ptr", "cap")
+
+
+def kernel_cases() -> tuple[KernelCase, ...]:
+    """Return the cases of all kernels."""
+    return (
+        _attend("decode in splits", 128, ("parts_ptr",)),
+        _attend("decode", 64, (), dtype="*fp16"),
+        _attend("decode, everything", 256, ("parts_ptr", "sinks_ptr", "cap", "work_ptr")),
+        _attend("decode over fp8", 128, ("parts_ptr", "scales_ptr"), cache=_FP8),
+        _attend("decode, float32", 128, ("parts_ptr",), dtype="*fp32"),
+        _attend("prefill", 128, ("work_ptr",), long=True),
+        _attend("prefill, window, cap, sinks", 80, ("work_ptr", "cap", "sinks_ptr"), long=True),
+        _attend("prefill", 256, ("work_ptr",), long=True, dtype="*fp16"),
+        _attend("prefill over fp8", 64, ("work_ptr", "scales_ptr"), long=True, cache=_FP8),
+        _attend("prefill", 256, ("work_ptr",), long=True, capability=89),
+        _attend(
+            "prefill over fp8",
+            128,
+            ("work_ptr", "scales_ptr"),
+            cache=_FP8,
+            long=True,
+            capability=89,
+        ),
+        _write(128, "*bf16"),
+        _write(80, _FP8),
+        _combine(128),
+        _list_work(),
+    )
+
+
+def _sizes(head_size: int) -> dict[str, object]:
+    return {
+        "NUM_HEADS": _NUM_KV_HEADS,
+        "HEAD_SIZE": head_size,
+        "PADDED_SIZE": padded(head_size),
+    }
+
+
+def _attend(
+    what: str,
+    head_size: int,
+    given: tuple[str, ...],
+    *,
+    dtype: str = "*bf16",
+    cache: str = "",
+    long: bool = False,
+    capability: int = 90,
+) -> KernelCase:
+    """Return a case of `attend`.
+
+    given: optional arguments that are not None. capability: whose tiles are taken.
+    """
+    heads = (_GROUP * _NUM_KV_HEADS, _NUM_KV_HEADS, head_size)
+    shape = attention_shape(heads, wide=dtype == "*fp32", large=capability != 89)
+    tile = shape.long if long else shape.short
+    types = {
+        "q_ptr": dtype,
+        "cache_ptr": cache or dtype,
+        "scales_ptr": "*fp32",
+        "out_ptr": dtype,
+        "parts_ptr": "*fp32",
+        "sinks_ptr": "*fp32",
+        **_STEP_TENSORS,
+        "table_ptr": "*i32",
+        **{f"q_{name}_stride": "i32" for name in ("token", "head")},
+        **_STRIDES,
+        **{f"{name}_stride": "i32" for name in ("block", "scale", "table")},
+        **_STEP_SIZES,
+        "factor": "fp32",
+        "cap": "fp32",
+    }
+    left_out = set(_PLAIN_OPTIONAL) - set(given)
+    return KernelCase(
+        name=f"attend: {what}, {(cache or dtype)[1:]}, head size {head_size}",
+        kernel=attend,
+        types={name: told for name, told in types.items() if name not in left_out},
+        constexprs={
+            **dict.fromkeys(left_out),
+            **_sizes(head_size),
+            "GROUP": _GROUP,
+            "BLOCK_SIZE": _BLOCK_SIZE,
+            "ROWS": tile.rows,
+            "TILE": tile.positions,
+            "WINDOW": 1024 if "cap" in given else 0,
+            "COMPUTE": _COMPUTE[dtype],
+        },
+        unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES, "table_ptr", "table_stride"}),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        # The conversion from fp8 is an instruction of 8.9 and newer; sm_80 has the tiles of sm_90.
+        capabilities=(80, 90) if capability == 90 and cache != _FP8 else (capability,),
+    )
+
+
+def _write(head_size: int, cache: str) -> KernelCase:
+    scaled = cache == _FP8
+    types = {
+        "k_ptr": "*bf16",
+        "v_ptr": "*bf16",
+        "cache_ptr": cache,
+        "slots_ptr": "*i64",
+        "num_tokens": "i32",
+        **{f"{x}_{name}_stride": "i32" for x in "kv" for name in ("token", "head")},
+        "block_stride": "i32",
+        "scale_stride": "i32",
+    }
+    constexprs = _sizes(head_size) | {"BLOCK_SIZE": _BLOCK_SIZE, "TILE": WRITE_TILE}
+    return KernelCase(
+        name=f"write_cache: {cache[1:]}, head size {head_size}",
+        kernel=write_cache,
+        types=types | ({"scales_ptr": "*fp32"} if scaled else {}),
+        constexprs=constexprs | ({} if scaled else {"scales_ptr": None}),
+        unaligned=frozenset({"slots_ptr", "num_tokens"}),
+        capabilities=(90,) if scaled else (80, 90),
+    )
+
+
+def _combine(head_size: int) -> KernelCase:
+    types = {"parts_ptr": "*fp32", "out_ptr": "*bf16", **_STEP_TENSORS, **_STRIDES, **_STEP_SIZES}
+    del types["work_ptr"]
+    return KernelCase(
+        name=f"combine: bf16, head size {head_size}",
+        kernel=combine,
+        types=types,
+        constexprs={
+            "work_ptr": None,
+            **_sizes(head_size),
+            "GROUP": _GROUP,
+            "ROWS": 16,
+            "TILE": 64,
+            "MAX_SPLITS": padded(TritonAttentionOptions().max_splits),
+            "WINDOW": 0,
+            "CHUNK": COMBINE_CHUNK,
+        },
+        unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES}),
+        num_warps=COMBINE_WARPS,
+    )
+
+
+def _list_work() -> KernelCase:
+    return KernelCase(
+        name="list_work",
+        kernel=list_work,
+        types={"query_start_ptr": "*i32", "short_ptr": "*i32", "long_ptr": "*i32"},
+        constexprs={"SHORT": 4, "TILE": 32, "CHUNK": CHUNK},
+        unaligned=frozenset({"query_start_ptr"}),
+    )

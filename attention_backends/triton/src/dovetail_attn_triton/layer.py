@@ -1,0 +1,181 @@
+"""Attention of one layer: launches of the kernels, with all that does not change bound beforehand.
+
+A step is one launch that writes the cache, and one or two that attend, each with one more that puts
+splits together where there are any. Nothing is allocated and nothing is waited for. The layer
+refuses to know rows and positions.
+
+Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
+B block size.
+"""
+
+from __future__ import annotations
+
+from math import e, log2
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.attention import AttentionBatch, AttentionLayer, AttentionLayerContext
+from dovetail_attn_triton.attention_kernels import attend, combine
+from dovetail_attn_triton.availability import INTERPRETED
+from dovetail_attn_triton.cache_kernel import write_cache
+from dovetail_attn_triton.device_facts import DeviceFacts
+from dovetail_attn_triton.metadata import Pass, TritonAttentionMetadata
+from dovetail_attn_triton.tiles import attention_shape, padded
+
+COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+"""What a GPU multiplies, by the dtype of the model."""
+
+WRITE_TILE = 16
+"""Tokens that one program writes."""
+
+COMBINE_CHUNK = 16
+"""Splits that `combine` takes at a time."""
+
+COMBINE_WARPS = 4
+
+
+def compute_type(dtype: torch.dtype) -> tl.dtype:
+    """Return in what the kernels multiply: float32 in the interpreter, which knows no bfloat16."""
+    return tl.float32 if INTERPRETED else COMPUTE[dtype]
+
+
+class TritonAttentionLayer(AttentionLayer):
+    """Attention of one layer over a cache of shape [N, 2, K, B, D], or packed with its scales."""
+
+    def __init__(
+        self, context: AttentionLayerContext, device: DeviceFacts, max_splits: int
+    ) -> None:
+        self._context = context
+        self._kv_cache: torch.Tensor | None = None
+        self._scales: torch.Tensor | None = None
+        heads = (context.num_heads, context.num_kv_heads, context.head_size)
+        # In the interpreter too the tiles are those of a GPU's matrix units.
+        wide = context.dtype == torch.float32 and not INTERPRETED
+        self._shape = attention_shape(heads, wide=wide, large=device.has_large_tiles)
+        self._factor = context.scale * log2(e)
+        self._cap: float | None = None
+        if context.soft_cap:
+            self._factor *= 2 / context.soft_cap
+            self._cap = context.soft_cap * log2(e)
+        sizes = {
+            "NUM_HEADS": context.num_kv_heads,
+            "HEAD_SIZE": context.head_size,
+            "PADDED_SIZE": padded(context.head_size),
+        }
+        reach = sizes | {"GROUP": self._shape.group, "WINDOW": context.sliding_window}
+        self._write_constants: dict[str, Any] = sizes | {"TILE": WRITE_TILE}
+        self._attend_constants: dict[str, Any] = reach | {"COMPUTE": compute_type(context.dtype)}
+        self._combine_constants: dict[str, Any] = reach | {
+            "MAX_SPLITS": padded(max(max_splits, COMBINE_CHUNK)),
+            "CHUNK": COMBINE_CHUNK,
+        }
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: TritonAttentionMetadata,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """Write k and v to the cache, attend causally, and write the result to `out_THD`.
+
+        q, k, v and out may be strided, the last dimension excepted; blocks may lie apart. Raises
+        ContractError if the layer's window, heads or head size are not its KV-cache group's.
+        """
+        if kv_cache is not self._kv_cache:
+            self._bind(kv_cache, metadata)
+        self._write(k_TKD, v_TKD, metadata.batch)
+        for one in metadata.passes(self._shape):
+            self._attend(q_THD, out_THD, metadata, one)
+
+    def _bind(self, kv_cache: torch.Tensor, metadata: TritonAttentionMetadata) -> None:
+        """Take the layer's cache, which stays the same from now on, and find its scales."""
+        context, spec = self._context, metadata.spec
+        own = (context.sliding_window, context.num_kv_heads, context.head_size)
+        group = (spec.sliding_window, spec.num_kv_heads, spec.head_size)
+        if own != group:
+            raise ContractError(
+                f"{context.layer_name} has window, key-value heads and head size {own}, its "
+                f"KV-cache group {group}; give layers of different sorts groups of their own"
+            )
+        self._scales = None
+        if spec.scale_bytes:
+            num_elements = 2 * spec.num_kv_heads * spec.block_size * spec.head_size
+            self._scales = kv_cache[:, num_elements:].view(torch.float32)
+        self._strides = (
+            kv_cache.stride(0),
+            0 if self._scales is None else self._scales.stride(0),
+        )
+        self._write_constants["BLOCK_SIZE"] = self._attend_constants["BLOCK_SIZE"] = spec.block_size
+        self._kv_cache = kv_cache
+
+    def _write(self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, batch: AttentionBatch) -> None:
+        num_tokens = batch.slot_mapping_T.shape[0]
+        write_cache[(-(-num_tokens // WRITE_TILE), self._context.num_kv_heads)](
+            k_TKD,
+            v_TKD,
+            self._kv_cache,
+            self._scales,
+            batch.slot_mapping_T,
+            num_tokens,
+            k_TKD.stride(0),
+            k_TKD.stride(1),
+            v_TKD.stride(0),
+            v_TKD.stride(1),
+            *self._strides,
+            **self._write_constants,
+        )
+
+    def _attend(
+        self,
+        q_THD: torch.Tensor,
+        out_THD: torch.Tensor,
+        metadata: TritonAttentionMetadata,
+        one: Pass,
+    ) -> None:
+        batch, tile, parts = metadata.batch, one.tile, metadata.workspace.parts
+        out_strides = (out_THD.stride(0), out_THD.stride(1))
+        cut = (one.num_splits, one.least_span, one.item_tokens)
+        tile_sizes = {"ROWS": tile.rows, "TILE": tile.positions}
+        attend[(one.num_items, self._context.num_kv_heads, one.num_splits)](
+            q_THD,
+            self._kv_cache,
+            self._scales,
+            out_THD,
+            parts if one.num_splits > 1 else None,
+            self._context.sinks,
+            batch.query_start_R1,
+            batch.seq_lens_R,
+            batch.block_table_RM,
+            one.work_W2,
+            q_THD.stride(0),
+            q_THD.stride(1),
+            *out_strides,
+            *self._strides,
+            batch.block_table_RM.stride(0),
+            *cut,
+            self._factor,
+            self._cap,
+            **tile_sizes,
+            **self._attend_constants,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
+        if one.num_splits > 1:
+            combine[(one.num_items, one.item_tokens, self._context.num_heads)](
+                parts,
+                out_THD,
+                batch.query_start_R1,
+                batch.seq_lens_R,
+                one.work_W2,
+                *out_strides,
+                *cut,
+                **tile_sizes,
+                **self._combine_constants,
+                num_warps=COMBINE_WARPS,
+            )

@@ -1,0 +1,189 @@
+"""A step's work for the kernels: which programs there are, from the host's own lengths.
+
+The tensors of the step pass through untouched: nothing is copied, nothing is waited for, and all
+memory is taken before the first step. How work is cut depends on a layer's heads, which the builder
+refuses to know: so it is cut when the first layer of a step asks, once for all layers alike.
+
+Shape legend: R requests, W items of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionMetadataBuilder,
+)
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_attn_triton.options import TritonAttentionOptions
+from dovetail_attn_triton.tiles import AttentionShape, Tile
+from dovetail_attn_triton.work_kernels import list_work
+
+# Programs a processor has to choose from: few enough that each is worth its start, and so many that
+# the last ones to finish are a small part.
+PROGRAMS_PER_PROCESSOR = 6
+
+# Positions below which a split is not worth the work of putting it together again.
+LEAST_SPAN = 128
+
+# Runs or tiles that a program of `list_work` looks at together.
+CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One launch over items of one tile.
+
+    work_W2: int32 pairs (run, first token), or None where each run is an item.
+    num_items: W. item_tokens: that an item has at most in this step.
+    num_splits: of an item at most. least_span: positions of a split at least.
+    """
+
+    tile: Tile
+    work_W2: torch.Tensor | None
+    num_items: int
+    item_tokens: int
+    num_splits: int
+    least_span: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """What a group's steps share: memory, and the size of the device.
+
+    parts: float32, nobody's between two launches of a layer. max_work: pairs of a list.
+    num_processors: of the device. lists: of work, by the shape that they are made for.
+    """
+
+    parts: torch.Tensor
+    max_splits: int
+    max_work: int
+    num_processors: int
+    lists: dict[AttentionShape, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def lists_for(self, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return memory for a short and a long list; taken at a shape's first step (warm-up)."""
+        found = self.lists.get(shape)
+        if found is None:
+            # An ordinary tensor even within inference mode: a later step may run outside it.
+            with torch.inference_mode(False):
+                size = (2, self.max_work, 2)
+                both_2W2 = torch.empty(size, dtype=torch.int32, device=self.parts.device)
+            found = self.lists[shape] = (both_2W2[0], both_2W2[1])
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonAttentionMetadata:
+    """A step, and its work by the shape of a layer. sliding_window: the group's; 0 for none."""
+
+    batch: AttentionBatch
+    spec: FullAttentionSpec
+    workspace: Workspace
+    made: dict[AttentionShape, tuple[Pass, ...]] = field(default_factory=dict)
+
+    def passes(self, shape: AttentionShape) -> tuple[Pass, ...]:
+        """Return the launches of a layer; the first call of a step for a shape makes its list."""
+        found = self.made.get(shape)
+        if found is None:
+            found = self.made[shape] = self._make(shape)
+        return found
+
+    def _make(self, shape: AttentionShape) -> tuple[Pass, ...]:
+        batch = self.batch
+        num_short = shape.tokens_of(shape.short)
+        num_long = shape.tokens_of(shape.long)
+        seen_lens = self._seen_lens()
+        pairs = list(zip(batch.query_lens, seen_lens, strict=True))
+        long = [(-(-query // num_long), seen) for query, seen in pairs if query > num_short]
+        if not long:
+            lengths = [seen for query, seen in pairs if query]
+            most = max(batch.query_lens, default=0)
+            return (self._pass(shape, shape.short, None, (batch.num_requests, most), lengths),)
+        short = [(query, seen) for query, seen in pairs if 0 < query <= num_short]
+        short_W2, long_W2 = self.workspace.lists_for(shape)
+        list_work[(batch.num_requests,)](
+            batch.query_start_R1, short_W2, long_W2, SHORT=num_short, TILE=num_long, CHUNK=CHUNK
+        )
+        num_items = sum(count for count, _ in long)
+        lengths = [seen for count, seen in long for _ in range(count)]
+        found = [self._pass(shape, shape.long, long_W2, (num_items, num_long), lengths)]
+        if short:
+            items = (len(short), max(query for query, _ in short))
+            lengths = [seen for _, seen in short]
+            found.append(self._pass(shape, shape.short, short_W2, items, lengths))
+        return tuple(found)
+
+    def _seen_lens(self) -> Sequence[int]:
+        """Return how many positions each run's tokens see between them."""
+        batch, window = self.batch, self.spec.sliding_window
+        if not window:
+            return batch.seq_lens
+        lens = zip(batch.query_lens, batch.seq_lens, strict=True)
+        return [min(seq_len, query_len + window - 1) for query_len, seq_len in lens]
+
+    def _pass(
+        self,
+        shape: AttentionShape,
+        tile: Tile,
+        work_W2: torch.Tensor | None,
+        items: tuple[int, int],
+        lengths: Sequence[int],
+    ) -> Pass:
+        num_items, item_tokens = items
+        row_floats = shape.num_heads * (shape.head_size + 1)
+        room = self.workspace.parts.numel() // max(1, num_items * item_tokens * row_floats)
+        num_splits, least_span = plan_splits(
+            lengths,
+            num_heads=shape.num_kv_heads,
+            tile=tile.positions,
+            num_programs=PROGRAMS_PER_PROCESSOR * self.workspace.num_processors,
+            max_splits=min(room, self.workspace.max_splits),
+        )
+        return Pass(
+            tile=tile,
+            work_W2=work_W2,
+            num_items=num_items,
+            item_tokens=item_tokens,
+            num_splits=num_splits,
+            least_span=least_span,
+        )
+
+
+def plan_splits(
+    lengths: Sequence[int], *, num_heads: int, tile: int, num_programs: int, max_splits: int
+) -> tuple[int, int]:
+    """Return into how many splits an item is cut at most, and how many positions one has at least.
+
+    lengths: positions of each item, which has a program for each of `num_heads`. The least span is
+    what each of `num_programs` would have if all had equally much, so that a long item among short
+    ones is cut and the short ones are not; a multiple of `tile`, and at least `LEAST_SPAN`.
+    """
+    share = sum(lengths) * num_heads // num_programs
+    span = max(LEAST_SPAN, -(-share // tile) * tile)
+    num_splits = -(-max(lengths, default=1) // span)
+    return max(1, min(num_splits, max_splits)), span
+
+
+class TritonMetadataBuilder(AttentionMetadataBuilder):
+    """Hands each step on, beside the memory that all steps share."""
+
+    def __init__(self, context: AttentionGroupContext, num_processors: int) -> None:
+        options = TritonAttentionOptions(**context.options)
+        self._spec = context.spec
+        num_floats = options.workspace_mib << 18
+        self._workspace = Workspace(
+            parts=torch.empty(num_floats, dtype=torch.float32, device=context.device),
+            max_splits=options.max_splits,
+            max_work=context.max_num_batched_tokens + context.max_num_seqs,
+            num_processors=num_processors,
+        )
+
+    def build(self, batch: AttentionBatch) -> TritonAttentionMetadata:
+        """Return this step's metadata. Only reads `batch`; waits for no device."""
+        return TritonAttentionMetadata(batch=batch, spec=self._spec, workspace=self._workspace)

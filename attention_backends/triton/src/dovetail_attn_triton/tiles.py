@@ -1,0 +1,118 @@
+"""How large the tiles are: one static table, by head size, dtype and the GPU's shared memory.
+
+No tuning at run time: a launch is the same in every process. The figures are what fits (the
+compile test holds them to registers and shared memory) and what keeps enough bytes under way:
+about 100 KiB a processor of keys and values for short runs, which wait for memory; large matrix
+products for long ones. Knows no tensor and no Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A program's part of an attention matrix, and how it is launched.
+
+    rows: of queries, tokens times the heads of a group. positions: taken at a time.
+    """
+
+    rows: int
+    positions: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What of a layer decides how a step's work is cut; equal for most layers of a model.
+
+    short: the tile of runs whose tokens all fit into it. long: of all others.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    short: Tile
+    long: Tile
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+    def tokens_of(self, tile: Tile) -> int:
+        """Return how many tokens a tile holds."""
+        return tile.rows // self.group
+
+
+def padded(size: int) -> int:
+    """Return the least power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+_NARROW = {
+    64: (
+        Tile(rows=16, positions=64, num_warps=4, num_stages=5),
+        Tile(rows=128, positions=64, num_warps=8, num_stages=5),
+    ),
+    128: (
+        Tile(rows=16, positions=64, num_warps=4, num_stages=5),
+        Tile(rows=128, positions=64, num_warps=8, num_stages=5),
+    ),
+    256: (
+        Tile(rows=16, positions=32, num_warps=4, num_stages=5),
+        Tile(rows=64, positions=32, num_warps=8, num_stages=5),
+    ),
+}
+"""Of elements of two bytes, by padded head size: short and long.
+
+Five stages are two buffers of keys and values: Triton takes the block table, whose entries lead to
+them, as a stage of its own before theirs.
+"""
+
+_WIDE = {
+    64: (
+        Tile(rows=16, positions=32, num_warps=4, num_stages=3),
+        Tile(rows=32, positions=32, num_warps=8, num_stages=3),
+    ),
+    128: (
+        Tile(rows=16, positions=32, num_warps=8, num_stages=3),
+        Tile(rows=32, positions=32, num_warps=8, num_stages=3),
+    ),
+    256: (
+        Tile(rows=16, positions=16, num_warps=8, num_stages=3),
+        Tile(rows=16, positions=16, num_warps=8, num_stages=3),
+    ),
+}
+"""Of float32, which matrix units do not take: for answers, not for speed."""
+
+
+def attention_shape(heads: tuple[int, int, int], *, wide: bool, large: bool) -> AttentionShape:
+    """Return the tiles of a layer.
+
+    heads: query heads, key-value heads, head size up to 256. wide: float32 is multiplied.
+    large: a block has 163 KiB of shared memory, as tiles want it; else they are halved for 99.
+    """
+    num_heads, num_kv_heads, head_size = heads
+    table = _WIDE if wide else _NARROW
+    tiles = table[max(64, padded(head_size))]
+    if not large:
+        tiles = tuple(
+            replace(
+                tile,
+                rows=min(tile.rows, 64),
+                positions=max(16, tile.positions // 2),
+            )
+            for tile in tiles
+        )
+    least_rows = padded(num_heads // num_kv_heads)
+    short, long = (replace(tile, rows=max(tile.rows, least_rows)) for tile in tiles)
+    return AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        short=short,
+        long=long,
+    )

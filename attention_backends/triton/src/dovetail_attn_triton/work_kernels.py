@@ -1,0 +1,94 @@
+"""What a step's programs have to do: the list of a mixed step's items, and how items are cut.
+
+An item is a tile of one run's tokens. Where all runs are short, each run is an item and there is no
+list. Knows no torch, no heads and no cache.
+
+Shape legend: C runs or tiles of a chunk.
+"""
+
+# ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize_on_alignment=["query_start_ptr"])
+def list_work(
+    query_start_ptr,
+    short_ptr,
+    long_ptr,
+    SHORT: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """List the step's items, int32 pairs (run, first token); grid (runs,).
+
+    Runs of up to SHORT tokens are one item of the short list; longer ones have an item of the long
+    list for each TILE tokens. Each program counts what the runs before its own take.
+    """
+    run = tl.program_id(0)
+    num_short = 0
+    num_long = 0
+    for first in range(0, run, CHUNK):
+        others_C = first + tl.arange(0, CHUNK)
+        is_before_C = others_C < run
+        starts_C = tl.load(query_start_ptr + others_C, mask=is_before_C, other=0)
+        ends_C = tl.load(query_start_ptr + others_C + 1, mask=is_before_C, other=0)
+        lens_C = ends_C - starts_C
+        num_short += tl.sum(((lens_C > 0) & (lens_C <= SHORT)).to(tl.int32))
+        num_long += tl.sum(tl.where(lens_C > SHORT, (lens_C + TILE - 1) // TILE, 0))
+    query_len = tl.load(query_start_ptr + run + 1) - tl.load(query_start_ptr + run)
+    if query_len <= SHORT:
+        if query_len > 0:
+            tl.store(short_ptr + 2 * num_short, run)
+            tl.store(short_ptr + 2 * num_short + 1, 0)
+    else:
+        num_tiles = (query_len + TILE - 1) // TILE
+        for first in range(0, num_tiles, CHUNK):
+            tiles_C = first + tl.arange(0, CHUNK)
+            is_tile_C = tiles_C < num_tiles
+            places_C = long_ptr + 2 * (num_long + tiles_C)
+            tl.store(places_C, tl.zeros_like(tiles_C) + run, mask=is_tile_C)
+            tl.store(places_C + 1, tiles_C * TILE, mask=is_tile_C)
+
+
+@triton.jit
+def item_of(query_start_ptr, seq_lens_ptr, work_ptr, item):
+    """Return an item's run, its first token, the run's start, tokens, and tokens before it.
+
+    Without a list, each run is an item.
+    """
+    if work_ptr is not None:
+        run = tl.load(work_ptr + 2 * item)
+        first = tl.load(work_ptr + 2 * item + 1)
+    else:
+        run = item
+        first = item * 0
+    start = tl.load(query_start_ptr + run)
+    query_len = tl.load(query_start_ptr + run + 1) - start
+    context_len = tl.load(seq_lens_ptr + run) - query_len
+    return run, first, start, query_len, context_len
+
+
+@triton.jit
+def reach_of(
+    first,
+    query_len,
+    context_len,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Return from where to where an item's tokens see; the beginning is a multiple of TILE."""
+    end = context_len + tl.minimum(first + TOKENS, query_len)
+    begin = end * 0
+    if WINDOW > 0:
+        begin = tl.maximum(context_len + first - WINDOW + 1, 0) // TILE * TILE
+    return begin, end
+
+
+@triton.jit
+def span_of(begin, end, num_splits, least_span, TILE: tl.constexpr):
+    """Return how many positions each split of an item has, a multiple of TILE."""
+    share = (end - begin + num_splits - 1) // num_splits
+    return tl.maximum(least_span, (share + TILE - 1) // TILE * TILE)

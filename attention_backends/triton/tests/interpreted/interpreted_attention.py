@@ -1,0 +1,357 @@
+"""The conformance suite, and what it does not ask of backend `triton`: splits, lists, fp8, NaN.
+
+Runs in Triton's interpreter on the host, started by test_triton_attention.py, and as it is on a
+GPU: `pytest -o python_files='interpreted_*.py' attention_backends/triton/tests/interpreted`. Of the
+suite, all of float32 is run; of the other dtypes, which the interpreter multiplies in float32 too,
+what a load or a store could get wrong, and the rest with `-m ""`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ContractError
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
+from dovetail.testing.attention import (
+    AttentionCase,
+    check_case,
+    check_refusals,
+    reference_attention,
+    standard_cases,
+)
+from dovetail.testing.contexts import SMALL_ENGINE
+from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_attn_triton.availability import INTERPRETED
+from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+BLOCK_SIZE = 16
+
+
+class Rows:
+    """Rows of random tokens over a cache of which all else is NaN; each has blocks of its own."""
+
+    def __init__(self, lengths, *, cache_dtype="", window=0, padding=0, options=None, **changes):
+        shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64} | changes
+        self.heads = (shape["num_heads"], shape["num_kv_heads"], shape["num_kv_heads"])
+        self.dtype = shape.pop("dtype", torch.float32)
+        name = cache_dtype or str(self.dtype).removeprefix("torch.")
+        self.spec = FullAttentionSpec(
+            block_size=BLOCK_SIZE,
+            num_kv_heads=shape["num_kv_heads"],
+            head_size=shape["head_size"],
+            dtype=name,
+            sliding_window=window,
+            scale_bytes=SCALE_BYTES.get(name, 0),
+        )
+        generator = torch.Generator().manual_seed(len(lengths))
+        size = (sum(self.heads), shape["head_size"])
+        self.qkv = [
+            torch.randn((n, *size), generator=generator).to(self.dtype).to(DEVICE) for n in lengths
+        ]
+        counts = [-(-n // BLOCK_SIZE) for n in lengths]
+        order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+        self.blocks = [[order.pop() for _ in range(count)] for count in counts]
+        self.done = [0] * len(lengths)
+        self.cache = self._new_cache(sum(counts) + 1, padding)
+        self.scale = shape["head_size"] ** -0.5
+        self.builder = TritonAttentionBackend.create_builder(
+            AttentionGroupContext(
+                spec=self.spec,
+                device=DEVICE,
+                max_num_seqs=len(lengths),
+                max_num_batched_tokens=sum(lengths),
+                max_model_len=max(lengths),
+                options=options or {},
+            )
+        )
+        self.layer_context = AttentionLayerContext(
+            layer_name="layers.3.attn",
+            scale=self.scale,
+            dtype=self.dtype,
+            device=DEVICE,
+            sliding_window=window,
+            **shape,
+        )
+        self.layer = TritonAttentionBackend.create_layer(self.layer_context)
+
+    def _new_cache(self, num_blocks, padding):
+        """Return a cache whose blocks lie `padding` bytes apart; bytes of 255 are NaN in all."""
+        dtype = torch.float8_e4m3fn if self.spec.dtype == FP8 else self.dtype
+        shape = TritonAttentionBackend.kv_cache_shape(num_blocks, self.spec)
+        used = self.spec.page_size_bytes
+        pages = torch.full((num_blocks, used + padding), 255, dtype=torch.uint8, device=DEVICE)
+        return pages[:, :used].view(dtype).unflatten(1, shape[1:])
+
+    def step(self, counts, layer=None):
+        """Run the next `counts` tokens of each row (0: the row is left out); return the results."""
+        runs = [(row, n) for row, n in enumerate(counts) if n]
+        metadata = self.builder.build(self.batch(runs))
+        return self.forward(runs, metadata, layer or self.layer)
+
+    def forward(self, runs, metadata, layer):
+        parts = [self.qkv[row][self.done[row] : self.done[row] + n] for row, n in runs]
+        q, k, v = torch.cat(parts).split(self.heads, dim=1)
+        out = torch.full(q.shape, torch.nan, dtype=self.dtype, device=DEVICE)
+        layer.forward(q, k, v, self.cache, metadata, out)
+        for row, n in runs:
+            self.done[row] += n
+        return out.split([n for _, n in runs])
+
+    def batch(self, runs):
+        seq_lens = [self.done[row] + n for row, n in runs]
+        width = max(map(len, self.blocks))
+        table = [self.blocks[row] + [0] * (width - len(self.blocks[row])) for row, _ in runs]
+        slots = [
+            self.blocks[row][position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            for row, n in runs
+            for position in range(self.done[row], self.done[row] + n)
+        ]
+        query_lens = [n for _, n in runs]
+        starts = torch.tensor([0, *query_lens]).cumsum(0)
+        return AttentionBatch(
+            query_start_R1=starts.int().to(DEVICE),
+            seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE),
+            block_table_RM=torch.tensor(table, dtype=torch.int32, device=DEVICE),
+            slot_mapping_T=torch.tensor(slots, device=DEVICE),
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+        )
+
+    def kept(self, row):
+        """Return the keys and values that the cache holds of a row, float64 [L, K, D] each."""
+        num_kv_heads, head_size = self.spec.num_kv_heads, self.spec.head_size
+        shape = (2, num_kv_heads, BLOCK_SIZE, head_size)
+        if self.spec.scale_bytes:
+            size = torch.Size(shape).numel()
+            scales = self.cache[:, size:].view(torch.float32).unflatten(1, shape[:3])
+            cache = self.cache[:, :size].float().unflatten(1, shape) * scales.unsqueeze(-1)
+        else:
+            cache = self.cache
+        both = cache[self.blocks[row]].double().permute(1, 0, 3, 2, 4).flatten(1, 2)
+        return both[0, : self.done[row]], both[1, : self.done[row]]
+
+    def want(self, row, num_tokens, **changes):
+        """Return what the last tokens of a row are to give, from what the cache holds."""
+        q = self.qkv[row][self.done[row] - num_tokens : self.done[row], : self.heads[0]]
+        window = self.spec.sliding_window
+        return reference_attention(
+            q, *self.kept(row), scale=self.scale, sliding_window=window, **changes
+        )
+
+
+def assert_close(got, want, tolerance=1e-5):
+    torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
+
+
+def num_splits(rows, counts):
+    """Return the splits of each launch of a step to come."""
+    runs = [(row, n) for row, n in enumerate(counts) if n]
+    metadata = rows.builder.build(rows.batch(runs))
+    return [one.num_splits for one in metadata.passes(rows.layer._shape)]
+
+
+def suite():
+    """Yield the suite's cases; those that are much like others are slow."""
+    for case in standard_cases(TritonAttentionBackend.capabilities):
+        plain = not (case.sliding_window or case.soft_cap or case.sinks)
+        mixed = len({query_len for _, query_len in case.runs}) > 3
+        quick = case.dtype == "float32" or (plain and mixed and case.runs[0][0] > 3)
+        yield pytest.param(case, id=str(case), marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("case", list(suite()))
+def test_suite(case):
+    check_case(TritonAttentionBackend, case, DEVICE)
+
+
+def test_refusals():
+    check_refusals(TritonAttentionBackend, DEVICE)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_batches(seed):
+    rng = random.Random(seed)
+    num_kv_heads = rng.choice([1, 2])
+    runs = [(rng.randrange(60), rng.choice([1, 1, 2, rng.randrange(1, 40)])) for _ in range(4)]
+    case = AttentionCase(
+        runs=((rng.randrange(300), 1), *runs),
+        dtype=rng.choice(["float32", "bfloat16", "float16"]),
+        num_heads=num_kv_heads * rng.choice([1, 3, 4, 7]),
+        num_kv_heads=num_kv_heads,
+        head_size=rng.choice([32, 80, 96, 128]),
+        block_size=rng.choice([16, 32, 48]),
+        sliding_window=rng.choice([0, 0, rng.randrange(1, 90)]),
+        soft_cap=rng.choice([0.0, 0.0, 0.7]),
+        sinks=rng.choice([False, True]),
+        seed=seed,
+    )
+    check_case(TritonAttentionBackend, case, DEVICE)
+
+
+@pytest.mark.parametrize("num_heads", [2, 6, 40])
+def test_groups_of_any_size(num_heads):
+    """One, three and twenty query heads to a key-value head: a tile of 16 rows, and a larger."""
+    case = AttentionCase(runs=((20, 1), (3, 9)), num_heads=num_heads, num_kv_heads=2)
+    check_case(TritonAttentionBackend, case, DEVICE)
+
+
+@pytest.mark.parametrize("window", [0, 400])
+def test_long_context_of_few_rows_is_split(window):
+    rows = Rows([901, 140], window=window)
+    rows.step([900, 139])
+    assert num_splits(rows, [1, 1])[0] > 2
+    first, second = rows.step([1, 1])
+    assert_close(first, rows.want(0, 1))
+    assert_close(second, rows.want(1, 1))
+
+
+def test_splits_hold_the_sinks_once():
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
+    rows = Rows([700], sinks=sinks)
+    rows.step([698])
+    assert num_splits(rows, [2]) == [3]
+    assert_close(rows.step([2])[0], rows.want(0, 2, sinks_H=sinks.cpu()))
+
+
+def test_chunk_of_a_long_prompt_is_split_and_its_early_tokens_see_less():
+    rows = Rows([340], num_heads=4, num_kv_heads=1)
+    rows.step([300])
+    assert num_splits(rows, [40])[0] > 1
+    assert_close(rows.step([40])[0], rows.want(0, 40))
+
+
+def test_splits_keep_within_their_options_and_their_memory():
+    for max_splits in (64, 2):
+        rows = Rows([900], options={"max_splits": max_splits})
+        rows.done = [899]
+        assert num_splits(rows, [1]) == [min(max_splits, 3)]
+    rows = Rows([900])
+    rows.done = [899]
+    metadata = rows.builder.build(rows.batch([(0, 1)]))
+    floats = torch.empty(2 * rows.heads[0] * (64 + 1) + 1)
+    metadata = replace(metadata, workspace=replace(metadata.workspace, parts=floats))
+    assert [one.num_splits for one in metadata.passes(rows.layer._shape)] == [2]
+
+
+def test_mixed_step_with_many_runs_lists_its_work():
+    """More runs than `list_work` counts at a time, short and long ones by turns."""
+    lengths = [(1, 6, 2)[row % 3] for row in range(150)]
+    rows = Rows(lengths, num_heads=4, num_kv_heads=1, head_size=32)
+    results = rows.step(lengths)
+    for row in (0, 1, 2, 126, 127, 128, 129, 148, 149):
+        assert_close(results[row], rows.want(row, lengths[row]))
+
+
+def test_layers_of_two_shapes_share_a_step():
+    """Each has a list of its own, and the next layer of the first shape finds its own again."""
+    rows = Rows([60, 41], num_heads=2, num_kv_heads=1)
+    wide = TritonAttentionBackend.create_layer(replace(rows.layer_context, num_heads=32))
+    rows.step([20, 32])
+    runs = [(0, 40), (1, 9)]
+    metadata = rows.builder.build(rows.batch(runs))
+    q = torch.randn(49, 32, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    _, k, v = torch.cat([rows.qkv[0][20:60], rows.qkv[1][32:41]]).split(rows.heads, dim=1)
+    out = torch.empty_like(q)
+    wide.forward(q, k, v, rows.cache, metadata, out)
+    results = rows.forward(runs, metadata, rows.layer)
+    out.fill_(torch.nan)
+    wide.forward(q, k, v, rows.cache, metadata, out)
+    for row, n in runs:
+        assert_close(results[row], rows.want(row, n))
+    k, v = rows.kept(0)
+    assert_close(out[:40], reference_attention(q[:40], k, v, scale=rows.scale))
+
+
+def test_blocks_may_lie_apart():
+    rows = Rows([50, 33], padding=64, dtype=torch.float16)
+    rows.step([49, 20])
+    for row, result in enumerate(rows.step([1, 13])):
+        assert_close(result, rows.want(row, len(result)), 4e-3)
+
+
+def test_nan_of_one_row_stays_with_it():
+    rows = Rows([40, 40], dtype=torch.bfloat16)
+    rows.qkv[0][20] = torch.nan
+    rows.step([39, 39])
+    first, second = rows.step([1, 1])
+    assert first.isnan().all()
+    assert second.isfinite().all()
+
+
+def test_runs_without_tokens_are_passed_over():
+    rows = Rows([20, 20])
+    rows.step([20, 20])
+    batch = rows.batch([(0, 0), (1, 0)])
+    q, k, v = rows.qkv[0][:0].split(rows.heads, dim=1)
+    rows.layer.forward(q, k, v, rows.cache, rows.builder.build(batch), torch.empty_like(q))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fp8_cache_is_read_with_its_scales(dtype):
+    rows = Rows([180, 40], cache_dtype=FP8, dtype=dtype, padding=64)
+    rows.qkv[0] *= 100
+    rows.qkv[1] /= 1000
+    rows.step([177, 39])
+    tolerance = {torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
+    for row, result in enumerate(rows.step([3, 1])):
+        magnitude = float(rows.kept(row)[1].abs().max())
+        assert_close(result / magnitude, rows.want(row, len(result)) / magnitude, tolerance)
+
+
+def test_fp8_cache_holds_the_nearest_numbers():
+    rows = Rows([40], cache_dtype=FP8, dtype=torch.bfloat16)
+    rows.qkv[0][3] = 0.0
+    rows.step([40])
+    for kept, given in zip(rows.kept(0), rows.qkv[0][:, rows.heads[0] :].split(2, 1), strict=True):
+        given = given.double()
+        scales = (given.abs().amax(-1, keepdim=True) / 448).float()
+        nearest = (given.float() / scales.where(scales > 0, 1)).to(torch.float8_e4m3fn).double()
+        distance = (nearest * scales - given).abs()
+        wrong = (kept - given).abs() > distance + 1e-6 * given.abs()
+        if INTERPRETED:
+            # Its own conversion cuts subnormal numbers off, and loses the carry of a significand
+            # that is rounded up to the next power of two: half of that comes out.
+            wrong &= nearest.abs() >= 2**-6
+            lost_carry = wrong & (nearest.frexp().mantissa.abs() == 0.5)
+            torch.testing.assert_close(2 * kept[lost_carry], (nearest * scales)[lost_carry])
+            wrong &= ~lost_carry
+        assert not wrong.any()
+
+
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
+def test_an_engine_says_the_same_with_it(tmp_path, cache_dtype):
+    """Prompts and decodes, mixed: tokens are those of backend `torch`; with fp8, the first are."""
+    model = write_tiny_llama(tmp_path, head_dim=32)
+    answers = []
+    for name, dtype in (("torch", "auto"), ("triton", cache_dtype)):
+        options = SMALL_ENGINE | {
+            "attention_backend": name,
+            "kv_cache_dtype": dtype,
+            "block_size": 16,
+            "skip_tokenizer_init": True,
+        }
+        with LLM(model, **options) as llm:
+            prompts = [[1, 2, 3], list(range(20, 40))]
+            outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4))
+            answers.append([list(output.outputs[0].token_ids) for output in outputs])
+    if cache_dtype == "fp8":
+        answers = [[tokens[:1] for tokens in answer] for answer in answers]
+    assert answers[0] == answers[1]
+
+
+def test_layer_refuses_a_group_that_is_not_its_own():
+    rows = Rows([4])
+    other = replace(rows.layer_context, sliding_window=4)
+    with pytest.raises(ContractError, match=r"layers\.3\.attn has window"):
+        rows.step([4], TritonAttentionBackend.create_layer(other))

@@ -1,0 +1,195 @@
+"""Backend `triton`: its kernels in the interpreter, and what needs neither a kernel nor a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import (
+    AttentionAsk,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.testing.interpreted import run_interpreted
+from dovetail_attn_triton import availability, backend
+from dovetail_attn_triton.backend import TritonAttentionBackend
+from dovetail_attn_triton.device_facts import DeviceFacts
+from dovetail_attn_triton.options import TritonAttentionOptions
+from dovetail_attn_triton.tiles import attention_shape, padded
+
+CPU = torch.device("cpu")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+LEAST_CASES = 104
+
+
+@needs_triton
+def test_kernels_in_the_interpreter():
+    """The conformance suite, and this package's own cases."""
+    folder = Path(__file__).parent / "interpreted"
+    counts = run_interpreted(folder, timeout_s=240)
+    assert not counts.failed, counts.told
+    assert not counts.skipped, counts.told
+    assert counts.passed >= LEAST_CASES, counts.told
+
+
+def ask(**changes):
+    values = {
+        "device_type": "cuda",
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+        "head_size": 128,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "block_size": 16,
+    }
+    return AttentionAsk(**(values | changes))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretend that there is a GPU of a compute capability."""
+
+    def pretend(capability):
+        facts = DeviceFacts(
+            capability=capability, num_processors=100, has_large_tiles=capability != 86
+        )
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(backend, "device_facts", lambda device: facts)
+
+    monkeypatch.setattr(availability, "find_spec", lambda name: object())
+    return pretend
+
+
+def test_without_a_gpu_the_device_is_refused():
+    reasons = TritonAttentionBackend.capabilities.refusals(ask(device_type="cpu"))
+    assert reasons == ["device cpu is asked; it does cuda, xpu"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "cache", "reasons"),
+    [
+        (75, "bfloat16", ["the GPU has compute capability 7.5; it needs 8.0 (Ampere) or newer"]),
+        (80, "bfloat16", []),
+        (
+            80,
+            "fp8_e4m3",
+            ["the GPU has compute capability 8.0; a KV cache of fp8_e4m3 needs 8.9 (Ada) or newer"],
+        ),
+        (90, "fp8_e4m3", []),
+    ],
+)
+def test_old_gpus_are_refused(gpu, capability, cache, reasons):
+    gpu(capability)
+    assert TritonAttentionBackend.refusals(ask(kv_cache_dtype=cache)) == reasons
+
+
+def test_cache_of_another_dtype_is_refused(gpu):
+    gpu(90)
+    (reason,) = TritonAttentionBackend.refusals(ask(kv_cache_dtype="float16"))
+    assert "a KV cache of float16 is asked for a model in bfloat16" in reason
+
+
+def test_fp8_is_for_cuda_devices(gpu, monkeypatch):
+    (reason,) = TritonAttentionBackend.refusals(ask(device_type="xpu", kv_cache_dtype="fp8_e4m3"))
+    assert "CUDA devices only" in reason
+    gpu(94)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    (reason,) = TritonAttentionBackend.refusals(ask())
+    assert "ROCm" in reason
+
+
+def test_without_triton_it_says_why(monkeypatch):
+    monkeypatch.setattr(availability, "find_spec", lambda name: None)
+    assert not availability.probe().usable
+    assert "Triton is not installed" in availability.probe().reasons[0]
+    (reason,) = TritonAttentionBackend.refusals(ask(device_type="xpu"))
+    assert "Triton is not installed" in reason
+
+
+def test_cache_has_its_bytes():
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=80, dtype="bfloat16")
+    assert TritonAttentionBackend.kv_cache_shape(7, spec) == (7, 2, 3, 32, 80)
+    spec = FullAttentionSpec(
+        block_size=32, num_kv_heads=3, head_size=80, dtype="fp8_e4m3", scale_bytes=4
+    )
+    assert TritonAttentionBackend.kv_cache_shape(7, spec) == (7, 2 * 3 * 32 * 84)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("dtype", "scale_bytes", "message"),
+    [
+        ("int8", 4, "asked for a KV cache of int8"),
+        ("fp8_e4m3", 0, "scale_bytes=0"),
+        ("bfloat16", 4, "scale_bytes=4"),
+    ],
+)
+def test_caches_that_it_cannot_do_are_refused(dtype, scale_bytes, message):
+    spec = FullAttentionSpec(
+        block_size=16, num_kv_heads=2, head_size=64, dtype=dtype, scale_bytes=scale_bytes
+    )
+    context = AttentionGroupContext(
+        spec=spec, device=CPU, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64
+    )
+    with pytest.raises(ConfigError, match=message):
+        TritonAttentionBackend.create_builder(context)
+
+
+@needs_triton
+def test_heads_that_do_not_divide_are_refused():
+    context = AttentionLayerContext(
+        layer_name="layers.3.attn",
+        num_heads=8,
+        num_kv_heads=3,
+        head_size=64,
+        scale=0.125,
+        dtype=torch.bfloat16,
+        device=CPU,
+    )
+    with pytest.raises(ConfigError, match="8 query heads over 3 key-value heads"):
+        TritonAttentionBackend.create_layer(context)
+
+
+def test_options_refuse_what_they_do_not_know():
+    assert TritonAttentionOptions().max_splits == 64
+    with pytest.raises(ValidationError):
+        TritonAttentionOptions(num_splits=3)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("lengths", "max_splits", "plan"),
+    [
+        ([1], 64, (1, 128)),
+        ([4096], 64, (32, 128)),  # one row: as many programs as there can be
+        ([4096], 8, (8, 128)),
+        ([4096] * 40, 64, (3, 1664)),  # 960 programs for 792 places
+        ([4096] * 256, 64, (1, 10624)),  # more than enough of them without splits
+        ([32768] + [500] * 255, 64, (20, 1664)),  # one long row, and none of the others, is cut
+        ([], 64, (1, 128)),
+    ],
+)
+def test_splits_even_the_work_out(lengths, max_splits, plan):
+    from dovetail_attn_triton.metadata import plan_splits
+
+    got = plan_splits(lengths, num_heads=8, tile=64, num_programs=792, max_splits=max_splits)
+    assert got == plan
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("head_size", [32, 80, 128, 256])
+def test_tiles_hold_a_group(large, wide, head_size):
+    for num_heads in (1, 5, 16, 71):
+        shape = attention_shape((num_heads, 1, head_size), wide=wide, large=large)
+        for tile in (shape.short, shape.long):
+            assert tile.rows >= 16 and tile.rows == padded(tile.rows)
+            assert shape.tokens_of(tile) >= 1
+            assert 128 % tile.positions == 0

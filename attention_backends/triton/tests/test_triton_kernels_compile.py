@@ -1,0 +1,25 @@
+"""Every kernel compiles for sm_80 and sm_90 without a GPU, within registers and shared memory."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from dovetail.testing.compiled_kernels import check_kernel
+from dovetail_attn_triton.kernel_cases import kernel_cases
+
+CASES = kernel_cases()
+
+
+def test_cases_have_names_of_their_own():
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_kernel_compiles(case):
+    for made in check_kernel(case):
+        assert 0 < made.registers <= 255

@@ -1,0 +1,246 @@
+"""Time the attention backend `triton` on a GPU beside what its memory and matrix units do.
+
+Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU it
+says so and exits with 3.
+
+Method: several layers with caches of their own, together at least four times the GPU's last cache,
+are called in turn, as a model does, with shuffled blocks; the calls are captured in a graph, so
+that the host's work is not in the figures. Each figure is the median of the rounds (first two left
+out).
+Decodes are held against a copy measured in the same process, in bytes of keys and values of useful
+tokens; the copy counts bytes read and written. Prefills count 4 H D for each pair of a token and a
+token that it sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+)
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
+from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
+
+NO_GPU = 3
+BLOCK_SIZE = 16
+COPY_BYTES = 2 << 30
+LEAST_CACHE_BYTES = 256 << 20
+NUM_ROUNDS = 12
+MEANT_TO_REACH = 128 << 20
+"""Bytes of keys and values of a layer from which decode is to reach its share of a copy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step to time. heads: query heads, key-value heads, head size."""
+
+    label: str
+    num_rows: int
+    context_len: int
+    query_len: int = 1
+    heads: tuple[int, int, int] = (32, 8, 128)
+    cache_dtype: str = "bfloat16"
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a row after the step."""
+        return self.context_len + self.query_len
+
+    @property
+    def spec(self) -> FullAttentionSpec:
+        """What a layer keeps."""
+        return FullAttentionSpec(
+            block_size=BLOCK_SIZE,
+            num_kv_heads=self.heads[1],
+            head_size=self.heads[2],
+            dtype=self.cache_dtype,
+            scale_bytes=SCALE_BYTES.get(self.cache_dtype, 0),
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values that a layer reads."""
+        return self.num_rows * self.seq_len * self.spec.page_size_bytes // BLOCK_SIZE
+
+    @property
+    def num_operations(self) -> int:
+        """Multiplications and additions of a layer."""
+        num_heads, _, head_size = self.heads
+        pairs = self.query_len * self.context_len + self.query_len * (self.query_len + 1) // 2
+        return 4 * num_heads * head_size * self.num_rows * pairs
+
+
+STEPS = (
+    Step(label="decode 256 x 1024", num_rows=256, context_len=1023),
+    Step(label="decode 1 x 32768", num_rows=1, context_len=32767),
+    Step(label="prefill 8192", num_rows=1, context_len=0, query_len=8192),
+)
+MORE_STEPS = (
+    Step(label="decode 256 x 1024, 16/8 heads", num_rows=256, context_len=1023, heads=(16, 8, 128)),
+    Step(label="decode 64 x 4096", num_rows=64, context_len=4095),
+    Step(label="decode 12 x 8192", num_rows=12, context_len=8191),
+    Step(label="decode 64 x 4096, head size 64", num_rows=64, context_len=4095, heads=(32, 8, 64)),
+    Step(label="decode 256 x 2048, fp8", num_rows=256, context_len=2047, cache_dtype=FP8),
+    Step(label="decode 1 x 1024", num_rows=1, context_len=1023),
+    Step(label="prefill 16 x 1024", num_rows=16, context_len=0, query_len=1024),
+    Step(label="chunk 2048 after 8192", num_rows=1, context_len=8192, query_len=2048),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of the result."""
+
+    name: str
+    value: float
+    unit: str
+    note: str
+
+
+def median_s(run: Callable[[], object]) -> float:
+    """Return the median time of a call on the device, in seconds."""
+    times = []
+    for _ in range(NUM_ROUNDS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return median(times[2:])
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Return bytes a second, read and written, of a copy within the device's memory."""
+    source = torch.randint(256, (COPY_BYTES,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / median_s(lambda: target.copy_(source))
+
+
+def make_batch(step: Step, device: torch.device) -> tuple[AttentionBatch, int]:
+    """Return the step's batch, blocks shuffled, and how many blocks the cache has."""
+    rows, width = step.num_rows, -(-step.seq_len // BLOCK_SIZE)
+    table = torch.randperm(rows * width, device=device).view(rows, width).int() + 1
+    positions = torch.arange(step.context_len, step.seq_len, device=device)
+    slots = table[:, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+    starts = torch.arange(rows + 1, device=device) * step.query_len
+    batch = AttentionBatch(
+        query_start_R1=starts.int(),
+        seq_lens_R=torch.full((rows,), step.seq_len, dtype=torch.int32, device=device),
+        block_table_RM=table,
+        slot_mapping_T=slots.flatten(),
+        query_lens=(step.query_len,) * rows,
+        seq_lens=(step.seq_len,) * rows,
+    )
+    return batch, rows * width + 1
+
+
+def make_caches(step: Step, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+    """Return as many caches as fill the device's last cache several times over."""
+    shape = TritonAttentionBackend.kv_cache_shape(num_blocks, step.spec)
+    count = max(1, -(-LEAST_CACHE_BYTES // step.cache_bytes))
+    if step.cache_dtype != FP8:
+        return [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(count)]
+    # Bytes of 56 are ones; as scales, four of them are a number near 4e-5.
+    return [
+        torch.full(shape, 56, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+        for _ in range(count)
+    ]
+
+
+def time_layer(step: Step, device: torch.device) -> float:
+    """Return the seconds that a layer takes, its write to the cache included."""
+    batch, num_blocks = make_batch(step, device)
+    num_heads, num_kv_heads, head_size = step.heads
+    num_tokens = sum(batch.query_lens)
+    group = AttentionGroupContext(
+        spec=step.spec,
+        device=device,
+        max_num_seqs=step.num_rows,
+        max_num_batched_tokens=num_tokens,
+        max_model_len=step.seq_len,
+    )
+    context = AttentionLayerContext(
+        layer_name="bench",
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        scale=head_size**-0.5,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    caches = make_caches(step, num_blocks, device)
+    layers = [TritonAttentionBackend.create_layer(context) for _ in caches]
+    metadata = TritonAttentionBackend.create_builder(group).build(batch)
+    size = (num_tokens, num_heads + 2 * num_kv_heads, head_size)
+    qkv = torch.randn(size, dtype=torch.bfloat16, device=device)
+    q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    out = torch.empty(q.shape, dtype=q.dtype, device=device)
+
+    def all_layers() -> None:
+        for layer, cache in zip(layers, caches, strict=True):
+            layer.forward(q, k, v, cache, metadata, out)
+
+    all_layers()  # compiles, and lists the work
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        all_layers()
+    return median_s(graph.replay) / len(layers)
+
+
+def measure(steps: tuple[Step, ...], device: torch.device) -> list[Figure]:
+    """Return all figures, the share of a copy last."""
+    copy = copy_bandwidth(device)
+    figures = [Figure(name="copy", value=copy / 1e9, unit="GB/s", note="bytes read and written")]
+    shares = []
+    for step in steps:
+        seconds = time_layer(step, device)
+        note = f"{seconds * 1e6:.1f} us a layer"
+        if step.query_len > 1:
+            rate = step.num_operations / seconds
+            figures.append(Figure(name=step.label, value=rate / 1e12, unit="TFLOP/s", note=note))
+            continue
+        rate = step.cache_bytes / seconds
+        note += f", {100 * rate / copy:.0f} % of the copy"
+        figures.append(Figure(name=step.label, value=rate / 1e9, unit="GB/s", note=note))
+        if step.cache_bytes >= MEANT_TO_REACH:
+            shares.append(100 * rate / copy)
+    note = f"worst of {len(shares)} cases of {MEANT_TO_REACH >> 20} MiB and more a layer"
+    figures.append(Figure(name="decode_copy_share", value=min(shares), unit="%", note=note))
+    return figures
+
+
+def main() -> int:
+    """Measure, print, write; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--device", default="cuda", help="torch's name of it")
+    parser.add_argument("--small", action="store_true", help="fewer cases")
+    chosen = parser.parse_args()
+    if not chosen.device.startswith("cuda") or not torch.cuda.is_available():
+        print("bench/gpu/attention.py needs a GPU, and there is none")
+        return NO_GPU
+    torch.manual_seed(0)
+    figures = measure(STEPS if chosen.small else STEPS + MORE_STEPS, torch.device(chosen.device))
+    for figure in figures:
+        print(f"{figure.name:32} {figure.value:10.1f} {figure.unit:8} {figure.note}")
+    if chosen.json:
+        found = {"figures": [asdict(figure) for figure in figures]}
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""Writes docs/gpu_kernels.md: compiles every GPU kernel for its targets. Needs Triton and no GPU.
+
+python tests/docs/record_gpu_kernels.py
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from docs.gpu_kernels import PACKAGES, PAGE, cases_of, render
+
+from dovetail.testing.compiled_kernels import check_kernel
+
+
+def main() -> None:
+    """Compile, and write the page; a kernel that breaks its limits ends it."""
+    made = {
+        package: [one for case in cases_of(package) for one in check_kernel(case)]
+        for package in PACKAGES
+    }
+    PAGE.write_text(render(made, version("triton")), "utf-8")
+    print(f"{sum(map(len, made.values()))} kernels written to {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

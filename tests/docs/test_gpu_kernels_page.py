@@ -1,0 +1,26 @@
+"""The page about compiled GPU kernels names every kernel and target that there is."""
+
+from importlib.util import find_spec
+
+import pytest
+from docs.gpu_kernels import PACKAGES, PAGE, cases_of, render, rows_of
+
+from dovetail.testing.compiled_kernels import CompiledKernel
+
+ADVICE = "run `python tests/docs/record_gpu_kernels.py`"
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_page_is_of_the_kernels_that_there_are():
+    cases = [case for package in PACKAGES for case in cases_of(package)]
+    due = [(case.name, capability) for case in cases for capability in case.capabilities]
+    assert rows_of(PAGE.read_text("utf-8")) == due, ADVICE
+
+
+def test_what_is_written_can_be_read():
+    one = CompiledKernel(
+        name="f: fp8, size 3", capability=90, registers=7, spill_bytes=0, shared_bytes=2048
+    )
+    text = render({"package": [one]}, "1.2")
+    assert rows_of(text) == [("f: fp8, size 3", 90)]
+    assert "| f: fp8, size 3 | sm_90 | 7 | 0 | 2.0 |" in text
