@@ -1,0 +1,270 @@
+"""Time the ops `triton` on a GPU beside torch's own.
+
+Run `python bench/gpu/ops.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU it says so
+and exits with 3.
+
+Method: calls are captured in a graph and replayed, so that the host's work is not in the figures;
+what cannot be captured is timed call by call. Each figure is the median of the rounds, after two
+that are left out; bytes are those that have to be read and written once. What a call costs the host
+is timed apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
+from dovetail_ops_triton.ops import TritonOps
+from dovetail_torch.layers.torch_ops import TorchOps
+
+NO_GPU = 3
+NUM_ROUNDS = 10
+NUM_CALLS = 20
+NUM_HOST_CALLS = 200
+VOCAB_SIZE = 151_936
+EPS = 1e-6
+Call = Callable[[], object]
+THEIRS = TorchOps()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of the result."""
+
+    name: str
+    value: float
+    unit: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model's layer. heads: query heads, key-value heads, head size."""
+
+    label: str
+    hidden: int
+    inner: int
+    heads: tuple[int, int, int]
+
+
+SMALL = Shape(label="0.6 B", hidden=1024, inner=3072, heads=(16, 8, 128))
+LARGE = Shape(label="8 B", hidden=4096, inner=12288, heads=(32, 8, 128))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """The same work by Triton and by torch. num_bytes: to be read and written; 0 for not told."""
+
+    name: str
+    ours: Call
+    theirs: Call
+    num_bytes: int = 0
+    their_graph: bool = True
+
+
+def median_s(run: Call, num_calls: int) -> float:
+    """Return the median time of one of the calls that `run` makes, in seconds."""
+    times = []
+    for _ in range(NUM_ROUNDS + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return median(times[2:]) / num_calls
+
+
+def time_call(call: Call, *, in_graph: bool = True) -> float:
+    """Return the seconds that a call takes on the device."""
+    call()
+    torch.cuda.synchronize()
+    if not in_graph:
+        return median_s(call, 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(NUM_CALLS):
+            call()
+    return median_s(graph.replay, NUM_CALLS)
+
+
+def host_s(call: Call) -> float:
+    """Return the seconds that a call keeps the host busy."""
+    call()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(NUM_HOST_CALLS):
+        call()
+    spent = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    return spent / NUM_HOST_CALLS
+
+
+def layer_contests(
+    ours: Ops, shape: Shape, num_tokens: int, device: torch.device
+) -> Iterator[Contest]:
+    """Yield the operations of a layer."""
+    num_heads, num_kv_heads, head_size = shape.heads
+    place = {"dtype": torch.bfloat16, "device": device}
+    x = torch.randn(num_tokens, shape.hidden, **place)
+    residual, weight = torch.zeros_like(x), torch.ones(shape.hidden, **place)
+    wide = torch.randn(num_tokens, 2 * shape.inner, **place)
+    fused = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_size, **place)
+    q, k, _ = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    positions = torch.arange(num_tokens, device=device)
+    cos_sin = torch.randn(num_tokens, head_size, device=device)
+    head_weight = torch.ones(head_size, **place)
+
+    def contest(what: str, call: Callable[[Ops], object], num_numbers: int) -> Contest:
+        return Contest(
+            name=f"{what}, {shape.label}, {num_tokens} tokens",
+            ours=lambda: call(ours),
+            theirs=lambda: call(THEIRS),
+            num_bytes=2 * num_numbers,
+        )
+
+    turned = q.numel() + k.numel()
+    yield contest("rms_norm", lambda ops: ops.rms_norm(x, weight, EPS), 2 * x.numel())
+    yield contest("rms_norm of q", lambda ops: ops.rms_norm(q, head_weight, EPS), 2 * q.numel())
+    yield contest(
+        "add_rms_norm", lambda ops: ops.add_rms_norm(x, residual, weight, EPS), 4 * x.numel()
+    )
+    yield contest("silu_and_mul", lambda ops: ops.silu_and_mul(wide), 3 * wide.numel() // 2)
+    yield contest(
+        "rotary_embedding",
+        lambda ops: ops.rotary_embedding(q, k, positions, cos_sin),
+        2 * turned + 2 * cos_sin.numel(),
+    )
+
+
+def sampling_contests(ours: TritonOps, num_rows: int, device: torch.device) -> Iterator[Contest]:
+    """Yield the choice of tokens, best and at random; torch draws by sorting."""
+    logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * 3
+    num_bytes = logits.numel() * 4
+    yield Contest(
+        name=f"best_tokens, {num_rows} rows",
+        ours=lambda: ours.best_tokens(logits),
+        theirs=lambda: logits.argmax(-1),
+        num_bytes=num_bytes,
+    )
+    for label, top_k, top_p in (
+        ("temperature", VOCAB_SIZE, 1.0),
+        ("top-k 50", 50, 1.0),
+        ("top-p 0.9", VOCAB_SIZE, 0.9),
+        ("top-k 50, top-p 0.9", 50, 0.9),
+    ):
+        columns = draw_columns(num_rows, top_k, top_p, device)
+        yield Contest(
+            name=f"draw_tokens, {label}, {num_rows} rows",
+            ours=lambda columns=columns: ours.draw_tokens(logits, columns),
+            theirs=lambda k=top_k, p=top_p: draw_by_sorting(logits, k, p),
+            num_bytes=num_bytes,
+            their_graph=False,
+        )
+
+
+def draw_columns(num_rows: int, top_k: int, top_p: float, device: torch.device) -> DrawColumns:
+    """Return columns for rows that all draw alike, at temperature 0.8."""
+    counted = torch.arange(num_rows, device=device)
+    return DrawColumns(
+        temperature_R=torch.full((num_rows,), 0.8, device=device),
+        top_k_R=torch.full((num_rows,), top_k, dtype=torch.int32, device=device),
+        top_p_R=torch.full((num_rows,), top_p, device=device),
+        min_p_R=torch.zeros(num_rows, device=device),
+        seeds_R=counted,
+        positions_R=counted,
+    )
+
+
+def draw_by_sorting(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Draw as one would in a few lines of torch."""
+    probs = (logits / 0.8).softmax(-1)
+    if top_k == VOCAB_SIZE and top_p == 1.0:
+        return probs.multinomial(1)
+    probs, order = probs.sort(dim=-1, descending=True)
+    probs[:, top_k:] = 0
+    probs = probs / probs.sum(-1, keepdim=True)
+    probs = probs.masked_fill(probs.cumsum(-1) - probs >= top_p, 0)
+    return order.gather(1, probs.multinomial(1))
+
+
+def input_contest(ours: TritonOps, num_rows: int, device: torch.device) -> Contest:
+    """Return the preparation of a step in which all rows decode."""
+    length, size = 4096, 16
+    counted = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+    whole = {"dtype": torch.int64, "device": device}
+    columns = StepColumns(
+        rows_R=counted[:-1],
+        starts_R=torch.full((num_rows,), length // 2, dtype=torch.int32, device=device),
+        query_start_R1=counted,
+        token_ids_RL=torch.ones(num_rows, length, dtype=torch.int32, device=device),
+        block_tables=(torch.ones(num_rows, length // size, dtype=torch.int32, device=device),),
+        block_sizes=(size,),
+        input_ids_T=torch.empty(num_rows, **whole),
+        positions_T=torch.empty(num_rows, **whole),
+        seq_lens_R=torch.empty(num_rows, dtype=torch.int32, device=device),
+        slots_T=(torch.empty(num_rows, **whole),),
+        block_tables_RM=(torch.empty(num_rows, length // size, dtype=torch.int32, device=device),),
+        num_tokens=num_rows,
+        longest=1,
+    )
+    return Contest(
+        name=f"prepare_inputs, {num_rows} decodes",
+        ours=lambda: ours.prepare_inputs(columns),
+        theirs=lambda: THEIRS.prepare_inputs(columns),
+    )
+
+
+def contests(device: torch.device, *, small: bool) -> Iterator[Contest]:
+    """Yield all that is measured."""
+    ours = TritonOps()
+    for shape in (SMALL,) if small else (SMALL, LARGE):
+        for num_tokens in (256,) if small else (1, 256, 8192):
+            yield from layer_contests(ours, shape, num_tokens, device)
+    for num_rows in (1, 256):
+        yield from sampling_contests(ours, num_rows, device)
+        yield input_contest(ours, num_rows, device)
+
+
+def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
+    """Yield a contest's figures, one after the other."""
+    for one in contests(device, small=small):
+        ours = time_call(one.ours)
+        theirs = time_call(one.theirs, in_graph=one.their_graph)
+        note = f"torch {theirs * 1e6:.1f} us; the host is busy for {host_s(one.ours) * 1e6:.0f} us"
+        yield Figure(name=one.name, value=ours * 1e6, unit="us", note=note)
+        if one.num_bytes:
+            note = f"torch {one.num_bytes / theirs / 1e9:.0f} GB/s"
+            yield Figure(name=one.name, value=one.num_bytes / ours / 1e9, unit="GB/s", note=note)
+
+
+def main() -> int:
+    """Measure, print, write; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--device", default="cuda", help="torch's name of it")
+    parser.add_argument("--small", action="store_true", help="fewer cases")
+    chosen = parser.parse_args()
+    if not chosen.device.startswith("cuda") or not torch.cuda.is_available():
+        print("bench/gpu/ops.py needs a GPU, and there is none")
+        return NO_GPU
+    figures = []
+    for figure in measure(torch.device(chosen.device), small=chosen.small):
+        print(f"{figure.name:48} {figure.value:10.1f} {figure.unit:5} {figure.note}", flush=True)
+        figures.append(asdict(figure))
+    if chosen.json:
+        chosen.json.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

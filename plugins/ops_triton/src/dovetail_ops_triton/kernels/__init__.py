@@ -1,0 +1,23 @@
+"""Kernels, and the functions that launch them: tensors in, tensors out. Imports Triton.
+
+Knows no contract and no choice of a provider.
+"""
+
+from dovetail_ops_triton.kernels.best_columns import find_best
+from dovetail_ops_triton.kernels.drawing import draw_columns
+from dovetail_ops_triton.kernels.embedding import look_up
+from dovetail_ops_triton.kernels.norms import add_rms_norm, rms_norm
+from dovetail_ops_triton.kernels.rotary import rotate
+from dovetail_ops_triton.kernels.silu import silu_and_mul
+from dovetail_ops_triton.kernels.step_inputs import prepare_inputs
+
+__all__ = [
+    "add_rms_norm",
+    "draw_columns",
+    "find_best",
+    "look_up",
+    "prepare_inputs",
+    "rms_norm",
+    "rotate",
+    "silu_and_mul",
+]

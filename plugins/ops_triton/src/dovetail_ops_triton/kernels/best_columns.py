@@ -1,0 +1,116 @@
+# ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
+"""The best column of each row: of few rows in parts, so that the whole device takes part.
+
+Results and parts share an allocation, so that their addresses are aligned by chance; counts of
+parts go with the number of rows. Neither makes a new kernel.
+Legend: R rows, V vocabulary, S parts of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from dovetail_ops_triton.kernels.order import LEAST, LOWEST, column_of, image_of, place_of
+from dovetail_ops_triton.kernels.row_layout import RowLayout, row_layout
+
+TILE = 4096
+"""Columns that a program looks at together."""
+MAX_PARTS = 64
+_NUM_PROGRAMS = 512
+"""How many programs keep a large device busy."""
+NUM_WARPS = 8
+
+
+@triton.jit(
+    do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["ids_ptr", "parts_ptr"]
+)
+def best_columns_kernel(
+    logits_ptr,
+    ids_ptr,
+    parts_ptr,
+    row_stride,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """Find the best of `num_tiles` tiles of a row: its id, or the place of a part's best."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * num_tiles * TILE
+    place = best_place(logits_ptr + row * row_stride, first, num_tiles, vocab_size, TILE)
+    store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE)
+
+
+@triton.jit
+def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
+    """Return the place of the best number of a row from column `first` on."""
+    lanes = tl.arange(0, TILE)
+    best = tl.full([TILE], LEAST, tl.int32)
+    best_columns = tl.zeros([TILE], tl.int32)
+    for tile in range(0, num_tiles):
+        columns = first + tile * TILE + lanes
+        inside = columns < vocab_size
+        x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        image = tl.where(inside, image_of(x), LEAST)
+        # Each lane goes through rising columns: the first of equals stays.
+        best_columns = tl.where(image > best, columns, best_columns)
+        best = tl.maximum(best, image)
+    return tl.max(place_of(best, best_columns), axis=0)
+
+
+@triton.jit
+def store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
+    """Store the place of a part's best, or if the part is the whole row, the best's id."""
+    if IS_WHOLE:
+        tl.store(ids_ptr + row, column_of(place))
+    else:
+        tl.store(parts_ptr + row * tl.num_programs(1) + tl.program_id(1), place)
+
+
+@triton.jit(
+    do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["ids_ptr", "parts_ptr"]
+)
+def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
+    """Store the id of the best of a row's parts; PARTS is their greatest number."""
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, PARTS)
+    places = tl.load(parts_ptr + row * num_parts + parts, mask=parts < num_parts, other=LOWEST)
+    tl.store(ids_ptr + row, column_of(tl.max(places, axis=0)))
+
+
+def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
+    """Return the column of each row's greatest number, the first of several, int64 [R].
+
+    Any float dtype up to float32; a NaN is the greatest.
+    """
+    num_rows, vocab_size = logits_RV.shape
+    num_parts, num_tiles = share_out(num_rows, vocab_size)
+    made = torch.empty((1 + num_parts) * num_rows, dtype=torch.int64, device=logits_RV.device)
+    ids_R, parts_RS = made[:num_rows], made[num_rows:]
+    if not num_rows:
+        return ids_R
+    rows: RowLayout = row_layout(logits_RV)
+    best_columns_kernel[(num_rows, num_parts)](
+        rows.tensor,
+        ids_R,
+        parts_RS,
+        rows.outer_stride,
+        vocab_size,
+        num_tiles,
+        TILE=TILE,
+        IS_WHOLE=num_parts == 1,
+        num_warps=NUM_WARPS,
+    )
+    if num_parts > 1:
+        join_parts_kernel[(num_rows,)](parts_RS, ids_R, num_parts, PARTS=MAX_PARTS, num_warps=1)
+    return ids_R
+
+
+def share_out(num_rows: int, vocab_size: int) -> tuple[int, int]:
+    """Return how many parts each row has, and how many tiles a part. No result depends on it."""
+    num_tiles = triton.cdiv(vocab_size, TILE)
+    wished = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
+    tiles_of_part = triton.cdiv(num_tiles, wished)
+    return triton.cdiv(num_tiles, tiles_of_part), tiles_of_part

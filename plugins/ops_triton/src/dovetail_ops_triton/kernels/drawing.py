@@ -1,0 +1,162 @@
+# ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
+"""Tokens at random: the column of the greatest logit plus Gumbel noise, among those that stay.
+
+First min-p, top-k and top-p cut the rows (`cuts.py`); then each column's noise is a function of its
+row's seed and position and of the column alone, made where it is used. So rows are independent, a
+row may be looked at in parts, and no random state exists. Source: Gumbel 1954; Maddison, Tarlow and
+Minka 2014, arXiv:1411.0030; the generator: Salmon et al. 2011 (Philox4x32-10).
+Legend: R rows, V vocabulary, S parts of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from dovetail.interfaces.ops import DrawColumns
+from dovetail_ops_triton.kernels.best_columns import (
+    MAX_PARTS,
+    NUM_WARPS,
+    TILE,
+    best_place,
+    join_parts_kernel,
+    share_out,
+    store_place,
+)
+from dovetail_ops_triton.kernels.cuts import cuts_kernel
+from dovetail_ops_triton.kernels.order import LEAST, image_of, place_of
+from dovetail_ops_triton.kernels.row_layout import row_layout
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+CUT_BLOCK = 4096
+CUT_WARPS = 16
+
+
+@triton.jit(
+    do_not_specialize=["num_tiles"],
+    do_not_specialize_on_alignment=["cuts_ptr", "ids_ptr", "parts_ptr"],
+)
+def draw_kernel(
+    logits_ptr,
+    temperature_ptr,
+    seeds_ptr,
+    positions_ptr,
+    cuts_ptr,
+    ids_ptr,
+    parts_ptr,
+    row_stride,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):
+    """Draw among `num_tiles` tiles of a row: the token, or the place of a part's best.
+
+    A place is that of logit and noise together. TILE: part of what a column's noise is.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * num_tiles * TILE
+    row_ptr = logits_ptr + row * row_stride
+    temperature = tl.load(temperature_ptr + row)
+    if temperature > 0:
+        seed = tl.load(seeds_ptr + row)
+        position = tl.load(positions_ptr + row)
+        cut = tl.load(cuts_ptr + row)
+        scale = _LOG2E / temperature
+        place = _drawn_place(
+            row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE
+        )
+    else:
+        place = best_place(row_ptr, first, num_tiles, vocab_size, TILE)
+    store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE)
+
+
+@triton.jit
+def _drawn_place(
+    row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE: tl.constexpr
+):
+    """Return the place of the token that a row draws from column `first` on."""
+    QUARTER: tl.constexpr = TILE // 4
+    lanes = tl.arange(0, QUARTER)
+    best = tl.full([QUARTER], LEAST, tl.int32)
+    best_columns = tl.zeros([QUARTER], tl.int32)
+    for tile in range(0, num_tiles):
+        start = first + tile * TILE
+        # One counter gives four numbers: those of four columns, a quarter of the tile apart.
+        words = noise_words(seed, position, start // 4 + lanes)
+        for i in tl.static_range(4):
+            columns = start + i * QUARTER + lanes
+            inside = columns < vocab_size
+            x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+            stays = inside & (place_of(image_of(x), columns) >= cut)
+            image = tl.where(stays, image_of(x * scale + gumbel(words[i])), LEAST)
+            best_columns = tl.where(image > best, columns, best_columns)
+            best = tl.maximum(best, image)
+    return tl.max(place_of(best, best_columns), axis=0)
+
+
+@triton.jit
+def noise_words(seed, position, counters):
+    """Return four uint32 at random for each counter, of a row's seed and position, int64."""
+    low = (position & 0xFFFFFFFF).to(tl.uint32)
+    high = (position >> 32).to(tl.uint32)
+    return tl.philox(seed, counters.to(tl.uint32), low, high, low * 0)
+
+
+@triton.jit
+def gumbel(words):
+    """Return Gumbel noise over log(2) from uniform uint32: -log2(-ln(1 - u)).
+
+    u keeps its relative precision near 0, where the greatest noise comes from: the 2^-32 between
+    two words, not float32's grain near 1, is what limits how rare a token can be drawn rightly.
+    """
+    u = words.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    u = tl.minimum(u, 1.0 - 5.9604644775390625e-08)
+    small = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * 0.25)))
+    return -tl.log2(tl.where(u < 0.04, small, -tl.log(1.0 - u)))
+
+
+def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
+    """Return the token that each row draws, int64 [R]. The logits are only read.
+
+    One allocation, of which the result is the beginning; a launch for the cuts, one for the draw,
+    and one to join parts where rows are so few that they have some.
+    """
+    num_rows, vocab_size = logits_RV.shape
+    num_parts, num_tiles = share_out(num_rows, vocab_size)
+    made = torch.empty((2 + num_parts) * num_rows, dtype=torch.int64, device=logits_RV.device)
+    ids_R, cuts_R, parts_RS = made.tensor_split((num_rows, 2 * num_rows))
+    if not num_rows:
+        return ids_R
+    rows = row_layout(logits_RV)
+    cuts_kernel[(num_rows,)](
+        rows.tensor,
+        columns.temperature_R,
+        columns.top_k_R,
+        columns.top_p_R,
+        columns.min_p_R,
+        cuts_R,
+        rows.outer_stride,
+        vocab_size,
+        BLOCK=min(CUT_BLOCK, triton.next_power_of_2(vocab_size)),
+        num_warps=CUT_WARPS,
+    )
+    draw_kernel[(num_rows, num_parts)](
+        rows.tensor,
+        columns.temperature_R,
+        columns.seeds_R,
+        columns.positions_R,
+        cuts_R,
+        ids_R,
+        parts_RS,
+        rows.outer_stride,
+        vocab_size,
+        num_tiles,
+        TILE=TILE,
+        IS_WHOLE=num_parts == 1,
+        num_warps=NUM_WARPS,
+    )
+    if num_parts > 1:
+        join_parts_kernel[(num_rows,)](parts_RS, ids_R, num_parts, PARTS=MAX_PARTS, num_warps=1)
+    return ids_R

@@ -1,0 +1,139 @@
+# ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
+"""Root mean square norms of rows, with and without a residual.
+
+A row is read once and stays in registers; its sum is made in one order whatever other rows there
+are. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+Legend: T rows, D features.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from dovetail_ops_triton.kernels.row_layout import row_layout
+
+_TILE = 2048
+"""Numbers that a program takes at least, of several rows where rows are short."""
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def rms_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    y_ptr,
+    num_rows,
+    num_inner,
+    outer_stride,
+    inner_stride,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Norm ROWS rows of SIZE features; BLOCK is the next power of two. y is contiguous."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    starts = rows // num_inner * outer_stride + rows % num_inner * inner_stride
+    x = tl.load(x_ptr + starts[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / SIZE + eps)
+    y = x * scale[:, None] * weight[None, :]
+    tl.store(y_ptr + rows[:, None] * SIZE + columns[None, :], y, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def add_rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    num_rows,
+    x_stride,
+    residual_stride,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Add x to the residual, in place, and norm what then stands there."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
+    x_ptrs = x_ptr + rows[:, None] * x_stride + columns[None, :]
+    residual_ptrs = residual_ptr + rows[:, None] * residual_stride + columns[None, :]
+    x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
+    # The sum is rounded first: whoever reads the residual later sees what the norm saw.
+    total = (x + residual).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptrs, total, mask=mask)
+    x = total.to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=1) / SIZE + eps)
+    y = x * scale[:, None] * weight[None, :]
+    tl.store(y_ptr + rows[:, None] * SIZE + columns[None, :], y, mask=mask)
+
+
+def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the norm of the rows, a new contiguous tensor. Any leading dimensions."""
+    rows, size = row_layout(x_TD), x_TD.shape[-1]
+    y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
+    block, num_together, num_warps = tile_of(size)
+    if y_TD.numel():
+        rms_norm_kernel[(triton.cdiv(rows.num_rows, num_together),)](
+            rows.tensor,
+            weight_D,
+            y_TD,
+            rows.num_rows,
+            rows.num_inner,
+            rows.outer_stride,
+            rows.inner_stride,
+            eps,
+            SIZE=size,
+            BLOCK=block,
+            ROWS=num_together,
+            num_warps=num_warps,
+        )
+    return y_TD
+
+
+def add_rms_norm(
+    x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (the norm of x + residual, contiguous, and the sum, made in `residual_TD`).
+
+    Where the residual's rows do not lie one behind the other, the sum is made in a copy.
+    """
+    size = x_TD.shape[-1]
+    x = row_layout(x_TD.reshape(-1, size))
+    residual = row_layout(residual_TD.reshape(-1, size))
+    y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
+    block, num_together, num_warps = tile_of(size)
+    if y_TD.numel():
+        add_rms_norm_kernel[(triton.cdiv(x.num_rows, num_together),)](
+            x.tensor,
+            residual.tensor,
+            weight_D,
+            y_TD,
+            x.num_rows,
+            x.outer_stride,
+            residual.outer_stride,
+            eps,
+            SIZE=size,
+            BLOCK=block,
+            ROWS=num_together,
+            num_warps=num_warps,
+        )
+    return y_TD, residual.tensor.view(residual_TD.shape)
+
+
+@cache
+def tile_of(size: int) -> tuple[int, int, int]:
+    """Return for rows of `size` features: the block, how many rows together, how many warps."""
+    block = triton.next_power_of_2(size)
+    num_together = max(1, _TILE // block)
+    return block, num_together, min(16, max(4, block * num_together // 512))

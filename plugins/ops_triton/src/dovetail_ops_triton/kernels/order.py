@@ -1,0 +1,47 @@
+# ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
+"""One order for numbers and columns: the greater number first, the lower column among equals.
+
+A float32 number has an image in int32 that grows with it; image and column together are one int64,
+different for every column of a row. What is asked of a row (its best, its best k, the most likely
+that make up a mass) is then a question about whole numbers that are all different.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LEAST = tl.constexpr(-(2**31))
+"""Below the image of every number."""
+LOWEST = tl.constexpr(-(2**63))
+"""Below the place of every column."""
+NAN = tl.constexpr(2**31 - 2)
+"""The image of what is not a number: above all numbers, and not the greatest int32."""
+
+
+@triton.jit
+def image_of(x):
+    """Return the images of float32 numbers; both zeros have the same one."""
+    bits = x.to(tl.int32, bitcast=True)
+    image = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    image = tl.where(x == 0.0, 0, image)
+    return tl.where(x == x, image, NAN)
+
+
+@triton.jit
+def number_of(image):
+    """Return the float32 numbers that have these images."""
+    bits = image ^ ((image >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def place_of(image, columns):
+    """Return places in the order, int64: the greater the better."""
+    return (image.to(tl.int64) << 32) | (0xFFFFFFFF - columns.to(tl.int64))
+
+
+@triton.jit
+def column_of(place):
+    """Return the column that stands at a place, int64."""
+    return 0xFFFFFFFF - (place & 0xFFFFFFFF)

@@ -1,0 +1,50 @@
+"""How the rows of a tensor lie in memory, as kernels are told it.
+
+Legend: D features of the last dimension.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from dovetail.errors import ContractError
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Those that the kernels compute with; float32 within, in all of them."""
+
+
+class RowLayout(NamedTuple):
+    """Rows of a tensor, in num_rows // num_inner times num_inner places.
+
+    Row i begins at i // num_inner · outer_stride + i % num_inner · inner_stride.
+    tensor: keeps the memory alive; it is the one asked about, or a copy if its rows lie otherwise.
+    """
+
+    tensor: torch.Tensor
+    num_rows: int
+    num_inner: int
+    outer_stride: int
+    inner_stride: int
+
+
+def row_layout(x_D: torch.Tensor) -> RowLayout:
+    """Return the layout of the rows of `x_D`, of any leading dimensions.
+
+    Raises ContractError for a dtype that the kernels do not know.
+    """
+    if x_D.dtype not in DTYPES:
+        known = ", ".join(str(dtype) for dtype in DTYPES)
+        raise ContractError(
+            f"Triton's ops were given {x_D.dtype}; they compute with {known}: give the model one "
+            "of those dtypes, or choose the ops 'torch'"
+        )
+    if x_D.stride(-1) != 1:
+        x_D = x_D.contiguous()
+    if x_D.dim() == 3:
+        num_outer, num_inner, _ = x_D.shape
+        return RowLayout(x_D, num_outer * num_inner, num_inner, x_D.stride(0), x_D.stride(1))
+    if x_D.dim() != 2:
+        x_D = x_D.reshape(-1, x_D.shape[-1])
+    return RowLayout(x_D, x_D.shape[0], 1, x_D.stride(0), 0)

@@ -1,0 +1,52 @@
+# ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
+"""silu of one half of each row, times the other half.
+
+Legend: T rows, D features of a half.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from dovetail_ops_triton.kernels.row_layout import row_layout
+
+BLOCK = 1024
+
+
+@triton.jit
+def silu_and_mul_kernel(
+    x_ptr,
+    y_ptr,
+    num_inner,
+    outer_stride,
+    inner_stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Compute BLOCK features of one row; y is contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    x_ptrs = x_ptr + row // num_inner * outer_stride + row % num_inner * inner_stride + columns
+    gate = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptrs + SIZE, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * SIZE + columns, gate / (1.0 + tl.exp(-gate)) * up, mask=mask)
+
+
+def silu_and_mul(x_T2D: torch.Tensor) -> torch.Tensor:
+    """Return silu(first half) · second half, a new contiguous tensor. Any leading dimensions."""
+    rows, size = row_layout(x_T2D), x_T2D.shape[-1] // 2
+    y_TD = torch.empty((*x_T2D.shape[:-1], size), dtype=x_T2D.dtype, device=x_T2D.device)
+    if y_TD.numel():
+        silu_and_mul_kernel[(rows.num_rows, triton.cdiv(size, BLOCK))](
+            rows.tensor,
+            y_TD,
+            rows.num_inner,
+            rows.outer_stride,
+            rows.inner_stride,
+            SIZE=size,
+            BLOCK=BLOCK,
+        )
+    return y_TD

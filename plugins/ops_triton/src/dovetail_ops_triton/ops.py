@@ -1,0 +1,76 @@
+"""The op provider `triton`: the small fused operations in Triton kernels of our own.
+
+It knows no model and no platform. Triton is imported when the ops are made, not with this module,
+so that they can be described, and refused with a reason, where Triton is not.
+Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
+P positions; R rows and V width of logits or of an embedding's table.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
+from dovetail_ops_triton.availability import INTERPRETED
+
+
+class TritonOps(Ops):
+    """bfloat16, float16 or float32 in and out, float32 within; every result is contiguous.
+
+    No call waits for the device, or allocates more than its results where features lie side by
+    side; otherwise they are copied first. A row's result has the same bits whatever the other rows.
+    """
+
+    provides: ClassVar[frozenset[str]] = frozenset({"draw", "prepare_inputs"})
+    device_types: ClassVar[frozenset[str]] = frozenset(("cuda", "xpu") + ("cpu",) * INTERPRETED)
+    batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16", "float32"})
+
+    def __init__(self) -> None:
+        from dovetail_ops_triton import kernels
+
+        self._kernels = kernels
+
+    def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
+        return self._kernels.rms_norm(x_TD, weight_D, eps)
+
+    def add_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (rms_norm(x + residual), x + residual); the sum is made in `residual_TD`."""
+        return self._kernels.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+
+    def rotary_embedding(
+        self,
+        q_THS: torch.Tensor,
+        k_TKS: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PS: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q and k, rotated by their positions in halves; two new tensors."""
+        return self._kernels.rotate(q_THS, k_TKS, positions_T, cos_sin_PS)
+
+    def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
+        """Return silu(first half of the last dimension) · second half, a new tensor."""
+        return self._kernels.silu_and_mul(x_T2D)
+
+    def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+        """Return the table's rows by id, a new tensor."""
+        return self._kernels.look_up(ids_T, table_VD)
+
+    def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Return the column of each row's greatest number, the first of several, int64 [R]."""
+        return self._kernels.find_best(logits_RV)
+
+    def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
+        """Return a token a row, int64 [R]: as the capability "draw" says. Logits are only read.
+
+        A NaN is drawn like the best token; probabilities below 2^-32 are not told apart.
+        """
+        return self._kernels.draw_columns(logits_RV, columns)
+
+    def prepare_inputs(self, columns: StepColumns) -> None:
+        """Write what `columns` names as made, as the capability "prepare_inputs" says."""
+        self._kernels.prepare_inputs(columns)
