@@ -11,6 +11,7 @@ is none.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -80,8 +81,8 @@ def plan(folder: Path) -> list[Object]:
     return objects
 
 
-def run(command: list[str], purpose: str) -> None:
-    """Run a compiler; raise BuildError with the end of what it said."""
+def run(command: list[str], purpose: str) -> str:
+    """Run a compiler and return what it prints; raise BuildError with the end of what it said."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -89,6 +90,7 @@ def run(command: list[str], purpose: str) -> None:
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise BuildError(f"{command[0]} ended with {done.returncode} while {purpose}: {said}")
+    return done.stdout
 
 
 def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ...]) -> None:
@@ -113,17 +115,22 @@ def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ..
 
 
 def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> str:
-    """Build the library as `target` with objects in `folder`; return the compiler's command.
+    """Build the library as `target` with objects below `folder`; return the compiler's command.
+
+    Each compiler and each set of flags has objects of its own there, and only what changed since
+    is compiled: an editable installation and a wheel share them.
 
     Raises BuildError where that is impossible.
     """
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if not sys.platform.startswith("linux"):
         raise BuildError(f"the thread team is written for Linux, and this is {sys.platform}")
+    flags = (*FLAGS, *(flags or (OPTIMISATION,)))
+    version = run([*compiler, "--version"], "asking for its version")
+    made_by = hashlib.sha256(f"{shlex.join([*compiler, *flags])}\n{version}".encode()).hexdigest()
+    folder = folder / made_by[:12]
     folder.mkdir(parents=True, exist_ok=True)
     objects = plan(folder)
-    run([*compiler, "--version"], "asking for its version")
-    flags = (*FLAGS, *(flags or (OPTIMISATION,)))
     compile_all(compiler, objects, flags)
     fresh = target.with_suffix(".tmp.so")
     paths = [str(one.path) for one in objects]
@@ -142,7 +149,7 @@ class BuildNative(build_ext):
         package.mkdir(parents=True, exist_ok=True)
         library, report = package / LIBRARY, {"compiler": "", "reason": ""}
         try:
-            report["compiler"] = build_library(library, Path(self.build_temp))
+            report["compiler"] = build_library(library, ROOT / "build/objects")
         except BuildError as error:
             library.unlink(missing_ok=True)
             report["reason"] = str(error)

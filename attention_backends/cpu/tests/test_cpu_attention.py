@@ -173,7 +173,7 @@ def test_backend_passes_the_conformance_suite(level, num_threads):
 def test_random_batches(level, seed):
     rng = random.Random(seed)
     native.set_num_threads(rng.choice([1, 2, 3]))
-    num_kv_heads = rng.choice([1, 2, 3])
+    num_kv_heads = rng.choice([1, 2, 3, 5])
     runs = [(rng.randrange(400), rng.choice([1, 1, rng.randrange(1, 70)])) for _ in range(5)]
     case = AttentionCase(
         runs=((0, 1), *runs),
@@ -201,6 +201,7 @@ def cuts_of(lengths, seed):
 
 SHAPES = [
     {"num_heads": 16, "num_kv_heads": 8, "head_size": 64},
+    {"num_heads": 9, "num_kv_heads": 9, "head_size": 48},
     {"num_heads": 6, "num_kv_heads": 2, "head_size": 80, "sliding_window": 90},
     {"num_heads": 14, "num_kv_heads": 1, "head_size": 32, "soft_cap": 1.5},
 ]
@@ -208,7 +209,7 @@ SHAPES = [
 
 @needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "window", "capped"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "each its own", "window", "capped"])
 def test_bits_of_a_row_depend_on_nothing_but_the_row(level, shape, dtype):
     lengths = (530, 3, 270)
     native.set_num_threads(1)

@@ -28,7 +28,7 @@ Shape random_shape(Random& random) {
   static const int64_t block_sizes[] = {16, 32, 48, 64};
   Shape s{};
   s.runs = random.between(1, 5);
-  s.kv_heads = random.between(1, 3);
+  s.kv_heads = random.coin() ? random.between(1, 3) : random.between(1, 6);
   s.group = random.coin() ? random.between(1, 4) : random.between(1, 13);
   s.size = sizes[random.below(8)];
   s.block_size = block_sizes[random.below(4)];

@@ -158,11 +158,12 @@ def test_rows_lie_anywhere(level, kind, group):
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
-def test_a_row_does_not_depend_on_its_batch(level, kind, group):
+@pytest.mark.parametrize(("N", "K"), [(200, 600), (33, 4200)], ids=["short", "long"])
+def test_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
     """Bits of a row: alone, in batches of every kind of tiling, on one thread and on three."""
     chance = random.Random(kind)
-    weight = Weight(kind, 200, 600, group=group)
-    x = weight.random(300, 600)
+    weight = Weight(kind, N, K, group=group)
+    x = weight.random(300, K)
     alone = torch.cat([weight.apply(x[i : i + 1], dtype=torch.float32) for i in range(len(x))])
     for rows in (2, 3, 5, 7, 12, 13, 16, 25, 32, 100, 241, 300):
         for threads in (1, 3):

@@ -58,6 +58,7 @@ def test_the_number_of_threads_is_kept_and_bounded():
         native.set_num_threads(1)
 
 
+@pytest.mark.clock
 @needs_library
 def test_idle_workers_use_no_time():
     """Workers spin for microseconds and then park: an idle second costs next to nothing."""

@@ -16,7 +16,7 @@ namespace dk {
 namespace {
 
 constexpr int64_t kStreamRows = 24;     // of a head: up to here reading is what takes the time
-constexpr int64_t kItemRows = 48;       // of a head, in an item that does not stream
+constexpr int64_t kItemRows = 96;       // of a head, in an item that does not stream
 constexpr int64_t kIntegerRows = 144;   // the same for int8, which is widened for each item
 constexpr int64_t kMaxStreamRows = 96;  // of all heads of an item that streams: they stay in L2
 constexpr int64_t kItemsPerThread = 4;

@@ -376,6 +376,8 @@ void attend_tile(const Work& w, int64_t chunk, const Segment* segments, int num_
     Place place = places[s];
     place.values += skipped / 2 * kLanes;
     const char* const here = reinterpret_cast<const char*>(place.values);
+    // The piece before asks for this one: each is too short for a processor to see it coming.
+    if (n) pieces[n - 1].ahead = here;
     n += add_values(w, place, start + skipped, end - skipped, here, pieces + n);
   }
   ValueTile t{};

@@ -6,6 +6,7 @@
 // therefore asks for nothing more.
 #include "linear.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "record.h"
@@ -55,18 +56,34 @@ void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_groups,
   parallel_for(num_panels, 1, compute);
 }
 
+// How rows are cut into passes, of whole tiles.
+struct Cut {
+  int64_t tile_rows, num_tiles, num_passes;
+  Cut(const LinearKernels& kernels, int64_t num_rows, int64_t row_bytes) {
+    const int64_t kept_rows = kKeptBytes / row_bytes;
+    const int64_t most_rows = std::clamp(kept_rows, kFewestRows, kMostRows);
+    const int64_t most_tiles = most_rows / kernels.max_tile_rows;
+    const bool one_pass = num_rows <= most_tiles * kernels.max_tile_rows;
+    tile_rows = one_pass ? pick_tile_rows(kernels, num_rows) : kernels.max_tile_rows;
+    num_tiles = (num_rows + tile_rows - 1) / tile_rows;
+    num_passes = one_pass ? 1 : (num_tiles + most_tiles - 1) / most_tiles;
+  }
+  int64_t first_row(int64_t pass) const { return num_tiles * pass / num_passes * tile_rows; }
+};
+
 void run_linear(const LinearKernels& kernels, int64_t kind, const dk_linear_args& args) {
+  if (args.M == 0) return;
   const PackedShape shape = packed_shape(kind, args.N, args.K, args.group);
   const int64_t num_groups = kind == DK_INT4 ? shape.num_units * 8 / args.group : 1;
-  const int64_t num_passes = (args.M + kMaxRowsPerPass - 1) / kMaxRowsPerPass;
-  for (int64_t pass = 0; pass < num_passes; ++pass) {
-    const int64_t begin = args.M * pass / num_passes, end = args.M * (pass + 1) / num_passes;
+  const Cut cut(kernels, args.M, shape.num_units * kernels.unit_bytes);
+  for (int64_t pass = 0; pass < cut.num_passes; ++pass) {
+    const int64_t begin = cut.first_row(pass), end = std::min(cut.first_row(pass + 1), args.M);
     LinearJob job{};
     job.args = &args;
     job.x = static_cast<const uint16_t*>(args.x) + begin * args.ldx;
     job.first_row = begin;
     job.num_rows = end - begin;
-    job.tile_rows = pick_tile_rows(kernels, job.num_rows);
+    job.tile_rows = cut.tile_rows;
     job.num_units = shape.num_units;
     run_pass(kernels, job, num_groups, shape.num_panels);
   }

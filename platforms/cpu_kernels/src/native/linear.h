@@ -16,7 +16,10 @@ namespace dk {
 
 constexpr int64_t kColumns = 32;
 constexpr int64_t kUnitBytes = kColumns * 4;
-constexpr int64_t kMaxRowsPerPass = 240;  // packed activations of a pass stay in the L2 cache
+// Rows of a pass: its packed activations stay in the L2 cache, its sums beside a block of weights
+// in the L1. But each pass reads all weights, and computing should outlast that.
+constexpr int64_t kFewestRows = 96, kMostRows = 240;
+constexpr int64_t kKeptBytes = 768 << 10;
 
 // One pass over the weights for `num_rows` rows.
 struct LinearJob {

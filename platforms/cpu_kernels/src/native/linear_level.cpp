@@ -220,6 +220,8 @@ void compute_tiles(const LinearJob& job, int64_t panel, const char* weights, flo
   const auto* x = reinterpret_cast<const typename Kind::Unit*>(job.activations);
   const int64_t num_tiles = job.num_tiles(), tile_sums = kRows * kPanel;
   const int64_t block_units = even_blocks(job.num_units, kBlockUnits, 4);
+  const PanelOutput out = panel_output(*job.args, panel);
+  const char* const scales = weights + job.num_units * kUnitBytes;
   for (int64_t u = 0; u < job.num_units; u += block_units) {
     const int64_t n = job.num_units - u < block_units ? job.num_units - u : block_units;
     const char* const block = weights + u * kUnitBytes;
@@ -237,11 +239,10 @@ void compute_tiles(const LinearJob& job, int64_t panel, const char* weights, flo
       } else {
         add_units<Kind, kRows, 0>(a, block, n, c, u == 0, ahead);
       }
+      // At once: what is stored now is on its way while the next tile is multiplied.
+      if (u + n == job.num_units) finish<Kind>(job, out, t, c, scales);
     }
   }
-  const PanelOutput out = panel_output(*job.args, panel);
-  const char* const scales = weights + job.num_units * kUnitBytes;
-  for (int64_t t = 0; t < num_tiles; ++t) finish<Kind>(job, out, t, sums + t * tile_sums, scales);
 }
 
 template <class Kind, int kRows>
