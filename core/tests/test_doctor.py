@@ -8,12 +8,14 @@ from collections import namedtuple
 import pytest
 
 from dovetail.doctor import BROKEN, NOTE, OK, WARNING, examine
+from dovetail.doctor import devices as devices_module
 from dovetail.doctor import surroundings as surroundings_module
+from dovetail.doctor.devices import judge_devices, tell_verified
 from dovetail.doctor.path_files import check_path_files, site_folders
 from dovetail.doctor.registrations import check_registrations, plugins_to_try
 from dovetail.doctor.surroundings import check_environment, check_machine
 from dovetail.doctor.trial_findings import judge_trial
-from dovetail.doctor.trial_run import try_plugins
+from dovetail.doctor.trial_run import Trial, try_plugins
 from dovetail.machine import Cores
 from dovetail.plugins import KINDS, PluginRegistry
 from dovetail.plugins.contract import contract_version
@@ -284,6 +286,46 @@ def test_torch_is_judged_by_its_metadata(version, verdict, monkeypatch):
     monkeypatch.setattr(surroundings_module, "version", told)
     (finding,) = find(check_environment(), "torch")
     assert finding.verdict == verdict
+
+
+CHIP = [("chip-smi", "A chip, 80 GiB, driver 1.0")]
+
+
+def accelerator_trial(install, **how):
+    """Return how it went to try the platform of an accelerator, and a registry that knows it."""
+    manifest = (
+        '[[plugin]]\nkind = "platform"\nname = "chip"\nprovides = ["device.chip"]\n'
+        'verified = "never run on its device"\n'
+    )
+    install("acme-chip", "chip", kind="platform", manifest=manifest)
+    registry = PluginRegistry()
+    (mine,) = [one for one in registry.candidates("platform") if one.name == "chip"]
+    return Trial(plugin=mine, **how), registry
+
+
+def test_a_device_that_no_platform_is_for_is_told(monkeypatch):
+    monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
+    (finding,) = judge_devices(CHIP, [], PluginRegistry())
+    assert (finding.area, finding.subject, finding.verdict) == ("machine", "device", WARNING)
+    assert "no installed platform is made for" in finding.text and "pip install" in finding.remedy
+    assert not list(judge_devices([], [], PluginRegistry()))
+
+
+def test_a_device_whose_platform_refuses_is_told_with_the_reason(install, monkeypatch):
+    monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0+cpu")
+    trial, registry = accelerator_trial(install, refusals=("the driver is older than 13.0",))
+    unused, torch = judge_devices(CHIP, [trial], registry)
+    assert "chip: the driver is older than 13.0" in unused.text
+    assert torch.subject == "torch" and "a build for CPUs alone" in torch.text
+    monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
+    assert len(list(judge_devices(CHIP, [trial], registry))) == 1
+
+
+def test_a_device_that_is_used_needs_no_word(install):
+    trial, registry = accelerator_trial(install)
+    assert not list(judge_devices(CHIP, [trial], registry))
+    (note,) = tell_verified([trial.plugin], registry)
+    assert note.verdict == NOTE and note.text == "verified: never run on its device"
 
 
 def test_the_examination_ends_with_a_finding_for_each_plugin(monkeypatch):

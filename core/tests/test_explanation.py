@@ -68,6 +68,8 @@ class GoodOps(Ops):
     def rotary_embedding(self, q_THS, k_TKS, positions_T, cos_sin_PS): ...
     def silu_and_mul(self, x_T2D): ...
 
+class OtherOps(GoodOps): device_types = frozenset({"other"})
+
 class GoodAttention(AttentionBackend):
     name = "good"
     capabilities = AttentionCapabilities(dtypes=frozenset({"float32"}))
@@ -81,18 +83,15 @@ class GoodAttention(AttentionBackend):
 class NarrowAttention(GoodAttention):
     capabilities = AttentionCapabilities(dtypes=frozenset({"float16"}), block_size_multiple=64)
 
-class GoodPolicy(Policy):
-    pass
+class GoodPolicy(Policy): pass
 
-class GoodScheduler(Scheduler):
-    pass
+class GoodScheduler(Scheduler): pass
 
-class NotAPlugin:
-    pass
+class NotAPlugin: pass
 """
 CLASSES = {
     "platform": ["GoodPlatform", "RankedPlatform", "ShyPlatform", "AbsentPlatform"],
-    "ops": ["GoodOps"],
+    "ops": ["GoodOps", "OtherOps"],
     "attention": ["GoodAttention", "NarrowAttention"],
     "policy": ["GoodPolicy"],
     "scheduler": ["GoodScheduler"],
@@ -262,6 +261,7 @@ def test_explanations_agree_with_selection(world, seed):
             references=(reference,),
             ask=ASK if kind == "attention" else None,
             platform="box",
+            device_type="box",
             preferred=() if kind == "platform" else preferred,
         )
         registry = world.registry(**policy)

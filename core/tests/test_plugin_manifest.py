@@ -27,6 +27,7 @@ options = "acme.options:FairOptions"
 rank = 7
 replaces = ["policy:fcfs@dovetail-sched-fcfs"]
 roles = ["engine"]
+verified = "Acme One, 2026-11-21"
 """
 
 
@@ -66,6 +67,7 @@ def test_a_manifest_says_all_there_is_to_say(plugin_site):
         rank=7,
         replaces=("policy:fcfs@dovetail-sched-fcfs",),
         roles=frozenset({"engine"}),
+        verified="Acme One, 2026-11-21",
     )
     assert str(about) == "policy 'fair' of acme 1.0"
     assert "acme" not in sys.modules
@@ -163,6 +165,10 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         (HEAD + 'probe = "no_colon"', "write 'package.module:function'"),
         (HEAD + "options = 3", "write 'package.module:Model'"),
         (HEAD + 'roles = ["cook"]', "frontend and engine and worker"),
+        (HEAD + 'verified = ""', "write one line of at most 200 characters"),
+        (HEAD + 'verified = "a\\nb"', "write one line of at most 200 characters"),
+        (HEAD + f'verified = "{"x" * 201}"', "write one line of at most 200 characters"),
+        (HEAD + "verified = true", "write one line of at most 200 characters"),
         (HEAD + 'replaces = ["fcfs"]', "'kind:name@distribution'"),
         (HEAD + 'replaces = ["ops:torch@d"]', "a policy replaces only its like"),
         (HEAD + HEAD, "policy:fair stands in it twice"),
@@ -220,6 +226,7 @@ def test_what_is_no_range(text):
 # --- the cost -----------------------------------------------------------------------------------
 
 
+@pytest.mark.clock
 def test_200_distributions_are_listed_in_time_and_none_is_imported(plugin_site):
     for index in range(200):
         manifest = f'[[plugin]]\nkind = "policy"\nname = "p{index}"\nrank = {index}\n'

@@ -175,6 +175,7 @@ def test_unknown_kind_names_the_nearest(registry: PluginRegistry) -> None:
     assert "Did you mean 'scheduler'?" in told
 
 
+@pytest.mark.clock
 def test_200_distributions_are_scanned_in_time(site: Path, install: Install) -> None:
     for index in range(200):
         install(f"dist-{index}", f"[dovetail.policy]\np{index} = mod_{index}:P\n")

@@ -22,7 +22,7 @@ from dovetail.plugins import KINDS, PluginRegistry
 from dovetail.scaffold import BLUEPRINTS
 
 MAX_LINES = 60
-LONGER = {"kv_connector": 85, "executor": 65}
+LONGER = {"kv_connector": 85, "executor": 70}
 """Pages whose examples cannot be as short: a connector is two classes in two processes, and the
 signature of an executor's `collective_rpc` alone is nine lines."""
 MAX_COLUMNS = 120

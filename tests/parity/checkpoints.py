@@ -121,9 +121,14 @@ class Checkpoint:
         return self._known[key]
 
 
-def make_checkpoint(name: str, folder: Path, seed: int) -> Checkpoint:
-    """Make and save the checkpoint `name` of `CHECKPOINTS`; the weights depend on both given."""
-    prefix, changes = CHECKPOINTS[name]
+def make_checkpoint(
+    name: str,
+    folder: Path,
+    seed: int,
+    kinds: Mapping[str, tuple[str, Mapping[str, Any]]] = CHECKPOINTS,
+) -> Checkpoint:
+    """Make and save the checkpoint `name` of `kinds`; the weights depend on name and seed."""
+    prefix, changes = kinds[name]
     config_cls = getattr(transformers, f"{prefix}Config")
     config = config_cls(**{**_SHAPE, **changes}, attn_implementation="eager")
     oracle = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from parity.recording_worker import RecordedRun
+from parity.recording import RecordedRun
 
 TOLERANCE = 1e-4
 MARGIN = 10 * TOLERANCE

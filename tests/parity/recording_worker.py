@@ -1,86 +1,10 @@
-"""A worker that remembers the logits after every token that it computes, whatever the plan was.
-
-A third party's worker, chosen by `worker_cls`: it sees plans and its model, and changes nothing.
-Legend: T tokens of the step, N tokens of a run, S sampled positions, D hidden size, V vocabulary.
-"""
+"""The CPU's worker with a memory of logits: a third party's worker, chosen by `worker_cls`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-
-from dovetail.interfaces import WorkerContext
-from dovetail.plan import SchedulerOutput
 from dovetail_cpu.worker import CPUWorker
+from parity.recording import Recording
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
-    """One run of one step. logits: after tokens [start, start + N) of the request, [N, V]."""
-
-    request_id: str
-    start: int
-    logits: torch.Tensor
-
-
-class RecordingWorker(CPUWorker):
-    """The CPU worker with a memory of logits.
-
-    Where a step sampled, the remembered logits are those that the sampler was given; elsewhere they
-    are the model's head over the hidden states that the step computed.
-    """
-
-    def __init__(self, context: WorkerContext) -> None:
-        super().__init__(context)
-        self._recorded: list[RecordedRun] = []
-        self._request_ids: dict[int, str] = {}
-
-    def load_model(self) -> None:
-        """Load the model and listen to it."""
-        super().load_model()
-        model = self._model
-        forward, self._head = model.forward, model.compute_logits
-
-        def listen_to_forward(*args: Any) -> torch.Tensor:
-            self._hidden_TD, self._logits_SV = forward(*args), None
-            return self._hidden_TD
-
-        def listen_to_head(hidden_SD: torch.Tensor) -> torch.Tensor:
-            logits_SV = self._head(hidden_SD)
-            if self._logits_SV is None:  # the sampler's come first; it may write to its own
-                self._logits_SV = logits_SV.clone()
-            return logits_SV
-
-        model.forward, model.compute_logits = listen_to_forward, listen_to_head
-
-    def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute the plan and remember the logits of its runs."""
-        for request in plan.joins:
-            self._request_ids[request.row] = request.request_id
-        super().execute_model(plan)
-        if not plan.empty:
-            self._remember(plan)
-
-    def take_recorded(self) -> list[RecordedRun]:
-        """Return what was remembered since the last call."""
-        taken, self._recorded = self._recorded, []
-        return taken
-
-    @torch.inference_mode()
-    def _remember(self, plan: SchedulerOutput) -> None:
-        runs_NV = self._head(self._hidden_TD).split(list(plan.num_tokens))
-        num_sampled = 0
-        for run, logits_NV in enumerate(runs_NV):
-            if plan.samples[run]:
-                logits_NV[-1] = self._logits_SV[num_sampled]
-                num_sampled += 1
-            self._recorded.append(
-                RecordedRun(
-                    request_id=self._request_ids[plan.rows[run]],
-                    start=plan.starts[run],
-                    logits=logits_NV,
-                )
-            )
-        assert not num_sampled or num_sampled == len(self._logits_SV)
+class RecordingWorker(Recording, CPUWorker):
+    """The CPU worker that remembers."""

@@ -31,7 +31,8 @@ from parity.checkpoints import (
 )
 from parity.commit_seed import commit_seed
 from parity.margin_rule import TOLERANCE, Agreement, Sequenced, measure
-from parity.recording_worker import RecordedRun, RecordingWorker
+from parity.recording import RecordedRun
+from parity.recording_worker import RecordingWorker
 
 NUM_NEW_TOKENS = 64
 PROMPT_LENS = (17, 600, 1, 333, 16, 2, 100, 15)

@@ -7,7 +7,7 @@ import torch
 
 from parity.commit_seed import commit_seed
 from parity.margin_rule import TOLERANCE, Agreement, Sequenced, measure
-from parity.recording_worker import RecordedRun
+from parity.recording import RecordedRun
 
 NUM_PROMPT, NUM_TOKENS, VOCAB_SIZE = 4, 44, 50
 

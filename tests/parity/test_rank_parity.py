@@ -8,7 +8,7 @@ Legend: N positions, V vocabulary.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from parity.checkpoints import VOCAB_SIZE, Checkpoint, make_checkpoint
 from parity.commit_seed import commit_seed
 from parity.margin_rule import MARGIN, TOLERANCE, Sequenced, measure
 from parity.rank_threads import TORCH_PARTS, RankThreads
-from parity.recording_worker import RecordedRun, RecordingWorker
+from parity.recording import RecordedRun
+from parity.recording_worker import RecordingWorker
 
 BUDGET = 64
 MAX_LEN = 200
@@ -163,13 +164,12 @@ def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), BF16_CASES, indirect=["checkpoint"])
 def test_bfloat16_ranks_are_as_near_to_float32_as_one(
-    checkpoint: Checkpoint, num_ranks: int, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint, num_ranks: int, tell: Callable[[str], None]
 ) -> None:
     one = divergence(run(checkpoint, 1, "bfloat16"), checkpoint)
     several = divergence(run(checkpoint, num_ranks, "bfloat16"), checkpoint)
-    with capsys.disabled():
-        shown = " and ".join(f"KL {found[0]:.1e}, best {found[1]:.2%}" for found in (one, several))
-        print(f"\nbf16 beside float32, one rank and two: {shown} ({checkpoint.name})")
+    shown = " and ".join(f"KL {found[0]:.1e}, best {found[1]:.2%}" for found in (one, several))
+    tell(f"bf16 beside float32, one rank and two: {shown} ({checkpoint.name})")
     assert several[0] < 1.5 * one[0] and several[1] > one[1] - 0.02
 
 

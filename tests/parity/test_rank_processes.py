@@ -7,6 +7,7 @@ answers. `test_rank_parity.py` compares every logit, with torch's own operations
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,15 @@ def prompt_logprobs(folder: Path, **options: Any) -> torch.Tensor:
 @native
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_native_ranks_are_as_near_to_float32_as_one(
-    checkpoint: Checkpoint, quantization: str | None, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint, quantization: str | None, tell: Callable[[str], None]
 ) -> None:
     exact = prompt_logprobs(checkpoint.folder, dtype="float32")
     given = {"dtype": "bfloat16", "quantization": quantization}
     one = prompt_logprobs(checkpoint.folder, **given)
     two = prompt_logprobs(checkpoint.folder, **given, tensor_parallel_size=2)
     apart_one, apart_two = ((found - exact).abs().mean().item() for found in (one, two))
-    with capsys.disabled():
-        kind = quantization or "bf16"
-        print(f"\n{kind}: mean |Δ log p| of one rank {apart_one:.4f}, of two {apart_two:.4f}")
+    kind = quantization or "bf16"
+    tell(f"{kind}: mean |Δ log p| of one rank {apart_one:.4f}, of two {apart_two:.4f}")
     assert 0 < apart_two < 1.5 * apart_one
     assert not torch.equal(one, two), "two ranks round elsewhere than one: were there two?"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 from dovetail.cli.plugins_table import print_table
 from dovetail.plugins.commands import KIND as COMMAND
 from dovetail.plugins.commands import find_commands
+from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import PluginRegistry
 
@@ -36,14 +38,23 @@ def list_plugins(
         found += [command.plugin for command in find_commands(()).usable]
     registry.check_manifests()
     if as_json:
-        print(json.dumps([asdict(candidate) for candidate in found], indent=2))
+        facts = [asdict(one) | {"verified": registry.entry_of(one).verified} for one in found]
+        print(json.dumps(facts, indent=2))
     elif found:
-        rows = [
-            (one.kind, one.name, f"{one.distribution} {one.version}", one.target) for one in found
-        ]
-        print_table(("kind", "name", "distribution", "target"), rows)
+        _show(found, [registry.entry_of(one).verified for one in found])
     else:
         print(f"No {kind or 'plugin'} is installed.")
     for sentence in registry.set_aside:
         print(f"dovetail: set aside: {sentence}", file=sys.stderr)
     return 0
+
+
+def _show(found: Sequence[Candidate], verified: Sequence[str]) -> None:
+    """Print a line a plugin; what was verified where has a column if any of them says so."""
+    headings = ("kind", "name", "distribution", "target", "verified")
+    rows = [
+        (one.kind, one.name, f"{one.distribution} {one.version}", one.target, told)
+        for one, told in zip(found, verified, strict=True)
+    ]
+    width = len(headings) if any(verified) else len(headings) - 1
+    print_table(headings[:width], [row[:width] for row in rows])

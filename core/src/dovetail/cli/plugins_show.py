@@ -72,6 +72,8 @@ def _described(dossier: Dossier) -> list[tuple[str, str]]:
         ("probe", entry.probe or "none"),
         ("options", _options_text(dossier)),
     ]
+    if entry.verified:
+        rows.append(("verified", entry.verified))
     if entry.replaces:
         rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow lets it"))
     return rows

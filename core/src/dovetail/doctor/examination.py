@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dovetail.doctor.devices import judge_devices, tell_verified
 from dovetail.doctor.finding import Finding
 from dovetail.doctor.path_files import check_path_files
 from dovetail.doctor.registrations import check_registrations, plugins_to_try
 from dovetail.doctor.surroundings import check_environment, check_machine
 from dovetail.doctor.trial_findings import judge_trial
 from dovetail.doctor.trial_run import try_plugins
+from dovetail.machine import find_devices
 from dovetail.plugins.registry import PluginRegistry
 
 DEADLINE_S = 60.0
+AREAS = ("machine", "environment", "plugins")
 
 
 def _no_news(text: str) -> None:
@@ -32,7 +35,12 @@ def examine(
     registry = PluginRegistry()
     findings += check_registrations(registry)
     plugins = plugins_to_try(registry)
+    findings += tell_verified(plugins, registry)
     progress(f"loading {len(plugins)} plugins in processes of their own")
-    for trial in try_plugins(plugins, deadline_s=deadline_s):
+    trials = try_plugins(plugins, deadline_s=deadline_s)
+    for trial in trials:
         findings += judge_trial(trial)
-    return findings
+    return sorted(
+        [*findings, *judge_devices(find_devices(), trials, registry)],
+        key=lambda finding: AREAS.index(finding.area),
+    )

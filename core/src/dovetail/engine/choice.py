@@ -93,6 +93,7 @@ def wanted_of(kind: str, config: EngineConfig, platform: Platform | None = None)
         references=references,
         why=why,
         platform=platform.info.name,
+        device_type=platform.info.device_type,
         preferred=tuple(platform.prefer(kind)),
     )
 

@@ -15,6 +15,7 @@ from dovetail.errors import PluginError
 from dovetail.interfaces.attention import AttentionAsk
 from dovetail.interfaces.platform import Probe
 from dovetail.plugins.admission import check_probe, probe_failure
+from dovetail.plugins.device_fit import device_refusal
 from dovetail.plugins.discovery import Candidate, is_first_party, normalize_distribution
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolution import Resolution
@@ -40,13 +41,15 @@ class Wanted:
 
     references: what is asked for, in order; ("auto",) for the first that is able, () for none.
     why: where that comes from. ask: what an attention backend has to do; None if that is not known.
-    platform, preferred: the platform's name, and the plugins of this kind that it prefers.
+    platform, device_type, preferred: the platform's name, its device as tensors are told it, and
+    the plugins of this kind that it prefers.
     """
 
     references: tuple[str | type, ...]
     why: str = ""
     ask: AttentionAsk | None = None
     platform: str = ""
+    device_type: str = ""
     preferred: tuple[str, ...] = ()
 
 
@@ -114,6 +117,19 @@ def explain(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
     return _explain_picks(registry, kind, wanted)
 
 
+def alternatives(registry: PluginRegistry, kind: str, wanted: Wanted) -> str:
+    """Return a sentence that names what could be taken unasked; "" if nothing can.
+
+    For messages about a pick that cannot be used. wanted: its references do not matter.
+    """
+    try:
+        found = explain(registry, kind, replace(wanted, references=(AUTO,)))
+    except PluginError:
+        return ""
+    names = [one.name for one in found.verdicts if one.state in (ABLE, TAKEN)]
+    return f" What can be used here: {', '.join(names)}." if names else ""
+
+
 def _explain_picks(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
     """Explain places for those whom the user named, and for nobody else."""
     verdicts: list[Verdict] = []
@@ -127,11 +143,13 @@ def _explain_picks(registry: PluginRegistry, kind: str, wanted: Wanted) -> Expla
             unknown.append(reference)
             continue
         verdict = replace(Verdict.of(meant, standing=wanted.why), place=place)
-        verdict = _judge(registry, kind, reference, verdict, wanted.ask)
+        verdict = _judge(registry, kind, reference, verdict, wanted)
         if verdict.state == ABLE:
             verdict = replace(verdict, state=TAKEN)
         else:
-            errors.append(f"{verdict.name!r} is asked for, but: {'; '.join(verdict.reasons)}")
+            told = "; ".join(verdict.reasons).rstrip(".")
+            instead = alternatives(registry, kind, wanted)
+            errors.append(f"{verdict.name!r} is asked for, but: {told}.{instead}")
         verdicts.append(verdict)
     names = " and ".join(map(str, wanted.references))
     otherwise = f"{names} is asked for" if names else "nobody is asked for"
@@ -211,7 +229,7 @@ def _in_order(registry: PluginRegistry, candidate: Candidate, wanted: Wanted) ->
         rank = registry.describe(kind, reference).entry.rank
     except PluginError as error:
         return replace(verdict, state=FAILED, reasons=(str(error),))
-    verdict = _judge(registry, kind, reference, replace(verdict, rank=rank), wanted.ask)
+    verdict = _judge(registry, kind, reference, replace(verdict, rank=rank), wanted)
     if kind != "platform" or verdict.state != ABLE:
         return verdict
     platform_cls = registry.load(kind, reference)
@@ -226,10 +244,13 @@ def _judge(
     kind: str,
     reference: str | type,
     verdict: Verdict,
-    ask: AttentionAsk | None,
+    wanted: Wanted,
 ) -> Verdict:
     """Return `verdict` with its state and reasons: probed, loaded, held against what is asked."""
     try:
+        unmet = registry.unmet_needs(kind, reference)
+        if unmet:
+            return replace(verdict, state=REFUSED, reasons=(unmet,))
         probe = registry.probe(kind, reference) if kind in _PROBED else Probe(usable=True)
     except PluginError as error:
         return replace(verdict, state=FAILED, reasons=(str(error),), unclear=True)
@@ -239,8 +260,10 @@ def _judge(
         cls = registry.load(kind, reference)
     except PluginError as error:
         return replace(verdict, state=FAILED, reasons=(str(error),))
-    if kind == "attention" and ask is not None:
-        reasons = attention_refusals(cls, ask)
+    if refusal := device_refusal(kind, cls, wanted.device_type):
+        return replace(verdict, state=REFUSED, reasons=(refusal,))
+    if kind == "attention" and wanted.ask is not None:
+        reasons = attention_refusals(cls, wanted.ask)
         return replace(verdict, state=REFUSED if reasons else ABLE, reasons=tuple(reasons))
     # Only a platform that is chosen without being asked for may stand back; see `_in_order`.
     if kind == "platform":

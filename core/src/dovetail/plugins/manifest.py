@@ -40,7 +40,8 @@ class PluginEntry:
     api: range of contract versions that it is made for; "" where it says nothing. provides, needs:
     capability ids. probe: "module:function" that returns a Probe. options: "module:Model" of
     pydantic. rank: the higher is tried first. replaces: "kind:name@distribution". roles: the
-    processes that it is for.
+    processes that it is for. verified: in the author's words, on which device it was proven and
+    when; "" for a plugin that needs none but the CPU that its tests run on.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class PluginEntry:
     rank: int = 0
     replaces: tuple[str, ...] = ()
     roles: frozenset[str] = frozenset(ROLES)
+    verified: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,5 +242,6 @@ _CHECKS: Mapping[str, Callable[[object], str]] = MappingProxyType(
         "rank": _rank_problem,
         "replaces": _texts(_REPLACED, "'kind:name@distribution'"),
         "roles": _texts(re.compile("|".join(ROLES)), " and ".join(ROLES)),
+        "verified": _text(r"\S(.{0,198}\S)?", "one line of at most 200 characters"),
     }
 )

@@ -145,6 +145,20 @@ class PluginRegistry:
         """
         return self._describe(self.resolve(kind, reference))
 
+    def entry_of(self, candidate: Candidate) -> PluginEntry:
+        """Return what the manifest says of a plugin; defaults where it is broken or silent."""
+        return self._describer.entry(candidate)
+
+    def unmet_needs(self, kind: str, reference: str | type) -> str:
+        """Return what a plugin's manifest needs and the bound platform lacks; "" for nothing.
+
+        A phrase, without importing anything. Raises as `describe`.
+        """
+        missing = self.describe(kind, reference).entry.needs - (self._provided or frozenset())
+        if self._provided is None or not missing:
+            return ""
+        return f"it needs {', '.join(sorted(missing))}, which this platform does not provide"
+
     def probe(self, kind: str, reference: str | type) -> Probe:
         """Run the probe that a plugin's manifest names; usable where it names none.
 

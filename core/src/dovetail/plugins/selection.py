@@ -7,6 +7,7 @@ silence.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError
@@ -14,6 +15,7 @@ from dovetail.interfaces.attention import AttentionAsk, AttentionBackend
 from dovetail.interfaces.platform import Platform, Probe
 from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.construction import construct
+from dovetail.plugins.device_fit import device_refusal
 from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.registry import PluginRegistry
 
@@ -94,7 +96,7 @@ def _explicit_platform(registry: PluginRegistry, reference: str | type) -> type[
     if not probe.usable:
         raise PluginError(
             f"The platform {name!r} was asked for, but it cannot be used here: "
-            f"{'; '.join(probe.reasons)}."
+            f"{'; '.join(probe.reasons)}.{_alternatives(registry, 'platform')}"
         )
     return platform_cls
 
@@ -117,14 +119,23 @@ def choose(
     Candidates that fail are set aside, visibly. Raises PluginNotFoundError, with every reason, if
     none is left.
     """
+    device_type = platform.info.device_type
     if reference != AUTO:
-        require_usable(registry, kind, reference)
-        return registry.load(kind, reference)
+        require_usable(registry, kind, reference, platform)
+        picked = registry.load(kind, reference)
+        if reason := device_refusal(kind, picked, device_type):
+            raise PluginError(
+                f"The {kind} {reference!r} was asked for, but {reason}."
+                f"{_alternatives(registry, kind, platform)}"
+            )
+        return picked
     refused = []
     for candidate in registry.automatic(kind, platform.prefer(kind)):
         found, reason = try_candidate(registry, candidate)
         if found is not None:
-            return found
+            reason = device_refusal(kind, found, device_type)
+            if not reason:
+                return found
         refused.append(f"{candidate.name}: {reason}")
     names = sorted(candidate.name for candidate in registry.candidates(kind))
     raise PluginNotFoundError(
@@ -135,22 +146,49 @@ def choose(
     )
 
 
-def require_usable(registry: PluginRegistry, kind: str, reference: str | type) -> None:
+def require_usable(
+    registry: PluginRegistry,
+    kind: str,
+    reference: str | type,
+    platform: Platform,
+    ask: AttentionAsk | None = None,
+) -> None:
     """Raise PluginError if the probe of an explicit pick says that it cannot be used here."""
     probe = registry.probe(kind, reference)
     if not probe.usable:
         raise PluginError(
             f"The {kind} {reference!r} was asked for, but it cannot be used here: "
-            f"{'; '.join(probe.reasons)}."
+            f"{'; '.join(probe.reasons)}.{_alternatives(registry, kind, platform, ask)}"
         )
+
+
+def _alternatives(
+    registry: PluginRegistry,
+    kind: str,
+    platform: Platform | None = None,
+    ask: AttentionAsk | None = None,
+) -> str:
+    """Return a sentence that names what would do instead of a pick that does not; "" for none."""
+    from dovetail.plugins.explanation import Wanted, alternatives  # needed only where one fails
+
+    wanted = Wanted(references=(AUTO,), ask=ask)
+    if platform is not None:
+        info, preferred = platform.info, tuple(platform.prefer(kind))
+        wanted = replace(
+            wanted, platform=info.name, device_type=info.device_type, preferred=preferred
+        )
+    return alternatives(registry, kind, wanted)
 
 
 def try_candidate(registry: PluginRegistry, candidate: Candidate) -> tuple[type[Any] | None, str]:
     """Return the class of an automatic candidate, or None and why it is not taken.
 
-    One whose probe says no is passed over; one that fails is set aside with a warning.
+    One that needs another platform or whose probe says no is passed over; one that fails is set
+    aside with a warning.
     """
     try:
+        if unmet := registry.unmet_needs(candidate.kind, candidate.reference):
+            return None, unmet
         probe = registry.probe(candidate.kind, candidate.reference)
         if not probe.usable:
             return None, "; ".join(probe.reasons)
@@ -197,11 +235,12 @@ def choose_attention(
     Raises PluginError with every reason if the pick, or all candidates, refuse.
     """
     if reference != AUTO:
-        require_usable(registry, "attention", reference)
+        require_usable(registry, "attention", reference, platform, ask)
         backend: type[AttentionBackend] = registry.load("attention", reference)
         if reasons := attention_refusals(backend, ask):
             raise PluginError(
                 f"The attention backend {backend.name!r} was asked for, but: {'; '.join(reasons)}."
+                f"{_alternatives(registry, 'attention', platform, ask)}"
             )
         return backend
     refused = []

@@ -1,0 +1,156 @@
+"""Gathers what `check.py` needs on a machine with a GPU and no network: `make gpu-bundle`.
+
+    python bench/gpu/bundle.py [--python 3.12] [--into .gpu-bundle]
+
+The wheels of our members, and every third-party wheel that they need and that such a machine does
+not have anyway, at the versions of `requirements/constraints.txt` or, for what these need in turn,
+those that are installed here: what the tests ran with. torch, Triton, numpy and transformers are
+the machine's own. Members with native code for the CPU stay behind, and so do those that need them.
+Nothing is resolved on the other side: one version of each is all there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from gpu.bundle_contents import BUNDLE, INDEX  # noqa: E402
+
+MAX_BYTES = 60 * 10**6
+NATIVE = frozenset({"dovetail-cpu-kernels"})
+PROVIDED = frozenset({"torch", "triton", "numpy", "transformers", "tokenizers", "safetensors"})
+"""What a machine with torch for its GPU has, in builds that nobody else should replace."""
+TOOLS = ("pytest",)
+_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+_PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+def members() -> dict[str, Path]:
+    """Return the folders of the members that travel, by the name of their distribution."""
+    lines = (ROOT / "requirements" / "dev.txt").read_text("utf-8").splitlines()
+    folders = [ROOT / line.removeprefix("-e ./") for line in lines if line.startswith("-e ./")]
+    projects = {_project(folder)["name"]: folder for folder in folders}
+    staying = set(NATIVE)
+    while more := {
+        name
+        for name, folder in projects.items()
+        if name not in staying and staying & set(_names(_project(folder)["dependencies"]))
+    }:
+        staying |= more
+    return {name: folder for name, folder in projects.items() if name not in staying}
+
+
+def needed(travelling: dict[str, Path], python: str) -> dict[str, str]:
+    """Return the third-party distributions that members need there: name to version."""
+    wishes = [wish for folder in travelling.values() for wish in _project(folder)["dependencies"]]
+    waiting = [*_names(wishes, python), *TOOLS]
+    pins = _pins()
+    found: dict[str, str] = {}
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found or name in PROVIDED or name in travelling:
+            continue
+        here = distribution(name)
+        found[name] = pins.get(name, here.version)
+        waiting += _names(here.requires or (), python)
+    return found
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+    project: dict[str, Any] = table["project"]
+    return project
+
+
+def _names(wishes: Iterable[str], python: str = "3.12") -> Iterator[str]:
+    """Yield the names of those requirements that hold on a Linux with that Python, no extras."""
+    there = {
+        "extra": "",
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+    }
+    for text in wishes:
+        wish = Requirement(text)
+        if wish.marker is None or wish.marker.evaluate(there):
+            yield canonicalize_name(wish.name)
+
+
+def _pins() -> dict[str, str]:
+    text = (ROOT / "requirements" / "constraints.txt").read_text("utf-8")
+    return {canonicalize_name(n): v for n, v in re.findall(r"^([\w.-]+)==(\S+)$", text, re.M)}
+
+
+def gather(into: Path, python: str) -> dict[str, Any]:
+    """Fill an empty folder and return what its index says; raise CalledProcessError."""
+    travelling = members()
+    if travelling:
+        options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(into))
+        _run(*_PIP, "wheel", "-q", *map(str, travelling.values()), *options)
+    wanted = needed(travelling, python)
+    platforms = [word for one in _PLATFORMS for word in ("--platform", one)]
+    options = ("--no-deps", "--only-binary=:all:", "--python-version", python)
+    exact = [f"{name}=={version}" for name, version in sorted(wanted.items())]
+    _run(
+        *_PIP, "download", "-q", *options, "--implementation", "cp", *platforms, "-d", into, *exact
+    )
+    files = {
+        path.name: {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(into.glob("*.whl"))
+    }
+    commit = _run("git", "rev-parse", "--short=10", "HEAD").strip()
+    changed = _run("git", "status", "--porcelain", "--untracked-files=no").strip()
+    index = {"commit": commit + ("+" if changed else ""), "python": python, "files": files}
+    (into / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    return index
+
+
+def _run(*command: object) -> str:
+    words = list(map(str, command))
+    return subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def main() -> int:
+    """Make the bundle anew, and say how large it is; 1 if that is too large."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--python", default="3.12", help="the machine's version of Python")
+    parser.add_argument("--into", type=Path, default=ROOT / BUNDLE)
+    asked = parser.parse_args()
+    shutil.rmtree(asked.into, ignore_errors=True)
+    asked.into.mkdir(parents=True)
+    index = gather(asked.into, asked.python)
+    num_bytes = sum(one["bytes"] for one in index["files"].values())
+    told = f"{len(index['files'])} wheels, {num_bytes / 1e6:.1f} MB"
+    print(f"{asked.into}: {told}, of commit {index['commit']}")
+    if num_bytes > MAX_BYTES:
+        print(f"That is more than {MAX_BYTES / 1e6:.0f} MB.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

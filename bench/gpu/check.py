@@ -1,0 +1,242 @@
+"""Proves and measures everything on this machine's GPU, in ten minutes, without a network.
+
+    python bench/gpu/check.py                        what a GPU is for; `make gpu-check`
+    python bench/gpu/check.py --device cpu --small   the same sections on a CPU, in seconds
+    python bench/gpu/check.py --device fake --small  the same on a stand-in for a device
+
+Each section runs in a process of its own with a deadline, and its result is on disk before the
+next one begins: one that fails, hangs or lacks a package costs its own figures and no others. If
+`.gpu-bundle` is there (`make gpu-bundle`), its wheels are installed into a private folder first.
+Exit code 0: all is right and every aim is reached; 1: not so; 2: there is no GPU. This program
+needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent))
+
+from gpu.bundle_contents import BUNDLE, read_bundle  # noqa: E402
+from gpu.catalogue import SECTIONS, TOTAL_S, SectionSpec  # noqa: E402
+from gpu.device_parts import STAND_INS  # noqa: E402
+from gpu.processes import python_path, run_until  # noqa: E402
+from gpu.report import DIED, LATE, NO_DEVICE, OK, read_report  # noqa: E402
+from gpu.tables import aims_missed, render_table  # noqa: E402
+
+_LEAST_S = 2.0
+"""Less time than this is not worth a process."""
+_INSTALL_S = 60.0
+_SEED = 20261121
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the command line asks. device: "auto" for the first accelerator that torch sees."""
+
+    device: str
+    small: bool
+    sections: tuple[SectionSpec, ...]
+    total_s: float
+    result: Path
+    site: Path | None = None
+
+
+class Check:
+    """One run of the check: what it has found so far, on disk after every step."""
+
+    def __init__(self, wishes: Wishes, scratch: Path, begun: float | None = None) -> None:
+        """begun: by `time.monotonic`, since when the time counts; None for now."""
+        self._wishes = wishes
+        self._scratch = scratch
+        self._begun = time.monotonic() if begun is None else begun
+        self._device = wishes.device
+        self.run: dict[str, Any] = {
+            "format": 1,
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "commit": read_commit(),
+            "command": " ".join(["python", "bench/gpu/check.py", *sys.argv[1:]]),
+            "small": wishes.small,
+            "device": {"type": ""},
+            "versions": {},
+            "seconds": 0.0,
+            "sections": {},
+        }
+
+    def go(self) -> None:
+        """Run all sections that are asked for, the machine's first."""
+        for spec in self._wishes.sections:
+            print(f"{spec.name}: {spec.question}", file=sys.stderr, flush=True)
+            found = self._section(spec)
+            self.run["sections"][spec.name] = found
+            if spec.name == "machine":
+                self._learn_machine(found)
+            self._write()
+            told = f"  {found['state']} after {found['seconds']:.1f} s"
+            print(told, file=sys.stderr, flush=True)
+
+    def exit_code(self) -> int:
+        """Return 2 without a device, 1 if something is wrong or short of its aim, else 0."""
+        if not self._device:
+            return 2
+        sections = self.run["sections"]
+        fine = {OK, NO_DEVICE} if self._device in STAND_INS else {OK}
+        bad = [name for name, found in sections.items() if found["state"] not in fine]
+        return 1 if bad or aims_missed(self.run) else 0
+
+    def _section(self, spec: SectionSpec) -> dict[str, Any]:
+        if spec.name != "machine" and not self._device:
+            return _unrun(NO_DEVICE, "torch sees none here")
+        if self._device == "cpu" and not spec.on_cpu:
+            return _unrun(NO_DEVICE, "it has no meaning on a CPU")
+        left_s = self._wishes.total_s - (time.monotonic() - self._begun)
+        if left_s < _LEAST_S:
+            return _unrun(LATE, f"the {self._wishes.total_s:g} s for everything were over")
+        return self._run_process(spec, min(spec.deadline_s, left_s))
+
+    def _run_process(self, spec: SectionSpec, deadline_s: float) -> dict[str, Any]:
+        folder = self._scratch / spec.name
+        work = folder / "work"
+        work.mkdir(parents=True)
+        report, ending = folder / "report.json", folder / "ending.json"
+        task = {
+            "module": spec.module or f"gpu.sections.{spec.name}",
+            "device": self._device,
+            "small": self._wishes.small,
+            "seed": _SEED,
+            "folder": str(work),
+            "report": str(report),
+            "ending": str(ending),
+        }
+        site = [self._wishes.site] if self._wishes.site else []
+        ended = run_until(
+            [sys.executable, "-m", "gpu.section_run", json.dumps(task)],
+            environment=python_path(*site, HERE.parent, ROOT / "tests"),
+            folder=folder,
+            deadline_s=deadline_s,
+        )
+        found = read_report(report) | {"seconds": round(ended.seconds, 2)}
+        if ended.code is None:
+            return found | {"state": LATE, "why": f"after {deadline_s:.0f} s; {ended.said}"}
+        if not ending.is_file():
+            return found | {"state": DIED, "why": f"exit code {ended.code}; {ended.said}"}
+        return found | json.loads(ending.read_text(encoding="utf-8"))
+
+    def _learn_machine(self, found: dict[str, Any]) -> None:
+        facts = found["facts"]
+        self.run["device"] = facts.get("device", {"type": ""})
+        self.run["versions"] = facts.get("versions", {})
+        self._device = self.run["device"]["type"]
+
+    def _write(self) -> None:
+        self.run["seconds"] = round(time.monotonic() - self._begun, 1)
+        part = self._wishes.result.with_suffix(".part")
+        part.write_text(json.dumps(self.run, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        part.replace(self._wishes.result)
+
+
+def read_commit() -> str:
+    """Return the commit of this checkout, with "+" if files differ; the bundle's elsewhere."""
+    try:
+        commit = _git("rev-parse", "--short=10", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return read_bundle(ROOT / BUNDLE).get("commit", "unknown")
+
+
+def _git(*words: str) -> str:
+    asked = ["git", *words]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout.strip()
+
+
+def suits(bundle: Path) -> bool:
+    """Return whether there is a bundle for this Python; say what is odd about it."""
+    told = read_bundle(bundle)
+    if not told:
+        return False
+    here = ".".join(map(str, sys.version_info[:2]))
+    if told["python"] != here:
+        text = f"{bundle} is for Python {told['python']}, this is {here}: it is left aside"
+        print(f"{text}, and what is installed is used.", file=sys.stderr)
+        return False
+    commit = read_commit()
+    if commit != told["commit"]:
+        text = f"the bundle is of commit {told['commit']}, this checkout of {commit}"
+        print(f"Mind that {text}: make the bundle anew.", file=sys.stderr)
+    return True
+
+
+def install(bundle: Path, site: Path, scratch: Path) -> str:
+    """Install a bundle's wheels into `site`, without an index; return why not, "" if it worked."""
+    wheels = sorted(map(str, bundle.glob("*.whl")))
+    options = ("--no-index", "--no-deps", "--no-compile", "--target", str(site))
+    ended = run_until(
+        [sys.executable, "-m", "pip", "install", "--quiet", *options, *wheels],
+        environment=python_path(),
+        folder=scratch,
+        deadline_s=_INSTALL_S,
+    )
+    return "" if ended.code == 0 else f"pip ended with {ended.code}: {ended.said}"
+
+
+def _unrun(state: str, why: str) -> dict[str, Any]:
+    return read_report(Path("nowhere")) | {"state": state, "why": why, "seconds": 0.0}
+
+
+def _parse() -> argparse.Namespace:
+    names = [spec.name for spec in SECTIONS]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument(
+        "--device", default="auto", help="auto, cuda, xpu; or cpu, fake to try it out"
+    )
+    parser.add_argument("--small", action="store_true", help="sizes of which a CPU needs seconds")
+    parser.add_argument("--sections", nargs="+", choices=names, default=names)
+    parser.add_argument("--total-s", type=float, default=TOTAL_S)
+    parser.add_argument("--json", type=Path, default=ROOT / ".bench" / "gpu.json")
+    parser.add_argument("--bundle", type=Path, default=ROOT / BUNDLE)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the check, print its table and return the exit code."""
+    begun, asked = time.monotonic(), _parse()
+    asked.json.parent.mkdir(parents=True, exist_ok=True)
+    wanted = {"machine", *asked.sections}
+    with tempfile.TemporaryDirectory(prefix="dovetail-gpu-") as name:
+        scratch, site = Path(name), None
+        if suits(asked.bundle):
+            site = scratch / "site"
+            if problem := install(asked.bundle, site, scratch):
+                print(f"The bundle {asked.bundle} cannot be installed: {problem}", file=sys.stderr)
+                return 1
+        wishes = Wishes(
+            device=asked.device,
+            small=asked.small,
+            sections=tuple(spec for spec in SECTIONS if spec.name in wanted),
+            total_s=asked.total_s,
+            result=asked.json.resolve(),
+            site=site,
+        )
+        check = Check(wishes, scratch, begun)
+        check.go()
+    print(render_table(check.run))
+    print(f"\nWritten: {wishes.result}")
+    if not check.run["device"]["type"]:
+        print("This check needs a GPU. To try the command out: --device cpu --small")
+    return check.exit_code()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

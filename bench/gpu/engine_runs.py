@@ -1,0 +1,132 @@
+"""Runs of an engine whose worker remembers logits, in the form that the margin rule takes.
+
+Legend: T tokens of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.plugins import PluginRegistry
+from gpu.device_parts import DeviceParts
+from gpu.report import Report
+from parity.margin_rule import MIN_SHARE, TOLERANCE, Agreement, Sequenced
+from parity.recording import RecordedRun, Recording
+
+BASE_OPTIONS: Mapping[str, Any] = {
+    "skip_tokenizer_init": True,
+    "use_tqdm_on_load": False,
+    "enable_prefix_caching": False,
+    "num_gpu_blocks_override": 2000,
+    "max_num_seqs": 32,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What a run left behind. num_preemptions: requests that had to give way."""
+
+    requests: dict[str, Sequenced]
+    recorded: list[RecordedRun]
+    num_preemptions: int = 0
+
+
+def recording_worker(parts: DeviceParts) -> type:
+    """Return a device's worker with a memory of logits."""
+    base = PluginRegistry().load("worker", parts.worker)
+    return type("RecordingDeviceWorker", (Recording, base), {})
+
+
+def random_prompts(lengths: Sequence[int], *, vocab_size: int, seed: int) -> list[list[int]]:
+    """Return prompts of these lengths, of random tokens."""
+    source = random.Random(seed)
+    return [[source.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+def run_engine(
+    model: str | Path,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    parts: DeviceParts,
+    **options: Any,
+) -> Ran:
+    """Answer prompts of token ids, the second half of them by chance, and return what was seen.
+
+    options: of the engine, over `BASE_OPTIONS`.
+    """
+    given = {**BASE_OPTIONS, **parts.options, "worker_cls": recording_worker(parts), **options}
+    half = (len(prompts) + 1) // 2
+    asked = [params] * half + [_sampled(params, seed) for seed in range(len(prompts) - half)]
+    with LLM(str(model), **given) as llm:
+        outputs = llm.generate([list(one) for one in prompts], asked, use_tqdm=False)
+        (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
+        stats = llm.llm_engine.last_stats
+    requests = {
+        output.request_id: Sequenced(
+            token_ids=(*prompt, *output.outputs[0].token_ids),
+            num_prompt=len(prompt),
+            num_cached=output.num_cached_tokens,
+            greedy=one.temperature == 0,
+        )
+        for prompt, one, output in zip(prompts, asked, outputs, strict=True)
+    }
+    num_preemptions = stats.num_preemptions if stats else 0
+    return Ran(requests=requests, recorded=recorded, num_preemptions=num_preemptions)
+
+
+def _sampled(params: SamplingParams, seed: int) -> SamplingParams:
+    """Return parameters that draw: greedy texts of random models soon go in circles."""
+    return SamplingParams(
+        temperature=1.0, seed=seed, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos
+    )
+
+
+class EngineOracle:
+    """Another engine as the reference: its logits after each token of given sequences."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        sequences: Iterable[Sequence[int]],
+        parts: DeviceParts,
+        **options: Any,
+    ) -> None:
+        """Let an engine with `options` read all sequences."""
+        wanted = list(dict.fromkeys(map(tuple, sequences)))
+        one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        ran = run_engine(model, wanted, one, parts, **options)
+        pieces: dict[str, list[RecordedRun]] = {}
+        for run in ran.recorded:
+            pieces.setdefault(run.request_id, []).append(run)
+        self._known = {
+            request.token_ids[: request.num_prompt]: torch.cat(
+                [run.logits for run in sorted(pieces[name], key=lambda run: run.start)]
+            )
+            for name, request in ran.requests.items()
+        }
+
+    def __call__(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token, [T, V]."""
+        return self._known[tuple(token_ids)]
+
+
+def tell_agreement(agreements: Sequence[Agreement], report: Report) -> None:
+    """Report the worst of several agreements, and fail where the margin rule does not hold."""
+    positions = sum(one.positions for one in agreements)
+    clear = sum(one.qualifying + one.tokens_qualifying for one in agreements)
+    equal = sum(one.qualifying_equal + one.tokens_equal for one in agreements)
+    shares = [one.qualifying / one.positions for one in agreements if one.positions]
+    report.figure("max_error", max((one.max_error for one in agreements), default=float("nan")))
+    report.figure("qualify", 100 * min(shares, default=float("nan")))
+    report.figure("equal", 100 * equal / clear if clear else float("nan"))
+    report.note(
+        f"{positions} positions, {sum(one.tokens for one in agreements)} greedy tokens; "
+        f"tolerance {TOLERANCE:g}, clear of ties by ten times that in {MIN_SHARE:.0%} at least"
+    )

@@ -1,0 +1,39 @@
+"""A benchmark script of this folder, run by the check: its figures become the section's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from gpu.processes import python_path, run_until
+from gpu.report import NeedsDeviceError, Report, Task
+
+HERE = Path(__file__).resolve().parent
+NO_DEVICE_CODE = 3
+_DEADLINE_S = 60.0
+
+
+def run_script(name: str, task: Task, report: Report) -> None:
+    """Run `NAME.py --json FILE --device TYPE` and report what it measured.
+
+    Exit code 3 says that it needs a device that is not here; any other but 0 is a failure.
+    """
+    file = task.folder / "figures.json"
+    words = ["--json", str(file), "--device", task.device, *(["--small"] if task.small else [])]
+    ended = run_until(
+        [sys.executable, str(HERE / f"{name}.py"), *words],
+        environment=python_path(),
+        folder=task.folder,
+        deadline_s=_DEADLINE_S,
+        apart=False,
+    )
+    if ended.code == NO_DEVICE_CODE:
+        raise NeedsDeviceError(ended.said)
+    if ended.code != 0:
+        report.fail(f"{name}.py ended with {ended.code}: {ended.said}")
+    if file.is_file():
+        for one in json.loads(file.read_text(encoding="utf-8"))["figures"]:
+            report.figure(
+                one["name"], one["value"], unit=one.get("unit", ""), note=one.get("note", "")
+            )

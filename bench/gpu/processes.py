@@ -1,0 +1,79 @@
+"""Processes with a deadline: what a section runs in, so that none can take the others with it.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a process ended. code: None where it was ended at its deadline. said: its last lines."""
+
+    code: int | None
+    seconds: float
+    said: str
+
+
+def run_until(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    deadline_s: float,
+    num_lines: int = 12,
+    apart: bool = True,
+) -> Ended:
+    """Run a command in `folder` and end it at the deadline. What it writes: `folder`/output.txt.
+
+    apart: in a session of its own, so that whatever it has started ends with it; without, that is
+    the business of the session that this process is in.
+    """
+    log = folder / "output.txt"
+    begun = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=apart,
+        )
+        code: int | None
+        try:
+            code = process.wait(max(deadline_s, 0.0))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process, apart=apart)
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    seconds = time.monotonic() - begun
+    return Ended(code=code, seconds=seconds, said="\n".join(lines[-num_lines:]))
+
+
+def _end(process: subprocess.Popen[bytes], *, apart: bool) -> None:
+    # There may be nobody left to end.
+    with suppress(ProcessLookupError):
+        if apart:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+def python_path(*folders: Path) -> dict[str, str]:
+    """Return this process's environment with folders before its PYTHONPATH."""
+    parts = [str(folder) for folder in folders]
+    given = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, *filter(None, [given])])}

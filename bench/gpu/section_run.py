@@ -1,0 +1,56 @@
+"""One section in a process of its own: `python -m gpu.section_run TASK` (JSON).
+
+Started by the check and by nobody else. How it ended is written beside the report: a section that
+raises says why, one that lacks a package says which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from gpu.device_parts import prepare_device
+from gpu.report import (
+    BROKEN,
+    FAILED,
+    LACKS,
+    NO_DEVICE,
+    OK,
+    NeedsDeviceError,
+    Report,
+    Task,
+    describe_error,
+)
+
+
+def run_section(module: str, task: Task, report: Report) -> tuple[str, str]:
+    """Run a section's module; return its state and, where that is not "ok", why."""
+    try:
+        prepare_device(task.device)
+        importlib.import_module(module).run(task, report)
+    except NeedsDeviceError as reason:
+        return NO_DEVICE, str(reason)
+    except ModuleNotFoundError as error:
+        return LACKS, f"{error.name} is not installed"
+    except Exception as error:
+        traceback.print_exc()
+        return BROKEN, describe_error(error)
+    return (FAILED, "; ".join(report.wrong)) if report.wrong else (OK, "")
+
+
+def main() -> int:
+    """Run the section that the argument names."""
+    told = json.loads(sys.argv[1])
+    folder = Path(told["folder"])
+    task = Task(device=told["device"], small=told["small"], folder=folder, seed=told["seed"])
+    report = Report(file=Path(told["report"]))
+    state, why = run_section(told["module"], task, report)
+    Path(told["ending"]).write_text(json.dumps({"state": state, "why": why}), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

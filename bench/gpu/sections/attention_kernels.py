@@ -1,0 +1,11 @@
+"""The kernels of `bench/gpu/attention.py`, timed on the device."""
+
+from __future__ import annotations
+
+from gpu.kernel_bench import run_script
+from gpu.report import Report, Task
+
+
+def run(task: Task, report: Report) -> None:
+    """Run that script."""
+    run_script("attention", task, report)

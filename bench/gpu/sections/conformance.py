@@ -1,0 +1,99 @@
+"""The conformance kit over every plugin that has to do with the device: `pytest --dovetail-plugin`.
+
+Attention backends and operations are held against float64 references, in every dtype that they
+claim. Each plugin has a pytest of its own, those of attention one a dtype, several at a time:
+nothing is timed here, and compiling kernels takes most of the time.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import mkdtemp
+
+from dovetail.machine import read_cores
+from dovetail.plugins import PluginRegistry
+from gpu.processes import Ended, python_path, run_until
+from gpu.report import Report, Task
+from gpu.tables import is_sound
+
+_DEADLINE_S = 125.0
+_MAX_AT_ONCE = 8
+_PARTS = {
+    "attention": (
+        "float32",
+        "bfloat16",
+        "float16 and not bfloat16",
+        "not float32 and not bfloat16 and not float16",
+    ),
+}
+"""Of the suite of a kind, as pytest's -k takes them; together they are all of it."""
+_WELL = (0, 5, None)
+"""Exit codes: all passed; a part without cases; ended at its deadline, which is told apart."""
+_COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
+
+
+def run(task: Task, report: Report) -> None:
+    """Run the kit on each plugin and count."""
+    registry = PluginRegistry()
+    installed = []
+    for plugin in task.parts.plugins:
+        kind, _, name = plugin.partition(":")
+        if ":" in name or name in {one.name for one in registry.candidates(kind)}:
+            installed.append(plugin)
+        else:
+            report.note(f"{plugin} is not installed")
+    runs = [
+        (plugin, part)
+        for plugin in installed
+        for part in _PARTS.get(plugin.partition(":")[0], ("",))
+    ]
+    at_once = max(1, min(_MAX_AT_ONCE, read_cores().usable // 2))
+    with ThreadPoolExecutor(at_once) as pool:
+        ended = list(pool.map(lambda one: _run_kit(*one, task), runs))
+    for plugin in installed:
+        mine = [how for (whose, _), how in zip(runs, ended, strict=True) if whose == plugin]
+        _tell(plugin, mine, report)
+
+
+def _run_kit(plugin: str, part: str, task: Task) -> Ended:
+    folder = Path(mkdtemp(dir=task.folder))
+    (folder / "empty").mkdir()
+    arguments = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
+    # Other packages' plugins of pytest have no part in this; ours is named.
+    arguments += ["-p", "dovetail.testing.pytest_plugin", "--rootdir", str(folder / "empty")]
+    arguments += ["--dovetail-plugin", plugin, "--dovetail-device", task.device, "-k", part]
+    return run_until(
+        [sys.executable, "-m", "pytest", *arguments],
+        environment=python_path() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        folder=folder,
+        deadline_s=_DEADLINE_S,
+        num_lines=2000,
+        apart=False,
+    )
+
+
+def _tell(plugin: str, runs: list[Ended], report: Report) -> None:
+    """Report a plugin's counts over all parts of its suite, and what failed."""
+    counts: Counter[str] = Counter()
+    for run in runs:
+        counts.update(read_counts(plugin, run.said))
+    report.plugin(plugin, counts)
+    lines = [line for run in runs for line in run.said.splitlines()]
+    for line in lines:
+        if re.match(r"\s+\d+ skipped: ", line):
+            report.note(f"{plugin}: {line.strip()}")
+    if any(run.code is None for run in runs):
+        report.fail(f"{plugin}: its suite was not done within {_DEADLINE_S:.0f} s")
+    if not is_sound(counts) or any(run.code not in _WELL for run in runs):
+        told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-8:]
+        report.fail(f"{plugin}: {' | '.join(told[:12])}")
+
+
+def read_counts(plugin: str, said: str) -> dict[str, int]:
+    """Return the counts of the kit's line about a plugin; none where it wrote no such line."""
+    line = next((one for one in said.splitlines() if one.startswith(f"{plugin}: ")), "")
+    return {what: int(count) for count, what in _COUNT.findall(line)}

@@ -1,0 +1,37 @@
+"""The demo model's own questions, graded by its own checkers; held out from its training."""
+
+from __future__ import annotations
+
+from dovetail import LLM, SamplingParams
+from dovetail_demo_model.tasks import TASKS, held_out_set
+from gpu.report import Report, Task
+
+_PER_TASK = 100
+_SMALL_PER_TASK = 2
+_SEED = 71
+_MAX_TOKENS = 112
+
+
+def run(task: Task, report: Report) -> None:
+    """Ask all questions at once, greedily, in the model's own dtype."""
+    per_task = _SMALL_PER_TASK if task.small else _PER_TASK
+    asked = [
+        (one, text) for one in TASKS.values() for text, _ in held_out_set(one, per_task, _SEED)
+    ]
+    params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS)
+    chats = [[{"role": "user", "content": text}] for _, text in asked]
+    with LLM(
+        "demo",
+        **task.parts.options,
+        num_gpu_blocks_override=4000,
+        use_tqdm_on_load=False,
+    ) as llm:
+        outputs = llm.chat(chats, params, use_tqdm=False)
+        found = llm.llm_engine.plugins.resolutions
+    right = sum(
+        output.outputs[0].finish_reason == "stop" and one.check(text, output.outputs[0].text)
+        for (one, text), output in zip(asked, outputs, strict=True)
+    )
+    report.figure("right", 100 * right / len(asked), note=f"{right} of {len(asked)}")
+    parts = {one.kind: one.name for one in found if one.kind in ("attention", "ops", "worker")}
+    report.note(", ".join(f"{kind} by {name}" for kind, name in sorted(parts.items())))

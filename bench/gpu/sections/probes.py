@@ -1,0 +1,44 @@
+"""What the device can do with torch's own operations: the ceilings for all else.
+
+Copy: 4 GiB onto another 4 GiB, bytes read and written. Product: 8192³ in bf16, random values.
+Medians of 10.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from gpu.report import Report, Task
+from gpu.stopwatch import time_calls
+
+_COPY_BYTES = 4 << 30
+_SMALL_COPY_BYTES = 8 << 20
+_SIDE = 8192
+_SMALL_SIDE = 256
+
+
+def run(task: Task, report: Report) -> None:
+    """Measure copy bandwidth and the rate of a matrix product."""
+    report.figure("copy_gb_s", _copy_rate(task))
+    report.figure("gemm_tflop_s", _product_rate(task))
+
+
+def _copy_rate(task: Task) -> float:
+    num_bytes = _SMALL_COPY_BYTES if task.small else _COPY_BYTES
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=task.parts.device_type)
+    target = torch.empty_like(source)
+    seconds = statistics.median(time_calls(lambda: target.copy_(source), task.device))
+    return 2 * num_bytes / seconds / 1e9
+
+
+def _product_rate(task: Task) -> float:
+    side = _SMALL_SIDE if task.small else _SIDE
+    generator = torch.Generator().manual_seed(task.seed)
+    left, right = (
+        torch.randn(side, side, generator=generator).to(task.parts.device_type, torch.bfloat16)
+        for _ in range(2)
+    )
+    seconds = statistics.median(time_calls(lambda: left @ right, task.device))
+    return 2 * side**3 / seconds / 1e12

@@ -1,0 +1,99 @@
+"""Whether anything in a step makes the host wait for the device, by torch's own detector.
+
+Requests of every kind come and go, and prompts hit the prefix cache; after the first steps every
+wait that torch notices while a step is given to the device is noted with its line. Waiting for a
+result that was asked for is no wait in this sense.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.plugins import PluginRegistry
+from gpu.engine_runs import random_prompts
+from gpu.report import NeedsDeviceError, Report, Task
+from gpu.shapes import write_shape
+
+_WARM_STEPS = 12
+_DETECTED = "synchronizing"
+_LENGTHS = (5, 40, 130, 300, 17, 64, 1, 90)
+
+
+def run(task: Task, report: Report) -> None:
+    """Run steps under the detector and tell where the host waited."""
+    if not hasattr(getattr(torch, task.device, None), "set_sync_debug_mode"):
+        raise NeedsDeviceError(f"torch has no detector of waits for {task.device}")
+    base = PluginRegistry().load("worker", task.parts.worker)
+    worker_cls = watched_worker(base, torch.get_device_module(task.device))
+    model = write_shape("tiny", task.folder)
+    options = {"load_format": "dummy", "skip_tokenizer_init": True, "use_tqdm_on_load": False}
+    with LLM(str(model), **{**task.parts.options, "worker_cls": worker_cls}, **options) as llm:
+        for seed in range(3):
+            prompts = random_prompts(_LENGTHS, vocab_size=1000, seed=task.seed + seed // 2)
+            llm.generate(prompts, _params(), use_tqdm=False)
+        ((num_steps, waits),) = llm.llm_engine.collective_rpc("take_waits")
+    report.figure("waits", len(waits), note=f"{num_steps} steps watched")
+    for place, count in waits.most_common():
+        report.fail(f"{place}: {count} times")
+
+
+def _params() -> list[SamplingParams]:
+    greedy = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    drawn = {**greedy, "temperature": 0.8}
+    kinds: list[dict[str, Any]] = [
+        greedy,
+        drawn,
+        {**drawn, "top_k": 20, "top_p": 0.9},
+        {**drawn, "min_p": 0.05, "seed": 7},
+        {**greedy, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {**greedy, "repetition_penalty": 1.2},
+        {**greedy, "logprobs": 3},
+        {**greedy, "min_tokens": 8, "stop_token_ids": [3]},
+    ]
+    return [SamplingParams(**kind) for kind in kinds]
+
+
+def watched_worker(base: type, module: Any) -> type:
+    """Return a worker that counts where its steps wait for the device of torch's `module`."""
+
+    class WatchedWorker(base):
+        """The worker under torch's detector."""
+
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self._num_steps = 0
+            self._waits: Counter[str] = Counter()
+
+        def execute_model(self, plan: Any) -> None:
+            self._num_steps += 1
+            self._watch(super().execute_model, plan)
+
+        def sample_tokens(self, grammar: Any = None) -> Any:
+            return self._watch(super().sample_tokens, grammar)
+
+        def take_waits(self) -> tuple[int, Counter[str]]:
+            return self._num_steps - _WARM_STEPS, self._waits
+
+        def _watch(self, call: Callable[[Any], Any], argument: Any) -> Any:
+            if self._num_steps <= _WARM_STEPS:
+                return call(argument)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                module.set_sync_debug_mode("warn")
+                try:
+                    return call(argument)
+                finally:
+                    module.set_sync_debug_mode("default")
+                    self._waits.update(
+                        f"{one.filename}:{one.lineno}"
+                        for one in told
+                        if _DETECTED in str(one.message)
+                    )
+
+    return WatchedWorker

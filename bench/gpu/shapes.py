@@ -1,0 +1,61 @@
+"""Shapes of models without weights: a folder with a config.json, for the loader `dummy`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_COMMON = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+        "tie_word_embeddings": True,
+        "head_dim": 64,
+        "max_position_embeddings": 1024,
+    },
+    "qwen3-0.6b": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    },
+}
+"""Sizes as the published config.json of Qwen3-0.6B and Qwen3-8B have them; "tiny" is nobody's."""
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """Write a config.json of that shape into a new folder below `folder` and return it."""
+    path = folder / name
+    path.mkdir(parents=True)
+    config = {**_COMMON, **SHAPES[name]}
+    (path / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return path

@@ -1,0 +1,151 @@
+"""What a run of the check looks like: on a terminal, on the page `docs/gpu.md`, in a manifest.
+
+Everything that a run does not bring is shown as "never run". Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpu.catalogue import DEVICE_PLUGINS, SECTIONS, SectionSpec
+from gpu.report import NEVER, OK
+
+Run = Mapping[str, Any]
+
+UNVERIFIED = "never run on its device"
+_PASSED = "passed"
+
+
+def aims_missed(run: Run) -> list[str]:
+    """Return "section: figure" of every figure that is short of its aim; small runs have none."""
+    if run["small"]:
+        return []
+    missed = []
+    for spec in SECTIONS:
+        values = _values(run["sections"].get(spec.name, {}))
+        missed += [
+            f"{spec.name}: {one.name}"
+            for one in spec.figures
+            if one.name in values and not one.reached(values[one.name])
+        ]
+    return missed
+
+
+def render_table(run: Run) -> str:
+    """Return a run as lines for a terminal."""
+    lines = [headline(run), ""]
+    for spec in SECTIONS:
+        found = run["sections"].get(spec.name)
+        if found is None:
+            continue
+        lines.append(f"{spec.name:<18} {found['state']:<12} {found['seconds']:>6.1f} s")
+        lines += [f"    {line}" for line in _figure_lines(spec, found, small=run["small"])]
+        lines += [f"    {_counts_text(*one)}" for one in found["plugins"].items()]
+        if found["state"] != OK and found.get("why"):
+            lines += [f"    ! {line}" for line in found["why"].splitlines()]
+        lines += [f"    · {note}" for note in found["notes"]]
+    lines += ["", f"{run['seconds']:.0f} s in all."]
+    return "\n".join(lines)
+
+
+def headline(run: Run) -> str:
+    """Return device, date, commit and versions in a line."""
+    device = run["device"]
+    name = device.get("name") or device["type"] or "no GPU"
+    versions = ", ".join(f"{what} {which}" for what, which in run["versions"].items())
+    size = "small sizes; " if run["small"] else ""
+    return f"{name}; {size}{run['date']}, commit {run['commit']}; {versions or 'nothing known'}"
+
+
+def page_block(run: Run | None) -> str:
+    """Return a table of all sections and figures, in Markdown; None: nothing ever ran."""
+    lines = ["| section | figure | aim | result |", "|---|---|---|---|"]
+    for spec in SECTIONS:
+        found = {} if run is None else run["sections"].get(spec.name, {})
+        state = found.get("state", NEVER)
+        told = state if state == NEVER else f"{state}, {found['seconds']:.0f} s"
+        lines.append(f"| **{spec.name}** | {spec.question} | | {told} |")
+        lines += [f"| | {line} |" for line in _figure_cells(spec, found)]
+        lines += [
+            f"| | `{plugin}` | | {_counts(counts)} |"
+            for plugin, counts in found.get("plugins", {}).items()
+        ]
+    return "\n".join(lines)
+
+
+def plugins_block(runs: Mapping[str, Run]) -> str:
+    """Return what is known of each plugin that is made for a device, in Markdown."""
+    lines = ["| plugin | its device |", "|---|---|"]
+    lines += [f"| `{plugin}` | {verified_text(runs, plugin)} |" for plugin in DEVICE_PLUGINS]
+    return "\n".join(lines)
+
+
+def verified_text(runs: Mapping[str, Run], plugin: str) -> str:
+    """Return what a plugin's manifest has to say: where it passed its suite, or that it never ran.
+
+    runs: the last run on each type of device. A plugin of two devices names both.
+    """
+    told = [_verified_on(run, plugin) for run in runs.values()]
+    return "; ".join(text for text in told if text) or UNVERIFIED
+
+
+def _verified_on(run: Run, plugin: str) -> str:
+    counts = run["sections"].get("conformance", {}).get("plugins", {}).get(plugin)
+    if counts is None or run["small"]:
+        return ""
+    where = f"{run['device']['name']}, {run['date'][:10]}, commit {run['commit']}"
+    return where if is_sound(counts) else f"fails on {where}"
+
+
+def is_sound(counts: Mapping[str, int]) -> bool:
+    """Return whether a suite ran and nothing in it failed."""
+    return bool(counts.get(_PASSED)) and not (counts.get("failed") or counts.get("error"))
+
+
+def _figure_lines(spec: SectionSpec, found: Run, *, small: bool) -> Iterator[str]:
+    known = {one.name: one for one in spec.figures}
+    for figure in found["figures"]:
+        spec_of = known.get(figure["name"])
+        what = spec_of.what if spec_of else figure["name"]
+        unit = spec_of.unit if spec_of else figure["unit"]
+        aim = spec_of.aim if spec_of and not small else ""
+        missed = " MISSED" if aim and spec_of and not spec_of.reached(figure["value"]) else ""
+        note = f"  ({figure['note']})" if figure["note"] else ""
+        value = f"{number(figure['value'])} {unit}".strip()
+        yield f"{what:<44} {value:>18}  {aim}{missed}{note}".rstrip()
+
+
+def _figure_cells(spec: SectionSpec, found: Run) -> Iterator[str]:
+    measured = {figure["name"]: figure for figure in found.get("figures", ())}
+    for one in spec.figures:
+        figure = measured.pop(one.name, None)
+        told = NEVER if figure is None else f"{number(figure['value'])} {one.unit}".strip()
+        if figure is not None and not one.reached(figure["value"]):
+            told = f"**{told}**"
+        yield f"{one.what} | {one.aim} | {told}"
+    for figure in measured.values():
+        note = f", {figure['note']}" if figure["note"] else ""
+        yield f"{figure['name']}{note} | | {number(figure['value'])} {figure['unit']}"
+
+
+def number(value: float) -> str:
+    """Return a number with three or four digits that matter."""
+    if value != value or abs(value) == float("inf"):
+        return str(value)
+    if value and abs(value) < 0.01:
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _values(found: Run) -> dict[str, float]:
+    return {figure["name"]: figure["value"] for figure in found.get("figures", ())}
+
+
+def _counts_text(plugin: str, counts: Mapping[str, int]) -> str:
+    return f"{plugin:<44} {_counts(counts)}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    shown = [f"{count} {what}" for what, count in counts.items() if count]
+    return ", ".join(shown) or "no case ran"

@@ -1,0 +1,152 @@
+"""How fast an engine of a shape is, and what a step of 256 requests costs the host.
+
+Random weights from the loader `dummy`, bf16, random prompts of 128 tokens and 256 tokens more for
+each, greedy, no prefix cache. One request, the median of three runs, and 256 at once, of two; a
+short warm-up of the same kind goes before each. The host's part of a step is all of its time but
+the waiting for results; launching is the worker's part of that.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dovetail import LLM, SamplingParams
+from dovetail.plugins import PluginRegistry
+from dovetail.result import ModelRunnerOutput
+from gpu.engine_runs import random_prompts
+from gpu.report import Report, Task
+from gpu.shapes import write_shape
+
+_NUM_IN, _NUM_OUT, _NUM_MANY = 128, 256, 256
+_SMALL = (8, 8, 4)
+_NUM_WARM = 16
+
+
+@dataclass(kw_only=True)
+class Times:
+    """Of the worker's calls, in seconds: each step's launch, and all waiting for results."""
+
+    launches: list[float] = field(default_factory=list)
+    waited: float = 0.0
+
+
+def measure_shape(name: str, task: Task, report: Report) -> None:
+    """Measure the shape; report start, both rates and the host's times."""
+    num_in, num_out, num_many = _SMALL if task.small else (_NUM_IN, _NUM_OUT, _NUM_MANY)
+    model = write_shape("tiny" if task.small else name, task.folder)
+    report.note(f"{num_in} tokens in, {num_out} out; {num_many} requests at once")
+    times = Times()
+    begun = time.perf_counter()
+    with LLM(
+        str(model),
+        **{**task.parts.options, "worker_cls": timed_worker(task, times)},
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        use_tqdm_on_load=False,
+        enable_prefix_caching=False,
+        max_model_len=num_in + num_out,
+        max_num_seqs=num_many,
+        max_num_batched_tokens=8192,
+        # Enough for all; the share of a CPU's memory is another's, too.
+        num_gpu_blocks_override=num_many * (num_in + num_out) // 16 + 64,
+        block_size=16,
+    ) as llm:
+        report.figure("load_s", time.perf_counter() - begun)
+        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
+        one = _rates(llm, [num_in], params, task.seed, 1 if task.small else 3)
+        report.figure("one", statistics.median(one), note=_spread(one))
+        many = _rates(llm, [num_in] * num_many, params, task.seed, 1 if task.small else 2)
+        report.figure("many", statistics.median(many), note=_spread(many))
+        if task.device != "cpu":
+            _tell_host(llm, [num_in] * num_many, params, task, times, report)
+
+
+def _rates(
+    llm: LLM, lengths: list[int], params: SamplingParams, seed: int, repeats: int
+) -> list[float]:
+    """Return output tokens per second of each run, after a warm-up."""
+    warm_up = replace(params, max_tokens=min(_NUM_WARM, params.max_tokens or _NUM_WARM))
+    _run(llm, lengths, warm_up, seed - 1)
+    return [_run(llm, lengths, params, seed + repeat) for repeat in range(repeats)]
+
+
+def _run(llm: LLM, lengths: list[int], params: SamplingParams, seed: int) -> float:
+    prompts = random_prompts(lengths, vocab_size=1000, seed=seed)
+    begun = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begun
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    if tokens != len(lengths) * (params.max_tokens or 0):
+        raise RuntimeError(f"{tokens} tokens came of {len(lengths)} × {params.max_tokens}")
+    return tokens / seconds
+
+
+def _tell_host(
+    llm: LLM,
+    lengths: list[int],
+    params: SamplingParams,
+    task: Task,
+    times: Times,
+    report: Report,
+) -> None:
+    """Report the host's times of the decoding steps of one more run, and how many those are."""
+    prompts = random_prompts(lengths, vocab_size=1000, seed=task.seed + 9)
+    engine = llm.llm_engine
+    for number, prompt in enumerate(prompts):
+        engine.add_request(f"host-{number}", prompt, params)
+    num_prefill = -(-len(prompts) * len(prompts[0]) // 8192) + 2
+    for _ in range(num_prefill):
+        engine.step()
+    times.launches.clear()
+    times.waited = 0.0
+    begun, steps = time.perf_counter(), 0
+    while engine.has_unfinished_requests():
+        engine.step()
+        steps += 1
+    busy = time.perf_counter() - begun - times.waited
+    report.figure("launch_ms", 1e3 * statistics.median(times.launches))
+    report.figure("host_ms", 1e3 * busy / steps, note=f"mean of {steps} steps")
+
+
+def _spread(rates: list[float]) -> str:
+    return f"{min(rates):,.0f} to {max(rates):,.0f}"
+
+
+class _TimedHandle:
+    """A handle whose waiting is counted."""
+
+    def __init__(self, handle: Any, times: Times) -> None:
+        self._handle, self._times = handle, times
+
+    def done(self) -> bool:
+        return bool(self._handle.done())
+
+    def result(self, timeout: float | None = None) -> Any:
+        begun = time.perf_counter()
+        try:
+            return self._handle.result(timeout)
+        finally:
+            self._times.waited += time.perf_counter() - begun
+
+
+def timed_worker(task: Task, times: Times) -> type:
+    """Return the device's worker that notes into `times` what its calls take."""
+    base = PluginRegistry().load("worker", task.parts.worker)
+
+    class TimedWorker(base):
+        """The worker with a stopwatch."""
+
+        def execute_model(self, plan: Any) -> None:
+            self._begun = time.perf_counter()
+            super().execute_model(plan)
+
+        def sample_tokens(self, grammar: Any = None) -> Any:
+            answer = super().sample_tokens(grammar)
+            times.launches.append(time.perf_counter() - self._begun)
+            is_there = isinstance(answer, ModelRunnerOutput)
+            return answer if is_there else _TimedHandle(answer, times)
+
+    return TimedWorker

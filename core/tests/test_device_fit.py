@@ -1,0 +1,169 @@
+"""Plugins and the platform's device: what does not fit is refused, by reason, and never swapped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dovetail.errors import PluginError
+from dovetail.plugins.explanation import OUT, REFUSED, TAKEN, Wanted, explain
+from dovetail.plugins.selection import choose, choose_attention, choose_platform
+from dovetail.testing.fake_attention import FakeAttentionBackend
+
+PARTS = """
+from dovetail.interfaces import Platform, PlatformInfo, Probe
+from dovetail.testing.fake_attention import FakeAttentionBackend
+from dovetail.testing.fake_ops import FakeOps
+
+class Box(Platform):
+    info = PlatformInfo(name="box", device_type="box")
+    @classmethod
+    def probe(cls):
+        return Probe(usable=True)
+    def capabilities(self):
+        return frozenset({"device.box"})
+    def total_memory_bytes(self, local_rank=0):
+        return 1
+
+class Absent(Box):
+    @classmethod
+    def probe(cls):
+        return Probe(usable=False, reasons=("no such chip", "no driver"))
+
+class Anywhere(FakeOps):
+    pass
+
+class Elsewhere(FakeOps):
+    device_types = frozenset({"other"})
+
+def no():
+    return Probe(usable=False, reasons=("no compiler",))
+"""
+MANIFEST = """
+[[plugin]]
+kind = "ops"
+name = "needy"
+needs = ["device.other"]
+rank = 3
+[[plugin]]
+kind = "ops"
+name = "elsewhere"
+rank = 2
+[[plugin]]
+kind = "ops"
+name = "probed"
+probe = "dovetail_box.parts:no"
+rank = 1
+"""
+WANTED = Wanted(references=("auto",), platform="box", device_type="box")
+REFUSALS = {
+    "needy": "it needs device.other, which this platform does not provide",
+    "elsewhere": "it runs on other, and the platform's device is box",
+    "probed": "no compiler",
+}
+
+
+@pytest.fixture
+def box(plugin_site):
+    """A registry with a platform and four ops, of which one fits; and the platform."""
+    ops = {name: ".parts:Anywhere" for name in ("needy", "probed", "fitting")}
+    entries = {
+        "platform": {"box": ".parts:Box", "absent": ".parts:Absent"},
+        "ops": {**ops, "elsewhere": ".parts:Elsewhere"},
+    }
+    plugin_site.add("dovetail-box", entries, manifest=MANIFEST, parts=PARTS)
+    registry = plugin_site.registry()
+    return registry, choose_platform(registry, "auto")
+
+
+def test_what_does_not_fit_is_passed_over_and_not_set_aside(box):
+    registry, platform = box
+    explanation = explain(registry, "ops", WANTED)
+    assert [(one.name, one.state) for one in explanation.verdicts] == [
+        ("needy", REFUSED),
+        ("elsewhere", REFUSED),
+        ("probed", REFUSED),
+        ("fitting", TAKEN),
+    ]
+    told = {one.name: one.reasons for one in explanation.verdicts}
+    assert all(told[name] == (reason,) for name, reason in REFUSALS.items())
+    assert choose(registry, platform, "ops", "auto") is registry.load("ops", "fitting")
+    assert not registry.set_aside
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_pick_that_does_not_fit_is_an_error_that_names_what_does(name, box):
+    registry, platform = box
+    picked = explain(registry, "ops", replace(WANTED, references=(name,)))
+    states = {one.name: one.state for one in picked.verdicts}
+    assert states.pop(name) == REFUSED and set(states.values()) == {OUT}
+    assert REFUSALS[name] in picked.error
+    assert picked.error.endswith("What can be used here: fitting.")
+    with pytest.raises(PluginError) as refusal:
+        choose(registry, platform, "ops", name)
+    assert ("device.other" if name == "needy" else REFUSALS[name]) in str(refusal.value)
+    if name != "needy":
+        assert str(refusal.value).endswith("What can be used here: fitting.")
+
+
+def test_where_nothing_fits_every_reason_is_told(plugin_site):
+    manifest = MANIFEST.replace("dovetail_box", "dovetail_none")
+    entries = {
+        "platform": {"box": ".parts:Box"},
+        "ops": {
+            "needy": ".parts:Anywhere",
+            "elsewhere": ".parts:Elsewhere",
+            "probed": ".parts:Anywhere",
+        },
+    }
+    plugin_site.add("dovetail-none", entries, manifest=manifest, parts=PARTS)
+    registry = plugin_site.registry()
+    platform = choose_platform(registry, "box")
+    with pytest.raises(PluginError) as refusal:
+        choose(registry, platform, "ops", "auto")
+    assert all(reason in str(refusal.value) for reason in REFUSALS.values())
+    with pytest.raises(PluginError, match=r"platform's device is box\.$"):
+        choose(registry, platform, "ops", "elsewhere")
+
+
+def test_a_platform_that_was_asked_for_in_vain_names_what_can_be_used(box):
+    registry, _ = box
+    with pytest.raises(PluginError) as refusal:
+        choose_platform(registry, "absent")
+    told = "it cannot be used here: no such chip; no driver. What can be used here: box."
+    assert told in str(refusal.value)
+
+
+def test_attention_that_refuses_names_what_would_do(plugin_site):
+    parts = PARTS.replace("class Anywhere(FakeOps):", "class Any(FakeAttentionBackend):")
+    plugin_site.add("dovetail-box", {"attention": {"any": ".parts:Any"}}, parts=parts)
+    registry = plugin_site.registry()
+    platform = __import__("dovetail_box.parts").parts.Box()
+    ask = _ask()
+    assert choose_attention(registry, platform, "auto", ask) is registry.load("attention", "any")
+    with pytest.raises(PluginError) as refusal:
+        choose_attention(registry, platform, NarrowAttention, ask)
+    assert "head size 8 is asked" in str(refusal.value)
+    assert str(refusal.value).endswith("What can be used here: any.")
+
+
+class NarrowAttention(FakeAttentionBackend):
+    """Does heads of 3 alone."""
+
+    name = "narrow"
+    capabilities = replace(FakeAttentionBackend.capabilities, head_sizes=frozenset({3}))
+
+
+def _ask():
+    from dovetail.interfaces import AttentionAsk
+
+    return AttentionAsk(
+        device_type="box",
+        dtype="float32",
+        kv_cache_dtype="float32",
+        head_size=8,
+        num_heads=2,
+        num_kv_heads=1,
+        block_size=16,
+    )

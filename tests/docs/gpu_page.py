@@ -1,0 +1,95 @@
+"""What the page about GPUs and the manifests of device plugins say, and what they should.
+
+The source of both is `docs/gpu.json`: the last run of the check on each type of device. Manifests
+are text here, since their comments and order are to stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docs.policy_facts import ROOT, record, recorded
+from gpu.catalogue import DEVICE_PLUGINS
+from gpu.tables import headline, page_block, plugins_block, verified_text
+
+PAGE = ROOT / "docs" / "gpu.md"
+RESULTS = ROOT / "docs" / "gpu.json"
+NOTHING = "Nothing has run on a GPU yet."
+
+_TABLE = re.compile(r"^\[\[plugin\]\]\n(?:(?!\[\[plugin\]\]).*\n?)*", re.MULTILINE)
+_KEY = re.compile(r'^(\w+) = "(.*)"\n?', re.MULTILINE)
+
+
+def read_runs() -> dict[str, Any]:
+    """Return the last run on each type of device."""
+    runs: dict[str, Any] = json.loads(RESULTS.read_text("utf-8"))["runs"]
+    return runs
+
+
+def keep_run(run: dict[str, Any]) -> None:
+    """Let a run be the last one of its device; raise ValueError for one that proves nothing."""
+    device = run["device"]["type"]
+    if device in ("", "cpu") or run["small"]:
+        raise ValueError(f"a small run, or one on {device or 'no device'}, is no result for a page")
+    runs = read_runs() | {device: run}
+    text = json.dumps({"format": 1, "runs": runs}, indent=1, ensure_ascii=False)
+    RESULTS.write_text(f"{text}\n", "utf-8")
+
+
+def blocks(runs: dict[str, Any]) -> dict[str, str]:
+    """Return what is to stand between the page's marks."""
+    lines = [f"- {headline(run)}: {run['seconds']:.0f} s" for run in runs.values()]
+    figures = [f"### {run['device']['name']}\n\n{page_block(run)}" for run in runs.values()]
+    return {
+        "runs": "\n".join(lines) or NOTHING,
+        "plugins": plugins_block(runs),
+        "figures": "\n\n".join(figures) or page_block(None),
+    }
+
+
+def record_page(runs: dict[str, Any]) -> None:
+    """Put everything between the page's marks."""
+    text = PAGE.read_text("utf-8")
+    for name, block in blocks(runs).items():
+        text = record(text, name, block)
+    PAGE.write_text(text, "utf-8")
+
+
+def outdated(runs: dict[str, Any]) -> list[str]:
+    """Return the marks of the page whose contents are not those of the runs."""
+    text = PAGE.read_text("utf-8")
+    return [name for name, block in blocks(runs).items() if recorded(text, name) != block]
+
+
+def manifests() -> Iterator[Path]:
+    """Yield the manifests of all members."""
+    yield from sorted(ROOT.glob("*/src/*/dovetail.toml"))
+    yield from sorted(ROOT.glob("*/*/src/*/dovetail.toml"))
+
+
+def with_verified(text: str, runs: dict[str, Any]) -> str:
+    """Return a manifest in which every device plugin says where it was verified."""
+
+    def renew(table: re.Match[str]) -> str:
+        keys = dict(_KEY.findall(table[0]))
+        plugin = f"{keys.get('kind')}:{keys.get('name')}"
+        if plugin not in DEVICE_PLUGINS:
+            return table[0]
+        body = re.sub(r"^verified = .*\n", "", table[0].rstrip("\n") + "\n", flags=re.MULTILINE)
+        line = f"verified = {json.dumps(verified_text(runs, plugin), ensure_ascii=False)}\n"
+        return body + line + ("\n" if table[0].endswith("\n\n") else "")
+
+    return _TABLE.sub(renew, text)
+
+
+def record_manifests(runs: dict[str, Any]) -> None:
+    """Write into every manifest what is known of its device plugins."""
+    for path in manifests():
+        text = path.read_text("utf-8")
+        renewed = with_verified(text, runs)
+        if renewed != text:
+            path.write_text(renewed, "utf-8")

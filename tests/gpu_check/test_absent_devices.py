@@ -1,0 +1,122 @@
+"""Where there is no GPU: who asks for one is told why not and what would do; nothing is swapped.
+
+The quick version, in this process; `tests/wheels/test_device_wheels.py` installs wheels for it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from dovetail import LLM
+from dovetail.engine.choice import explain_choice
+from dovetail.errors import PluginError
+from dovetail.interfaces import AttentionAsk
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.explanation import REFUSED, TAKEN
+from dovetail.plugins.selection import attention_refusals
+from dovetail.testing.expectation import NotHere
+from dovetail.testing.kit import suite_cases
+from dovetail.testing.kit_subjects import Subjects
+from dovetail.testing.tiny_model import write_tiny_llama
+
+DEVICES = [
+    name for name in ("cuda", "xpu") if not getattr(getattr(torch, name), "is_available", bool)()
+]
+pytestmark = pytest.mark.skipif(not DEVICES, reason="every device is here")
+
+
+@pytest.fixture
+def model(tmp_path):
+    return str(write_tiny_llama(tmp_path))
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_platforms_stand_side_by_side_with_the_reason(name):
+    verdicts = {verdict.name: verdict for verdict in explain_choice("platform").verdicts}
+    assert verdicts["cpu"].state == TAKEN
+    assert verdicts[name].state == REFUSED
+    assert all(len(reason) > 10 for reason in verdicts[name].reasons) and verdicts[name].reasons
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_platform_that_is_asked_for_is_not_replaced(name, model):
+    with pytest.raises(PluginError) as refusal:
+        LLM(model, platform=name, skip_tokenizer_init=True)
+    told = str(refusal.value)
+    assert f"The platform {name!r} was asked for, but it cannot be used here: " in told
+    assert "What can be used here: cpu." in told
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_devices_worker_is_refused_on_another_platform(name, model):
+    with pytest.raises(PluginError, match=f"needs device.{name}, which neither the core nor"):
+        LLM(model, platform="cpu", worker_cls=name, skip_tokenizer_init=True)
+    explanation = explain_choice("worker", platform="cpu", worker_cls=name)
+    assert f"it needs device.{name}, which this platform does not provide" in explanation.error
+    assert explanation.error.endswith("What can be used here: cpu.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "would_do"),
+    [("attention", "attention_backend", "torch"), ("ops", "ops", "torch")],
+)
+def test_kernels_of_a_gpu_are_refused_on_the_cpu(kind, option, would_do, model):
+    options = {"platform": "cpu", option: "triton", "skip_tokenizer_init": True}
+    with pytest.raises(PluginError) as refusal:
+        LLM(model, **options)
+    told = str(refusal.value)
+    assert "'triton' was asked for, but" in told and "cuda, xpu" in told and "cpu" in told
+    assert would_do in told.partition("What can be used here: ")[2]
+    explanation = explain_choice(kind, platform="cpu", **{option: "triton"})
+    if kind == "ops":
+        assert not explanation.chosen and "cuda, xpu" in explanation.error
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_size": 4096}, "head size 4096"),
+        ({"dtype": "float64"}, "dtype float64"),
+        ({"device_type": "cpu"}, "device cpu"),
+        ({"features": frozenset({"cascade"})}, "cascade"),
+    ],
+)
+def test_what_kernels_do_not_do_is_refused_with_the_reason(change, reason):
+    asked = {
+        "device_type": "cuda",
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+        "head_size": 128,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "block_size": 16,
+    }
+    backend = PluginRegistry().load("attention", "triton")
+    reasons = backend.capabilities.refusals(AttentionAsk(**{**asked, **change}))
+    assert any(reason in text for text in reasons), reasons
+    assert not backend.capabilities.refusals(AttentionAsk(**asked))
+    assert attention_refusals(backend, AttentionAsk(**{**asked, **change}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "least_passed"),
+    [("platform", "cuda", 2), ("worker", "cuda", 0), ("attention", "triton", 0)],
+)
+def test_the_kit_leaves_out_what_needs_the_device_and_says_why(kind, name, least_passed):
+    if "cuda" not in DEVICES:
+        pytest.skip("there is one")
+    registry = PluginRegistry()
+    passed, reasons = 0, []
+    with ExitStack() as stack:
+        subjects = Subjects(registry=registry, stack=stack)
+        for case in suite_cases(kind, registry.load(kind, name), subjects):
+            try:
+                case.run()
+                passed += 1
+            except NotHere as reason:
+                reasons.append(str(reason))
+    assert passed >= least_passed and len(reasons) >= 2
+    assert len(set(reasons)) == 1 and len(reasons[0]) > 10

@@ -1,0 +1,236 @@
+"""The check of a GPU: whatever becomes of a section, there is a result that says what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from gpu.catalogue import SECTIONS, TOTAL_S, section
+from gpu.report import BROKEN, DIED, FAILED, LACKS, LATE, NO_DEVICE, OK
+from gpu.tables import aims_missed, render_table
+from gpu_check.made_up_runs import run_command, run_sections
+
+SMALL_S = 40.0
+
+FINE = "def run(task, report):\n    report.figure('answer', 42.0, unit='apples')\n"
+RAISES = FINE + "    raise KeyError('lost')\n"
+HANGS = FINE + "    import time\n    time.sleep(60)\n"
+DIES = FINE + "    import os, sys\n    print('farewell', flush=True)\n    os._exit(7)\n"
+LACKING = FINE + "    import a_module_that_nobody_has\n"
+WRONG = FINE + "    report.fail('it is off by one')\n    report.note('by the way')\n"
+NEEDY = "from gpu.report import NeedsDeviceError\n\n" + FINE
+NEEDY += "    raise NeedsDeviceError('torch has no detector')\n"
+ORPHANS = FINE + (
+    "    import subprocess, sys\n"
+    "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    "    report.fact('child', child.pid)\n"
+    "    child.wait()\n"
+)
+
+
+def test_a_section_that_fails_costs_its_own_figures_and_no_others(tmp_path):
+    sources = {
+        "raises": RAISES,
+        "dies": DIES,
+        "lacking": LACKING,
+        "wrong": WRONG,
+        "needy": NEEDY,
+        "fine": FINE,
+    }
+    code, run, _ = run_sections(tmp_path, sources)
+    found = run["sections"]
+    assert {name: one["state"] for name, one in found.items()} == {
+        "machine": OK,
+        "raises": BROKEN,
+        "dies": DIED,
+        "lacking": LACKS,
+        "wrong": FAILED,
+        "needy": NO_DEVICE,
+        "fine": OK,
+    }
+    assert code == 1
+    assert "KeyError: 'lost'" in found["raises"]["why"]
+    assert "exit code 7" in found["dies"]["why"] and "farewell" in found["dies"]["why"]
+    assert "a_module_that_nobody_has is not installed" in found["lacking"]["why"]
+    assert found["wrong"]["why"] == "it is off by one" and found["wrong"]["notes"] == ["by the way"]
+    # What was found before the end is there, whatever the end was.
+    values = [[figure["value"] for figure in one["figures"]] for one in found.values()]
+    assert values == [[], *[[42.0]] * 6]
+
+
+def test_a_section_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+    code, run, _ = run_sections(tmp_path, {"hangs": ORPHANS, "fine": FINE}, deadline_s=2.0)
+    hung = run["sections"]["hangs"]
+    assert (code, hung["state"], run["sections"]["fine"]["state"]) == (1, LATE, OK)
+    assert 2.0 <= hung["seconds"] < 8.0 and "after 2 s" in hung["why"]
+    assert hung["figures"][0]["value"] == 42.0
+    for _ in range(50):
+        if not _lives(hung["facts"]["child"]):
+            break
+        time.sleep(0.1)
+    assert not _lives(hung["facts"]["child"])
+
+
+def _lives(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_when_the_time_is_over_the_rest_says_so(tmp_path):
+    code, run, _ = run_sections(tmp_path, {"hangs": HANGS, "fine": FINE}, total_s=3.5)
+    states = {name: one["state"] for name, one in run["sections"].items()}
+    assert (code, states["hangs"], states["fine"]) == (1, LATE, LATE)
+    assert "3.5 s for everything were over" in run["sections"]["fine"]["why"]
+
+
+def test_without_a_device_everything_says_that_it_needs_one(tmp_path):
+    machine = "def run(task, report):\n    report.fact('device', {'type': ''})\n"
+    code, run, _ = run_sections(tmp_path, {"fine": FINE, "machine": machine}, device="auto")
+    assert (code, run["sections"]["fine"]["state"]) == (2, NO_DEVICE)
+    assert "no GPU" in render_table(run)
+
+
+def test_the_whole_command_on_a_cpu_in_seconds(tmp_path):
+    result = tmp_path / "result.json"
+    begun = _seconds_of_children()
+    done = run_command("--device", "cpu", "--small", "--json", result, timeout=280)
+    took = _seconds_of_children() - begun
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = json.loads(result.read_text("utf-8"))
+    states = {name: one["state"] for name, one in run["sections"].items()}
+    assert states == {one.name: OK if one.on_cpu else NO_DEVICE for one in SECTIONS}
+    for spec in SECTIONS:
+        measured = {figure["name"] for figure in run["sections"][spec.name]["figures"]}
+        assert spec.on_cpu or not measured
+    assert run["sections"]["conformance"]["plugins"]["platform:cpu"]["passed"] >= 5
+    assert {"max_error", "qualify", "equal"} <= _names(run, "parity")
+    assert _names(run, "parity") - {"bf16_kl", "bf16_top1"} == _names(run, "backends")
+    assert {"one", "many"} <= _names(run, "small_model")
+    assert run["commit"] != "unknown" and run["versions"]["torch"] != "absent"
+    assert "needs a GPU" in done.stdout and "qualify" not in done.stderr
+    assert took < SMALL_S
+
+
+def _seconds_of_children() -> float:
+    """Return their time on processors: of the clock's, other processes may have a part."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _names(run: dict, name: str) -> set[str]:
+    return {figure["name"] for figure in run["sections"][name]["figures"]}
+
+
+@pytest.mark.skipif(bool(os.environ.get("CUDA_VISIBLE_DEVICES")), reason="there may be a device")
+def test_a_device_that_is_not_there_is_no_result(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    result = tmp_path / "result.json"
+    done = run_command("--device", "cuda", "--sections", "probes", "--json", result)
+    assert done.returncode == 2
+    assert "This check needs a GPU" in done.stdout
+    run = json.loads(result.read_text("utf-8"))
+    assert run["sections"]["probes"]["state"] == NO_DEVICE
+
+
+def test_a_bundle_is_installed_without_an_index_and_goes_first(tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    _write_index(bundle)
+    # It stands in for a module that the section needs, which shows whose is found first.
+    _write_wheel(bundle, "statistics", "raise RuntimeError('the bundle goes first')\n")
+    result = tmp_path / "result.json"
+    options = ("--device", "cpu", "--small", "--sections", "probes", "--json", result)
+    done = run_command(*options, bundle=bundle)
+    probes = json.loads(result.read_text("utf-8"))["sections"]["probes"]
+    assert probes["state"] == BROKEN and "the bundle goes first" in probes["why"], done.stderr
+    assert "the bundle is of commit abc, this checkout of" in done.stderr
+
+
+def test_a_bundle_for_another_python_is_left_aside(tmp_path):
+    _write_index(tmp_path, python="3.7")
+    _write_wheel(tmp_path, "statistics", "raise RuntimeError('the bundle was taken')\n")
+    options = ("--device", "cpu", "--small", "--sections", "machine")
+    done = run_command(*options, "--json", tmp_path / "result.json", bundle=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "is for Python 3.7" in done.stderr and "left aside" in done.stderr
+
+
+def test_a_bundle_that_cannot_be_installed_is_told(tmp_path):
+    _write_index(tmp_path)
+    (tmp_path / "broken-1.0-py3-none-any.whl").write_bytes(b"no wheel")
+    done = run_command("--json", tmp_path / "result.json", bundle=tmp_path)
+    assert done.returncode == 1 and "cannot be installed" in done.stderr
+
+
+def _write_index(folder: Path, python: str = "") -> None:
+    here = ".".join(map(str, sys.version_info[:2]))
+    told = {"commit": "abc", "python": python or here, "files": {}}
+    (folder / "bundle.json").write_text(json.dumps(told))
+
+
+def _write_wheel(folder: Path, module: str, source: str) -> None:
+    info = f"{module}-1.0.dist-info"
+    files = {
+        f"{module}.py": source,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in files) + f"{info}/RECORD,,\n"
+    with zipfile.ZipFile(folder / f"{module}-1.0-py3-none-any.whl", "w") as wheel:
+        for name, text in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(name, text)
+
+
+def test_deadlines_are_within_the_whole():
+    assert sum(one.deadline_s for one in SECTIONS) <= TOTAL_S
+    assert SECTIONS[0].name == "machine" and SECTIONS[0].on_cpu
+    assert len({one.name for one in SECTIONS}) == len(SECTIONS)
+
+
+def test_a_figure_short_of_its_aim_is_missed_and_shown(tmp_path):
+    def run(**values):
+        figures = [
+            {"name": name, "value": value, "unit": "", "note": ""} for name, value in values.items()
+        ]
+        found = {"state": OK, "seconds": 1.0, "figures": figures, "plugins": {}, "notes": []}
+        return {
+            "small": False,
+            "device": {"type": "cuda", "name": "A chip"},
+            "date": "2026-11-21",
+            "commit": "abc",
+            "versions": {},
+            "seconds": 1.0,
+            "sections": {"small_model": found},
+        }
+
+    assert not aims_missed(run(one=250.0, many=8000.0, host_ms=3.0))
+    assert aims_missed(run(one=249.0, many=8000.0, host_ms=3.1)) == [
+        "small_model: one",
+        "small_model: host_ms",
+    ]
+    assert aims_missed(run(one=float("nan"))) == ["small_model: one"]
+    assert aims_missed(run(one=1.0) | {"small": True}) == []
+    lines = render_table(run(one=249.0, many=9000.0)).splitlines()
+    (one,) = [line for line in lines if "one request" in line]
+    (many,) = [line for line in lines if "256 requests" in line]
+    assert one.endswith("≥ 250 tokens/s MISSED") and "MISSED" not in many
+    assert section("small_model").figures
+
+
+def test_sections_go_the_way_of_a_device_on_a_stand_in_for_one(tmp_path):
+    result = tmp_path / "result.json"
+    asked = ("--sections", "memory", "small_model", "--json", result)
+    done = run_command("--device", "fake", "--small", *asked, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = json.loads(result.read_text("utf-8"))
+    assert {"device_mib", "host_mib"} == _names(run, "memory")
+    assert _names(run, "small_model") == {one.name for one in section("small_model").figures}

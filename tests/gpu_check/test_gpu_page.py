@@ -1,0 +1,173 @@
+"""The page about GPUs, the manifests and the list of plugins say what ran on a device: no more."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from copy import deepcopy
+
+import pytest
+from docs.gpu_page import (
+    PAGE,
+    RESULTS,
+    blocks,
+    keep_run,
+    manifests,
+    outdated,
+    read_runs,
+    with_verified,
+)
+from gpu.catalogue import DEVICE_PLUGINS, SECTIONS
+from gpu.tables import UNVERIFIED, page_block, plugins_block, verified_text
+
+from architecture.sources import members, project_of
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
+
+ADVICE = "run `python tests/docs/record_gpu.py`"
+RUN = {
+    "format": 1,
+    "date": "2026-11-30 10:00 UTC",
+    "commit": "0123456789",
+    "command": "python bench/gpu/check.py",
+    "small": False,
+    "device": {"type": "cuda", "name": "A chip"},
+    "versions": {"torch": "2.11.0"},
+    "seconds": 480.0,
+    "sections": {
+        "conformance": {
+            "state": "failed",
+            "why": "ops:triton",
+            "seconds": 90.0,
+            "figures": [],
+            "plugins": {
+                "attention:triton": {"passed": 90, "skipped": 2},
+                "ops:triton": {"passed": 30, "failed": 1},
+                "worker:cuda": {},
+                "attention:torch": {"passed": 100},
+            },
+            "facts": {},
+            "wrong": [],
+            "notes": [],
+        },
+        "small_model": {
+            "state": "ok",
+            "why": "",
+            "seconds": 40.0,
+            "figures": [
+                {"name": "one", "value": 300.0, "unit": "", "note": ""},
+                {"name": "many", "value": 700.0, "unit": "", "note": ""},
+                {"name": "extra", "value": 1.5, "unit": "us", "note": "of a kernel"},
+            ],
+            "plugins": {},
+            "facts": {},
+            "wrong": [],
+            "notes": [],
+        },
+    },
+}
+HERE = "A chip, 2026-11-30, commit 0123456789"
+
+
+def test_the_page_is_what_the_last_runs_say():
+    assert outdated(read_runs()) == [], ADVICE
+
+
+def test_manifests_say_what_the_last_runs_say():
+    runs = read_runs()
+    for path in manifests():
+        text = path.read_text("utf-8")
+        assert with_verified(text, runs) == text, f"{path}: {ADVICE}"
+
+
+def test_the_list_of_plugins_says_it_and_only_of_those_that_need_a_device():
+    runs, registry = read_runs(), PluginRegistry()
+    for member in members():
+        groups = project_of(member).get("entry-points", {})
+        offered = {group.removeprefix(GROUP_PREFIX): names for group, names in groups.items()}
+        for plugin in (f"{kind}:{name}" for kind in KINDS for name in offered.get(kind, ())):
+            asked = plugin in DEVICE_PLUGINS
+            assert _verified(registry, plugin) == (verified_text(runs, plugin) if asked else "")
+
+
+def _verified(registry: PluginRegistry, plugin: str) -> str:
+    kind, _, name = plugin.partition(":")
+    (found,) = [one for one in registry.candidates(kind) if one.name == name]
+    return registry.entry_of(found).verified
+
+
+def test_every_device_plugin_is_installed():
+    found = {
+        f"{kind}:{one.name}"
+        for kind in ("platform", "worker", "attention", "ops")
+        for one in PluginRegistry().candidates(kind)
+    }
+    assert set(DEVICE_PLUGINS) <= found
+
+
+def test_what_never_ran_says_so():
+    block = page_block(None)
+    assert block.count("never run") == len(SECTIONS) + sum(len(one.figures) for one in SECTIONS)
+    assert plugins_block({}).count(UNVERIFIED) == len(DEVICE_PLUGINS)
+    partly = page_block(RUN)
+    assert "| **parity** | Are logits" in partly and "| | never run |" in partly
+    assert "| **small_model** | How fast is the shape of 0.6 B" in partly
+    assert "| | one request, 128 in, 256 out | ≥ 250 tokens/s | 300 tokens/s |" in partly
+    assert "| ≥ 8,000 tokens/s | **700 tokens/s** |" in partly
+    assert "| | host's part of a step of 256 | ≤ 3 ms | never run |" in partly
+    assert "| | extra, of a kernel | | 1.5 us |" in partly
+    assert "| | `ops:triton` | | 30 passed, 1 failed |" in partly
+
+
+def test_a_plugin_is_verified_where_its_suite_passed():
+    runs = {"cuda": RUN}
+    assert verified_text(runs, "attention:triton") == HERE
+    assert verified_text(runs, "ops:triton") == f"fails on {HERE}"
+    assert verified_text(runs, "worker:cuda") == f"fails on {HERE}"
+    assert verified_text(runs, "worker:xpu") == UNVERIFIED
+    other = deepcopy(RUN) | {"device": {"type": "xpu", "name": "A slate"}}
+    both = verified_text({"cuda": RUN, "xpu": other}, "attention:triton")
+    assert both == f"{HERE}; A slate, 2026-11-30, commit 0123456789"
+    assert verified_text({"cuda": {**RUN, "small": True}}, "attention:triton") == UNVERIFIED
+
+
+def test_a_manifest_is_renewed_and_nothing_else_in_it_changes():
+    text = (
+        '# A comment.\n\n[[plugin]]\nkind = "attention"\nname = "triton"\nrank = 3\n\n'
+        '[[plugin]]\nkind = "policy"\nname = "triton"\n\n'
+        '[[plugin]]\nkind = "ops"\nname = "triton"\nverified = "old"\nroles = ["worker"]\n'
+    )
+    renewed = with_verified(text, {"cuda": RUN})
+    assert with_verified(renewed, {"cuda": RUN}) == renewed
+    attention, policy, ops = tomllib.loads(renewed)["plugin"]
+    assert attention == {"kind": "attention", "name": "triton", "rank": 3, "verified": HERE}
+    assert policy == {"kind": "policy", "name": "triton"}
+    assert ops["verified"] == f"fails on {HERE}" and ops["roles"] == ["worker"]
+    assert renewed.startswith("# A comment.\n\n[[plugin]]\n")
+    assert len(renewed.splitlines()) == len(text.splitlines()) + 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"small": True}, {"device": {"type": "cpu"}}, {"device": {"type": ""}}]
+)
+def test_a_run_that_proves_nothing_is_not_kept(change):
+    before = RESULTS.read_text("utf-8")
+    with pytest.raises(ValueError, match="is no result for a page"):
+        keep_run({**RUN, **change})
+    assert RESULTS.read_text("utf-8") == before
+
+
+def test_a_run_is_kept_by_its_device(tmp_path, monkeypatch):
+    copy = tmp_path / "gpu.json"
+    copy.write_text('{"format": 1, "runs": {}}')
+    monkeypatch.setattr("docs.gpu_page.RESULTS", copy)
+    keep_run(RUN)
+    keep_run({**RUN, "seconds": 470.0})
+    assert json.loads(copy.read_text("utf-8"))["runs"]["cuda"]["seconds"] == 470.0
+    told = blocks(read_runs())
+    assert "A chip; 2026-11-30" in told["runs"] and "### A chip" in told["figures"]
+
+
+def test_the_page_names_every_section():
+    text = PAGE.read_text("utf-8")
+    assert not [one.name for one in SECTIONS if f"**{one.name}**" not in text]

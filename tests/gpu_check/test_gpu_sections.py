@@ -1,0 +1,134 @@
+"""Pieces of the check's sections: what they count, and how they take suites apart."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from gpu.engine_runs import tell_agreement
+from gpu.report import Report, read_report
+from gpu.sections.conformance import _PARTS, read_counts
+from gpu.sections.synchronisation import _WARM_STEPS, watched_worker
+from gpu.shapes import SHAPES, write_shape
+
+from dovetail.config.model_directory import ModelDirectory
+from dovetail.plugins import PluginRegistry
+from dovetail.testing.attention import attention_cases
+from parity.margin_rule import Agreement
+
+SAID = """\
+........
+============================= dovetail conformance =============================
+attention:torch: 150 passed, 1 failed, 0 error, 7 skipped
+  7 skipped: it is Sunday
+ops:torch: 3 passed, 0 failed, 0 error, 0 skipped
+"""
+
+
+def test_the_kits_counts_are_read():
+    counts = {"passed": 150, "failed": 1, "error": 0, "skipped": 7}
+    assert read_counts("attention:torch", SAID) == counts
+    assert read_counts("attention:triton", SAID) == {}
+
+
+def test_the_parts_of_a_suite_are_all_of_it_and_apart():
+    cls = PluginRegistry().load("attention", "torch")
+    names = [case.name for case in attention_cases(cls, torch.device("cpu"))]
+    words = ("float32", "bfloat16", "float16")
+    for name in [*names, "manifest", "contract"]:
+        held = {word: word in name for word in words}
+        assert sum(bool(eval(part, {}, held)) for part in _PARTS["attention"]) == 1, name
+    assert len(names) > 100
+
+
+def test_a_report_is_on_disk_after_every_word(tmp_path):
+    file = tmp_path / "report.json"
+    assert read_report(file)["figures"] == []
+    report = Report(file=file)
+    report.figure("one", 1.5, unit="s")
+    assert read_report(file)["figures"] == [{"name": "one", "value": 1.5, "unit": "s", "note": ""}]
+    report.fail("wrong")
+    report.plugin("ops:x", {"passed": 3})
+    report.fact("seen", [1])
+    told = read_report(file)
+    assert told["wrong"] == ["wrong"] and told["plugins"] == {"ops:x": {"passed": 3}}
+    assert told["facts"] == {"seen": [1]}
+
+
+def test_agreements_are_told_by_the_worst_of_them(tmp_path):
+    good = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
+    bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
+    report = Report(file=tmp_path / "report.json")
+    tell_agreement([Agreement(**good), Agreement(**bad)], report)
+    told = {figure["name"]: figure["value"] for figure in report.figures}
+    assert told == {
+        "max_error": 1e-3,
+        "qualify": pytest.approx(90.0),
+        "equal": pytest.approx(100 * 187 / 189),
+    }
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_is_a_model_directory(name, tmp_path):
+    model = ModelDirectory.open(write_shape(name, tmp_path))
+    assert model.architecture == "Qwen3ForCausalLM"
+
+
+def test_the_shapes_have_as_many_parameters_as_their_names_say():
+    for name, billions in (("qwen3-0.6b", 0.6), ("qwen3-8b", 8.2)):
+        one = SHAPES[name]
+        hidden, heads, kv_heads = (
+            one[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+        )
+        attention = hidden * 128 * (2 * heads + 2 * kv_heads)
+        layer = attention + 3 * hidden * one["intermediate_size"]
+        tables = one["vocab_size"] * hidden * (1 if one["tie_word_embeddings"] else 2)
+        assert one["num_hidden_layers"] * layer + tables == pytest.approx(billions * 1e9, rel=0.02)
+
+
+class Detector:
+    """Stands for a device module of torch whose detector is on or off."""
+
+    mode = "default"
+
+    def set_sync_debug_mode(self, mode):
+        self.mode = mode
+
+
+class WaitingWorker:
+    """Waits in every step, once in its first half and once in its second."""
+
+    detector = Detector()
+
+    def __init__(self, context):
+        pass
+
+    def wait(self):
+        if self.detector.mode == "warn":
+            warnings.warn("called a synchronizing operation", stacklevel=1)
+
+    def execute_model(self, plan):
+        self.wait()
+
+    def sample_tokens(self, grammar=None):
+        self.wait()
+        warnings.warn("something else", stacklevel=1)
+        if grammar == "fail":
+            raise ValueError("lost")
+        return "tokens"
+
+
+@pytest.mark.filterwarnings("ignore:something else")
+def test_places_where_a_step_waits_are_counted_after_the_warm_up():
+    worker = watched_worker(WaitingWorker, WaitingWorker.detector)(None)
+    for _ in range(_WARM_STEPS + 3):
+        worker.execute_model("plan")
+        assert worker.sample_tokens() == "tokens"
+    steps, waits = worker.take_waits()
+    assert steps == 3
+    ((place, count),) = waits.items()
+    assert place.startswith(__file__) and count == 6
+    with pytest.raises(ValueError, match="lost"):
+        worker.sample_tokens("fail")
+    assert WaitingWorker.detector.mode == "default"
