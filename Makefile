@@ -2,6 +2,7 @@
 # and again whenever the requirements or a member's pyproject.toml change.
 
 PYTHON ?= python3
+GPU_PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -16,26 +17,27 @@ CODE   := $(wildcard conftest.py core platforms attention_backends schedulers mo
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize features wheels bench soak clean
+.PHONY: help demo test check sanitize features wheels bench gpu-check gpu-bundle soak clean
 
 help:  ## say what the targets do
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and alone: once it is there, nothing that depends on it makes pip look for another
-# build of it. Then everything else by one line.
+# build of it. Then the tools: members are built with those, not each in an environment of its own.
 $(STAMP): $(NEEDS) | $(BIN)/python
 	$(PIP) $(TORCH)
-	$(PIP) -r requirements/dev.txt -c requirements/constraints.txt
+	$(PIP) -r requirements/tools.txt -c requirements/constraints.txt
+	$(PIP) --no-build-isolation -r requirements/dev.txt -c requirements/constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## make a small model and generate from it
 	$(BIN)/dovetail demo
 
 test: $(STAMP)  ## run the tests, but for the slow ones and those for accelerators
-	$(BIN)/python -m pytest -q
+	$(BIN)/python tests/features/suite.py
 
 soak: $(STAMP)  ## run all tests, the slow ones too, and a million steps of random programs
 	$(BIN)/python -m pytest -q -m ""
@@ -62,7 +64,15 @@ bench: $(STAMP)  ## measure the host cost of a step, offline throughput, and oth
 	$(BIN)/python bench/offline.py
 	$(BIN)/python bench/cpu_vs.py
 
+# On a machine with a GPU and no network, this target alone: its Python brings torch, and what else
+# is needed lies in the bundle. In a checkout that is installed: make gpu-check GPU_PYTHON=$(BIN)/python
+gpu-check:  ## prove and measure everything on this machine's GPU, in ten minutes
+	$(GPU_PYTHON) bench/gpu/check.py
+
+gpu-bundle: $(STAMP)  ## gather what gpu-check needs where there is no network, in .gpu-bundle
+	$(BIN)/python bench/gpu/bundle.py
+
 clean:  ## remove everything that the targets above made, .venv too
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
-	    .demo .bench build dist
+	    .demo .bench .gpu-bundle build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,19 +1,30 @@
-"""What every test run shares: it skips what the machine cannot do, and names what it left out."""
+"""What every test run shares: it skips what the machine cannot do, and names what it left out.
+
+A run may be spread over processes (pytest-xdist): what they left out and what tests told is
+gathered in the one that reports.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 NUM_NAMES_SHOWN = 30
+CLOCK_PARTS = ("without", "only")
 _deselected: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a contract's fake stand in for all implementations: what then passes shows nothing."""
+    """Add the options of this project's runs."""
+    # What passes with a contract's fake in place of all implementations shows nothing.
     parser.addoption("--with-fake", metavar="KIND", help="load the fake of this contract instead")
+    parser.addoption(
+        "--clock", choices=CLOCK_PARTS, help="run without the tests that measure time, or only them"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,8 +43,18 @@ def pytest_configure(config: pytest.Config) -> None:
     PluginRegistry.load = load_or_fake  # type: ignore[method-assign]  # that is the point
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests for accelerators where there is none."""
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Say something at the end of the run, whatever is captured: `tell("3.1 ms")`."""
+    return partial(record_property, "told")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the asked part of the tests; skip those for accelerators where there is none."""
+    part = config.getoption("--clock")
+    if part is not None:
+        # The other part is no test left out: another run has it.
+        items[:] = [x for x in items if bool(x.get_closest_marker("clock")) == (part == "only")]
     asking = [item for item in items if item.get_closest_marker("gpu")]
     if asking and not _has_accelerator():
         for item in asking:
@@ -49,8 +70,29 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     _deselected.extend(item.nodeid for item in items)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what one of several processes left out to the one that reports."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["deselected"] = _deselected
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Take what a process left out: each of them leaves out the same."""
+    _deselected[:] = getattr(node, "workeroutput", {}).get("deselected", _deselected)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say by name what was not run, so that a green run claims no more than it did."""
+    """Print what tests told, and by name what was not run: a green run claims no more than it did.
+
+    A test tells with the fixture `tell`.
+    """
+    told = list(_told(terminalreporter))
+    if told:
+        terminalreporter.section("told")
+    for line in told:
+        terminalreporter.write_line(line)
     # Cases of one test count as one line: a product of parameters would hide all others.
     functions = Counter(name.split("[", maxsplit=1)[0] for name in _deselected)
     left_out = [
@@ -72,3 +114,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"… and {len(left_out) - NUM_NAMES_SHOWN} more")
     if _deselected:
         terminalreporter.write_line("`make soak` runs all of them.")
+
+
+def _told(terminalreporter: pytest.TerminalReporter) -> Iterator[str]:
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if report.when == "call":
+                yield from (text for name, text in report.user_properties if name == "told")

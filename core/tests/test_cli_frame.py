@@ -88,6 +88,24 @@ def test_plugins_list_prints_a_line_a_plugin(
     assert any(line.split()[-1] == long for line in lines)
 
 
+def test_plugins_list_says_what_was_proven_where(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = '[[plugin]]\nkind = "policy"\nname = "chip"\nverified = "Acme One, 2026-11-21"\n'
+    package = site / "chip_mod"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('it was imported')")
+    (package / "dovetail.toml").write_text(manifest)
+    install(site, "chip-dist", "[dovetail.policy]\nchip = chip_mod:Chip\n")
+    assert main(["plugins", "list", "policy"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[-1] == "verified"
+    told = {line.split()[1]: line.split()[5:] for line in lines}
+    assert told["chip"] == ["Acme", "One,", "2026-11-21"] and told["canary"] == []
+    assert main(["plugins", "show", "policy:chip"]) == 0
+    assert "verified      Acme One, 2026-11-21" in capsys.readouterr().out
+
+
 def test_plugins_list_writes_json(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "list", "--json"]) == 0
     assert {
@@ -96,6 +114,7 @@ def test_plugins_list_writes_json(site: Path, capsys: pytest.CaptureFixture[str]
         "target": "canary_mod:Canary",
         "distribution": "canary-dist",
         "version": "3.1",
+        "verified": "",
     } in json.loads(capsys.readouterr().out)
 
 
@@ -109,6 +128,7 @@ def test_plugins_that_cannot_be_read_are_told_on_stderr(
     json.loads(told.out)
 
 
+@pytest.mark.clock
 def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
     for index in range(200):
         install(tmp_path, f"dist-{index}", f"[dovetail.policy]\np{index} = mod_{index}:P\n")

@@ -11,31 +11,15 @@ from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.engine.llm_engine import LLMEngine
 from dovetail.errors import CapacityError, EngineDeadError, RequestError, UserError
-from dovetail.interfaces import ModelInfo, NoCacheSpec, Platform, PlatformInfo, Probe, WorkerBase
+from dovetail.interfaces import ModelInfo, NoCacheSpec, WorkerBase
 from dovetail.outputs import RequestOutputKind
 from dovetail.result import ModelRunnerOutput
 from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
 from dovetail.testing.fake_tokenizer import ByteTokenizer
 
 PIECE = "Two roads diverged — in a wood, and I "
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
-
-
-class Anywhere(Platform):
-    info = PlatformInfo(name="anywhere", device_type="none")
-
-    @classmethod
-    def probe(cls):
-        return Probe(usable=True)
-
-    def capabilities(self):
-        return frozenset()
-
-    def total_memory_bytes(self, local_rank=0):
-        return 1 << 30
-
-    def prefer(self, kind):
-        return {"executor": ("uniproc",)}.get(kind, ())
 
 
 class Speaker(WorkerBase):
@@ -109,7 +93,7 @@ def model(tmp_path):
 def options(request):
     Speaker.made.clear()
     return {
-        "platform": Anywhere,
+        "platform": FakePlatform,
         "worker_cls": Speaker,
         "scheduler_cls": Scheduler,
         "tokenizer_mode": ByteTokenizer,

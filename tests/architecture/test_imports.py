@@ -54,11 +54,11 @@ def test_importing_the_names_used_loads_nothing_heavy(imports):
     assert not loaded, f"`from dovetail import LLM, SamplingParams` loads {loaded}: import lazily"
 
 
-def test_importing_the_names_used_is_quick(imports, capsys):
+@pytest.mark.clock
+def test_importing_the_names_used_is_quick(imports, tell):
     """CPU time is held against the bound: the wall clock also counts whoever else runs here."""
     wall_s, cpu_s = (statistics.median(run[i] for run in imports) for i in (0, 1))
-    with capsys.disabled():
-        print(f"\nimport of LLM and SamplingParams: {wall_s:.3f} s, {cpu_s:.3f} s of CPU")
+    tell(f"import of LLM and SamplingParams: {wall_s:.3f} s, {cpu_s:.3f} s of CPU")
     assert cpu_s <= MAX_IMPORT_S, f"{cpu_s:.3f} s of CPU; see `python -X importtime -c ...`"
 
 

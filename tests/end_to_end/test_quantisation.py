@@ -31,15 +31,15 @@ def script(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_the_demo_model_keeps_its_answers(script, capsys):
+def test_the_demo_model_keeps_its_answers(script, tell, capsys):
     plain, *rows = script.report(
         PER_TASK,
         0,
         [form for form in script.FORMATS if form.name in ("int8", "int4 g32, head int8")],
     )
-    with capsys.disabled():
-        print()
-        script.print_table([plain, *rows], 10 * PER_TASK)
+    capsys.readouterr()
+    script.print_table([plain, *rows], 10 * PER_TASK)
+    tell(capsys.readouterr().out.rstrip())
     for row, (kl, top1, right) in zip(rows, LIMITS.values(), strict=True):
         found = row["demo"]
         assert found["num_positions"] > 1000

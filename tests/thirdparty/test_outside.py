@@ -1,15 +1,14 @@
 """A package from outside runs on the core alone: no torch installed, published names only."""
 
 import ast
-import hashlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from wheels.clean_environment import PIP, make_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 BIGRAM = Path(__file__).with_name("bigram")
@@ -91,37 +90,13 @@ def run(*command, **variables):
     return done.stdout
 
 
-def pip(*arguments):
-    return run(sys.executable, "-m", "pip", *arguments, "-q", "--disable-pip-version-check")
-
-
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
-    """Wheels of the core and of the packages, built by the backend that is installed here."""
-    folder = tmp_path_factory.mktemp("wheels")
+def python(tmp_path_factory):
+    """The interpreter of an environment with the core, the packages, what they need; no torch."""
+    folder = tmp_path_factory.mktemp("outside")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    pip("wheel", ROOT / "core", BIGRAM, TURNS, *options)
-    return sorted(folder.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def python(wheels, request):
-    """The interpreter of an environment with the wheels and what they need; no torch.
-
-    What they need is installed once for each state of the requirements; the wheels every time.
-    """
-    needs = [folder / "pyproject.toml" for folder in (ROOT / "core", BIGRAM, TURNS)]
-    constraints = ROOT / "requirements/constraints.txt"
-    state = b"".join(path.read_bytes() for path in (*needs, constraints)) + sys.version.encode()
-    name = f"outside-{hashlib.sha256(state).hexdigest()[:12]}"
-    folder = Path(request.config.cache.mkdir("dovetail")) / name
-    interpreter = folder / "bin/python"
-    if not (folder / "complete").exists():
-        run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
-        pip("--python", interpreter, "install", "-c", constraints, *wheels)
-        (folder / "complete").touch()
-    pip("--python", interpreter, "install", "--no-deps", "--force-reinstall", *wheels)
-    return interpreter
+    run(*PIP, "wheel", "-q", ROOT / "core", BIGRAM, TURNS, *options)
+    return make_environment(folder / "environment", folder.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")

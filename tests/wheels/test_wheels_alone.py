@@ -1,6 +1,7 @@
 """Each member's wheel, alone beside what it declares, passes the kit for everything it offers."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from wheels.clean_environment import PIP, make_environment, run
@@ -10,6 +11,7 @@ from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
 
 pytestmark = pytest.mark.slow
 
+NUM_AT_ONCE = 2
 OURS = {project_of(member)["name"]: member for member in members()}
 
 
@@ -32,24 +34,44 @@ def wheels(tmp_path_factory):
     """Wheels of all members, by the name of their distribution."""
     folder = tmp_path_factory.mktemp("wheels")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    run(*PIP, "wheel", "-q", *members(), *options)
+    compiled = [member for member in members() if (member / "setup.py").exists()]
+    others = [member for member in members() if member not in compiled]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda some: run(*PIP, "wheel", "-q", *some, *options), (compiled, others)))
     found = {path.name.partition("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
     assert set(found) == set(OURS)
     return found
 
 
-@pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
-def test_a_wheel_alone_passes_the_kit(member, wheels, tmp_path):
+def kit_says(member, wheels, folder):
+    """Install a member alone, and return what the kit says of its plugins; "" if it has none."""
     chosen = [wheels[name] for name in needs(member)]
-    python = make_environment(tmp_path / "environment", chosen, tools=["pytest"])
+    python = make_environment(folder / "environment", chosen, tools=["pytest"])
     (package,) = (member / "src").glob("*/__init__.py")
-    run(python, "-c", f"import {package.parent.name}", cwd=tmp_path)
+    run(python, "-c", f"import {package.parent.name}", cwd=folder)
     asked = [word for one in plugins_of(member) for word in ("--dovetail-plugin", one)]
     if not asked:
-        return  # it offers data or commands, and no plugin of a kind
-    empty = tmp_path / "empty"
+        return ""  # it offers data or commands, and no plugin of a kind
+    empty = folder / "empty"
     empty.mkdir()
-    told = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked, cwd=empty)
+    one_thread = ("env", "OMP_NUM_THREADS=1")  # for each of those that run side by side
+    kit = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *asked)
+    return run(*one_thread, python, *kit, cwd=empty)
+
+
+@pytest.fixture(scope="module")
+def trials(request, wheels, tmp_path_factory):
+    """What the kit says, by member: of those that this run asks for, a few at a time."""
+    items = [item for item in request.session.items if "trials" in item.fixturenames]
+    asked = [item.callspec.params["member"] for item in items]
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        folders = {member: tmp_path_factory.mktemp(member.name) for member in asked}
+        yield {one: pool.submit(kit_says, one, wheels, folders[one]) for one in asked}
+
+
+@pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
+def test_a_wheel_alone_passes_the_kit(member, trials):
+    told = trials[member].result()
     for plugin in plugins_of(member):
         passed = re.search(rf"^{re.escape(plugin)}: (\d+) passed", told, re.M)
         assert passed and int(passed[1]) >= 5, told

@@ -8,26 +8,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from dovetail.errors import RequestError
-from dovetail.interfaces import Hooks, Platform, PlatformInfo, Policy, Probe, StatLogger
+from dovetail.interfaces import Hooks, Policy, StatLogger
 from dovetail.scheduling import Scheduler
 from dovetail.testing.fake_worker import FakeWorker
-
-
-class Elsewhere(Platform):
-    info = PlatformInfo(name="elsewhere", device_type="none")
-
-    @classmethod
-    def probe(cls):
-        return Probe(usable=True)
-
-    def capabilities(self):
-        return frozenset()
-
-    def total_memory_bytes(self, local_rank=0):
-        return 1 << 30
-
-    def prefer(self, kind):
-        return {"executor": ("uniproc",)}.get(kind, ())
 
 
 class Paced(FakeWorker):

@@ -10,6 +10,7 @@ import pytest
 from dovetail import LLM, AsyncLLM
 from dovetail.config import EngineArgs
 from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
 from dovetail.testing.fake_tokenizer import ByteTokenizer
 
 HERE = Path(__file__).parent
@@ -31,7 +32,7 @@ class Bench:
         (self.folder / "config.json").write_text(json.dumps(CONFIG | (told or {})))
         return {
             "model": self.folder,
-            "platform": self.parts.Elsewhere,
+            "platform": FakePlatform,
             "worker_cls": self.parts.Paced,
             "scheduler_cls": Scheduler,
             "tokenizer_mode": ByteTokenizer,

@@ -14,7 +14,7 @@ from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError, StalledError, UnavailableError
 from dovetail.outputs import RequestOutputKind
 
-NUM_KILLS = 5
+NUM_KILLS = 3
 FINAL = RequestOutputKind.FINAL_ONLY
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 
@@ -54,13 +54,14 @@ def check_end(bench, llm, got, took_s, said):
 
 
 @pytest.fixture
-def nothing_left(bench, monkeypatch, tmp_path):
+def nothing_left(bench, monkeypatch, tmp_path_factory):
     """Descriptors, shared memory and folders of engines are what they were before."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path_factory.mktemp("t")  # of a short name: sockets lie in it
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
     def residue():
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm"), os.listdir(tmp_path)
+        return len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm"), os.listdir(folder)
 
     bench.run(asyncio.to_thread(int))  # the loop's threads and descriptors are there from now on
     before = residue()

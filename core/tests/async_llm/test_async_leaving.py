@@ -165,6 +165,7 @@ def least_late(bench, ask):
     return output, late_s
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("reads", [True, False], ids=["reads", "sleeps"])
 def test_a_time_that_runs_out_ends_the_request(bench, slow, reads):
     async def ask():
@@ -185,6 +186,7 @@ def test_a_time_that_runs_out_ends_the_request(bench, slow, reads):
     assert 2 < len(output.outputs[0].token_ids) < 40
 
 
+@pytest.mark.clock
 def test_no_first_token_by_the_deadline_ends_the_request(bench, slow):
     async def ask():
         await slow.pause()

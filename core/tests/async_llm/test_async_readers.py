@@ -100,6 +100,7 @@ def wide(bench):
     return bench.start(max_num_seqs=NUM_STREAMS, max_num_batched_tokens=NUM_STREAMS * 512)
 
 
+@pytest.mark.clock
 def test_the_loop_runs_on_under_many_streams(bench, wide, young_heap):
     params = SamplingParams(max_tokens=60, logprobs=5, ignore_eos=True, stop=["\x00\x00\x00"])
 
@@ -113,6 +114,7 @@ def test_the_loop_runs_on_under_many_streams(bench, wide, young_heap):
     assert longest_s < MAX_HOLD_S
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("sliced", [True, False])
 def test_the_loop_runs_on_under_heavy_log_probabilities(
     bench, wide, young_heap, monkeypatch, sliced

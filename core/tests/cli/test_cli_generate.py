@@ -110,6 +110,7 @@ def test_mistakes_are_told_in_three_lines(spell, arguments, told, capsys) -> Non
     assert len(captured.err.splitlines()) <= 3
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

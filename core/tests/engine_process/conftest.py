@@ -11,6 +11,7 @@ import pytest
 from dovetail.config import EngineArgs
 from dovetail.engine.process.factory import make_client
 from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
 
 HERE = Path(__file__).parent
 
@@ -42,7 +43,7 @@ def engine_config(tmp_path, parts):
         (tmp_path / "config.json").write_text(json.dumps(config | told))
         args = EngineArgs(
             model=tmp_path,
-            platform=parts.Nowhere,
+            platform=FakePlatform,
             worker_cls=parts.Obedient,
             scheduler_cls=Scheduler,
             skip_tokenizer_init=True,
@@ -55,11 +56,10 @@ def engine_config(tmp_path, parts):
 
 
 @pytest.fixture
-def client_of(engine_config, talk, monkeypatch, tmp_path):
+def client_of(engine_config, talk, monkeypatch, tmp_path_factory):
     """Start a client: `client_of("sync", step_s=0.1)`; nothing may stay behind."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    # Of a short name: sockets lie in it.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     before, made = talk.residue(), []
 
     def make(kind, **told):

@@ -9,25 +9,7 @@ import sys
 import time
 
 from dovetail.errors import CapacityError
-from dovetail.interfaces import Platform, PlatformInfo, Probe
 from dovetail.testing.fake_worker import FakeWorker
-
-
-class Nowhere(Platform):
-    info = PlatformInfo(name="nowhere", device_type="none")
-
-    @classmethod
-    def probe(cls):
-        return Probe(usable=True)
-
-    def capabilities(self):
-        return frozenset()
-
-    def total_memory_bytes(self, local_rank=0):
-        return 1 << 30
-
-    def prefer(self, kind):
-        return {"executor": ("uniproc",)}.get(kind, ())
 
 
 class Obedient(FakeWorker):

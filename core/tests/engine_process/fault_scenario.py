@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-from engine_process_parts import Nowhere, Obedient
+from engine_process_parts import Obedient
 from engine_talk import Answers, request
 
 from dovetail.config import EngineArgs
@@ -22,6 +22,7 @@ from dovetail.errors import UnavailableError
 from dovetail.interfaces import EngineCoreOutputs
 from dovetail.request import FinishReason
 from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
 
 EMPTY = EngineCoreOutputs()
 RULES = SupervisionRules(
@@ -38,7 +39,7 @@ WAIT_S = 4.0
 def make_config(model, executor):
     return EngineArgs(
         model=model,
-        platform=Nowhere,
+        platform=FakePlatform,
         worker_cls=Obedient,
         scheduler_cls=Scheduler,
         skip_tokenizer_init=True,

@@ -6,17 +6,18 @@ BUSY: how many requests run meanwhile.
 import sys
 import time
 
-from engine_process_parts import Nowhere, Obedient
+from engine_process_parts import Obedient
 from engine_talk import request
 
 from dovetail.config import EngineArgs
 from dovetail.engine.process.sync_client import SyncMPClient
 from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
 
 if __name__ == "__main__":
     args = EngineArgs(
         model=sys.argv[1],
-        platform=Nowhere,
+        platform=FakePlatform,
         worker_cls=Obedient,
         scheduler_cls=Scheduler,
         skip_tokenizer_init=True,

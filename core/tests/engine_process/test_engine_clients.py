@@ -5,7 +5,6 @@ import os
 import signal
 import stat
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,10 +23,6 @@ from dovetail.errors import (
 )
 from dovetail.interfaces import PauseScope
 from dovetail.request import FinishReason
-
-SEED = 20261121
-NUM_KILLS = 5
-HERE = Path(__file__).parent
 
 
 def told(facts):

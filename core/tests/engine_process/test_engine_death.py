@@ -14,8 +14,8 @@ import pytest
 from dovetail.errors import ConfigError, EngineDeadError
 
 HERE = Path(__file__).parent
-ROUNDS = [pytest.param(5, id="5"), pytest.param(100, id="100", marks=pytest.mark.soak)]
-PARENTS = [pytest.param(5, id="5"), pytest.param(50, id="50", marks=pytest.mark.soak)]
+ROUNDS = [pytest.param(3, id="3"), pytest.param(100, id="100", marks=pytest.mark.soak)]
+PARENTS = [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("num_rounds", ROUNDS)
@@ -111,10 +111,11 @@ def test_a_step_that_fails_ends_the_engine_with_a_digest(client_of, talk):
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("num_rounds", PARENTS)
 def test_nothing_is_left_when_the_parent_is_killed(
-    engine_config, talk, tmp_path, num_rounds, stopped
+    engine_config, talk, tmp_path, tmp_path_factory, num_rounds, stopped
 ):
     engine_config(has_child=1)
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    environment["TMPDIR"] = str(tmp_path_factory.mktemp("t"))
     before = talk.residue()
     for number in range(num_rounds):
         parent = subprocess.Popen(

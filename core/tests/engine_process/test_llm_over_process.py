@@ -14,6 +14,7 @@ from dovetail.outputs import RequestOutputKind
 from dovetail.scheduling import Scheduler
 from dovetail.testing.fake_hooks import FakeHooks
 from dovetail.testing.fake_logits_processor import ARGUMENT, FakeLogitsProcessor
+from dovetail.testing.fake_platform import FakePlatform
 from dovetail.testing.fake_stat_logger import FakeStatLogger
 from dovetail.testing.fake_tokenizer import ByteTokenizer
 
@@ -46,7 +47,7 @@ def make(request, parts, tmp_path, monkeypatch):
             LLM(
                 str(tmp_path),
                 engine_process=request.param,
-                platform=parts.Nowhere,
+                platform=FakePlatform,
                 worker_cls=parts.Asking,
                 scheduler_cls=Scheduler,
                 tokenizer_mode=ByteTokenizer,
@@ -217,7 +218,7 @@ def test_a_class_that_no_other_process_finds_is_named(parts, tmp_path):
         pass
 
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "vocab_size": 300}))
-    options = {"platform": parts.Nowhere, "worker_cls": Hidden, "skip_tokenizer_init": True}
+    options = {"platform": FakePlatform, "worker_cls": Hidden, "skip_tokenizer_init": True}
     with pytest.raises(DovetailError, match="Hidden"):
         LLM(str(tmp_path), engine_process=True, **options)
 

@@ -20,11 +20,9 @@ MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
 
 
 @pytest.fixture
-def supervised(engine_config, talk, monkeypatch, tmp_path):
+def supervised(engine_config, talk, monkeypatch, tmp_path_factory):
     """Start a supervised engine: `supervised(rules=…, executor="multiproc", step_s=0.01)`."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("t")))
     before, made = talk.residue(), []
 
     def make(kind=SupervisedClient, *, rules=None, executor="auto", **told):

@@ -33,11 +33,10 @@ def parts(monkeypatch):
 
 
 @pytest.fixture
-def make(parts, tmp_path, monkeypatch):
+def make(parts, tmp_path, tmp_path_factory, monkeypatch):
     """Start workers: `make(2, step=["", "exits"], limits={"stall_s": 1.0})`."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    # Of a short name: sockets lie in it.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     model_dir = write_fake_config(tmp_path)
     before, made = residue(), []
 

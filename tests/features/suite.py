@@ -1,0 +1,127 @@
+"""Runs the tests as `make test` does, and keeps what became of them as long as it holds.
+
+Tests that measure time (marker `clock`) run alone, after all others, which share the machine's
+processors. `python tests/features/suite.py` runs all and leaves a record, bound to the state of the
+tree: whatever changes, the record is nobody's any more. It takes no options, and ignores those of
+the environment, so that no part of the suite can pass for the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / ".pytest_cache" / "suite.json"
+PARTS = (("--clock=without", "-n", "2", "--dist", "loadfile"), ("--clock=only",))
+NO_TESTS = 5
+CAME_TO_ITS_END = (0, 1, NO_TESTS)
+"""Exit codes of pytest: all passed, some failed, there were none."""
+
+Outcomes = dict[str, set[str]]
+"""A test ("path::name") to the outcomes of its cases: passed, failed, skipped."""
+
+
+def run_tests(
+    tests: Sequence[str] = (), *options: str, shown: bool = False
+) -> tuple[Outcomes, int]:
+    """Run `tests`, or all; return their outcomes and the worst exit code.
+
+    shown: let pytest print. A part of the run that breaks off has no outcomes.
+    """
+    outcomes: Outcomes = {}
+    codes = []
+    for part in PARTS:
+        found, code = _run(*part, *options, *tests, shown=shown)
+        codes.append(code)
+        for test, seen in found.items():
+            outcomes.setdefault(test, set()).update(seen)
+    return outcomes, max(codes, key=abs)
+
+
+def _run(*arguments: str, shown: bool) -> tuple[Outcomes, int]:
+    # Tests that share the processors with others compute with one thread, unless they say more.
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    environment.pop("PYTEST_ADDOPTS", None)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=not shown, check=False
+        )
+        if done.returncode not in CAME_TO_ITS_END:
+            return {}, done.returncode
+        return _outcomes_in(report), done.returncode % NO_TESTS
+
+
+def _outcomes_in(report: Path) -> Outcomes:
+    outcomes: Outcomes = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        path = case.attrib["classname"].replace(".", "/")
+        name = case.attrib["name"].split("[", maxsplit=1)[0]
+        tags = {child.tag for child in case}
+        outcome = "failed" if tags & {"failure", "error"} else "passed"
+        outcomes.setdefault(f"{path}.py::{name}", set()).add(
+            "skipped" if "skipped" in tags else outcome
+        )
+    return outcomes
+
+
+def tree_state() -> str:
+    """Return a digest of the commit, all files that git does not ignore, and what is installed.
+
+    Without git there is none: "".
+    """
+    try:
+        commit = _git("rev-parse", "HEAD")
+        names = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    state = hashlib.sha256(commit)
+    for name in sorted(set(filter(None, names))):
+        path = ROOT / os.fsdecode(name)
+        content = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"none"
+        state.update(name + b"\0" + content)
+    installed = sorted(f"{one.name} {one.version}" for one in distributions())
+    state.update("\n".join([sys.version, *installed]).encode())
+    return state.hexdigest()
+
+
+def _git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True)
+    return done.stdout
+
+
+def recorded() -> Outcomes | None:
+    """Return the outcomes of the whole suite on this very tree; None if it did not run on it."""
+    if not RECORD.is_file():
+        return None
+    record = json.loads(RECORD.read_text("utf-8"))
+    if not record["state"] or record["state"] != tree_state():
+        return None
+    return {test: set(found) for test, found in record["outcomes"].items()}
+
+
+def main() -> int:
+    """Run all, record it, and return the exit code."""
+    RECORD.unlink(missing_ok=True)
+    state = tree_state()
+    outcomes, code = run_tests(shown=True)
+    # What changed meanwhile was not tested as a whole.
+    if code in CAME_TO_ITS_END and state == tree_state():
+        RECORD.parent.mkdir(exist_ok=True)
+        content = {"state": state, "outcomes": {test: sorted(outcomes[test]) for test in outcomes}}
+        RECORD.write_text(json.dumps(content), "utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

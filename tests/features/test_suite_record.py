@@ -1,0 +1,144 @@
+"""The record of a whole run: what it says, and that nobody is told what no longer holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import suite
+from prove import unproven
+from table import ROOT, read_features
+
+TESTS = """
+import os, time, pytest
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_some(number):
+    assert number == 1
+
+def test_quick():
+    assert "PYTEST_XDIST_WORKER" in os.environ
+
+@pytest.mark.clock
+def test_alone():
+    assert "PYTEST_XDIST_WORKER" not in os.environ
+
+@pytest.mark.slow
+def test_long():
+    pass
+
+def test_left_out():
+    pytest.skip("not here")
+"""
+SETTINGS = """
+[tool.pytest.ini_options]
+addopts = ["-m", "not slow"]
+markers = ["clock: one", "slow: two"]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git checkout of some files, in the place of this one."""
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setattr(suite, "RECORD", tmp_path / "cache" / "suite.json")
+    (tmp_path / ".gitignore").write_text("cache\n__pycache__\n")
+    (tmp_path / "code.py").write_text("x = 1\n")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def commit(tree: Path) -> None:
+    named = ("-c", "user.name=x", "-c", "user.email=x@y")
+    subprocess.run(["git", "add", "-A"], cwd=tree, check=True)
+    subprocess.run(["git", *named, "commit", "-qm", "x"], cwd=tree, check=True)
+
+
+def test_every_change_is_another_state(tree: Path) -> None:
+    assert suite.tree_state() == ""  # there is no commit yet
+    commit(tree)
+    first = suite.tree_state()
+    (tree / "cache").mkdir()
+    (tree / "cache" / "ignored").write_text("1")
+    assert first == suite.tree_state() != ""
+    states = [first]
+    (tree / "code.py").write_text("x = 2\n")
+    states.append(suite.tree_state())
+    (tree / "code.py").rename(tree / "moved.py")
+    states.append(suite.tree_state())
+    (tree / "new.py").touch()
+    states.append(suite.tree_state())
+    commit(tree)
+    states.append(suite.tree_state())
+    assert len(set(states)) == len(states)
+
+
+def test_a_record_holds_as_long_as_nothing_changes(tree: Path) -> None:
+    commit(tree)
+    assert suite.recorded() is None
+    suite.RECORD.parent.mkdir()
+    content = {"state": suite.tree_state(), "outcomes": {"test_a.py::test_b": ["passed"]}}
+    suite.RECORD.write_text(json.dumps(content))
+    assert suite.recorded() == {"test_a.py::test_b": {"passed"}}
+    (tree / "code.py").write_text("x = 2\n")
+    assert suite.recorded() is None
+
+
+def test_without_git_nothing_holds(tree: Path) -> None:
+    shutil.rmtree(tree / ".git")
+    suite.RECORD.parent.mkdir()
+    suite.RECORD.write_text(json.dumps({"state": "", "outcomes": {"a.py::b": ["passed"]}}))
+    assert suite.tree_state() == "" and suite.recorded() is None
+
+
+def test_a_run_is_recorded_whole(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "conftest.py", tree)
+    (tree / "pyproject.toml").write_text(SETTINGS)
+    (tree / "part").mkdir()
+    (tree / "part" / "test_it.py").write_text(TESTS)
+    commit(tree)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k test_quick")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    assert suite.main() == 1
+    assert suite.recorded() == {
+        "part/test_it.py::test_some": {"passed", "failed"},
+        "part/test_it.py::test_quick": {"passed"},
+        "part/test_it.py::test_alone": {"passed"},
+        "part/test_it.py::test_left_out": {"skipped"},
+    }
+
+
+def test_a_run_in_which_the_tree_changes_is_not_recorded(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(shown: bool) -> tuple[suite.Outcomes, int]:
+        (tree / "code.py").write_text("x = 3\n")
+        return {"a.py::b": {"passed"}}, 0
+
+    commit(tree)
+    monkeypatch.setattr(suite, "run_tests", run)
+    suite.RECORD.parent.mkdir()
+    suite.RECORD.write_text("an older one")
+    assert suite.main() == 0
+    assert not suite.RECORD.exists()
+
+
+def test_a_claim_needs_all_cases_of_its_tests_to_pass() -> None:
+    row = "| X1 | thing | works | `a.py::one` `a.py::two` `a.py::three` `a.py::four` | direct |"
+    known = {
+        "a.py::one": {"passed"},
+        "a.py::two": {"passed", "failed"},
+        "a.py::three": {"skipped"},
+    }
+    assert unproven(read_features(row), known) == [
+        "X1: a.py::two: failed, passed",
+        "X1: a.py::three: skipped",
+        "X1: a.py::four: not found",
+    ]
