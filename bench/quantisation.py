@@ -78,6 +78,10 @@ class SequenceAttention:
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out[0].transpose(0, 1)
 
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return all rows."""
+        return x_TD
+
 
 def load_model(path: Path, method: str, options: Mapping[str, object]) -> Any:
     """Return the checkpoint's model in bfloat16 with one linear method, packed."""

@@ -93,19 +93,28 @@ class CountingBackend(Backend):
 
 
 class Model:
-    """Next token: the one whose column the sum of all embeddings so far points at most."""
+    """Next token: the one whose column the sum of all embeddings so far points at most.
+
+    narrows: whether only the tokens that are still needed go on from its attention. num_left: how
+    many those were, a forward pass.
+    """
+
+    narrows = True
 
     def __init__(self):
         generator = torch.Generator().manual_seed(1)
         self.embedding_VD = torch.randn(V, D, generator=generator)
         self.head_DV = torch.randn(D, V, generator=generator)
         self.attention = Attention(HeadShape(num_heads=1, num_kv_heads=1, head_size=D), 0)
-        self.forwards = []
+        self.forwards, self.num_left = [], []
 
     def forward(self, input_ids_T, positions_T, attention):
         self.forwards.append((input_ids_T.tolist(), positions_T.tolist()))
         x_T1D = self.embedding_VD[input_ids_T].unsqueeze(1)
-        return self.attention(x_T1D, x_T1D, x_T1D, attention)
+        x_TD = self.attention(x_T1D, x_T1D, x_T1D, attention)
+        x_TD = attention.narrow(x_TD) if self.narrows else x_TD
+        self.num_left.append(len(x_TD))
+        return x_TD
 
     def compute_logits(self, hidden_SD):
         return hidden_SD @ self.head_DV

@@ -94,6 +94,9 @@ class DenseAttention:
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return torch.einsum("hts,shd->thd", weights, v_THD)
 
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return x_TD
+
 
 def make_context(hf_config: dict, **changes: object) -> ModelContext:
     fields: dict = {

@@ -8,11 +8,10 @@ Legend: T tokens of the step, N tokens of a run, S sampled positions, D hidden s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from dovetail.interfaces import WorkerContext
+from dovetail.interfaces import AttentionContext, WorkerContext
 from dovetail.plan import SchedulerOutput
 from dovetail_torch.worker import TorchWorker
 
@@ -24,6 +23,23 @@ class RecordedRun:
     request_id: str
     start: int
     logits: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Unnarrowed:
+    """An attention context by which a model goes on with all tokens."""
+
+    attention: AttentionContext
+
+    def attend(
+        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend as ever."""
+        return self.attention.attend(index, q_THD, k_TKD, v_TKD)
+
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return all rows."""
+        return x_TD
 
 
 class Recording(TorchWorker):
@@ -44,9 +60,14 @@ class Recording(TorchWorker):
         model = self._model
         forward, self._head = model.forward, model.compute_logits
 
-        def listen_to_forward(*args: Any) -> torch.Tensor:
-            self._hidden_TD, self._logits_SV = forward(*args), None
-            return self._hidden_TD
+        def listen_to_forward(
+            input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+        ) -> torch.Tensor:
+            hidden = forward(input_ids_T, positions_T, attention)
+            self._hidden_TD, self._logits_SV = hidden, None
+            if len(hidden) != len(input_ids_T):  # keys and values go where they went before
+                self._hidden_TD = forward(input_ids_T, positions_T, Unnarrowed(attention))
+            return hidden
 
         def listen_to_head(hidden_SD: torch.Tensor) -> torch.Tensor:
             logits_SV = self._head(hidden_SD)

@@ -31,6 +31,21 @@ def test_prompts_and_decodes_share_a_step(steps, model):
     assert got == {0: model.answer(PROMPT, 3)[2], 2: model.answer(other, 2)[1]}
 
 
+@pytest.mark.parametrize("narrows", [True, False])
+def test_only_tokens_that_are_needed_go_on_from_the_last_attention(steps, model, narrows):
+    model.narrows = narrows
+    other = [8, 8, 2, 7, 1]
+    steps.join(0, PROMPT, [7, 2, 5]).join(1, PROMPT, [1, 6], prompt_logprobs=0)
+    steps.join(2, other, [3, 4])
+    got = steps.run((0, 0, 6, True), (2, 0, 2, False))
+    steps.run((2, 2, 2, False))
+    got |= steps.run((2, 4, 1, True), (0, 6, 1, True)) | steps.run((1, 0, 6, True))
+    first, second = model.answer(PROMPT, 2)
+    assert got == {0: second, 1: first, 2: model.answer(other, 1)[0]}
+    # one samples; nobody does; all do; one wants to know of its prompt
+    assert model.num_left == ([1, 1, 2, 6] if narrows else [8, 2, 2, 6])
+
+
 @pytest.mark.parametrize("cuts", [(1,), (4,), (2, 5), (1, 2, 3, 4, 5)])
 def test_chunks_give_what_the_whole_gives(steps, model, cuts):
     steps.join(0, PROMPT, [7, 2])

@@ -103,6 +103,13 @@ class AttentionContext(Protocol):
     ) -> torch.Tensor:
         """Return the attention of layer `index` (counted in the order of making), [T, H, D]."""
 
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `x`, one a token, that are still needed once all layers have attended.
+
+        `x` itself where that is all of them. A model may call it for everything that goes on from
+        its last attention, and then computes and returns those tokens' hidden states alone.
+        """
+
 
 class Model(Protocol):
     """A causal language model; in practice a `torch.nn.Module`.
@@ -120,7 +127,7 @@ class Model(Protocol):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:
@@ -132,7 +139,10 @@ class Model(Protocol):
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        """Return the hidden states after the last norm, [T, D]. ids and positions are int64."""
+        """Return the hidden states after the last norm, [T, D]. ids and positions are int64.
+
+        [S, D] where the model narrows: those of the tokens that `attention.narrow` left.
+        """
 
     def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         """Return the logits, [S, V]."""

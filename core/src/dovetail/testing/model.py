@@ -32,11 +32,13 @@ Fill = Callable[[Any], None]
 class DenseAttention:
     """Attention over whole sequences, which it keeps by layer. Implements `AttentionContext`.
 
-    calls: layer indices in the order in which the model asked.
+    calls: layer indices in the order in which the model asked. needed: int64; the tokens that are
+    needed after the last layer has attended, None for all.
     """
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self.needed: torch.Tensor | None = None
         self._runs: list[tuple[int, int]] = []
         self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -62,6 +64,10 @@ class DenseAttention:
                 self._attend(index, sequence, q_THD[start:end], k_TKD[start:end], v_TKD[start:end])
             )
         return torch.cat(pieces).to(q_THD.dtype)
+
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the rows that the suite has asked for."""
+        return x_TD if self.needed is None else x_TD.index_select(0, self.needed)
 
     def _attend(
         self,
@@ -176,6 +182,18 @@ class _Bench:
         moved = float((logits[-1] - alone[-1]).abs().max())
         expect(moved > self._tolerance, "the last token's logits do not depend on it")
 
+    def check_narrowed(self) -> None:
+        """Hold the tokens that are still needed, where a model asks which, against all."""
+        attention = DenseAttention()
+        attention.needed = torch.tensor([2, NUM_TOKENS - 1], device=self._context.device)
+        attention.begin([(0, NUM_TOKENS)])
+        positions_T = torch.arange(NUM_TOKENS, device=self._context.device)
+        hidden_SD = self._model.forward(self._ids[0], positions_T, attention)
+        if len(hidden_SD) == NUM_TOKENS:
+            hidden_SD = attention.narrow(hidden_SD)
+        logits_SV = self._model.compute_logits(hidden_SD)
+        self._compare(logits_SV, attention.narrow(self._alone[0]), "of two tokens that are needed")
+
     def _logits(
         self, attention: DenseAttention, runs: Sequence[tuple[int, torch.Tensor, int]]
     ) -> torch.Tensor:
@@ -223,4 +241,5 @@ _CHECKS: Mapping[str, Callable[[_Bench], None]] = {
     "in pieces": _Bench.check_pieces,
     "side by side": _Bench.check_neighbours,
     "causality": _Bench.check_causality,
+    "narrowed": _Bench.check_narrowed,
 }

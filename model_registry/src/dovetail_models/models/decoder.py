@@ -143,10 +143,10 @@ class DecoderAttention(nn.Module):
     def forward(
         self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        """Return [T, D]."""
+        """Return [T, H·D], before `o_proj`."""
         q_THD, k_TKD, v_TKD = self.project(x_TD)
         q_THD, k_TKD = self.rotary(q_THD, k_TKD, positions_T)
-        return self.o_proj(self.attn(q_THD, k_TKD, v_TKD, attention))
+        return self.attn(q_THD, k_TKD, v_TKD, attention)
 
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return q [T, H, D], k and v [T, K, D], before the positions are turned in."""
@@ -188,6 +188,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = self_attn
+        self.is_last = self_attn.attn.index == shape.num_layers - 1
         self.mlp = GatedMLP(context, f"{name}.mlp", shape)
         self.input_layernorm = RMSNorm(context, shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(context, shape.hidden_size, shape.norm_eps)
@@ -199,12 +200,18 @@ class DecoderLayer(nn.Module):
         positions_T: torch.Tensor,
         attention: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the MLP's output and the residual to add it to. No residual: x begins it."""
+        """Return the MLP's output and the residual to add it to. No residual: x begins it.
+
+        The last layer goes on from its attention with the tokens that are still needed.
+        """
         if residual_TD is None:
             x_TD, residual_TD = self.input_layernorm(x_TD), x_TD
         else:
             x_TD, residual_TD = self.input_layernorm.add(x_TD, residual_TD)
-        x_TD = self.self_attn(x_TD, positions_T, attention)
+        attended_TO = self.self_attn(x_TD, positions_T, attention)
+        if self.is_last:
+            attended_TO, residual_TD = attention.narrow(attended_TO), attention.narrow(residual_TD)
+        x_TD = self.self_attn.o_proj(attended_TO)
         x_TD, residual_TD = self.post_attention_layernorm.add(x_TD, residual_TD)
         return self.mlp(x_TD), residual_TD
 
@@ -228,7 +235,7 @@ class Decoder(nn.Module):
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        """Return the hidden states after the last norm, [T, D]."""
+        """Return the hidden states after the last norm, [T, D], or of the tokens still needed."""
         x_TD, residual_TD = self.embed_tokens(input_ids_T), None
         for layer in self.layers:
             x_TD, residual_TD = layer(x_TD, residual_TD, positions_T, attention)
@@ -244,7 +251,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     architectures: ClassVar[tuple[str, ...]]
     attention_cls: ClassVar[type[DecoderAttention]] = DecoderAttention
@@ -270,7 +277,10 @@ class DecoderForCausalLM(nn.Module, ABC):
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
-        """Return the hidden states after the last norm, [T, D]. ids and positions are int64."""
+        """Return the hidden states after the last norm, [T, D], or of the tokens still needed.
+
+        ids and positions are int64.
+        """
         return self.model(input_ids_T, positions_T, attention)
 
     def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,9 @@ _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
 class AttentionTable:
     """Attention of all layers of one runner. Implements `AttentionContext`.
 
-    slot: its number, unique in the process. metadata: this step's, one entry a builder; the runner
-    sets it before each forward pass.
+    slot: its number, unique in the process. metadata: this step's, one entry a builder. needed_S:
+    int64; this step's tokens that are needed after the last attention, None for all. The runner
+    sets both before each forward pass.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class AttentionTable:
         """layers, caches, builder_of: by layer index; the last says whose metadata it takes."""
         self.slot = next(_SLOTS)
         self.metadata: Sequence[Any] = ()
+        self.needed_S: torch.Tensor | None = None
         self._layers = tuple(layers)
         self._caches = tuple(caches)
         self._builder_of = tuple(builder_of)
@@ -52,6 +54,12 @@ class AttentionTable:
             )
             return attended
         return self.run(index, q_THD, k_TKD, v_TKD)
+
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the rows that are still needed; all of them in a compiled graph."""
+        if self.needed_S is None or torch.compiler.is_compiling():
+            return x_TD
+        return x_TD.index_select(0, self.needed_S)
 
     def run(
         self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
@@ -88,6 +96,10 @@ class NoAttention:
                 "modules (dovetail_torch.layers.Attention), one for each layer from 0 on."
             )
         return q_THD.new_zeros(q_THD.shape)
+
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return all rows."""
+        return x_TD
 
 
 @torch.library.custom_op("dovetail::attend", mutates_args=())

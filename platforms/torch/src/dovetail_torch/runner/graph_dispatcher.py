@@ -52,6 +52,10 @@ class GraphDispatcher:
         self._proven: set[int] = set()
         self.counts = GraphCounts()
 
+    def keeps(self, descriptor: BatchDescriptor) -> bool:
+        """Return whether steps of this shape are, or will be, replayed."""
+        return self._provider is not None and self._provider.key(descriptor) is not None
+
     def run(
         self,
         input_ids_T: torch.Tensor,

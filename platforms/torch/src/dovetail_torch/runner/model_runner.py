@@ -94,6 +94,7 @@ class ModelRunner:
             backend, layers, config, limits, options=self._attention_options, zeros=zeros
         )
         self._step: _Step | None = None
+        self._first_1 = torch.zeros(1, dtype=torch.int64, device=limits.device)
         asynchronous = self._parts.asynchronous
         if asynchronous is None:
             self._make_sampler(plain_access(limits.device))
@@ -229,6 +230,7 @@ class ModelRunner:
         self._attention.table.metadata = [
             builder.build(batch.attention[group]) for builder, group in self._attention.builders
         ]
+        self._attention.table.needed_S = needed_S = self._needed(batch)
         outputs = self._run(batch)
         if len(outputs) > 1:
             self._path.continuation.begin(batch)
@@ -236,7 +238,23 @@ class ModelRunner:
         hidden_TD = outputs[0]
         if not batch.sampling_rows:
             return hidden_TD, hidden_TD[:0]
-        return hidden_TD, self.model.compute_logits(hidden_TD.index_select(0, batch.last_S))
+        if needed_S is None or len(hidden_TD) != len(needed_S):  # not every model narrows
+            return hidden_TD, self.model.compute_logits(hidden_TD.index_select(0, batch.last_S))
+        return hidden_TD, self.model.compute_logits(hidden_TD)
+
+    def _needed(self, batch: InputBatch) -> torch.Tensor | None:
+        """Return the tokens whose hidden states the step needs, int64 [S]; None for all.
+
+        All where a recording of this many tokens serves whoever samples. Where nobody samples,
+        the one of the first token: no operation has to do with no rows at all.
+        """
+        if len(batch.sampling_runs) == batch.plan.total_num_tokens:
+            return None
+        if self._graphs.keeps(self._describe(batch)):
+            return None
+        if (self._path.rows.num_prompt_logprobs[batch.rows] >= 0).any():
+            return None
+        return batch.last_S if batch.sampling_rows else self._first_1
 
     @torch.inference_mode()
     def _run(self, batch: InputBatch) -> Outputs:
