@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -200,26 +200,25 @@ def time_layer(step: Step, device: torch.device) -> float:
     return median_s(graph.replay) / len(layers)
 
 
-def measure(steps: tuple[Step, ...], device: torch.device) -> list[Figure]:
-    """Return all figures, the share of a copy last."""
+def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
+    """Yield the figures one after the other, the share of a copy last."""
     copy = copy_bandwidth(device)
-    figures = [Figure(name="copy", value=copy / 1e9, unit="GB/s", note="bytes read and written")]
+    yield Figure(name="copy", value=copy / 1e9, unit="GB/s", note="bytes read and written")
     shares = []
     for step in steps:
         seconds = time_layer(step, device)
         note = f"{seconds * 1e6:.1f} us a layer"
         if step.query_len > 1:
             rate = step.num_operations / seconds
-            figures.append(Figure(name=step.label, value=rate / 1e12, unit="TFLOP/s", note=note))
+            yield Figure(name=step.label, value=rate / 1e12, unit="TFLOP/s", note=note)
             continue
         rate = step.cache_bytes / seconds
         note += f", {100 * rate / copy:.0f} % of the copy"
-        figures.append(Figure(name=step.label, value=rate / 1e9, unit="GB/s", note=note))
+        yield Figure(name=step.label, value=rate / 1e9, unit="GB/s", note=note)
         if step.cache_bytes >= MEANT_TO_REACH:
             shares.append(100 * rate / copy)
     note = f"worst of {len(shares)} cases of {MEANT_TO_REACH >> 20} MiB and more a layer"
-    figures.append(Figure(name="decode_copy_share", value=min(shares), unit="%", note=note))
-    return figures
+    yield Figure(name="decode_copy_share", value=min(shares), unit="%", note=note)
 
 
 def main() -> int:
@@ -233,12 +232,14 @@ def main() -> int:
         print("bench/gpu/attention.py needs a GPU, and there is none")
         return NO_GPU
     torch.manual_seed(0)
-    figures = measure(STEPS if chosen.small else STEPS + MORE_STEPS, torch.device(chosen.device))
-    for figure in figures:
-        print(f"{figure.name:32} {figure.value:10.1f} {figure.unit:8} {figure.note}")
-    if chosen.json:
-        found = {"figures": [asdict(figure) for figure in figures]}
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    steps, figures = STEPS if chosen.small else STEPS + MORE_STEPS, []
+    for figure in measure(steps, torch.device(chosen.device)):
+        print(f"{figure.name:32} {figure.value:10.1f} {figure.unit:8} {figure.note}", flush=True)
+        figures.append(asdict(figure))
+        if chosen.json:  # after each: who ends this at a deadline keeps what was measured
+            part = chosen.json.with_suffix(".part")
+            part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
+            part.replace(chosen.json)
     return 0
 
 

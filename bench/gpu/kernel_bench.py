@@ -6,31 +6,37 @@ import json
 import sys
 from pathlib import Path
 
+from gpu.catalogue import section
 from gpu.processes import python_path, run_until
 from gpu.report import NeedsDeviceError, Report, Task
 
 HERE = Path(__file__).resolve().parent
 NO_DEVICE_CODE = 3
-_DEADLINE_S = 60.0
+_MARGIN_S = 4.0
+"""Of a section's time: to start its process, and to report what the script has measured so far."""
 
 
 def run_script(name: str, task: Task, report: Report) -> None:
-    """Run `NAME.py --json FILE --device TYPE` and report what it measured.
+    """Run `NAME.py --json FILE --device TYPE` and report what it measured, before its deadline.
 
-    Exit code 3 says that it needs a device that is not here; any other but 0 is a failure.
+    Exit code 3 says that it needs a device that is not here; any other but 0 is a failure. Its
+    section is NAME_kernels.
     """
+    deadline_s = section(f"{name}_kernels").deadline_s - _MARGIN_S
     file = task.folder / "figures.json"
     words = ["--json", str(file), "--device", task.device, *(["--small"] if task.small else [])]
     ended = run_until(
         [sys.executable, str(HERE / f"{name}.py"), *words],
         environment=python_path(),
         folder=task.folder,
-        deadline_s=_DEADLINE_S,
+        deadline_s=deadline_s,
         apart=False,
     )
     if ended.code == NO_DEVICE_CODE:
         raise NeedsDeviceError(ended.said)
-    if ended.code != 0:
+    if ended.code is None:
+        report.fail(f"{name}.py was not done within {deadline_s:.0f} s; {ended.said}")
+    elif ended.code != 0:
         report.fail(f"{name}.py ended with {ended.code}: {ended.said}")
     if file.is_file():
         for one in json.loads(file.read_text(encoding="utf-8"))["figures"]:

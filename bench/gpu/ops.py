@@ -261,8 +261,10 @@ def main() -> int:
     for figure in measure(torch.device(chosen.device), small=chosen.small):
         print(f"{figure.name:48} {figure.value:10.1f} {figure.unit:5} {figure.note}", flush=True)
         figures.append(asdict(figure))
-    if chosen.json:
-        chosen.json.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
+        if chosen.json:  # after each: who ends this at a deadline keeps what was measured
+            part = chosen.json.with_suffix(".part")
+            part.write_text(json.dumps({"figures": figures}, indent=1) + "\n", "utf-8")
+            part.replace(chosen.json)
     return 0
 
 

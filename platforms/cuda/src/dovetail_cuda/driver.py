@@ -16,6 +16,8 @@ from dovetail.errors import PluginError
 
 LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
+_NO_PERMISSION = 4
+"""NVML_ERROR_NO_PERMISSION: of devices that are counted, but are others' to use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,10 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """What the driver says. cuda: the newest CUDA that it serves. cards: all, in its order."""
+    """What the driver says. cuda: the newest CUDA that it serves.
+
+    cards: all that this process is allowed to use, in the driver's order.
+    """
 
     version: str
     cuda: tuple[int, int]
@@ -64,7 +69,7 @@ def read_driver(library: Any = None) -> Driver:
         return Driver(
             version=_text(library, "nvmlSystemGetDriverVersion"),
             cuda=(cuda // 1000, cuda % 1000 // 10),
-            cards=tuple(_card(library, index) for index in range(count)),
+            cards=tuple(filter(None, (_card(library, index) for index in range(count)))),
         )
 
 
@@ -77,10 +82,13 @@ def _session(library: Any) -> Iterator[None]:
         library.nvmlShutdown()
 
 
-def _card(library: Any, index: int) -> Card:
+def _card(library: Any, index: int) -> Card | None:
+    """Return the device, or None if this process is not allowed to use it: CUDA skips it, too."""
     handle, memory = ctypes.c_void_p(), _Memory()
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+    asked = "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)
+    if _call(library, *asked, allowed=_NO_PERMISSION):
+        return None
     _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
     place = ctypes.byref(major), ctypes.byref(minor)
     _call(library, "nvmlDeviceGetCudaComputeCapability", handle, *place)
@@ -104,10 +112,12 @@ def _text(library: Any, function: str, *subject: Any) -> str:
     return text.value.decode(errors="replace")
 
 
-def _call(library: Any, function: str, *arguments: Any) -> None:
-    status = getattr(library, function)(*arguments)
-    if status:
+def _call(library: Any, function: str, *arguments: Any, allowed: int = 0) -> int:
+    """Return the status: 0, or `allowed`; raise PluginError for any other."""
+    status: int = getattr(library, function)(*arguments)
+    if status not in (0, allowed):
         raise PluginError(
             f"the NVIDIA driver answers {function} with error {status}: look whether `nvidia-smi` "
             "works; after an update of the driver, restart the machine"
         )
+    return status

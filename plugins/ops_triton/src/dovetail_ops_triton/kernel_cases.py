@@ -101,7 +101,7 @@ def _sampling() -> tuple[KernelCase, ...]:
     limits = {"top_k_ptr": "*i32", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32"}
     cut_columns = {key: columns[key] for key in ("logits_ptr", "temperature_ptr", "cuts_ptr")}
     whole = {"TILE": best_columns.TILE, "IS_WHOLE": True}
-    unaligned = frozenset({"num_tiles", "cuts_ptr", "ids_ptr", "parts_ptr"})
+    unaligned = frozenset({"num_tiles", "ids_ptr", "parts_ptr", *limits, *columns} - {"logits_ptr"})
     return (
         KernelCase(
             name="best_tokens, bfloat16",

@@ -44,7 +44,12 @@ class LateOutput:
 
     def done(self) -> bool:
         """Return whether `result` would not wait."""
-        return self._is_settled or self._event.query()
+        if self._is_settled:
+            return True
+        try:
+            return self._event.query()
+        except RuntimeError:  # the device has failed: `result` tells, and waits for nothing
+            return True
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         """Wait for the device, `timeout` seconds at most, and return the result.
@@ -73,7 +78,7 @@ class LateOutput:
 
     def _wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while not self._event.query():
+        while not self.done():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the device has not finished a step within {timeout} s.")
             time.sleep(_NAP_S)

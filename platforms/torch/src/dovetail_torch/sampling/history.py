@@ -86,7 +86,9 @@ class TokenHistory:
         counts = in_output[inverse.reshape(-1)].astype(np.float32)
         self._tokens_HL[place].zero_()[: len(tokens)] = self._upload(tokens)
         self._counts_HL[place].zero_()[: len(tokens)] = self._upload(counts)
-        self._lengths_H[place] = self._lengths[place] = len(tokens)
+        # Not by assignment, which copies the number from the host and so waits for the device.
+        self._lengths_H[place].fill_(len(tokens))
+        self._lengths[place] = len(tokens)
         self._num_outputs[place] = len(output)
 
     def leave(self, row: int) -> None:

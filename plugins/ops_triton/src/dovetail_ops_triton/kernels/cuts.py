@@ -21,7 +21,11 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _MOST = tl.constexpr(2**31 - 1)
 
 
-@triton.jit(do_not_specialize_on_alignment=["cuts_ptr"])
+# Columns of one number a row share a packet, so that their addresses are aligned by chance.
+_COLUMNS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "cuts_ptr"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
 def cuts_kernel(
     logits_ptr,
     temperature_ptr,

@@ -33,10 +33,11 @@ CUT_BLOCK = 4096
 CUT_WARPS = 16
 
 
-@triton.jit(
-    do_not_specialize=["num_tiles"],
-    do_not_specialize_on_alignment=["cuts_ptr", "ids_ptr", "parts_ptr"],
-)
+# Columns of one number a row share a packet, so that their addresses are aligned by chance.
+_COLUMNS = ["temperature_ptr", "seeds_ptr", "positions_ptr", "cuts_ptr", "ids_ptr", "parts_ptr"]
+
+
+@triton.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=_COLUMNS)
 def draw_kernel(
     logits_ptr,
     temperature_ptr,

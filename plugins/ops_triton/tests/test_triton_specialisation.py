@@ -1,0 +1,18 @@
+"""What must not make a kernel compile anew within a step."""
+
+from importlib.util import find_spec
+
+import pytest
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+
+@needs_triton
+def test_where_a_column_begins_makes_no_new_kernel():
+    from dovetail_ops_triton.kernels.cuts import cuts_kernel
+    from dovetail_ops_triton.kernels.drawing import draw_kernel
+
+    for kernel in (cuts_kernel, draw_kernel):
+        pointers = [one for one in kernel.params if one.name.endswith("_ptr")]
+        kept = [one.name for one in pointers if not one.do_not_specialize_on_alignment]
+        assert kept == ["logits_ptr"]

@@ -1,0 +1,30 @@
+"""A benchmark script that takes too long: what it has measured by then is kept."""
+
+from gpu import kernel_bench
+from gpu.catalogue import SectionSpec
+from gpu.report import Report, Task
+
+SLOW = """
+import json, pathlib, sys, time
+file = pathlib.Path(sys.argv[sys.argv.index("--json") + 1])
+file.write_text(json.dumps({"figures": [{"name": "first", "value": 2.5}]}))
+time.sleep(60)
+"""
+
+
+def test_a_script_that_is_ended_keeps_what_it_measured(tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.setattr(kernel_bench, "HERE", tmp_path)
+    asked = []
+
+    def section(name):
+        asked.append(name)
+        return SectionSpec(name=name, question="", deadline_s=kernel_bench._MARGIN_S + 1.0)
+
+    monkeypatch.setattr(kernel_bench, "section", section)
+    report = Report(file=tmp_path / "report.json")
+    task = Task(device="cuda", small=True, folder=tmp_path, seed=1)
+    kernel_bench.run_script("slow", task, report)
+    assert asked == ["slow_kernels"]
+    assert [(one["name"], one["value"]) for one in report.figures] == [("first", 2.5)]
+    assert report.wrong[0].startswith("slow.py was not done within 1 s")
