@@ -80,8 +80,7 @@ def test_what_goes_wrong_on_the_device_is_told_to_who_asks(runner_of):
 
 def test_warming_up_leaves_no_trace(runner_of):
     runner = runner_of(Model(), Backend, late_parts())
-    for size in (8, 1):
-        runner.warm_up(size)
+    runner.warm_up()
     expected = Model().answer(PROMPT, 3)
     builder, got = StepBuilder(), []
     builder.join(new_request(0, PROMPT))

@@ -55,7 +55,6 @@ from dovetail_torch.weights.finiteness import check_finite
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
-_WARM_UP_TOKENS = 8
 _SHARED = "tensor_parallel"
 """Capability id of models that several ranks can share."""
 _SMALLER_MODEL = "choose a smaller model or dtype, or quantization"
@@ -186,11 +185,8 @@ class TorchWorker(WorkerBase):
 
     @tells_shortage("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:
-        """Run the model once at the sizes of a prompt and of a decode."""
-        limits = self._limits
-        num_tokens = min(_WARM_UP_TOKENS, limits.max_num_batched_tokens, limits.max_model_len)
-        for size in (num_tokens, 1):
-            self._runner.warm_up(size)
+        """Run what the first steps would be the first to run."""
+        self._runner.warm_up()
         self._runtime.synchronize()
 
     def execute_model(self, plan: SchedulerOutput) -> None:

@@ -41,6 +41,7 @@ from dovetail_torch.sampling import GrammarMask, SampledTokens, Sampler
 from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
 from dovetail_torch.sampling.logprobs import Measured, join_measured, measure
 
+_WARM_UP_TOKENS = 8
 _POSITIONS_AT_ONCE = 256
 """Prompt positions whose logits are held at a time, for prompt log-probabilities."""
 
@@ -164,17 +165,20 @@ class ModelRunner:
             reports = StepReports(runs=batch.sampling_runs, sampled=report, prompts=prompts)
         return self._path.outputs.deliver(plan, batch, token_ids_S, reports)
 
-    def warm_up(self, num_tokens: int) -> None:
-        """Do once, before the first request, what a step of `num_tokens` does.
+    def warm_up(self) -> None:
+        """Do once, before the first request, what steps do.
 
-        Where the device works by itself that is such a step, of row 0, with all that the host
-        gives it; else the model alone.
+        Where the device works by itself those are steps of row 0, with all that the host gives
+        it; else the model alone, at the sizes of a short prompt and of a decode.
         """
-        room = self._limits.max_model_len - 1  # before the token that is sampled
-        if self._parts.asynchronous is None or not room:
-            self.dummy_run(num_tokens, 1)
+        limits = self._limits
+        most = min(limits.max_num_batched_tokens, limits.max_model_len)
+        room = min(most, limits.max_model_len - 2)  # before the two tokens that are sampled
+        if self._parts.asynchronous is None or room < 1:
+            for size in (min(_WARM_UP_TOKENS, most), 1):
+                self.dummy_run(size, 1)
         else:
-            warm_up(self, self._sampler, min(num_tokens, room))
+            warm_up(self, self._sampler, room)
 
     def shutdown(self) -> None:
         """Wait for the results that are still on their way. May be called at any time, and twice.

@@ -20,9 +20,13 @@ from dovetail_torch.sampling import Sampler
 
 _WAYS = (
     SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, frequency_penalty=0.1),
     SamplingParams(temperature=1.0, top_k=8, top_p=0.9),
 )
-"""Greedy and at random: they are sampled by different kernels."""
+"""Greedy, greedy with logits that were changed, at random: different kernels sample for them."""
+
+_PROMPTS = (8, 256)
+"""Tokens of prompts, after each of which one more token is run: tiles differ by length."""
 
 _WIDEST = SamplingParams(temperature=1.0, top_p=0.9)
 """Looks at the whole vocabulary of each row, which takes most memory."""
@@ -38,17 +42,26 @@ class RunsSteps(Protocol):
         """Sample from the logits of the plan just executed."""
 
 
-def warm_up(runner: RunsSteps, sampler: Sampler, num_tokens: int) -> None:
-    """Run steps of `num_tokens`, each way of sampling once, and wait for them."""
-    for params in _WAYS:
-        builder = StepBuilder()
-        builder.run(0, 0, num_tokens, samples=True)
-        sampler.join(_request(num_tokens, params))
-        runner.execute_model(builder.build())
-        output = runner.sample_tokens()
-        if not isinstance(output, ModelRunnerOutput):
-            output.result()
-        sampler.leave(0)
+def warm_up(runner: RunsSteps, sampler: Sampler, max_num_tokens: int) -> None:
+    """Run prompts of several lengths, and a token after each, in each way of sampling.
+
+    Waits for them. max_num_tokens: of a prompt; positions up to it exist.
+    """
+    for num_tokens in sorted({min(size, max_num_tokens) for size in _PROMPTS}):
+        for params in _WAYS:
+            sampler.join(_request(num_tokens, params))
+            _run(runner, 0, num_tokens)
+            _run(runner, num_tokens, 1)
+            sampler.leave(0)
+
+
+def _run(runner: RunsSteps, start: int, num_tokens: int) -> None:
+    builder = StepBuilder()
+    builder.run(0, start, num_tokens, samples=True)
+    runner.execute_model(builder.build())
+    output = runner.sample_tokens()
+    if not isinstance(output, ModelRunnerOutput):
+        output.result()
 
 
 def draw_for_all(sampler: Sampler, logits_SV: torch.Tensor) -> None:
