@@ -7,7 +7,7 @@ import sys
 import time
 from array import array
 
-from dovetail.errors import CapacityError
+from dovetail.errors import CapacityError, PeerLostError
 from dovetail.testing.executor_workers import ObedientWorker
 from dovetail.transport.ndarray import NDArray
 
@@ -15,7 +15,8 @@ from dovetail.transport.ndarray import NDArray
 class Hand(ObedientWorker):
     """Obeys its options: what happens at the start, and in the step numbered 1.
 
-    start, step: how it goes, by rank: "hangs", "dawdles", "exits", "raises", "refuses", or well.
+    start, step: how it goes, by rank: "hangs", "dawdles", "exits", "exits late", "raises",
+    "refuses", "loses its peer", or well.
     """
 
     def load_model(self):
@@ -36,6 +37,11 @@ class Hand(ObedientWorker):
             time.sleep(0.4)
         if how == "exits":
             os._exit(3)
+        if how == "exits late":
+            time.sleep(0.3)
+            os._exit(3)
+        if how == "loses its peer":
+            raise PeerLostError("the others cannot be reached")
         if how == "raises":
             raise RuntimeError("the chip melted")
         if how == "refuses":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.errors import CapacityError, EngineDeadError, ModelError, StalledError
+from dovetail.errors import CapacityError, EngineDeadError, ModelError, PeerLostError, StalledError
 from dovetail.testing.contexts import write_fake_config
 from dovetail.testing.executor import make_plans, start
 from dovetail.testing.executor_workers import UnloadableWorker
@@ -77,6 +77,24 @@ def test_a_step_that_raises_tells_its_own_error(make, rank):
         launch(executor, second).result(PATIENCE_S)
     with pytest.raises(EngineDeadError, match="7 GB are needed"):
         executor.check_health()
+
+
+def test_who_ends_is_the_cause_though_another_tells_first_that_it_is_lost(make):
+    executor = make(2, step=["loses its peer", "exits late"])
+    start(executor)
+    first, second, *_ = make_plans()
+    launch(executor, first).result(PATIENCE_S)
+    with pytest.raises(EngineDeadError, match=r"worker 1 .* ended with status 3"):
+        launch(executor, second).result(PATIENCE_S)
+
+
+def test_a_peer_that_is_lost_and_lives_is_told_of(make):
+    executor = make(2, step=["loses its peer", "hangs"])
+    start(executor)
+    first, second, *_ = make_plans()
+    launch(executor, first).result(PATIENCE_S)
+    with pytest.raises(PeerLostError, match=r"worker 0 .* the others cannot be reached"):
+        launch(executor, second).result(PATIENCE_S)
 
 
 def test_a_process_that_exits_tells_its_status(make):

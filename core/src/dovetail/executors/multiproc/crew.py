@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.clock import Clock
-from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.errors import DovetailError, EngineDeadError, PeerLostError
 from dovetail.executors.multiproc.boot import (
     PHASES,
     Boot,
@@ -43,6 +43,8 @@ from dovetail.transport.ring import RingPlace, RingReader
 logger = logging.getLogger(__name__)
 
 _VERDICT_S = 2.0
+_PEER_S = 1.0
+"""In which a worker ends that another one has lost, if that is why it was lost."""
 _JOIN_S = 5.0
 
 
@@ -239,10 +241,20 @@ class Crew:
         """Take the error of a worker as the cause; it ends by itself, the others are ended."""
         dismiss(member.lifeline)
         during = f" in {member.phase}" if member.phase else ""
-        if self._take_as_cause(message.error.error(f"{member}{during}")):
+        error = message.error.error(f"{member}{during}")
+        if isinstance(error, PeerLostError) and (lost := self._ended_beside(member)):
+            self._lose(lost)  # whose end is the cause; this one only heard of it first
+            return
+        if self._take_as_cause(error):
             for other in self.members:
                 if other is not member:
                     _kill_session(other.process)
+
+    def _ended_beside(self, member: Member) -> Member | None:
+        """Return another worker that has ended, or does so soon."""
+        others = {one.ending: one for one in self.members if one is not member}
+        ended = select.select(list(others), [], [], _PEER_S)[0] if others else []
+        return others[ended[0]] if ended else None
 
     def _lose(self, member: Member) -> None:
         """A process has ended: hear its last words, say how it ended, and end the others."""
