@@ -20,6 +20,7 @@ from dovetail.result import LogprobColumns
 
 SEED = 20261121
 NUM_STREAMS = 64
+NUM_TRIES = 3
 MAX_HOLD_S = 0.05
 DELTA = RequestOutputKind.DELTA
 
@@ -133,10 +134,14 @@ def test_the_loop_runs_on_under_heavy_log_probabilities(
         await wide.resume()
         return await work
 
-    found, longest_s = bench.run(longest_hold_s(ask()))
-    print(f"sliced={sliced}: the loop was held up for {1000 * longest_s:.1f} ms at most")
-    assert [len(outputs[-1].prompt_logprobs) for outputs in found] == [400] * 32
-    assert (longest_s < MAX_HOLD_S) == sliced, "without slices the test must see it"
+    holds_s = []
+    for _ in range(NUM_TRIES):  # others on the machine can only make it longer
+        found, longest_s = bench.run(longest_hold_s(ask()))
+        assert [len(outputs[-1].prompt_logprobs) for outputs in found] == [400] * 32
+        holds_s.append(longest_s)
+    least_s = min(holds_s)
+    print(f"sliced={sliced}: the loop was held up for {1000 * least_s:.1f} ms at most")
+    assert (least_s < MAX_HOLD_S) == sliced, "without slices the test must see it"
 
 
 def test_a_long_text_is_tokenised_beside_the_loop(bench, llm, monkeypatch):
