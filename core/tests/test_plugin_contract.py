@@ -33,7 +33,7 @@ class Loader:
 
 
 class LlamaLike:
-    CONTRACT_VERSION = "0.2"
+    CONTRACT_VERSION = "0.3"
     architectures = ("LlamaForCausalLM",)
 
     def __init__(self, context: Any) -> None: ...

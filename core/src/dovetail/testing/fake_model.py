@@ -25,7 +25,7 @@ class FakeModel(nn.Module):  # type: ignore[misc]  # torch is a name to the core
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     architectures: ClassVar[tuple[str, ...]] = ("FakeModel",)
 
     def __init__(self, context: ModelContext) -> None:
@@ -53,7 +53,8 @@ class FakeModel(nn.Module):  # type: ignore[misc]  # torch is a name to the core
         q_TD, k_TD, v_TD = (torch.sin(angle_T1) + x_TD).matmul(self.qkv.T).chunk(3, dim=-1)
         heads = (-1, NUM_HEADS, q_TD.shape[-1] // NUM_HEADS)
         attended_THD = attention.attend(0, q_TD.view(heads), k_TD.view(heads), v_TD.view(heads))
-        x_TD = x_TD + attended_THD.flatten(-2).matmul(self.out.T)
+        x_TD, attended_TD = attention.narrow(x_TD), attention.narrow(attended_THD.flatten(-2))
+        x_TD = x_TD + attended_TD.matmul(self.out.T)
         return self._ops.rms_norm(x_TD, self.norm, 1e-6)
 
     def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
