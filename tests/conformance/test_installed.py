@@ -8,17 +8,33 @@ from dovetail.plugins.kinds import KINDS
 from dovetail.testing import FAKES, SUITES, load_fake
 
 REGISTRY = PluginRegistry()
-INSTALLED = [
-    pytest.param(
-        kind, f"{found.name}@{found.distribution}", id=f"{kind}:{found.name}@{found.distribution}"
-    )
-    for kind in KINDS
-    for found in REGISTRY.candidates(kind)
-]
+
+
+def installed(*, for_devices):
+    """The installed plugins; those made for a device say in their manifest where they ran."""
+    return [
+        pytest.param(
+            kind,
+            f"{found.name}@{found.distribution}",
+            id=f"{kind}:{found.name}@{found.distribution}",
+        )
+        for kind in KINDS
+        for found in REGISTRY.candidates(kind)
+        if bool(REGISTRY.entry_of(found).verified) == for_devices
+    ]
+
+
+INSTALLED, FOR_DEVICES = installed(for_devices=False), installed(for_devices=True)
 
 
 @pytest.mark.parametrize(("kind", "reference"), INSTALLED)
 def test_an_installed_plugin_keeps_its_contract(kind, reference, tmp_path):
+    check(kind, REGISTRY.load(kind, reference), tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "reference"), FOR_DEVICES)
+def test_a_plugin_for_a_device_keeps_its_contract_where_that_is(kind, reference, tmp_path):
+    """Where it is not, a stand-in and the interpreter show it, in the plugin's own tests."""
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
 
@@ -32,7 +48,7 @@ def test_every_kind_has_a_suite_and_a_fake():
     """A sketch has neither; nothing may stand on it, so that it may still change."""
     settled = {name for name, kind in KINDS.items() if not kind.is_sketch}
     assert set(SUITES) == set(FAKES) == set(SUBJECTS) == settled
-    built_on = {param.values[0] for param in INSTALLED}
+    built_on = {param.values[0] for param in (*INSTALLED, *FOR_DEVICES)}
     assert built_on <= settled, "a sketch has an implementation: give it a suite and a fake"
 
 
