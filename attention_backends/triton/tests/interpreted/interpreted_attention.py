@@ -161,16 +161,7 @@ def num_splits(rows, counts):
     return [one.num_splits for one in metadata.passes(rows.layer._shape)]
 
 
-def suite():
-    """Yield the suite's cases; those that are much like others are slow."""
-    for case in standard_cases(TritonAttentionBackend.capabilities):
-        plain = not (case.sliding_window or case.soft_cap or case.sinks)
-        mixed = len({query_len for _, query_len in case.runs}) > 3
-        quick = case.dtype == "float32" or (plain and mixed and case.runs[0][0] > 3)
-        yield pytest.param(case, id=str(case), marks=() if quick else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("case", list(suite()))
+@pytest.mark.parametrize("case", standard_cases(TritonAttentionBackend.capabilities), ids=str)
 def test_suite(case):
     check_case(TritonAttentionBackend, case, DEVICE)
 

@@ -34,17 +34,15 @@ class Counts:
     told: str
 
 
-def run_interpreted(folder: Path, *plugins: str, timeout_s: float, whole: bool = False) -> Counts:
+def run_interpreted(folder: Path, *plugins: str, timeout_s: float) -> Counts:
     """Run the tests in `folder` interpreted, and return their counts.
 
     plugins: "kind:name" of those that the conformance kit checks in the same process, on the host.
-    whole: whether tests with markers that ordinary runs leave out are run, too.
     Raises subprocess.TimeoutExpired after `timeout_s` seconds, and AssertionError where the run
     ends without a count.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", _QUICK]
     command += ["-o", f"python_files={_FILES}", "-W", f"ignore::RuntimeWarning:{_INTERPRETER}"]
-    command += ["-m", ""] if whole else []
     command += [option for plugin in plugins for option in ("--dovetail-plugin", plugin)]
     done = subprocess.run(
         [*command, "--dovetail-device", "cpu", str(folder)],
