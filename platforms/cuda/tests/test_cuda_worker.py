@@ -1,39 +1,19 @@
 """The CUDA worker's whole life on the fake device: all of it but the device itself."""
 
 import pytest
+from fake_device_life import answers, keeps_its_contract, on_fake_device
 
-from dovetail import LLM, SamplingParams
-from dovetail.interfaces import PlatformInfo
-from dovetail.testing.contexts import make_worker_context
-from dovetail.testing.tiny_model import write_tiny_llama
-from dovetail.testing.worker import check_worker
 from dovetail_cuda.driver import Card, Driver
 from dovetail_cuda.machine import Machine
 from dovetail_cuda.platform import CUDAPlatform
 from dovetail_cuda.worker import CUDAWorker
-from dovetail_torch.fake_device import DEVICE, NAME, install
-from dovetail_torch.fake_device.attention import NoWaitAttentionBackend
-from dovetail_torch.fake_device.runtime import FakeDeviceRuntime
-from dovetail_torch.fake_device.worker import StrictSteps
+from dovetail_torch.fake_device import DEVICE, install
 
 pytest.importorskip("dovetail_models")
 CARD = Card(uuid="GPU-1", name="a card", total_bytes=1 << 30, capability=(9, 0))
 DRIVER = Driver(version="580", cuda=(13, 0), cards=(CARD,))
 MACHINE = Machine(torch_version="2.11", toolkit="13.0", driver=DRIVER)
-
-
-class OnFakeDevice(CUDAPlatform):
-    """The platform of a machine that is made up, whose devices are fake ones."""
-
-    info = PlatformInfo(name="cuda", device_type=NAME)
-    look = staticmethod(lambda: MACHINE)
-
-    def runtime(self):
-        return FakeDeviceRuntime()
-
-
-class WatchedWorker(StrictSteps, CUDAWorker):
-    pass
+PLATFORM = on_fake_device(CUDAPlatform, MACHINE)
 
 
 @pytest.fixture(autouse=True)
@@ -44,26 +24,9 @@ def device():
     DEVICE.check()
 
 
-PARTS = {"attention_backend": NoWaitAttentionBackend, "ops": "torch"}
-
-
 def test_the_worker_keeps_its_contract(tmp_path):
-    context = make_worker_context(write_tiny_llama(tmp_path), OnFakeDevice(), **PARTS)
-    check_worker(WatchedWorker, context)
+    keeps_its_contract(PLATFORM, CUDAWorker, tmp_path)
 
 
 def test_an_engine_answers(tmp_path):
-    llm = LLM(
-        str(write_tiny_llama(tmp_path)),
-        platform=OnFakeDevice,
-        worker_cls=WatchedWorker,
-        skip_tokenizer_init=True,
-        max_model_len=64,
-        num_gpu_blocks_override=16,
-        async_scheduling=True,
-        **PARTS,
-    )
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    outputs = llm.generate([[5, 6, 7], [9]], params, use_tqdm=False)
-    llm.shutdown()
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [8, 8]
+    answers(PLATFORM, CUDAWorker, tmp_path)
