@@ -34,6 +34,14 @@ def is_alive(pid):
     return state != "Z"
 
 
+def is_dead(executor):
+    try:
+        executor.check_health()
+    except EngineDeadError:
+        return True
+    return False
+
+
 def wait_until(found, timeout_s):
     end = time.monotonic() + timeout_s
     while not found() and time.monotonic() < end:
@@ -77,6 +85,19 @@ def test_a_step_that_raises_tells_its_own_error(make, rank):
         launch(executor, second).result(PATIENCE_S)
     with pytest.raises(EngineDeadError, match="7 GB are needed"):
         executor.check_health()
+
+
+def test_a_step_that_has_raised_before_its_tokens_are_asked_for_tells_its_own_error(make):
+    executor = make(2, step=["refuses", "hangs"])
+    start(executor)
+    first, second, third, *_ = make_plans()
+    launch(executor, first).result(PATIENCE_S)
+    executor.execute_model(second)
+    assert wait_until(lambda: is_dead(executor), NOTICE_S)
+    with pytest.raises(CapacityError, match=r"worker 0 .*: 7 GB are needed"):
+        executor.sample_tokens()
+    with pytest.raises(EngineDeadError, match="7 GB are needed"):
+        executor.execute_model(third)
 
 
 def test_who_ends_is_the_cause_though_another_tells_first_that_it_is_lost(make):

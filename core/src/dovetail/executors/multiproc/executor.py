@@ -112,7 +112,11 @@ class MultiprocExecutor(Executor):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Order the tokens of the plan last given to `execute_model`."""
         with self._answers.lock:
-            self._order(encode_sample(grammar))
+            try:
+                self._order(encode_sample(grammar))
+            except EngineDeadError:
+                # The step had begun: it tells its own error, though nobody had asked for it yet.
+                raise self._crew.verdict() from None
             return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
 
     def check_health(self) -> None:
