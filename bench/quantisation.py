@@ -26,7 +26,7 @@ from checkpoints import make_checkpoint
 from torch.nn import functional
 
 from dovetail import LLM, SamplingParams
-from dovetail.interfaces import ModelContext, WeightLoaderContext
+from dovetail.interfaces import ModelContext, Rotation, WeightLoaderContext
 from dovetail.plugins import PluginRegistry
 from dovetail_torch.layers import TorchOps, pack_linears
 from dovetail_torch.weights import SafetensorsLoader
@@ -71,9 +71,16 @@ class SequenceAttention:
     """The attention context of one whole sequence: causal, nothing cached."""
 
     def attend(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Return [T, H, D]; heads without windows or caps."""
+        if rotation is not None:
+            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q_THD, k_TKD, v_TKD))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out[0].transpose(0, 1)

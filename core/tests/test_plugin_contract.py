@@ -33,7 +33,7 @@ class Loader:
 
 
 class LlamaLike:
-    CONTRACT_VERSION = "0.3"
+    CONTRACT_VERSION = "0.4"
     architectures = ("LlamaForCausalLM",)
 
     def __init__(self, context: Any) -> None: ...

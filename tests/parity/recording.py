@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.interfaces import AttentionContext, WorkerContext
+from dovetail.interfaces import AttentionContext, Rotation, WorkerContext
 from dovetail.plan import SchedulerOutput
 from dovetail_torch.worker import TorchWorker
 
@@ -32,10 +32,15 @@ class Unnarrowed:
     attention: AttentionContext
 
     def attend(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Attend as ever."""
-        return self.attention.attend(index, q_THD, k_TKD, v_TKD)
+        return self.attention.attend(index, q_THD, k_TKD, v_TKD, rotation)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""

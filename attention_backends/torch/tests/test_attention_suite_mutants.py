@@ -143,8 +143,8 @@ class ForgetsToWriteDecodes(FakeAttentionLayer):
         self.kept = slots_2SKD[:, slots_T].clone(), slots_2SKD, slots_T
         super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
         before, slots_2SKD, slots_T = self.kept
         if len(slots_T) < 4:
             slots_2SKD[:, slots_T] = before
@@ -161,25 +161,56 @@ class TouchesEarlierTokens(FakeAttentionLayer):
 class ScalesQueriesInPlace(FakeAttentionLayer):
     """Changes its input, and gives the right result."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
         q_THD *= 2
 
 
 class LeavesLastRowOut(FakeAttentionLayer):
     """Does not write the result of the last row."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
         metadata = replace(metadata, runs=metadata.runs[:-1])
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
 
 
 class MasksGarbageByWeight(FakeAttentionLayer):
     """Multiplies an unused slot by zero instead of not reading it."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD):
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
         out_THD += 0 * kv_cache[0, 0, 0, 0, 0]
+
+
+class TurnsKeysAlone(FakeAttentionLayer):
+    """Forgets to turn the queries."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
+        if rotation is not None:
+            _, k_TKD = rotation.turn(q_THD, k_TKD)
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
+
+
+class TurnsByPlace(FakeAttentionLayer):
+    """Turns by the places in the rows, and not by the positions that it is given."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
+        if rotation is not None:
+            places = [len(slots) - n + i for n, slots in metadata.runs for i in range(n)]
+            limit = len(rotation.cos_sin_PR)
+            rotation = replace(rotation, positions_T=torch.tensor(places) % limit)
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation)
+
+
+class TurnsInPlace(FakeAttentionLayer):
+    """Turns its inputs where they lie."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
+        if rotation is not None:
+            turned = rotation.turn(q_THD, k_TKD)
+            q_THD.copy_(turned[0])
+            k_TKD.copy_(turned[1])
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
 
 
 class FirstRowsTable(FakeAttentionBuilder):
@@ -253,6 +284,9 @@ MUTANTS = {
     ScalesQueriesInPlace: "q, k or v was changed",
     LeavesLastRowOut: "nan",
     MasksGarbageByWeight: "nan",
+    TurnsKeysAlone: "token",
+    TurnsByPlace: "token",
+    TurnsInPlace: "q, k or v was changed",
     FirstRowsTable: "token",
     DropsLastBlock: "token",
 }

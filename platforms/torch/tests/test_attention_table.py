@@ -5,10 +5,19 @@ import torch
 from torch import nn
 
 from dovetail.errors import ContractError
-from dovetail.interfaces import AttentionContext
+from dovetail.interfaces import AttentionContext, Rotation
 from dovetail_torch.attention_table import AttentionTable, NoAttention
+from dovetail_torch.layers import TorchOps
 
 T, H, K, D = 5, 4, 2, 8
+
+
+class Turning:
+    """A layer that turns: keeps the rotation, gives back its queries."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
+        self.rotation = rotation
+        out_THD.copy_(q_THD)
 
 
 class Marking:
@@ -46,6 +55,41 @@ def test_each_index_has_its_layer_its_cache_and_its_metadata(qkv):
     for layer in layers:
         given = layer.calls[0][:3]
         assert all(torch.equal(one, two) for one, two in zip(given, qkv, strict=True))
+
+
+@pytest.fixture
+def rotation():
+    angle_PF = torch.linspace(0, 3, T)[:, None] * torch.ones(D // 2)
+    table_PR = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1)
+    return Rotation(TorchOps(), torch.arange(T), table_PR)
+
+
+def test_who_turns_is_given_the_rotation(qkv, rotation):
+    layer = Turning()
+    table = AttentionTable([layer], [torch.zeros(2)], (0,), rotates=True)
+    table.metadata = [None]
+    assert torch.equal(table.attend(0, *qkv, rotation), qkv[0])
+    assert layer.rotation is rotation
+    table.attend(0, *qkv)
+    assert layer.rotation is None
+
+
+def test_for_others_the_ops_turn(qkv, rotation):
+    table, layers, _ = make_table()
+    turned = rotation.turn(*qkv[:2])
+    assert (turned[0] - qkv[0]).abs().max() > 0.5
+    assert torch.equal(table.attend(0, *qkv, rotation), turned[0] + 1)
+    given = layers[0].calls[0]
+    assert torch.equal(given[0], turned[0]) and torch.equal(given[1], turned[1])
+
+
+def test_in_a_compiled_graph_the_ops_turn(qkv, rotation):
+    layer = Turning()
+    table = AttentionTable([layer], [torch.zeros(2)], (0,), rotates=True)
+    table.metadata = [None]
+    compiled = torch.compile(lambda *x: table.attend(0, *x, rotation), backend="eager")
+    torch.testing.assert_close(compiled(*qkv), rotation.turn(*qkv[:2])[0])
+    assert layer.rotation is None
 
 
 def test_the_result_is_new_and_contiguous(qkv):

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from dovetail.errors import ContractError, ModelError
+from dovetail.interfaces.attention import Rotation
 from dovetail.interfaces.linear_method import LinearMethod, LinearShape
 from dovetail.interfaces.model import ModelContext
 from dovetail_torch.layers import (
@@ -262,8 +263,14 @@ class OrderOfCalls:
     """An attention context that adds q to v's first head."""
 
     def attend(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
+        self.rotation = rotation
         return q_THD + index + v_TKD[:, :1] - k_TKD[:, :1]
 
 
@@ -271,5 +278,9 @@ def test_attention_hands_its_index_over_and_flattens_the_heads() -> None:
     layer = Attention(HeadShape(num_heads=2, num_kv_heads=1, head_size=3), 4)
     q_THD = torch.arange(12.0).view(2, 2, 3)
     k_TKD = torch.ones(2, 1, 3)
-    out = layer(q_THD, k_TKD, 3 * k_TKD, OrderOfCalls())
-    assert torch.equal(out, (q_THD + 6).view(2, 6))
+    context = OrderOfCalls()
+    out = layer(q_THD, k_TKD, 3 * k_TKD, context)
+    assert torch.equal(out, (q_THD + 6).view(2, 6)) and context.rotation is None
+    rotation = Rotation(TorchOps(), torch.tensor([0, 1]), torch.ones(2, 2))
+    layer(q_THD, k_TKD, 3 * k_TKD, context, rotation)
+    assert context.rotation is rotation

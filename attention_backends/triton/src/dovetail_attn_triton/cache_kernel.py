@@ -1,4 +1,6 @@
-"""The kernel that writes keys and values to the cache, in its own element type or in fp8.
+"""The kernels that write keys and values to the cache, in its own element type or in fp8.
+
+One writes them as they are; one turns queries and keys on the way (rotary embedding).
 
 Cache of a layer: [N, 2, K, B, D], keys before values, so that a program reads one head of a block
 in one piece. With scales (fp8), the block's scales follow its elements: float32 [2, K, B].
@@ -7,12 +9,75 @@ Knows no torch: what launches it stands in layer.py.
 Shape legend: T tokens of a tile, K key-value heads, D head size, N blocks, B block size.
 """
 
-# ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
+# ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
 
 import triton
 import triton.language as tl
 
 FP8_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def _put(
+    x_TD,
+    which: tl.constexpr,
+    head,
+    slots_T,
+    is_token_T,
+    cache_ptr,
+    scales_ptr,
+    block_stride,
+    scale_stride,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+) -> None:
+    """Put keys (which = 0) or values (1) of one head into their slots.
+
+    With scales, a token's numbers are divided by the greatest of them over `FP8_MAX`, which becomes
+    the scale. What is not finite stays with its token and head.
+    """
+    d_D = tl.arange(0, PADDED_SIZE)
+    blocks_T = slots_T // BLOCK_SIZE
+    places_T = (which * NUM_HEADS + head) * BLOCK_SIZE + slots_T % BLOCK_SIZE
+    if scales_ptr is not None:
+        x_TD = x_TD.to(tl.float32)
+        scale_T = tl.max(tl.abs(x_TD), 1) / FP8_MAX
+        x_TD = x_TD / tl.where(scale_T == 0.0, 1.0, scale_T)[:, None]
+        tl.store(scales_ptr + blocks_T * scale_stride + places_T, scale_T, mask=is_token_T)
+    target_T = cache_ptr + blocks_T * block_stride + places_T * HEAD_SIZE
+    mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
+    tl.store(target_T[:, None] + d_D[None, :], x_TD.to(cache_ptr.dtype.element_ty), mask=mask_TD)
+
+
+@triton.jit
+def _turned(
+    source_T,
+    positions_T,
+    cos_sin_ptr,
+    cos_sin_stride,
+    is_token_T,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Return one head of each token, turned: the partner of a feature lies HALF further or back."""
+    d_D = tl.arange(0, PADDED_SIZE)
+    is_left_D = d_D < HALF
+    is_turned_D = d_D < 2 * HALF
+    angle_D = tl.where(is_left_D, d_D, d_D - HALF)
+    partner_D = tl.where(is_left_D, d_D + HALF, angle_D)
+    mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
+    turns_TD = is_token_T[:, None] & is_turned_D[None, :]
+    x_TD = tl.load(source_T[:, None] + d_D[None, :], mask=mask_TD, other=0.0)
+    other_TD = tl.load(source_T[:, None] + partner_D[None, :], mask=turns_TD, other=0.0)
+    cos_sin_ptrs_TD = (cos_sin_ptr + positions_T * cos_sin_stride)[:, None] + angle_D[None, :]
+    cos_TD = tl.load(cos_sin_ptrs_TD, mask=turns_TD, other=1.0)
+    sin_TD = tl.load(cos_sin_ptrs_TD + HALF, mask=turns_TD, other=0.0)
+    sin_TD = tl.where(is_left_D[None, :], -sin_TD, sin_TD)
+    turned_TD = x_TD.to(tl.float32) * cos_TD + other_TD.to(tl.float32) * sin_TD
+    return tl.where(is_turned_D[None, :], turned_TD.to(x_TD.dtype), x_TD)
 
 
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots_ptr"])
@@ -35,33 +100,117 @@ def write_cache(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Put keys and values into their slots; grid (tiles of tokens, key-value heads).
-
-    With scales, a token's keys (and values) of a head are divided by the greatest of them over
-    `FP8_MAX`, which becomes the scale. What is not finite stays with its token and head.
-    """
+    """Put keys and values into their slots; grid (tiles of tokens, key-value heads)."""
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)
     d_D = tl.arange(0, PADDED_SIZE)
     is_token_T = tokens_T < num_tokens
     mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
     slots_T = tl.load(slots_ptr + tokens_T, mask=is_token_T, other=0).to(tl.int64)
-    blocks_T = slots_T // BLOCK_SIZE
-    offsets_T = slots_T % BLOCK_SIZE
     tokens_T = tokens_T.to(tl.int64)
     for which in tl.static_range(2):
         if which == 0:
             source_T = k_ptr + tokens_T * k_token_stride + head * k_head_stride
         else:
             source_T = v_ptr + tokens_T * v_token_stride + head * v_head_stride
-        x_TD = tl.load(source_T[:, None] + d_D[None, :], mask=mask_TD, other=0.0)
-        places_T = (which * NUM_HEADS + head) * BLOCK_SIZE + offsets_T
-        if scales_ptr is not None:
-            x_TD = x_TD.to(tl.float32)
-            scale_T = tl.max(tl.abs(x_TD), 1) / FP8_MAX
-            x_TD = x_TD / tl.where(scale_T == 0.0, 1.0, scale_T)[:, None]
-            scale_place_T = scales_ptr + blocks_T * scale_stride + places_T
-            tl.store(scale_place_T, scale_T, mask=is_token_T)
-        target_T = cache_ptr + blocks_T * block_stride + places_T * HEAD_SIZE
-        x_TD = x_TD.to(cache_ptr.dtype.element_ty)
+        _put(
+            tl.load(source_T[:, None] + d_D[None, :], mask=mask_TD, other=0.0),
+            which,
+            head,
+            slots_T,
+            is_token_T,
+            cache_ptr,
+            scales_ptr,
+            block_stride,
+            scale_stride,
+            NUM_HEADS,
+            HEAD_SIZE,
+            PADDED_SIZE,
+            BLOCK_SIZE,
+        )
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens"],
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
+)
+def turn_and_write(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    turned_ptr,
+    cache_ptr,
+    scales_ptr,  # None: the cache has no scales
+    slots_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    num_tokens,
+    q_token_stride,
+    q_head_stride,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    turned_token_stride,
+    turned_head_stride,
+    cos_sin_stride,
+    block_stride,
+    scale_stride,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Turn queries and keys, put keys and values into their slots; queries go to `turned`.
+
+    Grid (tiles of tokens, key-value heads, then query heads). HALF: of the rotary size. Positions
+    are int64, the table is float32 [P, rotary size]. Source: Su et al. 2021, arXiv:2104.09864.
+    """
+    tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    head = tl.program_id(1)
+    d_D = tl.arange(0, PADDED_SIZE)
+    is_token_T = tokens_T < num_tokens
+    mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
+    positions_T = tl.load(positions_ptr + tokens_T, mask=is_token_T, other=0)
+    slots_T = tl.load(slots_ptr + tokens_T, mask=is_token_T, other=0).to(tl.int64)
+    tokens_T = tokens_T.to(tl.int64)
+    if head < NUM_HEADS:
+        source_T = k_ptr + tokens_T * k_token_stride + head * k_head_stride
+    else:
+        source_T = q_ptr + tokens_T * q_token_stride + (head - NUM_HEADS) * q_head_stride
+    x_TD = _turned(
+        source_T,
+        positions_T,
+        cos_sin_ptr,
+        cos_sin_stride,
+        is_token_T,
+        HEAD_SIZE,
+        PADDED_SIZE,
+        HALF,
+    )
+    if head >= NUM_HEADS:
+        target_T = turned_ptr + tokens_T * turned_token_stride
+        target_T += (head - NUM_HEADS) * turned_head_stride
         tl.store(target_T[:, None] + d_D[None, :], x_TD, mask=mask_TD)
+        return
+    for which in tl.static_range(2):
+        if which == 1:
+            source_T = v_ptr + tokens_T * v_token_stride + head * v_head_stride
+            x_TD = tl.load(source_T[:, None] + d_D[None, :], mask=mask_TD, other=0.0)
+        _put(
+            x_TD,
+            which,
+            head,
+            slots_T,
+            is_token_T,
+            cache_ptr,
+            scales_ptr,
+            block_stride,
+            scale_stride,
+            NUM_HEADS,
+            HEAD_SIZE,
+            PADDED_SIZE,
+            BLOCK_SIZE,
+        )

@@ -6,11 +6,13 @@ sizes that are padded to the same tile, and features that are tried together.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton.language as tl
 
 from dovetail.testing.compiled_kernels import KernelCase
 from dovetail_attn_triton.attention_kernels import attend, combine
-from dovetail_attn_triton.cache_kernel import write_cache
+from dovetail_attn_triton.cache_kernel import turn_and_write, write_cache
 from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, WRITE_TILE
 from dovetail_attn_triton.metadata import CHUNK
 from dovetail_attn_triton.options import TritonAttentionOptions
@@ -51,6 +53,8 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         ),
         _write(128, "*bf16"),
         _write(80, _FP8),
+        _turn_and_write(128, "*bf16"),
+        _turn_and_write(80, _FP8),
         _combine(128),
         _list_work(),
     )
@@ -121,8 +125,22 @@ def _attend(
 
 
 def _write(head_size: int, cache: str) -> KernelCase:
+    return _writing(write_cache, head_size, cache, {}, {})
+
+
+def _turn_and_write(head_size: int, cache: str) -> KernelCase:
+    tensors = {"q_ptr": "*bf16", "turned_ptr": "*bf16", "positions_ptr": "*i64"}
+    strides = {f"{x}_{name}_stride": "i32" for x in ("q", "turned") for name in ("token", "head")}
+    types = {**tensors, "cos_sin_ptr": "*fp32", **strides, "cos_sin_stride": "i32"}
+    return _writing(turn_and_write, head_size, cache, types, {"HALF": head_size // 2})
+
+
+def _writing(
+    kernel: Any, head_size: int, cache: str, types: dict[str, str], constexprs: dict[str, Any]
+) -> KernelCase:
+    """Return a case of a kernel that writes the cache; types, constexprs: what only it has."""
     scaled = cache == _FP8
-    types = {
+    types = types | {
         "k_ptr": "*bf16",
         "v_ptr": "*bf16",
         "cache_ptr": cache,
@@ -132,13 +150,13 @@ def _write(head_size: int, cache: str) -> KernelCase:
         "block_stride": "i32",
         "scale_stride": "i32",
     }
-    constexprs = _sizes(head_size) | {"BLOCK_SIZE": _BLOCK_SIZE, "TILE": WRITE_TILE}
+    constexprs = _sizes(head_size) | {"BLOCK_SIZE": _BLOCK_SIZE, "TILE": WRITE_TILE} | constexprs
     return KernelCase(
-        name=f"write_cache: {cache[1:]}, head size {head_size}",
-        kernel=write_cache,
+        name=f"{kernel.__name__}: {cache[1:]}, head size {head_size}",
+        kernel=kernel,
         types=types | ({"scales_ptr": "*fp32"} if scaled else {}),
         constexprs=constexprs | ({} if scaled else {"scales_ptr": None}),
-        unaligned=frozenset({"slots_ptr", "num_tokens"}),
+        unaligned=frozenset({"slots_ptr", "positions_ptr", "num_tokens"} & types.keys()),
         capabilities=(90,) if scaled else (80, 90),
     )
 

@@ -1,8 +1,8 @@
 """Attention of one layer: launches of the kernels, with all that does not change bound beforehand.
 
-A step is one launch that writes the cache, and one or two that attend, each with one more that puts
-splits together where there are any. Nothing is allocated and nothing is waited for. The layer
-refuses to know rows and positions.
+A step is one launch that writes the cache, turning queries and keys on the way if that is asked,
+and one or two that attend, each with one more that puts splits together where there are any.
+Nothing is allocated and nothing is waited for. The layer refuses to know rows and positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size.
@@ -17,10 +17,15 @@ import torch
 import triton.language as tl
 
 from dovetail.errors import ContractError
-from dovetail.interfaces.attention import AttentionBatch, AttentionLayer, AttentionLayerContext
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionLayer,
+    AttentionLayerContext,
+    Rotation,
+)
 from dovetail_attn_triton.attention_kernels import attend, combine
 from dovetail_attn_triton.availability import INTERPRETED
-from dovetail_attn_triton.cache_kernel import write_cache
+from dovetail_attn_triton.cache_kernel import turn_and_write, write_cache
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.metadata import Pass, TritonAttentionMetadata
 from dovetail_attn_triton.tiles import attention_shape, padded
@@ -81,15 +86,23 @@ class TritonAttentionLayer(AttentionLayer):
         kv_cache: torch.Tensor,
         metadata: TritonAttentionMetadata,
         out_THD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        q, k, v and out may be strided, the last dimension excepted; blocks may lie apart. Raises
-        ContractError if the layer's window, heads or head size are not its KV-cache group's.
+        rotation: turns q and k first. q, k, v and out may be strided, the last dimension excepted;
+        blocks may lie apart. Raises ContractError if the layer's window, heads or head size are not
+        its KV-cache group's.
         """
         if kv_cache is not self._kv_cache:
             self._bind(kv_cache, metadata)
-        self._write(k_TKD, v_TKD, metadata.batch)
+        if rotation is None:
+            self._write(k_TKD, v_TKD, metadata.batch)
+        else:
+            self._turn_and_write(q_THD, k_TKD, v_TKD, metadata.batch, rotation, out_THD)
+            # A program that attends has read its queries before it writes their results, and
+            # nobody else reads or writes them: `out` holds the one, then the other.
+            q_THD = out_THD
         for one in metadata.passes(self._shape):
             self._attend(q_THD, out_THD, metadata, one)
 
@@ -123,12 +136,43 @@ class TritonAttentionLayer(AttentionLayer):
             self._scales,
             batch.slot_mapping_T,
             num_tokens,
-            k_TKD.stride(0),
-            k_TKD.stride(1),
-            v_TKD.stride(0),
-            v_TKD.stride(1),
+            *k_TKD.stride()[:2],
+            *v_TKD.stride()[:2],
             *self._strides,
             **self._write_constants,
+        )
+
+    def _turn_and_write(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        batch: AttentionBatch,
+        rotation: Rotation,
+        turned_THD: torch.Tensor,
+    ) -> None:
+        """Write the cache, and the turned queries to `turned_THD`."""
+        num_tokens = batch.slot_mapping_T.shape[0]
+        num_heads = self._context.num_kv_heads + self._context.num_heads
+        turn_and_write[(-(-num_tokens // WRITE_TILE), num_heads)](
+            q_THD,
+            k_TKD,
+            v_TKD,
+            turned_THD,
+            self._kv_cache,
+            self._scales,
+            batch.slot_mapping_T,
+            rotation.positions_T,
+            rotation.cos_sin_PR,
+            num_tokens,
+            *q_THD.stride()[:2],
+            *k_TKD.stride()[:2],
+            *v_TKD.stride()[:2],
+            *turned_THD.stride()[:2],
+            rotation.cos_sin_PR.stride(0),
+            *self._strides,
+            **self._write_constants,
+            HALF=rotation.cos_sin_PR.shape[1] // 2,
         )
 
     def _attend(

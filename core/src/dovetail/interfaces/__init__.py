@@ -14,6 +14,7 @@ from dovetail.interfaces.attention import (
     AttentionLayer,
     AttentionLayerContext,
     AttentionMetadataBuilder,
+    Rotation,
 )
 from dovetail.interfaces.compile_backend import CompileBackend, CompileContext
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
@@ -188,6 +189,7 @@ __all__ = [
     "ReasoningParser",
     "ReasoningParserContext",
     "RequestView",
+    "Rotation",
     "Run",
     "SchedulerContext",
     "SchedulerInterface",

@@ -20,6 +20,11 @@ from dovetail.interfaces.kv_cache import FullAttentionSpec
 if TYPE_CHECKING:
     import torch
 
+    from dovetail.interfaces.ops import Ops
+
+ROTARY = "rotary"
+"""The feature of a backend whose layers turn queries and keys; no model asks for it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionAsk:
@@ -149,6 +154,23 @@ class AttentionLayerContext:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotary embedding of a step's tokens, as words to be carried out by whoever does it best.
+
+    positions_T: int64. cos_sin_PR: float32 [P positions, rotary size], as
+    `Ops.rotary_embedding` reads it, which says what is to come out.
+    """
+
+    ops: Ops
+    positions_T: torch.Tensor
+    cos_sin_PR: torch.Tensor
+
+    def turn(self, q_THD: torch.Tensor, k_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q and k, turned by the ops."""
+        return self.ops.rotary_embedding(q_THD, k_TKD, self.positions_T, self.cos_sin_PR)
+
+
 class AttentionMetadataBuilder(ABC):
     """Turns the shape of a step into what the backend's layers need; once a step and group."""
 
@@ -172,10 +194,12 @@ class AttentionLayer(ABC):
         kv_cache: torch.Tensor,
         metadata: Any,
         out_THD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        Rotary embedding is already applied. Token t of a run stands at position
+        rotation: turns q and k first; None where that is already done. Only a backend that declares
+        "rotary" is given one, and need have the argument. Token t of a run stands at position
         seq_len - query_len + t and sees the positions up to its own, within the window.
         kv_cache: as `kv_cache_shape` says, the layer's own; mutated. The inputs are only read.
         """
@@ -188,7 +212,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from dovetail.interfaces.attention import Rotation
     from dovetail.interfaces.linear_method import LinearMethod
     from dovetail.interfaces.ops import Ops
 
@@ -99,9 +100,18 @@ class AttentionContext(Protocol):
     """
 
     def attend(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
-        """Return the attention of layer `index` (counted in the order of making), [T, H, D]."""
+        """Return the attention of layer `index` (counted in the order of making), [T, H, D].
+
+        rotation: by which q and k are still to be turned; None for those that are as they should
+        be. A context that has nothing better to do with it calls `rotation.turn`.
+        """
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the rows of `x`, one a token, that are still needed once all layers have attended.
@@ -127,7 +137,7 @@ class Model(Protocol):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

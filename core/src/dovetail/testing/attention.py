@@ -4,8 +4,8 @@
 It sees a backend only through the contract: a cache is filled by the backend itself, and its
 layout stays opaque. Everything that a row does not own is NaN, so that a leak shows; before its
 window, a row's table names such blocks, as if its own had been handed out again. Beyond the suite:
-caches of another dtype than the model's, and features other than "sliding_window", "soft_cap" and
-"sinks". torch is imported within functions: the core lives without it.
+caches of another dtype than the model's, and features other than "sliding_window", "soft_cap",
+"sinks" and "rotary". torch is imported within functions: the core lives without it.
 
 Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of `TOLERANCES`.
 
@@ -17,7 +17,7 @@ sequence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil, prod
 from typing import TYPE_CHECKING
@@ -29,12 +29,16 @@ from dovetail.interfaces.attention import (
     AttentionCapabilities,
     AttentionGroupContext,
     AttentionLayerContext,
+    Rotation,
 )
-from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec
+from dovetail.interfaces.kv_cache import DTYPE_BYTES
+from dovetail.testing.attention_case import AttentionCase, standard_cases
 from dovetail.testing.attention_reference import reference_attention
 from dovetail.testing.case import Case, run_all
 from dovetail.testing.comparison import TOLERANCES
 from dovetail.testing.expectation import expect
+from dovetail.testing.fake_ops import FakeOps
+from dovetail.testing.rotary import far_apart, rotary_table, turned
 
 if TYPE_CHECKING:
     import torch
@@ -50,108 +54,6 @@ __all__ = [
 ]
 
 _FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody_has")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionCase:
-    """One step to check: rows with so many tokens in the cache, and so many that are run.
-
-    runs: (context_len, query_len) of each row, in the order of the batch.
-    scale_factor: the scores' scale is this times head_size ** -0.5, and not 1, so that a backend
-        which ignores the scale is found.
-    """
-
-    runs: tuple[tuple[int, int], ...]
-    dtype: str = "float32"
-    num_heads: int = 8
-    num_kv_heads: int = 2
-    head_size: int = 64
-    block_size: int = 16
-    sliding_window: int = 0
-    soft_cap: float = 0.0
-    sinks: bool = False
-    scale_factor: float = 1.5
-    seed: int = 0
-
-    def __str__(self) -> str:
-        """Return what is particular to it, on one line."""
-        shape = next((n for n, r in _shapes(self.block_size).items() if r == self.runs), "mixed")
-        heads = f"{self.num_heads} over {self.num_kv_heads} heads of {self.head_size}"
-        window = f", window {self.sliding_window}" if self.sliding_window else ""
-        cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
-        sinks = ", sinks" if self.sinks else ""
-        blocks = f"blocks of {self.block_size}"
-        return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}{sinks}, seed {self.seed}"
-
-    @property
-    def scale(self) -> float:
-        """Factor on the scores."""
-        return float(self.scale_factor * self.head_size**-0.5)
-
-    @property
-    def spec(self) -> FullAttentionSpec:
-        """What the layer keeps in the cache."""
-        return FullAttentionSpec(
-            block_size=self.block_size,
-            num_kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
-            dtype=self.dtype,
-            sliding_window=self.sliding_window,
-        )
-
-
-def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
-    """Return the cases that cover what `capabilities` claims.
-
-    For every dtype: prefills, chunks, decodes and mixtures, each at the borders of blocks of
-    several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
-    80 and 33 if all are); windows, soft caps and sinks, apart and together, where they are claimed.
-    """
-    multiple = capabilities.block_size_multiple
-    block_size = multiple * ceil(16 / multiple)
-    block_sizes = {block_size, 2 * block_size, 3 if multiple == 1 else multiple}
-    head_sizes = sorted(capabilities.head_sizes) or [64, 128, 80, 33]
-    windows = (1, 5, block_size, 1000) if "sliding_window" in capabilities.features else ()
-    soft_caps = (1.5,) if "soft_cap" in capabilities.features else ()
-    sinks = (True,) if "sinks" in capabilities.features else ()
-    shapes = _shapes(block_size)
-    mixed = shapes["mixed"]
-    cases: list[AttentionCase] = []
-    for dtype in sorted(capabilities.dtypes & (capabilities.kv_cache_dtypes or TOLERANCES.keys())):
-        base = AttentionCase(
-            runs=mixed, dtype=dtype, block_size=block_size, head_size=head_sizes[0]
-        )
-        for size in sorted(block_sizes):
-            runs_of = _shapes(size).values()
-            cases += [replace(base, runs=runs, block_size=size) for runs in runs_of]
-        cases += [replace(base, num_heads=h, num_kv_heads=k) for h, k in ((4, 4), (6, 1), (6, 3))]
-        cases += [replace(base, head_size=size) for size in head_sizes[1:]]
-        cases += [replace(base, sliding_window=window) for window in windows]
-        for runs in shapes.values():
-            cases += [replace(base, runs=runs, sliding_window=window) for window in windows[1:2]]
-            cases += [replace(base, runs=runs, soft_cap=cap) for cap in soft_caps]
-            cases += [replace(base, runs=runs, sinks=True) for _ in sinks]
-        cases += [
-            replace(base, sliding_window=window, soft_cap=cap, num_heads=6, num_kv_heads=1)
-            for window in windows[1:2]
-            for cap in soft_caps
-        ]
-        cases += [replace(case, sinks=True) for case in cases[-1:] for _ in sinks]
-    return [replace(case, seed=seed) for seed, case in enumerate(cases)]
-
-
-def _shapes(block_size: int) -> dict[str, tuple[tuple[int, int], ...]]:
-    b = block_size
-    lengths = (1, b - 1, b, b + 1, 2 * b + 3)
-    return {
-        "one prefill": ((0, b + 1),),
-        "prefills": tuple((0, length) for length in lengths),
-        "chunks": ((b, 5), (b - 1, 2), (3, b + 2), (2 * b + 1, b - 1), (1, 2)),
-        "one decode": ((2 * b, 1),),
-        "equal decodes": ((b, 1),) * 3,
-        "decodes": (*((length - 1, 1) for length in lengths), (21 * b, 1), (b, 1), (5, 1)),
-        "mixed": ((b, 1), (0, 7), (b + 3, 4), (0, 1), (2 * b - 1, 1), (1, b), (b, 1), (0, 2 * b)),
-    }
 
 
 def check_backend(backend: type[AttentionBackend], device: torch.device) -> None:
@@ -243,7 +145,7 @@ class _Rows:
         ]
         self.want = [
             reference_attention(
-                *self._split(qkv),
+                *self._turned(qkv),
                 scale=case.scale,
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
@@ -304,6 +206,27 @@ class _Rows:
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         return q, k, v
 
+    def _turned(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return all of a row's q, k and v as attention is to see them; float64 if turned."""
+        import torch
+
+        q, k, v = self._split(qkv)
+        if not self.case.rotary_size:
+            return q, k, v
+        table_PR = rotary_table(self.case.rotary_size, torch.device("cpu")).double()
+        cos_sin_TR = table_PR[far_apart(0, len(qkv))]
+        return turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR), v
+
+    def _rotation(self, runs: Sequence[tuple[int, int, int]]) -> tuple[Rotation, ...]:
+        """Return what the layer is given besides, in a step of such runs."""
+        import torch
+
+        if not self.case.rotary_size:
+            return ()
+        positions = [position for _, first, n in runs for position in far_apart(first, n)]
+        table_PR = rotary_table(self.case.rotary_size, self.device)
+        return (Rotation(FakeOps(), torch.tensor(positions, device=self.device), table_PR),)
+
     def step(self, name: str, runs: Sequence[tuple[int, int, int]]) -> None:
         """Do and check one step of runs (row, first position, number of tokens)."""
         import torch
@@ -321,7 +244,8 @@ class _Rows:
         q, k, v = self._split(tensors[-1])
         out_THD = torch.full(q.shape, float("nan"), dtype=self.dtype, device=self.device)
         cache_before = self.cache.clone()
-        self.layer.forward(q, k, v, self.cache, self.builder.build(batch), out_THD)
+        metadata = self.builder.build(batch)
+        self.layer.forward(q, k, v, self.cache, metadata, out_THD, *self._rotation(runs))
         for label, tensor, copy in zip(
             ("query_start", "seq_lens", "block_table", "slot_mapping", "q, k or v"),
             tensors,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces.attention import (
+    ROTARY,
     AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
@@ -22,6 +23,7 @@ from dovetail.interfaces.attention import (
     AttentionLayer,
     AttentionLayerContext,
     AttentionMetadataBuilder,
+    Rotation,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail.testing.attention_batch import check_batch
@@ -79,8 +81,11 @@ class FakeAttentionLayer(AttentionLayer):
         kv_cache: torch.Tensor,
         metadata: FakeAttentionMetadata,
         out_THD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`."""
+        if rotation is not None:
+            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
         slots_2SKD = kv_cache.view(2, -1, *kv_cache.shape[3:])
         self.write(slots_2SKD, metadata.slots_T, k_TKD, v_TKD)
         start = 0
@@ -122,7 +127,7 @@ class FakeAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", ROTARY}),
     )
 
     @staticmethod

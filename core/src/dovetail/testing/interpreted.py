@@ -4,8 +4,7 @@ Whether kernels are interpreted is settled when they are decorated, for the whol
 package keeps these tests in files `interpreted_*.py`, which no ordinary run collects, and one test
 of the ordinary run starts them here and holds their counts. Knows neither Triton nor kernels.
 The interpreter computes on the host, in numpy. It shows what a kernel means, not how fast it is,
-and its bfloat16 is not a device's: sums of two bfloat16 are wrong there, and results are cut off
-instead of rounded.
+and its bfloat16 is not a device's: sums of two bfloat16 are wrong there.
 """
 
 from __future__ import annotations

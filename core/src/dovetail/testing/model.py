@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import ModelError
+from dovetail.interfaces.attention import Rotation
 from dovetail.interfaces.model import ModelContext
 from dovetail.testing.attention import reference_attention
 from dovetail.testing.case import Case, run_all
@@ -48,10 +49,17 @@ class DenseAttention:
         self.calls = []
 
     def attend(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Return the attention of layer `index`, [T, H, D]."""
         self.calls.append(index)
+        if rotation is not None:
+            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
         total = sum(count for _, count in self._runs)
         lengths = {len(x) for x in (q_THD, k_TKD, v_TKD)}
         expect(lengths == {total}, f"layer {index} attends for {lengths} tokens, of {total}")

@@ -20,12 +20,12 @@ from dovetail.testing.comparison import TOLERANCES, exact, expect_close, random_
 from dovetail.testing.expectation import expect, judging
 from dovetail.testing.ops_draw import NUM_DRAWS, draw_cases
 from dovetail.testing.ops_inputs import input_cases
+from dovetail.testing.rotary import far_apart, rotary_table, turned
 
 if TYPE_CHECKING:
     import torch
 
 EPS = 1e-6
-NUM_POSITIONS = 50
 _SHAPES = ((1, 64), (3, 80), (17, 33), (5, 4096), (2, 4, 32))
 _HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 64, 32))
 """Of rotary cases: tokens, query heads, key-value heads, head size, rotary size."""
@@ -135,31 +135,17 @@ def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
 
     num_tokens, num_heads, num_kv_heads, head_size, rotary_size = heads
     what = f"rotary_embedding of {heads}"
-    frequency_F = 100.0 ** -(torch.arange(rotary_size // 2) / (rotary_size // 2)).double()
-    angle_PF = torch.arange(NUM_POSITIONS)[:, None] * frequency_F
-    cos_sin_PS = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1).float().to(make.device)
-    positions_T = torch.tensor([(31 * t + 7) % NUM_POSITIONS for t in range(num_tokens)])
-    positions_T = positions_T.to(make.device)
+    cos_sin_PS = rotary_table(rotary_size, make.device)
+    positions_T = torch.tensor(far_apart(0, num_tokens)).to(make.device)
     fused = make(num_tokens, num_heads + 2 * num_kv_heads, head_size)
     q_THS, k_TKS, _ = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     layouts = {"a view": (q_THS, k_TKS), "apart": (q_THS.contiguous(), k_TKS.contiguous())}
     for layout, (q, k) in layouts.items():
         call = partial(ops.rotary_embedding, q, k, positions_T, cos_sin_PS)
         got = _unchanged(call, what, q, k, fused, positions_T, cos_sin_PS)
-        for name, turned, plain in zip("qk", got, (q_THS, k_TKS), strict=True):
-            want = _turned(exact(plain), exact(cos_sin_PS)[positions_T.to("cpu")])
-            expect_close(turned, want, dtype=make.dtype, what=f"{what}, {name}, {layout}")
-
-
-def _turned(x_TNS: torch.Tensor, cos_sin_TS: torch.Tensor) -> torch.Tensor:
-    """Return x with the first features of each head rotated in halves."""
-    import torch
-
-    size = cos_sin_TS.shape[-1]
-    cos_T1F, sin_T1F = cos_sin_TS[:, None].chunk(2, dim=-1)
-    left, right = x_TNS[..., :size].chunk(2, dim=-1)
-    halves = (left * cos_T1F - right * sin_T1F, right * cos_T1F + left * sin_T1F)
-    return torch.cat((*halves, x_TNS[..., size:]), dim=-1)
+        for name, result, plain in zip("qk", got, (q_THS, k_TKS), strict=True):
+            want = turned(exact(plain), exact(cos_sin_PS)[positions_T.to("cpu")])
+            expect_close(result, want, dtype=make.dtype, what=f"{what}, {name}, {layout}")
 
 
 def _check_large_values(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:

@@ -145,8 +145,7 @@ class DecoderAttention(nn.Module):
     ) -> torch.Tensor:
         """Return [T, H·D], before `o_proj`."""
         q_THD, k_TKD, v_TKD = self.project(x_TD)
-        q_THD, k_TKD = self.rotary(q_THD, k_TKD, positions_T)
-        return self.attn(q_THD, k_TKD, v_TKD, attention)
+        return self.attn(q_THD, k_TKD, v_TKD, attention, self.rotary.at(positions_T))
 
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return q [T, H, D], k and v [T, K, D], before the positions are turned in."""
@@ -251,7 +250,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     architectures: ClassVar[tuple[str, ...]]
     attention_cls: ClassVar[type[DecoderAttention]] = DecoderAttention

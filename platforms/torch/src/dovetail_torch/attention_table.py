@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from dovetail.errors import ContractError
-from dovetail.interfaces import AttentionLayer
+from dovetail.interfaces import AttentionLayer, Rotation
 
 _SLOTS = itertools.count()
 _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
@@ -34,26 +34,42 @@ class AttentionTable:
         layers: Sequence[AttentionLayer],
         caches: Sequence[torch.Tensor],
         builder_of: Sequence[int],
+        *,
+        rotates: bool = False,
     ) -> None:
-        """layers, caches, builder_of: by layer index; the last says whose metadata it takes."""
+        """layers, caches, builder_of: by layer index; the last says whose metadata it takes.
+
+        rotates: whether the layers turn queries and keys themselves.
+        """
         self.slot = next(_SLOTS)
         self.metadata: Sequence[Any] = ()
         self.needed_S: torch.Tensor | None = None
         self._layers = tuple(layers)
         self._caches = tuple(caches)
         self._builder_of = tuple(builder_of)
+        self._rotates = rotates
         _TABLES[self.slot] = self
 
     def attend(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
-        if torch.compiler.is_compiling():
+        compiles = torch.compiler.is_compiling()
+        if rotation is not None and (compiles or not self._rotates):
+            # A compiler has turning for nothing, beside what surrounds it.
+            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
+            rotation = None
+        if compiles:
             attended: torch.Tensor = torch.ops.dovetail.attend(
                 q_THD, k_TKD, v_TKD, self.slot, index
             )
             return attended
-        return self.run(index, q_THD, k_TKD, v_TKD)
+        return self.run(index, q_THD, k_TKD, v_TKD, rotation)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the rows that are still needed; all of them in a compiled graph."""
@@ -62,18 +78,21 @@ class AttentionTable:
         return x_TD.index_select(0, self.needed_S)
 
     def run(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
-        """Do what `attend` does, now."""
+        """Do what `attend` does, now. rotation: only where the layers turn."""
         out_THD = q_THD.new_empty(q_THD.shape)
-        self._layers[index].forward(
-            q_THD,
-            k_TKD,
-            v_TKD,
-            self._caches[index],
-            self.metadata[self._builder_of[index]],
-            out_THD,
-        )
+        place = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
+        layer = self._layers[index]
+        if rotation is None:  # an argument that only layers which turn have
+            layer.forward(q_THD, k_TKD, v_TKD, *place)
+        else:
+            layer.forward(q_THD, k_TKD, v_TKD, *place, rotation)
         return out_THD
 
 
@@ -87,7 +106,12 @@ class NoAttention:
         self._num_layers = num_layers
 
     def attend(
-        self, index: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
         """Return zeros, contiguous [T, H, D]; raise ContractError for an undeclared layer."""
         if not 0 <= index < self._num_layers:

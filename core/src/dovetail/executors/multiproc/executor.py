@@ -58,6 +58,7 @@ class MultiprocExecutor(Executor):
         self._clock: Clock = MonotonicClock()
         self._closed = False
         self._num_orders = 0
+        self._has_begun = False
         self._ranks = range(context.config.parallel.tensor_parallel_size)
         launched = launch(context, self._clock)
         self._crew, self._orders, self._board = launched.crew, launched.orders, launched.board
@@ -107,15 +108,19 @@ class MultiprocExecutor(Executor):
         """Order the model's run for `plan`."""
         with self._answers.lock:
             self._order(encode_plan(plan))
+            self._has_begun = True
             return _Executed(self, self._answers, self._num_orders)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Order the tokens of the plan last given to `execute_model`."""
         with self._answers.lock:
+            has_begun, self._has_begun = self._has_begun, False
             try:
                 self._order(encode_sample(grammar))
             except EngineDeadError:
-                # The step had begun: it tells its own error, though nobody had asked for it yet.
+                if not has_begun:
+                    raise
+                # What has ended the workers since is this step's own error.
                 raise self._crew.verdict() from None
             return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ModelError
+from dovetail.interfaces.attention import Rotation
 from dovetail.interfaces.model import ModelContext
 from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_frequencies
 
@@ -39,8 +40,12 @@ class RotaryEmbedding(nn.Module):
         self.cos_sin_PR: torch.Tensor
         self.register_buffer("cos_sin_PR", cos_sin_PR.to(context.device), persistent=False)
 
+    def at(self, positions_T: torch.Tensor) -> Rotation:
+        """Return the turning by these positions, int64 [T], for an attention layer to see to."""
+        return Rotation(self.ops, positions_T, self.cos_sin_PR)
+
     def forward(
         self, q_THS: torch.Tensor, k_TKS: torch.Tensor, positions_T: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, turned. Positions are int64 [T]."""
-        return self.ops.rotary_embedding(q_THS, k_TKS, positions_T, self.cos_sin_PR)
+        """Return q and k, turned now. Positions are int64 [T]."""
+        return self.at(positions_T).turn(q_THS, k_TKS)

@@ -13,6 +13,7 @@ from dovetail.interfaces import (
     FullAttentionSpec,
     KVCacheConfig,
 )
+from dovetail.interfaces.attention import ROTARY
 from dovetail.interfaces.kv_cache import SCALE_BYTES
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.layers.attention import Attention
@@ -76,7 +77,12 @@ def make_attention(
         builder_of.append(builders.setdefault((specs[name], group_of[name]), len(builders)))
     return AttentionState(
         buffers=buffers,
-        table=AttentionTable(made, [buffers.caches[name] for name in layers], builder_of),
+        table=AttentionTable(
+            made,
+            [buffers.caches[name] for name in layers],
+            builder_of,
+            rotates=ROTARY in backend.capabilities.features,
+        ),
         builders=tuple(
             (backend.create_builder(_group_context(spec, limits, options)), group)
             for spec, group in builders

@@ -1,0 +1,39 @@
+"""Rotary embedding as its formula says it, and a table to turn by.
+
+torch is imported within functions: the core lives without it.
+Legend: T tokens, N heads, S head size, P positions, R rotary size, F half of the rotary size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+NUM_POSITIONS = 50
+
+
+def rotary_table(rotary_size: int, device: torch.device) -> torch.Tensor:
+    """Return cosines, then sines, of positions · frequencies: float32 [NUM_POSITIONS, R]."""
+    import torch
+
+    frequency_F = 100.0 ** -(torch.arange(rotary_size // 2) / (rotary_size // 2)).double()
+    angle_PF = torch.arange(NUM_POSITIONS)[:, None] * frequency_F
+    return torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1).float().to(device)
+
+
+def far_apart(first: int, count: int) -> list[int]:
+    """Return positions of tokens from the given one on that no token's place gives away."""
+    return [(31 * place + 7) % NUM_POSITIONS for place in range(first, first + count)]
+
+
+def turned(x_TNS: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:
+    """Return x with the first R features of each head rotated in halves."""
+    import torch
+
+    size = cos_sin_TR.shape[-1]
+    cos_T1F, sin_T1F = cos_sin_TR[:, None].chunk(2, dim=-1)
+    left, right = x_TNS[..., :size].chunk(2, dim=-1)
+    halves = (left * cos_T1F - right * sin_T1F, right * cos_T1F + left * sin_T1F)
+    return torch.cat((*halves, x_TNS[..., size:]), dim=-1)
