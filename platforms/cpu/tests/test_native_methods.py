@@ -202,7 +202,7 @@ def test_formats_differ_by_method_and_option():
         make("int8", head="bfloat16"),
         make("int4"),
         make("int4", group_size=64),
-        make("int4", head="int4"),
+        make("int4", head="int8"),
     ]
     assert len({method.packed_format() for method in formats}) == len(formats)
 
@@ -288,8 +288,8 @@ def test_weights_that_must_be_cast_are_copied(tmp_path, monkeypatch):
     [
         ("int8", {}, 1, 1),
         ("int8", {"head": "bfloat16"}, 0, 1),
-        ("int4", {}, 1, 2),
-        ("int4", {"head": "int4", "group_size": 64}, 2, 2),
+        ("int4", {}, 2, 2),
+        ("int4", {"head": "int8", "group_size": 64}, 1, 2),
     ],
 )
 def test_the_head_has_a_form_of_its_own(name, options, head, body):

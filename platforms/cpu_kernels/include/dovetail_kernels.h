@@ -19,7 +19,7 @@
 #endif
 
 /* Raised whenever a struct, a function or a packed format changes. */
-#define DK_ABI_VERSION 1
+#define DK_ABI_VERSION 2
 
 /* Instruction set levels, each including those below it. */
 enum { DK_PORTABLE = 0, DK_AVX2 = 1, DK_AVX512 = 2, DK_AVX512_BF16 = 3 };
@@ -56,7 +56,7 @@ DK_API void dk_record_free(const dk_call* calls);
 
 /* --- packed linear ------------------------------------------------------------------------------
  * Weights of [N, K] in panels of 32 output columns, K contiguous within a panel, padded with
- * zeros. int8: symmetric, a float scale per output column. int4: symmetric, a bf16 scale per
+ * zeros. int8: symmetric, a float scale per output column. int4: a bf16 scale of either sign per
  * column and group of `group` (32, 64, 128) consecutive k. Activations of both are quantised as
  * they come: int8 per token (int8), int8 per token and group (int4). K <= 131072 for int8. */
 enum { DK_BF16 = 0, DK_INT8 = 1, DK_INT4 = 2 };

@@ -106,9 +106,17 @@ def quantised_weight(w, shape):
     if shape.kind == linear.INT8:
         return quantised_bytes(w, shape.K)
     groups = in_groups(w, shape.group)
-    scale = (groups.abs().amax(2, keepdim=True) / 7).bfloat16().float()
-    q = (groups * divided(1.0, scale)).round().clamp(-7, 7)
-    return torch.where(scale > 0, q.double() * scale.double(), 0.0).flatten(1)
+    greatest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    steps = (groups * divided(2048.0, greatest)).round()
+    best, kept = torch.full_like(greatest, -1.0).double(), torch.zeros_like(groups).double()
+    for target in (-7.5, -8.0, -8.6):
+        q = (steps * (torch.tensor(target) / 2048)).round().clamp(-8, 7).double()
+        sum_wq, sum_qq = (steps * q).sum(2, keepdim=True), (q * q).sum(2, keepdim=True)
+        gain = sum_wq.square() / sum_qq
+        scale = (sum_wq / sum_qq * (greatest.double() / 2048)).float().bfloat16().double()
+        kept = torch.where(gain > best, q * scale, kept)
+        best = torch.maximum(best, gain)
+    return torch.where(greatest.abs() >= 1e-29, kept, 0.0).flatten(1)
 
 
 def assert_near(y, reference):

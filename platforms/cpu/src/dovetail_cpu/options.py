@@ -43,4 +43,4 @@ class Int4Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     group_size: Literal[32, 64, 128] = 32
-    head: Literal["int4", "int8", "bfloat16"] = "int8"
+    head: Literal["int4", "int8", "bfloat16"] = "int4"

@@ -1,8 +1,8 @@
 """The linear methods `int8` and `int4`: weights quantised when they are loaded.
 
 int8: a scale an output feature, activations rounded to int8 as they come, a scale a token. int4: a
-scale for each group of input features, of weights as of activations. Rounding is to nearest and
-symmetric; the kernels' header states the forms. Computes in bfloat16 around the products.
+scale for each group of input features, of weights as of activations. Rounding is to nearest; the
+kernels' header states the forms. Computes in bfloat16 around the products.
 """
 
 from __future__ import annotations
@@ -67,10 +67,7 @@ class Int8LinearMethod(QuantisedLinearMethod):
 
 
 class Int4LinearMethod(QuantisedLinearMethod):
-    """Four bits a weight and a scale a group; activations in eight bits, a scale a group.
-
-    The head is int8 unless an option says otherwise: its errors are the tokens' own.
-    """
+    """Four bits a weight and a scale a group; activations in eight bits, a scale a group."""
 
     name: ClassVar[str] = "int4"
     error: ClassVar[float] = 0.6

@@ -1,7 +1,7 @@
 // Packing of weights: row-major bf16 [N, K] into the panels of linear.h, with quantisation.
 //
-// Symmetric, to nearest even: int8 with scale = max |w| / 127 per output column, int4 with the
-// bf16 nearest to max |w| / 7 per column and group, and q = w / scale. Levels give the same bytes:
+// Symmetric, to nearest even: int8 with scale = max |w| / 127 per output column, int4 with a bf16
+// scale of either sign per column and group, the one of least squares. Levels give the same bytes:
 // every step is a single rounded operation. Plain loops, which compilers vectorise; packing
 // happens once.
 #include "activations.h"
@@ -108,25 +108,58 @@ int64_t pack_int8_panels(const dk_pack_linear_args& args, int64_t first_panel, i
   return nonfinite;
 }
 
+// What the weight of greatest magnitude of a group is rounded to, in turn: its sign is the scale's,
+// so that all of -8..7 is used; beyond -8 it is cut off and the others are finer.
+constexpr float kGreatest[] = {-7.5f, -8.0f, -8.6f};
+constexpr float kSteps = 2048.0f;
+constexpr int64_t kMaxGroup = 128;
+
+DK_INLINE int32_t nearest(float x) {
+  const float shifted = x + 12582912.0f;
+  int32_t bits;
+  memcpy(&bits, &shifted, 4);
+  return bits - 0x4b400000;
+}
+
 // Quantise a group of n weights to q + 8 in 0..15; returns the bits of its bf16 scale.
+//
+// Of three roundings that with the least squared error is taken, each with the scale that suits it
+// best: sum(w q) / sum(q q). The weights enter as whole 2,048ths of the greatest, so that sums are
+// exact in any order.
 uint16_t quantise_int4(const uint16_t* w, int64_t n, uint8_t* q) {
   const uint32_t largest = largest_of(w, n);
-  const uint16_t bits = float_to_bf16(bf16_to_float(static_cast<uint16_t>(largest)) / 7.0f);
-  const float scale = bf16_to_float(bits);
-  if (!(scale >= 1e-30f && scale < 1e38f)) {
+  int64_t place = 0;
+  while (place < n - 1 && (w[place] & 0x7fffu) != largest) ++place;
+  const float greatest = bf16_to_float(w[place]);
+  const float magnitude = bf16_to_float(static_cast<uint16_t>(largest));
+  if (!(magnitude >= 1e-29f && magnitude < 1e38f)) {
     memset(q, 8, n);
-    return scale < 1e-30f ? 0 : bits;
+    return magnitude < 1e-29f ? 0 : static_cast<uint16_t>(largest);
   }
-  const float inverse = 1.0f / scale;
+  int16_t steps[kMaxGroup];
+  const float inverse = kSteps / greatest;
   for (int64_t k = 0; k < n; ++k) {
-    const float shifted = bf16_to_float(w[k]) * inverse + 12582912.0f;
-    int32_t value;
-    memcpy(&value, &shifted, 4);
-    value -= 0x4b400000;
-    value = value < -7 ? -7 : value > 7 ? 7 : value;
-    q[k] = static_cast<uint8_t>(value + 8);
+    steps[k] = static_cast<int16_t>(nearest(bf16_to_float(w[k]) * inverse));
   }
-  return bits;
+  double best = -1.0, scale = 0.0;
+  for (const float target : kGreatest) {
+    uint8_t rounded[kMaxGroup];
+    int32_t sum_wq = 0, sum_qq = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      int32_t value = nearest(static_cast<float>(steps[k]) * (target / kSteps));
+      value = value < -8 ? -8 : value > 7 ? 7 : value;
+      sum_wq += steps[k] * value;
+      sum_qq += value * value;
+      rounded[k] = static_cast<uint8_t>(value + 8);
+    }
+    const double gain = static_cast<double>(sum_wq) * sum_wq / sum_qq;
+    if (gain > best) {
+      best = gain;
+      scale = static_cast<double>(sum_wq) / sum_qq;
+      memcpy(q, rounded, n);
+    }
+  }
+  return float_to_bf16(static_cast<float>(scale * (static_cast<double>(greatest) / kSteps)));
 }
 
 int64_t pack_int4_panels(const dk_pack_linear_args& args, int64_t first_panel, int64_t end_panel) {
