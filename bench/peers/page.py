@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from peers.tables import markdown
@@ -42,19 +43,51 @@ METHOD = """## Method
 
 
 def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
-    """Return the page for the results of one or more runs of `cpu_vs.py`; note: put on top."""
+    """Return the page for the results of one or more runs of `cpu_vs.py`; note: put on top.
+
+    What runs on one machine at one commit found about a model stands in one section.
+    """
     parts = [HEAD, *([f"{note}\n"] if note else []), METHOD]
-    for run in runs:
-        parts += [_machine(run), *(markdown(result) for result in run["results"])]
+    for _, group in groupby(runs, key=lambda run: run["machine"]):
+        alike = list(group)
+        parts += [_machine(alike), *map(markdown, _by_model(alike))]
     return "\n".join(parts)
 
 
-def _machine(run: Mapping[str, Any]) -> str:
-    lines = [f"- {name}: {value}" for name, value in run["machine"].items()]
-    versions: dict[str, str] = {}
-    for result in run["results"]:
+def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one result for each model and number of threads.
+
+    An engine that took part again has its greatest peak. rounds: the most of a run.
+    """
+    made: dict[tuple[str, int], dict[str, Any]] = {}
+    for result in (result for run in runs for result in run["results"]):
+        whole = made.setdefault(
+            (result["model"], result["threads"]),
+            {**result, "step_bytes": {}, "engines": [], "failures": [], "turns": []},
+        )
+        whole["rounds"] = max(whole["rounds"], result["rounds"])
+        whole["step_bytes"] |= result["step_bytes"]
+        whole["failures"] += result["failures"]
+        whole["turns"] += result["turns"]
         for engine in result["engines"]:
-            versions |= engine["versions"]
+            name = (engine["engine"], engine["weights"])
+            known = [e for e in whole["engines"] if (e["engine"], e["weights"]) == name]
+            if known:
+                known[0]["peak_rss_mib"] = max(known[0]["peak_rss_mib"], engine["peak_rss_mib"])
+            else:
+                whole["engines"].append(dict(engine))
+    return list(made.values())
+
+
+def _machine(runs: Sequence[Mapping[str, Any]]) -> str:
+    lines = [f"- {name}: {value}" for name, value in runs[0]["machine"].items()]
+    versions: dict[str, str] = {}
+    absent: dict[str, str] = {}
+    for run in runs:
+        absent |= run["absent"]
+        for result in run["results"]:
+            for engine in result["engines"]:
+                versions |= engine["versions"]
     lines += [f"- {package}: {version}" for package, version in sorted(versions.items())]
-    lines += [f"- not run: {name} ({reason})" for name, reason in run["absent"].items()]
+    lines += [f"- not run: {name} ({reason})" for name, reason in absent.items()]
     return "\n".join(["## Machine and versions", "", *lines, ""])

@@ -97,22 +97,33 @@ def test_a_race_with_good_and_bad_engines(checkpoint, peers_file, tmp_path):
 
 
 def test_the_page_is_made_of_results_without_measuring(tmp_path):
-    machine = {"processor": "a fast one"}
-    result = {
-        "model": "m",
-        "threads": 2,
-        "rounds": 1,
-        "step_bytes": {},
-        "engines": [],
-        "failures": [],
-    }
-    run_file, page = tmp_path / "run.json", tmp_path / "page.md"
-    run_file.write_text(
-        json.dumps({"machine": machine, "absent": {"vllm": "not here"}, "results": [result]})
-    )
-    done = run("cpu_vs.py", "--results", run_file, "--write-docs", page)
+    """Two runs on one machine make one section; one on another machine, its own."""
+    page, files = tmp_path / "page.md", []
+    for number, (processor, weights) in enumerate([("a", "bf16"), ("a", "int8"), ("b", "bf16")]):
+        engine = {"engine": "dovetail", "weights": weights, "versions": {"torch": "9"}}
+        turn = {"engine": "dovetail", "weights": weights, "case": "decode1", "round": 0}
+        result = {
+            "model": "m",
+            "threads": 2,
+            "rounds": 1,
+            "step_bytes": {weights: 1e6},
+            "engines": [engine | {"peak_rss_mib": 1000.0 + number, "first_tokens": [1]}],
+            "failures": [],
+            "turns": [turn | {"value": 10.0, "disturbed": False, "probes": []}],
+        }
+        run_of = {
+            "machine": {"processor": processor},
+            "absent": {"vllm": "no"},
+            "results": [result],
+        }
+        files.append(tmp_path / f"run{number}.json")
+        files[-1].write_text(json.dumps(run_of))
+    done = run("cpu_vs.py", "--results", *files, "--write-docs", page)
     assert done.returncode == 0, done.stderr
-    assert "a fast one" in page.read_text() and "not run: vllm (not here)" in page.read_text()
+    text = page.read_text()
+    assert "not run: vllm (no)" in text and "torch: 9" in text
+    assert text.count("## Machine") == text.count("## m,") == 2
+    assert text.index("processor: a") < text.index("### int8") < text.index("processor: b")
 
 
 @pytest.mark.parametrize(
