@@ -159,6 +159,18 @@ def test_what_the_platform_does_not_provide_is_refused_before_it_is_imported(plu
     assert "acme" not in sys.modules
 
 
+def test_another_device_is_no_misspelling(plugin_site):
+    install(plugin_site, "acme", acme={"needs": '["device.boxes"]'})
+    manifest = entry("box", kind="platform", provides='["device.box"]')
+    parts = {"platform": {"box": ".parts:Box"}}
+    plugin_site.add("dovetail-box", parts, parts=PARTS, manifest=manifest)
+    registry = plugin_site.registry()
+    choose_platform(registry, "box")
+    with pytest.raises(PluginError, match=r"provides: box.lid, device.box") as refusal:
+        registry.load("policy", "acme")
+    assert "Did you mean" not in str(refusal.value)
+
+
 def test_needs_are_met_by_the_core_the_platform_and_its_manifest(plugin_site):
     needs = {"needs": '["box.lid", "box.hinge", "prefix_caching"]'}
     install(plugin_site, "acme", acme=needs)

@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from dovetail.doctor.finding import NOTE, WARNING, Finding
 from dovetail.doctor.trial_run import Trial
+from dovetail.plugins.capabilities import DEVICE_PREFIX
 from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.registry import PluginRegistry
 
 _CPU = "device.cpu"
-_DEVICE = "device."
 
 
 def judge_devices(
@@ -52,7 +52,7 @@ def tell_verified(plugins: Sequence[Candidate], registry: PluginRegistry) -> Ite
 
 def _is_for_accelerators(trial: Trial, registry: PluginRegistry) -> bool:
     provided = registry.entry_of(trial.plugin).provides
-    is_device = any(one.startswith(_DEVICE) and one != _CPU for one in provided)
+    is_device = any(one.startswith(DEVICE_PREFIX) and one != _CPU for one in provided)
     return trial.plugin.kind == "platform" and is_device
 
 

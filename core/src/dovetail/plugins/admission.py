@@ -15,7 +15,12 @@ from dovetail.clock import Clock
 from dovetail.errors import ContractError, PluginError, PluginLoadError, nearest
 from dovetail.interfaces.platform import Probe
 from dovetail.plugins.adapters import Adapters, adapt, check_api
-from dovetail.plugins.capabilities import CORE_CAPABILITIES, check_claims, declared_ids
+from dovetail.plugins.capabilities import (
+    CORE_CAPABILITIES,
+    DEVICE_PREFIX,
+    check_claims,
+    declared_ids,
+)
 from dovetail.plugins.containment import contained, describe_failure
 from dovetail.plugins.contract import check_contract
 from dovetail.plugins.description import Description
@@ -137,7 +142,9 @@ def check_needed(
     """Raise PluginError naming what `whose` needs and nobody provides."""
     missing = sorted(needs - provided)
     if missing:
-        hints = "".join(nearest(one, provided) for one in missing)
+        # Another device is no misspelling, however near its name.
+        hinted = [one for one in missing if not one.startswith(DEVICE_PREFIX)]
+        hints = "".join(nearest(one, provided) for one in hinted)
         offered = ", ".join(sorted(provided - CORE_CAPABILITIES)) or "nothing"
         raise PluginError(
             f"The {whose} needs {', '.join(missing)}, which neither the core nor the platform "

@@ -13,6 +13,9 @@ from typing import Any
 from dovetail.errors import ContractError
 from dovetail.plugins.contract import load_interface, member_problems
 
+DEVICE_PREFIX = "device."
+"""Of the capability ids by which a platform says what it computes on."""
+
 CORE_CAPABILITIES = frozenset(
     {"async_scheduling", "chunked_prefill", "paged_kv_cache", "preemption", "prefix_caching"}
 )
