@@ -28,9 +28,11 @@ from dovetail.interfaces.attention import (
     AttentionBatch,
     AttentionGroupContext,
     AttentionLayerContext,
+    Rotation,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
+from dovetail_torch.layers import TorchOps
 
 NO_GPU = 3
 BLOCK_SIZE = 16
@@ -160,7 +162,7 @@ def make_caches(step: Step, num_blocks: int, device: torch.device) -> list[torch
 
 
 def time_layer(step: Step, device: torch.device) -> float:
-    """Return the seconds that a layer takes, its write to the cache included."""
+    """Return the seconds that a layer takes, turning and its write to the cache included."""
     batch, num_blocks = make_batch(step, device)
     num_heads, num_kv_heads, head_size = step.heads
     num_tokens = sum(batch.query_lens)
@@ -187,10 +189,13 @@ def time_layer(step: Step, device: torch.device) -> float:
     qkv = torch.randn(size, dtype=torch.bfloat16, device=device)
     q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     out = torch.empty(q.shape, dtype=q.dtype, device=device)
+    cos_sin = torch.randn(step.seq_len, head_size, device=device)
+    positions = torch.arange(num_tokens, device=device) % step.seq_len
+    rotation = Rotation(ops=TorchOps(), positions_T=positions, cos_sin_PR=cos_sin)
 
     def all_layers() -> None:
         for layer, cache in zip(layers, caches, strict=True):
-            layer.forward(q, k, v, cache, metadata, out)
+            layer.forward(q, k, v, cache, metadata, out, rotation)
 
     all_layers()  # compiles, and lists the work
     torch.cuda.synchronize()

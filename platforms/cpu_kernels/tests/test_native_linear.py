@@ -42,10 +42,10 @@ def level(request):
 class Weight:
     """A random weight [N, K], packed; `exact` is what the packed form stands for, in float64."""
 
-    def __init__(self, kind, N, K, *, group=0, gate_up=False, seed=0):
+    def __init__(self, kind, N, K, *, group=0, gate_up=False, seed=0, scale=0.0):
         self.shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group, gate_up=gate_up)
         self.generator = torch.Generator().manual_seed(seed)
-        self.plain = self.random(N, K, scale=K**-0.5)
+        self.plain = self.random(N, K, scale=scale or K**-0.5)
         self.memory = torch.zeros(self.shape.num_bytes + 64, dtype=torch.uint8)
         self.packed = -(-self.memory.data_ptr() // 64) * 64
         assert linear.pack(self.shape, self.plain.data_ptr(), self.packed) == 0
@@ -213,6 +213,14 @@ def test_bad_inputs_stay_visible_and_alone(level, kind, group, bad):
     assert not y[4].isfinite().any()
     others = [row for row in range(9) if row != 4]
     assert torch.equal(y[others], good[others])
+
+
+@pytest.mark.parametrize("scale", [5e37, 1e-20])
+def test_weights_of_any_magnitude(level, scale):
+    for kind, group in KINDS[:3]:
+        weight = Weight(kind, 64, 128, group=group, scale=scale)
+        x = weight.random(3, 128, scale=1e-3)
+        assert_near(weight.apply(x, dtype=torch.float32), weight.reference(x))
 
 
 def test_zeros_and_tiny_numbers(level):

@@ -1,4 +1,5 @@
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_each_index_has_its_layer_its_cache_and_its_metadata(qkv):
 def rotation():
     angle_PF = torch.linspace(0, 3, T)[:, None] * torch.ones(D // 2)
     table_PR = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1)
-    return Rotation(TorchOps(), torch.arange(T), table_PR)
+    return Rotation(ops=TorchOps(), positions_T=torch.arange(T), cos_sin_PR=table_PR)
 
 
 def test_who_turns_is_given_the_rotation(qkv, rotation):
@@ -81,6 +82,19 @@ def test_for_others_the_ops_turn(qkv, rotation):
     assert torch.equal(table.attend(0, *qkv, rotation), turned[0] + 1)
     given = layers[0].calls[0]
     assert torch.equal(given[0], turned[0]) and torch.equal(given[1], turned[1])
+
+
+def test_without_a_cache_turning_takes_its_memory_all_the_same(qkv, rotation):
+    class Counting(TorchOps):
+        num_turned = 0
+
+        def rotary_embedding(self, *tensors):
+            self.num_turned += 1
+            return super().rotary_embedding(*tensors)
+
+    ops = Counting()
+    out_THD = NoAttention(1).attend(0, *qkv, replace(rotation, ops=ops))
+    assert ops.num_turned == 1 and out_THD.shape == qkv[0].shape and not out_THD.any()
 
 
 def test_in_a_compiled_graph_the_ops_turn(qkv, rotation):

@@ -281,6 +281,8 @@ def test_attention_hands_its_index_over_and_flattens_the_heads() -> None:
     context = OrderOfCalls()
     out = layer(q_THD, k_TKD, 3 * k_TKD, context)
     assert torch.equal(out, (q_THD + 6).view(2, 6)) and context.rotation is None
-    rotation = Rotation(TorchOps(), torch.tensor([0, 1]), torch.ones(2, 2))
+    rotation = Rotation(
+        ops=TorchOps(), positions_T=torch.tensor([0, 1]), cos_sin_PR=torch.ones(2, 2)
+    )
     layer(q_THD, k_TKD, 3 * k_TKD, context, rotation)
     assert context.rotation is rotation

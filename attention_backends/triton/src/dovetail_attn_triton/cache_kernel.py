@@ -4,7 +4,7 @@ One writes them as they are; one turns queries and keys on the way (rotary embed
 
 Cache of a layer: [N, 2, K, B, D], keys before values, so that a program reads one head of a block
 in one piece. With scales (fp8), the block's scales follow its elements: float32 [2, K, B].
-Knows no torch: what launches it stands in layer.py.
+Knows no torch: what launches them stands in layer.py.
 
 Shape legend: T tokens of a tile, K key-value heads, D head size, N blocks, B block size.
 """

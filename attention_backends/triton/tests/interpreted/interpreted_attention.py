@@ -111,7 +111,8 @@ class Rows:
         if self.cos_sin_PR is not None:
             places = [place for row, n in runs for place in far_apart(self.done[row], n)]
             positions_T = torch.tensor(places, device=DEVICE)
-            rotation = (Rotation(FakeOps(), positions_T, self.cos_sin_PR),)
+            given = {"positions_T": positions_T, "cos_sin_PR": self.cos_sin_PR}
+            rotation = (Rotation(ops=FakeOps(), **given),)
         layer.forward(q, k, v, self.cache, metadata, out, *rotation)
         for row, n in runs:
             self.done[row] += n

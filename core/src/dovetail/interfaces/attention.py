@@ -154,7 +154,7 @@ class AttentionLayerContext:
     options: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
     """The rotary embedding of a step's tokens, as words to be carried out by whoever does it best.
 

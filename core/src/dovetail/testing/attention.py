@@ -225,7 +225,8 @@ class _Rows:
             return ()
         positions = [position for _, first, n in runs for position in far_apart(first, n)]
         table_PR = rotary_table(self.case.rotary_size, self.device)
-        return (Rotation(FakeOps(), torch.tensor(positions, device=self.device), table_PR),)
+        positions_T = torch.tensor(positions, device=self.device)
+        return (Rotation(ops=FakeOps(), positions_T=positions_T, cos_sin_PR=table_PR),)
 
     def step(self, name: str, runs: Sequence[tuple[int, int, int]]) -> None:
         """Do and check one step of runs (row, first position, number of tokens)."""

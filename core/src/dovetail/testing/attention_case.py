@@ -103,14 +103,16 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
         ]
         cases += [replace(case, sinks=True) for case in cases[-1:] for _ in sinks]
         if ROTARY in capabilities.features:
-            cases += [
-                replace(base, runs=runs, rotary_size=head_sizes[0]) for runs in shapes.values()
-            ]
-            cases += [replace(case, rotary_size=case.head_size // 4 * 2) for case in cases[-3:-1]]
-            cases += [
-                replace(base, head_size=size, rotary_size=size // 2 * 2) for size in head_sizes[1:]
-            ]
+            together = replace(cases[-1], block_size=max(block_sizes))
+            cases += [_turning(together), _turning(base, 2)]
+            cases += [_turning(replace(base, runs=runs)) for runs in shapes.values()]
+            cases += [_turning(replace(base, head_size=size)) for size in head_sizes[1:]]
     return [replace(case, seed=seed) for seed, case in enumerate(cases)]
+
+
+def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:
+    """Return `case` with heads that the layer turns; part: one of so many of each head."""
+    return replace(case, rotary_size=case.head_size // part // 2 * 2)
 
 
 def _shapes(block_size: int) -> dict[str, tuple[tuple[int, int], ...]]:

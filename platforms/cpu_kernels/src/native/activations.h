@@ -23,6 +23,13 @@ DK_INLINE GroupScale scale_of(uint32_t largest_bits) {
 }
 
 // The largest magnitude of x[0, n), as a bf16 without its sign; NaN and infinities are the largest.
+DK_INLINE int32_t nearest(float x) {
+  const float shifted = x + 12582912.0f;  // 1.5 * 2^23 leaves the rounded integer in the low bits
+  int32_t bits;
+  memcpy(&bits, &shifted, 4);
+  return bits - 0x4b400000;
+}
+
 DK_INLINE uint32_t largest_of(const uint16_t* x, int64_t n) {
   uint32_t largest = 0;
   int64_t k = 0;
@@ -77,11 +84,7 @@ DK_INLINE int32_t round_group(const uint16_t* x, int64_t n, float inverse, int8_
   for (const int32_t each : sums) total += each;
 #endif
   for (; k < n; ++k) {
-    // Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
-    const float shifted = bf16_to_float(x[k]) * inverse + 12582912.0f;
-    int32_t bits;
-    memcpy(&bits, &shifted, 4);
-    q[k] = static_cast<int8_t>(bits - 0x4b400000);
+    q[k] = static_cast<int8_t>(nearest(bf16_to_float(x[k]) * inverse));
     total += q[k];
   }
   return total;

@@ -1,6 +1,6 @@
 // Packing of weights: row-major bf16 [N, K] into the panels of linear.h, with quantisation.
 //
-// Symmetric, to nearest even: int8 with scale = max |w| / 127 per output column, int4 with a bf16
+// To nearest even: int8 symmetric with scale = max |w| / 127 per output column, int4 with a bf16
 // scale of either sign per column and group, the one of least squares. Levels give the same bytes:
 // every step is a single rounded operation. Plain loops, which compilers vectorise; packing
 // happens once.
@@ -108,18 +108,11 @@ int64_t pack_int8_panels(const dk_pack_linear_args& args, int64_t first_panel, i
   return nonfinite;
 }
 
-// What the weight of greatest magnitude of a group is rounded to, in turn: its sign is the scale's,
-// so that all of -8..7 is used; beyond -8 it is cut off and the others are finer.
+// What the weight of greatest magnitude of a group is scaled to before rounding, in turn: its sign
+// is the scale's, so that all of -8..7 is used; beyond -8 it is cut off and the others are finer.
 constexpr float kGreatest[] = {-7.5f, -8.0f, -8.6f};
 constexpr float kSteps = 2048.0f;
 constexpr int64_t kMaxGroup = 128;
-
-DK_INLINE int32_t nearest(float x) {
-  const float shifted = x + 12582912.0f;
-  int32_t bits;
-  memcpy(&bits, &shifted, 4);
-  return bits - 0x4b400000;
-}
 
 // Quantise a group of n weights to q + 8 in 0..15; returns the bits of its bf16 scale.
 //
@@ -131,10 +124,9 @@ uint16_t quantise_int4(const uint16_t* w, int64_t n, uint8_t* q) {
   int64_t place = 0;
   while (place < n - 1 && (w[place] & 0x7fffu) != largest) ++place;
   const float greatest = bf16_to_float(w[place]);
-  const float magnitude = bf16_to_float(static_cast<uint16_t>(largest));
-  if (!(magnitude >= 1e-29f && magnitude < 1e38f)) {
+  if (largest >= 0x7f80 || bf16_to_float(static_cast<uint16_t>(largest)) < 1e-29f) {
     memset(q, 8, n);
-    return magnitude < 1e-29f ? 0 : static_cast<uint16_t>(largest);
+    return largest >= 0x7f80 ? static_cast<uint16_t>(largest) : 0;
   }
   int16_t steps[kMaxGroup];
   const float inverse = kSteps / greatest;

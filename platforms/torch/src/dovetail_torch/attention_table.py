@@ -61,7 +61,7 @@ class AttentionTable:
         """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
         compiles = torch.compiler.is_compiling()
         if rotation is not None and (compiles or not self._rotates):
-            # A compiler has turning for nothing, beside what surrounds it.
+            # The custom operator has no place for it, and a compiler fuses what torch turns.
             q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
             rotation = None
         if compiles:
@@ -119,7 +119,9 @@ class NoAttention:
                 f"the model attends in layer {index}, but has {self._num_layers} Attention "
                 "modules (dovetail_torch.layers.Attention), one for each layer from 0 on."
             )
-        return q_THD.new_zeros(q_THD.shape)
+        # As much memory as a step of a backend that does not turn by itself.
+        turned = (q_THD, k_TKD) if rotation is None else rotation.turn(q_THD, k_TKD)
+        return turned[0].new_zeros(q_THD.shape)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""

@@ -68,6 +68,11 @@ class Answers:
         self.look()
         return self._last_done >= order
 
+    def has_step(self) -> bool:
+        """Return whether a step's result is still to come."""
+        self.look()
+        return bool(self._steps)
+
     def is_settled(self, awaited: Awaited) -> bool:
         """Return whether `wait_for` would not wait; take in what has come."""
         self.look()

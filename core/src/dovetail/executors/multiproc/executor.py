@@ -118,9 +118,9 @@ class MultiprocExecutor(Executor):
             try:
                 self._order(encode_sample(grammar))
             except EngineDeadError:
-                if not has_begun:
+                if not has_begun or self._answers.has_step():
                     raise
-                # What has ended the workers since is this step's own error.
+                # This step alone was in the workers' hands: what ended them is its own error.
                 raise self._crew.verdict() from None
             return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
 

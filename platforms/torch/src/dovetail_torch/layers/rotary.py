@@ -42,7 +42,7 @@ class RotaryEmbedding(nn.Module):
 
     def at(self, positions_T: torch.Tensor) -> Rotation:
         """Return the turning by these positions, int64 [T], for an attention layer to see to."""
-        return Rotation(self.ops, positions_T, self.cos_sin_PR)
+        return Rotation(ops=self.ops, positions_T=positions_T, cos_sin_PR=self.cos_sin_PR)
 
     def forward(
         self, q_THS: torch.Tensor, k_TKS: torch.Tensor, positions_T: torch.Tensor
