@@ -57,18 +57,19 @@ def performance_page(runs: Sequence[Mapping[str, Any]], note: str = "") -> str:
 def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one result for each model and number of threads.
 
-    An engine that took part again has its greatest peak. rounds: the most of a run.
+    Rounds of later runs are counted on. An engine that took part again has its greatest peak.
     """
     made: dict[tuple[str, int], dict[str, Any]] = {}
     for result in (result for run in runs for result in run["results"]):
         whole = made.setdefault(
             (result["model"], result["threads"]),
-            {**result, "step_bytes": {}, "engines": [], "failures": [], "turns": []},
+            {**result, "rounds": 0, "step_bytes": {}, "engines": [], "failures": [], "turns": []},
         )
-        whole["rounds"] = max(whole["rounds"], result["rounds"])
         whole["step_bytes"] |= result["step_bytes"]
         whole["failures"] += result["failures"]
-        whole["turns"] += result["turns"]
+        first = whole["rounds"]
+        whole["turns"] += [turn | {"round": first + turn["round"]} for turn in result["turns"]]
+        whole["rounds"] += result["rounds"]
         for engine in result["engines"]:
             name = (engine["engine"], engine["weights"])
             known = [e for e in whole["engines"] if (e["engine"], e["weights"]) == name]
@@ -76,7 +77,17 @@ def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 known[0]["peak_rss_mib"] = max(known[0]["peak_rss_mib"], engine["peak_rss_mib"])
             else:
                 whole["engines"].append(dict(engine))
+    for whole in made.values():
+        whole["rounds"] = _most_rounds(whole["turns"])
     return list(made.values())
+
+
+def _most_rounds(turns: Sequence[Mapping[str, Any]]) -> int:
+    """Return in how many rounds the case that was asked most often was asked."""
+    rounds: dict[tuple[str, str], set[int]] = {}
+    for turn in turns:
+        rounds.setdefault((turn["weights"], turn["case"]), set()).add(turn["round"])
+    return max(map(len, rounds.values()), default=0)
 
 
 def _machine(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -21,7 +21,7 @@ RATES = ("decode1", "conc16", "varied64", "prefill1024")
 
 def markdown(result: Row) -> str:
     """Return all tables of one result: one a format, with its notes."""
-    counts = f"{result['threads']} threads, {result['rounds']} round(s)"
+    counts = f"{result['threads']} threads, up to {result['rounds']} round(s)"
     parts = [f"## {result['model']}, {counts}"]
     for weights in result["step_bytes"]:
         parts += _format_section(result, weights)
@@ -79,11 +79,16 @@ def _main_table(result: Row, weights: str, cases: Sequence[str]) -> str:
     started = bool(medians(result, weights, START_UP))
     ends = ["cold start to first token, s"] * started + ["peak RSS, MiB", "same first token"]
     rows = []
-    for engine in engines:
-        name = engine["engine"]
+    loaded = {engine["engine"]: engine for engine in engines}
+    only_started = [name for name in medians(result, weights, START_UP) if name not in loaded]
+    for name in [*loaded, *only_started]:
         cells = [_cell(result, weights, case, name) for case in cases]
         cells += [_cell(result, weights, START_UP, name)] * started
-        cells += [f"{engine['peak_rss_mib']:,.0f}", _agreement(result, engine)]
+        if name in loaded:
+            engine = loaded[name]
+            cells += [f"{engine['peak_rss_mib']:,.0f}", _agreement(result, engine)]
+        else:
+            cells += [""] * 2
         rows.append([name, *cells])
     blank = [""] * len(ends)
     if any(engine["engine"] == OURS for engine in engines):

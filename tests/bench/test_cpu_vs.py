@@ -96,10 +96,14 @@ def test_a_race_with_good_and_bad_engines(checkpoint, peers_file, tmp_path):
     assert not [pid for pid in started if is_alive(pid)]
 
 
+START = {"engine": "dovetail-anew", "case": "startup"}
+RUNS = [("a", "bf16"), ("a", "int8"), ("a", "bf16"), ("b", "bf16")]
+
+
 def test_the_page_is_made_of_results_without_measuring(tmp_path):
-    """Two runs on one machine make one section; one on another machine, its own."""
+    """Runs on one machine make one section, rounds counted on; another machine has its own."""
     page, files = tmp_path / "page.md", []
-    for number, (processor, weights) in enumerate([("a", "bf16"), ("a", "int8"), ("b", "bf16")]):
+    for number, (processor, weights) in enumerate(RUNS):
         engine = {"engine": "dovetail", "weights": weights, "versions": {"torch": "9"}}
         turn = {"engine": "dovetail", "weights": weights, "case": "decode1", "round": 0}
         result = {
@@ -109,7 +113,10 @@ def test_the_page_is_made_of_results_without_measuring(tmp_path):
             "step_bytes": {weights: 1e6},
             "engines": [engine | {"peak_rss_mib": 1000.0 + number, "first_tokens": [1]}],
             "failures": [],
-            "turns": [turn | {"value": 10.0, "disturbed": False, "probes": []}],
+            "turns": [
+                turn | {"value": 10.0 + number, "disturbed": False, "probes": []},
+                turn | START | {"value": 1.5, "disturbed": False, "probes": []},
+            ],
         }
         run_of = {
             "machine": {"processor": processor},
@@ -123,6 +130,8 @@ def test_the_page_is_made_of_results_without_measuring(tmp_path):
     text = page.read_text()
     assert "not run: vllm (no)" in text and "torch: 9" in text
     assert text.count("## Machine") == text.count("## m,") == 2
+    assert "up to 2 round(s)" in text and "| dovetail | 11 (10–12) |" in text
+    assert "| dovetail-anew | – | 1.5 (1.5–1.5) |  |  |" in text
     assert text.index("processor: a") < text.index("### int8") < text.index("processor: b")
 
 
