@@ -16,11 +16,12 @@ def place(tmp_path, monkeypatch):
     return lambda folder: monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
-def test_it_is_new_and_the_owners_alone(tmp_path, place):
-    place(tmp_path)
-    folders = [make_private_folder() for _ in range(3)]
-    assert len(set(folders)) == 3
-    assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+def test_it_is_new_and_the_owners_alone(place):
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:  # pytest's own may be too long
+        place(base)
+        folders = [make_private_folder() for _ in range(3)]
+        assert len(set(folders)) == 3
+        assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
 
 
 def test_a_missing_or_too_deep_place_is_named(tmp_path, place):
