@@ -119,11 +119,13 @@ def test_shards_fill_every_parameter(tmp_path: Path) -> None:
     assert num_bytes == sum(w.nbytes for w in weights.values())
 
 
-@pytest.mark.parametrize("kept", ["embed.weight", "lm_head.weight", "both"])
+@pytest.mark.parametrize("kept", ["embed.weight", "lm_head.weight", "equal"])
 def test_tied_head_needs_one_of_the_two_names(tmp_path: Path, kept: str) -> None:
     weights, model = make_weights(), SmallModel(tied=True)
     saved = dict(weights)
-    if kept != "both":
+    if kept == "equal":
+        saved["lm_head.weight"] = weights["embed.weight"].clone()
+    else:
         del saved["lm_head.weight" if kept == "embed.weight" else "embed.weight"]
     save_file(saved, tmp_path / SINGLE)
     load(tmp_path, model)
@@ -131,6 +133,14 @@ def test_tied_head_needs_one_of_the_two_names(tmp_path: Path, kept: str) -> None
         weights["embed.weight"] = weights["lm_head.weight"]
     check_loaded(model, weights)
     assert model.lm_head.weight is model.embed.weight
+
+
+def test_a_tied_head_that_differs_in_the_files_is_untied(tmp_path: Path) -> None:
+    weights, model = make_weights(), SmallModel(tied=True)
+    save_shards(tmp_path, weights)
+    load(tmp_path, model)
+    check_loaded(model, weights)
+    assert model.lm_head.weight is not model.embed.weight
 
 
 @pytest.mark.parametrize("saved", [torch.float64, torch.bfloat16, torch.float16])

@@ -31,6 +31,11 @@ from dovetail_torch.layers.linear import ParallelLinear, linear_layers
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_LOADING_VERSION = 2
+"""Raise it where the same files are loaded into other weights than before.
+
+2: a tied head that differs from the embedding in the files is loaded instead of being dropped.
+"""
 
 
 class PackedCache:
@@ -155,4 +160,9 @@ def _key(
     ]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
     formats = {_method(layer).packed_format() for layer in layers.values()}
-    return {"weights": fingerprint, "layers": digest, "formats": sorted(formats)}
+    return {
+        "weights": fingerprint,
+        "loading": _LOADING_VERSION,
+        "layers": digest,
+        "formats": sorted(formats),
+    }

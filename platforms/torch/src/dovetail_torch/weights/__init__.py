@@ -4,6 +4,7 @@ from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.weights.assignment import Assignment, WeightTable, build_weight_table
 from dovetail_torch.weights.dummy_loader import DummyLoader
 from dovetail_torch.weights.safetensors_loader import SafetensorsLoader
+from dovetail_torch.weights.tied_weights import untie_different
 
 __all__ = [
     "Assignment",
@@ -12,4 +13,5 @@ __all__ = [
     "WeightTable",
     "build_weight_table",
     "pack_linears",
+    "untie_different",
 ]

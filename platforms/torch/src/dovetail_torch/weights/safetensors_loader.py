@@ -25,6 +25,7 @@ from dovetail_torch.weights.checkpoint_files import (
 )
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 from dovetail_torch.weights.loading_progress import loading_progress
+from dovetail_torch.weights.tied_weights import untie_different
 
 FLOAT_DTYPES = {
     "F64": torch.float64,
@@ -66,13 +67,17 @@ class SafetensorsLoader(WeightLoader):
     def load(self, model: nn.Module) -> int:
         """Fill all parameters in place, cast to their dtypes, and return the bytes read.
 
+        Weights that the model ties but that differ in the files are untied, with a warning.
         Raises WeightError, before anything is written, for files that are missing, truncated or at
         odds with their index, and weights that are missing, unexpected, of another shape or of a
         dtype that cannot be cast.
         """
         model_dir = self.context.model_dir
         entries = read_headers(find_weight_files(model_dir))
-        chosen = build_weight_table(model).select(entries.keys(), str(model_dir))
+        table = build_weight_table(model)
+        if untie_different(model, table, entries):
+            table = build_weight_table(model)
+        chosen = table.select(entries.keys(), str(model_dir))
         for name, assignment in chosen.items():
             _check_entry(entries[name], assignment)
         return self._read(entries, chosen)
