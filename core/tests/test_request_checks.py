@@ -4,6 +4,7 @@ import pytest
 
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import RequestError
+from dovetail.interfaces import FULL_SAMPLING, SAMPLING_CAPABILITIES
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
@@ -34,6 +35,39 @@ def test_what_no_worker_can_do_is_refused_by_name(field, value, capability):
     with pytest.raises(RequestError, match=f"does not provide '{capability}'") as refusal:
         check("logits_processors", **{field: value})
     assert refusal.value.parameter == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", 5),
+        ("top_p", 0.9),
+        ("min_p", 0.1),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {3: 1.0}),
+        ("allowed_token_ids", [3]),
+        ("bad_words", ["no"]),
+        ("min_tokens", 2),
+        ("logprobs", 0),
+        ("prompt_logprobs", 1),
+    ],
+)
+def test_a_parameter_that_the_worker_does_not_implement_is_refused(field, value):
+    params = SamplingParams(**{field: value})
+    capability = SAMPLING_CAPABILITIES[field]
+    check(capability, sampling_params=params)
+    check(*FULL_SAMPLING, sampling_params=params)
+    with pytest.raises(RequestError, match=f"{field}=.*the capability '{capability}'") as refusal:
+        check(*FULL_SAMPLING - {capability}, sampling_params=params)
+    assert refusal.value.parameter == field
+
+
+def test_parameters_without_effect_need_no_capability():
+    check(sampling_params=SamplingParams(temperature=0.5, seed=3, stop_token_ids=[1], n=2))
+    check(sampling_params=SamplingParams(temperature=0, top_k=5, top_p=0.5, min_p=0.1))
+    check(sampling_params=SamplingParams(top_k=-1, bad_words=[], logit_bias={}, min_tokens=0))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ CORE = Path(__file__).resolve().parents[2] / "core/src"
 SHARED = {
     "dovetail.interfaces.admission": ("scheduler",),
     "dovetail.interfaces.kv_cache": ("attention", "scheduler", "worker"),
+    "dovetail.interfaces.sampling_support": ("worker",),
     "dovetail.plan": ("scheduler", "worker"),
     "dovetail.request": ("scheduler",),
     "dovetail.result": ("scheduler", "worker"),

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import sys
 import tomllib
+from contextlib import ExitStack
 from dataclasses import fields
 
 import pytest
@@ -18,13 +19,18 @@ from docs.pages import GUIDE, kind_pages, page
 
 from dovetail import errors
 from dovetail.config import EngineArgs
+from dovetail.interfaces import SAMPLING_CAPABILITIES
+from dovetail.interfaces.sampling_support import ENGINE_FIELDS, WORKER_FIELDS
 from dovetail.plugins import KINDS, PluginRegistry
 from dovetail.scaffold import BLUEPRINTS
+from dovetail.testing.expectation import NotHere
+from dovetail.testing.kit import suite_cases
+from dovetail.testing.kit_subjects import Subjects
 
 MAX_LINES = 60
-LONGER = {"kv_connector": 85, "executor": 70}
+LONGER = {"kv_connector": 85, "executor": 70, "worker": 75}
 """Pages whose examples cannot be as short: a connector is two classes in two processes, and the
-signature of an executor's `collective_rpc` alone is nine lines."""
+signature of an executor's `collective_rpc` alone is nine lines. A worker has ten methods."""
 MAX_COLUMNS = 120
 PAGES = [pytest.param(one, id=one.kind) for one in kind_pages()]
 
@@ -96,6 +102,35 @@ def test_the_page_runs(one, install, tmp_path):
         folder = tmp_path / test.__name__
         folder.mkdir()
         test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
+
+
+@pytest.mark.parametrize("kind", ["worker", "attention", "model"])
+def test_an_example_passes_what_the_kit_command_runs(kind, install):
+    """As its page says it: `pytest --dovetail-plugin KIND:NAME`, with what the kit gives it."""
+    one = page(kind)
+    entry_points, manifest = declarations(one)
+    files = {"__init__.py": one.blocks("python")[0]}
+    install(f"acme_{kind}", files | ({"dovetail.toml": manifest} if manifest else {}), entry_points)
+    (name,) = entry_points[f"dovetail.{kind}"]
+    assert f"pytest --dovetail-plugin {kind}:{name}" in one.text
+    registry, left_out = PluginRegistry(), []
+    with ExitStack() as stack:
+        subjects = Subjects(registry=registry, stack=stack)
+        for case in suite_cases(kind, registry.load(kind, name), subjects):
+            try:
+                case.run()
+            except NotHere as reason:
+                left_out.append(str(reason))
+    missing = [f"it does not declare '{one}'" for one in SAMPLING_CAPABILITIES.values()]
+    assert [one.split(",")[0] for one in left_out] == (missing if kind == "worker" else [])
+
+
+def test_the_worker_page_has_a_row_for_each_sampling_parameter():
+    rows = [line.split("|") for line in page("worker").text.splitlines() if line.startswith("| `")]
+    places = {name.strip(" `"): row[2].strip(' `"') for row in rows for name in row[1].split(",")}
+    due = dict.fromkeys(ENGINE_FIELDS, "the engine") | dict.fromkeys(WORKER_FIELDS, "every worker")
+    due |= SAMPLING_CAPABILITIES | {"extra_args": "logits processors"}
+    assert places == due
 
 
 @pytest.mark.parametrize("one", PAGES)

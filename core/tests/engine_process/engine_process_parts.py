@@ -50,4 +50,4 @@ class Obedient(FakeWorker):
 class Asking(Obedient):
     """Claims that it runs logits processors; nobody here looks at what they would change."""
 
-    provides = frozenset({"logits_processors"})
+    provides = Obedient.provides | {"logits_processors"}

@@ -110,10 +110,12 @@ def test_answers_and_statistics_are_the_same(make, depth):
 def test_refusals_are_the_same(make):
     llm = make()
     wrong = greedy(extra_args={ARGUMENT: "yes"})
-    prompts = ["a", "b", [], "d", "x" * 64]
-    params = [greedy(), wrong, greedy(), greedy(), greedy()]
+    missing = greedy(min_tokens=2)
+    prompts = ["a", "b", [], "d", "x" * 64, "f"]
+    params = [greedy(), wrong, greedy(), greedy(), greedy(), missing]
     outputs = llm.generate(prompts, params, on_error="return")
-    assert [out.error is None for out in outputs] == [True, False, False, True, False]
+    assert [out.error is None for out in outputs] == [True, False, False, True, False, False]
+    assert "min_tokens=2 needs a worker with the capability 'min_tokens'" in outputs[-1].error
     told = [(name, str(error)) for kind, (name, error) in errors_heard()]
     with pytest.raises(RequestError, match="prompt 1: ") as caught:
         llm.generate(["a", "b"], [greedy(), wrong])

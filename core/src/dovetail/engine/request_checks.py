@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from dovetail.errors import RequestError
+from dovetail.interfaces.sampling_support import missing_capability
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
@@ -68,6 +69,20 @@ def check_sampling_tokens(params: SamplingParams, vocab_size: int) -> None:
         check_token_ids(name, tuple(ids or ()), vocab_size)
 
 
+def check_sampling_support(params: SamplingParams, worker_provides: frozenset[str]) -> None:
+    """Raise RequestError for the first field of `params` that the worker does not implement."""
+    missing = missing_capability(params, worker_provides)
+    if missing is None:
+        return
+    name, capability = missing
+    raise RequestError(
+        f"{name}={_shown(getattr(params, name))} needs a worker with the capability "
+        f"{capability!r}, and this one does not declare it. Leave {name} out, or choose a "
+        f"worker_cls that has {capability!r} in `provides`.",
+        parameter=name,
+    )
+
+
 def validate_core_request(
     request: EngineCoreRequest,
     *,
@@ -101,6 +116,7 @@ def validate_core_request(
         _check_provided("encoder_inputs", "encoder", worker_provides)
         check_encoder_inputs(request.encoder_inputs, len(request.prompt_token_ids))
     request.sampling_params.validate()
+    check_sampling_support(request.sampling_params, worker_provides)
     check_sampling_tokens(request.sampling_params, vocab_size)
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     for word in request.bad_words_token_ids:

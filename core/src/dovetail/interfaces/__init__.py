@@ -83,6 +83,11 @@ from dovetail.interfaces.reasoning_parser import (
     ReasoningParser,
     ReasoningParserContext,
 )
+from dovetail.interfaces.sampling_support import (
+    FULL_SAMPLING,
+    SAMPLING_CAPABILITIES,
+    missing_capability,
+)
 from dovetail.interfaces.scheduler import (
     Depth,
     EngineCoreOutputs,
@@ -109,7 +114,9 @@ from dovetail.interfaces.worker_extension import WorkerExtension
 
 __all__ = [
     "CONTINUE",
+    "FULL_SAMPLING",
     "ONE_RANK",
+    "SAMPLING_CAPABILITIES",
     "AdmissionGate",
     "AttentionAsk",
     "AttentionBackend",
@@ -213,4 +220,5 @@ __all__ = [
     "WorkerBase",
     "WorkerContext",
     "WorkerExtension",
+    "missing_capability",
 ]

@@ -94,6 +94,10 @@ class WorkerBase(ABC):
     blocks that the row has: those reach `SchedulerLimits.num_lookahead_tokens` beyond the row's
     last run, as far as the request may grow. A worker that does not draft is never asked to verify.
 
+    Sampling. Every worker does `temperature` and `seed`, and names in `provides` which other fields
+    of `SamplingParams` it does, by the ids of `SAMPLING_CAPABILITIES`; a request that needs another
+    is refused before it reaches a worker. docs/plugins/worker.md says what each field means.
+
     Encoders. `SchedulerOutput.encoder` names content of rows that is to be encoded before the runs
     of the same plan; its output is kept until `encoder_frees` names its hash, and is what the
     model reads in place of the placeholder tokens, in this plan and later ones, for every row
@@ -103,7 +107,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

@@ -61,6 +61,7 @@ class FakeWorker(WorkerBase):
     num_lookahead_tokens: most tokens that it drafts for a row; some are wrong. 0 for none.
     """
 
+    provides = frozenset({"logprobs", "prompt_logprobs"})
     row_model_cls: ClassVar[type[RowModel]] = RowModel
     num_lookahead_tokens: ClassVar[int] = 0
 
@@ -141,7 +142,7 @@ class FakeWorker(WorkerBase):
 class LateFakeWorker(FakeWorker):
     """A fake that provides "async_output": the result of each step is a handle."""
 
-    provides = frozenset({"async_output"})
+    provides = FakeWorker.provides | {"async_output"}
 
     def sample_tokens(  # type: ignore[override]  # what the contract allows, not the base
         self, grammar: GrammarOutput | None = None

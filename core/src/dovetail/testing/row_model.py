@@ -24,6 +24,8 @@ from dovetail.testing.fake_encoder import FakeEncoder
 from dovetail.testing.row_pages import FlakyWorkerSide, SlotPages
 from dovetail.testing.row_state import MASK, RowState, mix
 
+COLDEST = 1e-3
+"""Requests of this temperature and below are greedy."""
 _UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
 """What a slot holds that nobody has written."""
 
@@ -242,8 +244,10 @@ class RowModel:
         return self._side is not None and block in self._side.spoilt
 
     def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:
-        """Return the token that is sampled."""
-        token = mix(attended, self.rows[row].request.seed) % self.vocab_size
+        """Return the token that is sampled. A cold request takes the same one for each seed."""
+        request = self.rows[row].request
+        seed = request.seed if request.sampling_params.temperature > COLDEST else 0
+        token = mix(attended, seed) % self.vocab_size
         while allowed is not None and token not in allowed:
             token = (token + 1) % self.vocab_size
         return token

@@ -76,11 +76,12 @@ class WorkerRig:
         num_prompt: int = 0,
         params: SamplingParams = GREEDY,
         shared: RigRow | None = None,
+        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> RigRow:
         """Let a request with `tokens` take a row with the next step.
 
         num_prompt: of the tokens, 0 for all. shared: a row whose full, computed blocks it begins
-        with, as after a hit in the prefix cache; their tokens must be equal.
+        with, as after a hit in the prefix cache; their tokens must be equal. bad_words: as tokens.
         """
         generation = self._generations[row] = self._generations.get(row, 0) + 1
         name = f"row-{row}-{generation}"
@@ -92,8 +93,8 @@ class WorkerRig:
                 token_ids=array("i", tokens),
                 num_prompt_tokens=num_prompt or len(tokens),
                 sampling_params=params,
-                stop_token_ids=frozenset(),
-                bad_words_token_ids=(),
+                stop_token_ids=frozenset(params.stop_token_ids or ()),
+                bad_words_token_ids=bad_words,
                 seed=params.seed or 0,
             )
         )

@@ -16,6 +16,7 @@ from torch import nn
 
 from dovetail.errors import CapacityError, ConfigError
 from dovetail.interfaces import (
+    FULL_SAMPLING,
     AttentionBackend,
     GrammarOutput,
     KVCacheConfig,
@@ -65,7 +66,7 @@ _SMALLER_CACHE = "lower gpu_memory_utilization, kv_cache_memory_bytes or num_gpu
 class TorchWorker(WorkerBase):
     """One torch device, one model, or one rank's part of a model that several workers share."""
 
-    provides = frozenset({"kv_connector", "logits_processors"})
+    provides = FULL_SAMPLING | {"kv_connector", "logits_processors"}
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context

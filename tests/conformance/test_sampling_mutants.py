@@ -1,0 +1,231 @@
+"""The worker suite finds samplers that are wrong: each mutant ignores or mistakes one parameter."""
+
+from contextlib import suppress
+from dataclasses import fields, replace
+
+import pytest
+
+from dovetail.interfaces import FULL_SAMPLING, SAMPLING_CAPABILITIES
+from dovetail.interfaces.sampling_support import ENGINE_FIELDS, WORKER_FIELDS
+from dovetail.sampling_params import SamplingParams
+from dovetail.testing.contexts import make_worker_context, write_fake_config
+from dovetail.testing.expectation import NotHere
+from dovetail.testing.fake_sampling import FakeSampler, SamplingRowModel, SamplingWorker, best_of
+from dovetail.testing.worker import WorkerBench, check_worker, worker_cases
+from dovetail.testing.worker_sampling import SAMPLING_CHECKS
+
+OFF = SamplingParams()
+
+
+def ignoring(name):
+    """Return a sampler to which `name` is always at its default."""
+
+    class Ignores(FakeSampler):
+        def choose(self, logits, request, tokens, allowed):
+            params = replace(request.sampling_params, **{name: getattr(OFF, name)})
+            return super().choose(logits, replace(request, sampling_params=params), tokens, allowed)
+
+    return Ignores
+
+
+class SameNoiseEachStep(FakeSampler):
+    def noise(self, request, position, count):
+        return super().noise(request, 0, count)
+
+
+class SameNoiseForAllSeeds(FakeSampler):
+    def noise(self, request, position, count):
+        return super().noise(replace(request, seed=7), position, count)
+
+
+class NoiseFromTheJoin(FakeSampler):
+    """Counts steps since the request has joined, and not its tokens."""
+
+    def noise(self, request, position, count):
+        return super().noise(request, position - len(request.token_ids), count)
+
+
+class AlwaysGreedy(FakeSampler):
+    def noise(self, request, position, count):
+        return [0.0] * count
+
+
+class AlwaysTemperatureOne(FakeSampler):
+    def temperature(self, request):
+        return 1.0
+
+
+class OneMoreOfTopK(FakeSampler):
+    def truncate(self, logits, request):
+        params = request.sampling_params
+        more = replace(params, top_k=params.top_k + 1 if params.top_k else 0)
+        return super().truncate(logits, replace(request, sampling_params=more))
+
+
+class TopPIsGreedy(FakeSampler):
+    def truncate(self, logits, request):
+        params = request.sampling_params
+        one = replace(params, top_k=1 if params.top_p < 1 else params.top_k)
+        return super().truncate(logits, replace(request, sampling_params=one))
+
+
+class NoBadWords(FakeSampler):
+    def forbid(self, logits, request, tokens):
+        super().forbid(logits, replace(request, bad_words_token_ids=()), tokens)
+
+
+class LastTokensAreBadWords(FakeSampler):
+    def forbid(self, logits, request, tokens):
+        words = tuple(word[-1:] for word in request.bad_words_token_ids)
+        super().forbid(logits, replace(request, bad_words_token_ids=words), tokens)
+
+
+class PromptIsOutput(FakeSampler):
+    def forbid(self, logits, request, tokens):
+        super().forbid(logits, replace(request, num_prompt_tokens=0), tokens)
+
+
+class JoinIsPrompt(FakeSampler):
+    """Takes what a resumed request has generated for its prompt."""
+
+    def choose(self, logits, request, tokens, allowed):
+        request = replace(request, num_prompt_tokens=len(request.token_ids))
+        return super().choose(logits, request, tokens, allowed)
+
+
+class PenalisesThePrompt(FakeSampler):
+    def penalise(self, logits, request, prompt, output):
+        super().penalise(logits, request, (), [*prompt, *output])
+
+
+class FrequencyIsPresence(FakeSampler):
+    def penalise(self, logits, request, prompt, output):
+        super().penalise(logits, request, prompt, list(dict.fromkeys(output)))
+
+
+class PresenceCounts(FakeSampler):
+    def penalise(self, logits, request, prompt, output):
+        params = request.sampling_params
+        both = params.frequency_penalty + params.presence_penalty
+        both = replace(params, frequency_penalty=min(2, max(-2, both)), presence_penalty=0.0)
+        super().penalise(logits, replace(request, sampling_params=both), prompt, output)
+
+
+class RepetitionOfTheOutputOnly(FakeSampler):
+    def penalise(self, logits, request, prompt, output):
+        super().penalise(logits, request, (), output)
+
+
+class RepetitionOfThePromptOnly(FakeSampler):
+    def penalise(self, logits, request, prompt, output):
+        super().penalise(logits, request, prompt, ())
+
+
+class PenalisesTheJoinOnly(FakeSampler):
+    """Does not count what it has sampled itself."""
+
+    def penalise(self, logits, request, prompt, output):
+        joined = request.token_ids[request.num_prompt_tokens :]
+        super().penalise(logits, request, prompt, joined)
+
+
+class Never(FakeSampler):
+    """Bans stop tokens for ever."""
+
+    def forbid(self, logits, request, tokens):
+        super().forbid(logits, request, tokens)
+        for token in request.stop_token_ids:
+            logits[token] = float("-inf")
+
+
+class FirstRequestForAll(FakeSampler):
+    """Samples each row with the parameters of the first that had any."""
+
+    params = OFF
+
+    def choose(self, logits, request, tokens, allowed):
+        if request.sampling_params.allowed_token_ids:
+            FirstRequestForAll.params = request.sampling_params
+        if FirstRequestForAll.params is not OFF:
+            request = replace(request, sampling_params=FirstRequestForAll.params)
+        return super().choose(logits, request, tokens, allowed)
+
+
+MUTANTS = [
+    (AlwaysGreedy, "temperature: at 100"),
+    (AlwaysTemperatureOne, "temperature: at 2e-05"),
+    (SameNoiseEachStep, "each step must draw its own noise"),
+    (SameNoiseForAllSeeds, "temperature or seed is ignored"),
+    (NoiseFromTheJoin, "when it is resumed there"),
+    (ignoring("top_k"), "top_k=1"),
+    (OneMoreOfTopK, "top_k=1"),
+    (ignoring("top_p"), "top_p=1e-6"),
+    (TopPIsGreedy, "top_p=0.0258 of nearly equal"),
+    (ignoring("min_p"), "min_p=1"),
+    (ignoring("frequency_penalty"), "frequency_penalty: from -2 to 2"),
+    (ignoring("presence_penalty"), "presence_penalty=-2 must move"),
+    (ignoring("repetition_penalty"), "repetition_penalty=0.01 favours"),
+    (PenalisesThePrompt, "counts tokens of the prompt"),
+    (FrequencyIsPresence, "frequency_penalty: from -2 to 2|presence_penalty=-2 must move"),
+    (PresenceCounts, "presence_penalty=-2 must move"),
+    (RepetitionOfTheOutputOnly, "favours what stands in the prompt"),
+    (RepetitionOfThePromptOnly, "frequency_penalty: from -2 to 2"),
+    (PenalisesTheJoinOnly, "tokens are not counted alike"),
+    (ignoring("logit_bias"), "logit_bias="),
+    (ignoring("allowed_token_ids"), "allowed_token_ids="),
+    (NoBadWords, "bad_words: the bad word"),
+    (LastTokensAreBadWords, "bad_words: a bad word was seen|bad_words: with the bad word"),
+    (PromptIsOutput, "bad_words: a bad word was seen in prompt and output"),
+    (JoinIsPrompt, "frequency_penalty: from -2 to 2"),
+    (ignoring("min_tokens"), "min_tokens=2: the tokens"),
+    (Never, "a stop token may come second"),
+    (FirstRequestForAll, "a greedy row is changed by the sampling parameters of the rows beside"),
+]
+
+
+def check_with(sampler, context, provides=FULL_SAMPLING):
+    """Run the sampling cases of the suite on a fake worker with a sampler."""
+    rows = type("Rows", (SamplingRowModel,), {"sampler_cls": sampler})
+    parts = {"row_model_cls": rows, "provides": provides}
+    bench = WorkerBench(type(sampler.__name__, (SamplingWorker,), parts), lambda: context)
+    for case in worker_cases(bench):
+        if case.name in SAMPLING_CHECKS:
+            with suppress(NotHere):
+                case.run()
+    bench.close()
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    return make_worker_context(write_fake_config(tmp_path_factory.mktemp("model")))
+
+
+def test_a_worker_that_does_every_field_passes(context):
+    check_worker(SamplingWorker, context)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rule"), MUTANTS, ids=[f"{mutant.__name__}-{rule}" for mutant, rule in MUTANTS]
+)
+def test_a_wrong_sampler_is_found(sampler, rule, context):
+    with pytest.raises(AssertionError, match=rule):
+        check_with(sampler, context)
+
+
+@pytest.mark.parametrize("field", SAMPLING_CAPABILITIES)
+def test_what_a_worker_does_not_declare_is_not_checked(field, context):
+    check_with(ignoring(field), context, FULL_SAMPLING - {SAMPLING_CAPABILITIES[field]})
+
+
+def test_every_field_of_sampling_params_has_a_place_and_a_case():
+    """A new field belongs to the engine, to every worker, or to a capability with a case."""
+    places = [ENGINE_FIELDS, WORKER_FIELDS, SAMPLING_CAPABILITIES.keys()]
+    assert sorted(name for place in places for name in place) == sorted(
+        field.name for field in fields(SamplingParams)
+    )
+    cases = " ".join(SAMPLING_CHECKS)
+    assert not [n for n in (*WORKER_FIELDS, *SAMPLING_CAPABILITIES) if n not in cases]
+
+
+def test_best_of_takes_the_first_of_equals():
+    assert best_of([1.0, 3.0, 3.0]) == 1
