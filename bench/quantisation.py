@@ -26,6 +26,7 @@ from checkpoints import make_checkpoint
 from torch.nn import functional
 
 from dovetail import LLM, SamplingParams
+from dovetail.config import ModelDirectory
 from dovetail.interfaces import ModelContext, Rotation, WeightLoaderContext
 from dovetail.plugins import PluginRegistry
 from dovetail_torch.layers import TorchOps, pack_linears
@@ -103,7 +104,7 @@ def load_model(path: Path, method: str, options: Mapping[str, object]) -> Any:
         ops=TorchOps(),
         max_model_len=TEXT_TOKENS,
     )
-    model = registry.load("model", config["architectures"][0])(context)
+    model = registry.load("model", ModelDirectory.open(path).architecture)(context)
     SafetensorsLoader(WeightLoaderContext(model_dir=path, progress=False)).load(model)
     pack_linears(model)
     return model

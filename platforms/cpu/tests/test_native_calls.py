@@ -4,7 +4,9 @@ Counted where the library is called, for first-party models and for one that som
 against the layers of `dovetail_torch` alone; torch's own versions raise meanwhile.
 """
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,9 +75,18 @@ def forbid(*_, **__):
     raise AssertionError("torch's own operation was called")
 
 
+def outside_class(path):
+    """The override that names a class of outside_decoder.py; None for an installed model."""
+    (name,) = json.loads((path / "config.json").read_text())["architectures"]
+    if name in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+        return None
+    return {"architectures": [f"{Path(__file__).with_name('outside_decoder.py')}:{name}"]}
+
+
 def start(path, **options):
     return LLM(
         str(path),
+        hf_overrides=outside_class(path),
         skip_tokenizer_init=True,
         trust_local_code=True,
         max_model_len=64,

@@ -32,9 +32,9 @@ from dovetail.config.model_directory import (
     ModelDirectory,
     default_sampling_params,
     eos_token_ids,
-    read_json_object,
 )
 from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
 
 if TYPE_CHECKING:
     from dovetail.config.engine_args import EngineArgs
@@ -177,12 +177,12 @@ def _read_generation_config(choice: object) -> Mapping[str, Any]:
     path = Path(_path_text("generation_config", choice)).expanduser().absolute()
     if os.path.isdir(path):
         path = path / "generation_config.json"
-    if not os.path.isfile(path):
+    if not file_exists(path):
         raise ConfigError(
             f"generation_config={shown(str(choice))}: there is no file {path}; give "
             '"auto", "none", or a directory with a generation_config.json.'
         )
-    return read_json_object(path)
+    return read_json_object(path, max_bytes=MAX_BYTES["generation_config.json"])
 
 
 def _generation_overrides(value: object) -> Mapping[str, Any]:

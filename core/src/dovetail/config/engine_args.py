@@ -79,7 +79,8 @@ class EngineArgs:
         default=None, metadata=_help("Most tokens of a request, output included.")
     )
     hf_overrides: Mapping[str, Any] | None = field(
-        default=None, metadata=_help("Values to put over config.json's.")
+        default=None,
+        metadata=_help("Values over config.json's; here architectures may name a class."),
     )
     served_model_name: str | None = field(
         default=None, metadata=_help("Name told to clients; None: `model`.")

@@ -6,11 +6,11 @@ Standard library only.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dovetail.config.installed_checkpoints import (
     installed_checkpoint_names,
 )
 from dovetail.errors import ModelError, RequestError, nearest
+from dovetail.model_files import file_exists, read_json_object
 from dovetail.sampling_params import SamplingParams
 
 SAMPLING_NAMES = {
@@ -34,6 +35,8 @@ SAMPLING_NAMES = {
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _BARE_NAME = re.compile(r"\w[\w.-]*")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_MODEL_GROUP = "dovetail.model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,43 +68,34 @@ class ModelDirectory:
         """Read the directory at `path`; keys of `hf_overrides` replace those of config.json.
 
         A bare name that is no directory here may be that of an installed checkpoint ("demo").
+        config.json can only name installed models; `hf_overrides` are the user's own and may name a
+        class ("package.module:Class").
 
         Raises ModelError, three lines at most: no such directory, a file, no config.json, broken
-        JSON, no architecture, or code of the model's own with `trust_remote_code`.
+        JSON, no architecture, an architecture that is no plain name, or code of the model's own
+        with `trust_remote_code`.
         """
         directory = _locate(os.fspath(path))
         _check_directory(os.fspath(path), directory)
-        if not os.path.isfile(directory / "config.json"):
+        if not file_exists(directory / "config.json"):
             raise ModelError(
                 f"{directory} has no config.json, so it is no model directory;\n"
                 "give the directory that holds config.json, the weights and the tokenizer."
             )
-        config = {**read_json_object(directory / "config.json"), **(hf_overrides or {})}
+        stated = read_json_object(directory / "config.json")
+        config = {**stated, **(hf_overrides or {})}
         _check_architectures(directory, config)
+        if "architectures" not in (hf_overrides or {}):
+            _check_plain_names(directory, stated["architectures"])
         notes = _check_auto_map(directory, config, trust_remote_code)
         generation_path = directory / "generation_config.json"
-        generation = read_json_object(generation_path) if generation_path.exists() else {}
+        generation = read_json_object(generation_path) if file_exists(generation_path) else {}
         return cls(
             path=directory,
             config=freeze(config),
             generation_config=freeze(generation),
             notes=notes,
         )
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in the file at `path`; raise ModelError naming the file."""
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} is not valid JSON: {str(error).splitlines()[0]}.\nFetch it again."
-        ) from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object, but holds a {type(value).__name__}.")
-    return value
 
 
 def eos_token_ids(
@@ -188,11 +182,34 @@ def _check_architectures(directory: Path, config: Mapping[str, Any]) -> None:
     names = config.get("architectures")
     good = isinstance(names, (list, tuple)) and bool(names)
     if not good or not all(isinstance(name, str) and name for name in names or ()):
-        found = f"architectures={names!r}" if "architectures" in config else "no architectures"
+        found = (
+            f"architectures={_shown(names)}" if "architectures" in config else "no architectures"
+        )
         raise ModelError(
             f"{directory / 'config.json'} states {found}; a list of names is needed.\n"
             'If you know it, give it: hf_overrides={"architectures": ["LlamaForCausalLM"]}.'
         )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_plain_names(directory: Path, names: Sequence[str]) -> None:
+    """Raise ModelError if config.json names a class, a file or a distribution.
+
+    A model directory must not choose code: it can only name a model that is installed.
+    """
+    for name in names:
+        if _PLAIN_NAME.fullmatch(name) is None:
+            installed = sorted({entry.name for entry in entry_points(group=_MODEL_GROUP)})
+            raise ModelError(
+                f"{directory / 'config.json'} states architectures={_shown(names)}. A model "
+                "directory can only name an installed model, and no class, file or distribution.\n"
+                f"Installed: {', '.join(installed) or 'none'}.\n"
+                'To choose a class yourself, pass hf_overrides={"architectures": [...]}.'
+            )
 
 
 def _check_auto_map(

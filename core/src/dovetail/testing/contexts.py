@@ -14,6 +14,7 @@ from dovetail.config.resolve import resolve
 from dovetail.interfaces.executor import ExecutorContext
 from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.worker import WorkerBase, WorkerContext
+from dovetail.model_files import read_json_object
 from dovetail.plugins import PluginRegistry
 from dovetail.testing.fake_platform import FakePlatform
 
@@ -28,11 +29,20 @@ SMALL_ENGINE: dict[str, Any] = {
 }
 """Options of an engine of the size that the suites ask for."""
 
+_FAKE_MODELS = {
+    "FakeModel": "dovetail.testing.fake_model:FakeModel",
+    "PositionalModel": "dovetail.testing.fake_model:PositionalModel",
+}
+
 
 def write_fake_config(directory: Path, **fields: Any) -> Path:
-    """Write a config.json that names `FakeModel`, with `fields` beside; return `directory`."""
+    """Write a config.json that names `FakeModel`, with `fields` beside; return `directory`.
+
+    The fake models are not installed as plugins: a worker that loads the model needs
+    `hf_overrides=fake_model_overrides(directory)`, which `make_config` gives.
+    """
     config = {
-        "architectures": ["dovetail.testing.fake_model:FakeModel"],
+        "architectures": ["FakeModel"],
         "vocab_size": 97,
         "hidden_size": 16,
         "max_position_embeddings": 128,
@@ -41,9 +51,17 @@ def write_fake_config(directory: Path, **fields: Any) -> Path:
     return directory
 
 
+def fake_model_overrides(model_dir: Path) -> dict[str, Any]:
+    """Return the `hf_overrides` for a config.json that names a fake model; else none."""
+    names = read_json_object(model_dir / "config.json").get("architectures") or [""]
+    target = _FAKE_MODELS.get(names[0])
+    return {"architectures": [target]} if target else {}
+
+
 def make_config(model_dir: Path, platform: Platform | None = None, **options: Any) -> EngineConfig:
     """Return a small engine's configuration, resolved for `platform` (None: `FakePlatform`)."""
-    args = EngineArgs(model=model_dir, **(SMALL_ENGINE | options))
+    overrides = fake_model_overrides(model_dir) | (options.pop("hf_overrides", None) or {})
+    args = EngineArgs(model=model_dir, hf_overrides=overrides, **(SMALL_ENGINE | options))
     return resolve(args.create_engine_config(), platform or FakePlatform())
 
 

@@ -24,7 +24,11 @@ from dovetail.interfaces.worker import WorkerContext
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import AUTO, choose_platform
-from dovetail.testing.contexts import make_worker_context, write_fake_config
+from dovetail.testing.contexts import (
+    fake_model_overrides,
+    make_worker_context,
+    write_fake_config,
+)
 from dovetail.testing.expectation import NotHere
 from dovetail.testing.fake_platform import FakePlatform
 from dovetail.testing.tiny_model import TINY_LLAMA, write_safetensors, write_tiny_llama
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 
 MAX_MODEL_LEN = 64
 BORROWED_MODEL = "LlamaForCausalLM"
-_MODEL_WITHOUT_ATTENTION = "dovetail.testing.fake_model:PositionalModel"
+_MODEL_WITHOUT_ATTENTION = "PositionalModel"
 _STRICT_ATTENTION = "dovetail.testing.fake_attention:FakeAttentionBackend"
 _SIZES = {"vocab_size": 97, "hidden_size": 16}
 
@@ -105,8 +109,12 @@ class Subjects:
 
     def checkpoint(self) -> tuple[ModelDirectory, Any]:
         """Return a model with weights, and its class."""
-        found = self.model or ModelDirectory.open(self._write_checkpoint())
+        found = self.model or self._open_checkpoint()
         return found, self.registry.load("model", found.architecture)
+
+    def _open_checkpoint(self) -> ModelDirectory:
+        path = self._write_checkpoint()
+        return ModelDirectory.open(path, hf_overrides=fake_model_overrides(path))
 
     def _write_checkpoint(self) -> Path:
         if self.has_model():

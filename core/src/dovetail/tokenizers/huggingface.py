@@ -8,7 +8,6 @@ decoded text (`clean_up_tokenization_spaces` is not looked at).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.model_files import (
+    MAX_TEMPLATE_BYTES,
+    file_exists,
+    list_model_files,
+    read_json_object,
+    read_model_file,
+    read_model_text,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from dovetail.tokenizers.chat_template import ChatTemplateEnvironment
 
 TOKEN_SUFFIX = "_token"
+MAX_ADDITIONAL_TEMPLATES = 64
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -94,10 +102,11 @@ class HuggingFaceTokenizer(Tokenizer):
             "`transformers` writes one: "
             "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
         )
-        if not file.is_file():
+        if not file_exists(file):
             raise ModelError(f"{file} is missing. {remedy}")
+        content = read_model_file(file)
         try:
-            core = tokenizers.Tokenizer.from_file(str(file))
+            core = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises bare Exception for any bad file
             raise ModelError(f"{file} cannot be read: {error}. Copy it anew; {remedy}") from error
         return cls(core, TokenizerFacts.read(Path(path)))
@@ -211,15 +220,7 @@ def _complete_special_tokens(core: tokenizers.Tokenizer, facts: TokenizerFacts) 
 
 def _read_json(file: Path) -> dict[str, Any]:
     """Return the object in `file`, or an empty one if there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}. Copy it anew.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{file} holds a {type(found).__name__}, not an object. Copy it anew.")
-    return found
+    return read_json_object(file) if file_exists(file) else {}
 
 
 def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
@@ -270,15 +271,10 @@ def _chat_templates(path: Path, configured: object) -> dict[str, str]:
                 )
             found[str(entry["name"])] = str(entry["template"])
     files = {"default": path / "chat_template.jinja"}
-    files |= {file.stem: file for file in (path / "additional_chat_templates").glob("*.jinja")}
+    folder = path / "additional_chat_templates"
+    more = list_model_files(folder, ".jinja", at_most=MAX_ADDITIONAL_TEMPLATES)
+    files |= {file.stem: file for file in more}
     for name, file in files.items():
-        if file.is_file():
-            found[name] = _read_template(file)
+        if file_exists(file):
+            found[name] = read_model_text(file, max_bytes=MAX_TEMPLATE_BYTES)
     return found
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid UTF-8: {error}. Copy it anew.") from None

@@ -6,7 +6,7 @@ contradicting the index) is found here, before the first weight is read.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +15,15 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from dovetail.errors import WeightError
+from dovetail.errors import ModelError, WeightError
+from dovetail.model_files import file_exists, open_model_file, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
+MAX_HEADER_BYTES = 64 << 20
+"""Published checkpoints have headers of less than 1 MiB."""
+_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +43,9 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
     is nothing to read, the index is broken or a shard is absent.
     """
     single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
-    if single.is_file():
+    if file_exists(single):
         return {single: frozenset()}
-    if not index.is_file():
+    if not file_exists(index):
         raise WeightError(_nothing_to_read(model_dir))
     promised: dict[Path, set[str]] = {}
     for name, file_name in _read_index(index).items():
@@ -51,7 +55,7 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
                 f"{index}: weight {name} is said to be in {file_name!r}: no file name"
             )
         promised.setdefault(model_dir / file_name, set()).add(name)
-    absent = sorted(path.name for path in promised if not path.is_file())
+    absent = sorted(path.name for path in promised if not file_exists(path))
     if absent:
         raise WeightError(
             f"{index} names {len(promised)} shards, of which {len(absent)} are absent "
@@ -85,6 +89,16 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
 
 
 @contextmanager
+def open_weight_file(path: Path) -> Iterator[int]:
+    """Give the descriptor of a regular file; raise WeightError for one that cannot be read."""
+    try:
+        with open_model_file(path) as descriptor:
+            yield descriptor
+    except ModelError as error:
+        raise WeightError(str(error)) from None
+
+
+@contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
     """Map a safetensors file for reading; its errors become WeightError with the file's name."""
     try:
@@ -98,10 +112,24 @@ def open_weights(path: Path) -> Iterator[Any]:
 
 
 def _open(path: Path) -> Any:
+    _check_header_length(path)
     try:
         return safe_open(path, framework="pt")
     except (OSError, RuntimeError) as error:
         raise WeightError(f"{path} cannot be opened: {error}") from error
+
+
+def _check_header_length(path: Path) -> None:
+    """Raise WeightError unless `path` is a regular file with a header of a sane length."""
+    with open_weight_file(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        length = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")
+    if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+        raise WeightError(
+            f"{path} states a header of {length} bytes and has {size} bytes (a header may have "
+            f"{MAX_HEADER_BYTES}): it is truncated or no safetensors file; "
+            "fetch it again and compare its size and checksum with the source's"
+        )
 
 
 def _read_header(path: Path) -> Iterator[WeightEntry]:
@@ -114,11 +142,9 @@ def _read_header(path: Path) -> Iterator[WeightEntry]:
 
 def _read_index(index: Path) -> dict[str, Any]:
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightError(
-            f"{index} is no index of shards ({type(error).__name__}: {error}): fetch it again"
-        ) from error
+        weight_map = read_json_object(index).get("weight_map")
+    except ModelError as error:
+        raise WeightError(f"{error}\nIt is no index of shards: fetch it again.") from None
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightError(f"{index}: weight_map is empty or no table: fetch it again")
     return weight_map

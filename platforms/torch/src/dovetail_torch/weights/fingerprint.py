@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dovetail.errors import WeightError
+from dovetail_torch.weights.checkpoint_files import MAX_HEADER_BYTES, open_weight_file
 
 FINGERPRINT = "fingerprint"
 """Capability id of weight loaders that are `Fingerprinted`."""
@@ -21,7 +22,6 @@ FINGERPRINT = "fingerprint"
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4096
 _HEADER_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000
 
 
 class Fingerprinted(Protocol):
@@ -42,8 +42,8 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in paths:
         try:
-            with path.open("rb") as file:
-                _add_file(digest, file.fileno())
+            with open_weight_file(path) as descriptor:
+                _add_file(digest, descriptor)
         except OSError as error:
             raise WeightError(f"{path} cannot be read: {error}") from error
     return digest.hexdigest()
@@ -53,7 +53,7 @@ def _add_file(digest: hashlib.blake2b, fd: int) -> None:
     facts = os.fstat(fd)
     length = os.pread(fd, _HEADER_LENGTH_BYTES, 0)
     # A length that cannot be is the loader's to refuse; here it must only not take all memory.
-    header_bytes = min(int.from_bytes(length, "little"), _MAX_HEADER_BYTES)
+    header_bytes = min(int.from_bytes(length, "little"), MAX_HEADER_BYTES)
     digest.update(f"{facts.st_size}/{facts.st_mtime_ns}/".encode() + length)
     digest.update(os.pread(fd, header_bytes, _HEADER_LENGTH_BYTES))
     step = max(_SAMPLE_BYTES, facts.st_size // _NUM_SAMPLES)

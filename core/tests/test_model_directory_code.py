@@ -1,0 +1,82 @@
+"""A model directory can only name installed models: it never chooses code."""
+
+import json
+import sys
+
+import pytest
+
+from dovetail import LLM
+from dovetail.config import EngineArgs, ModelDirectory
+from dovetail.errors import ModelError
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+
+CANARY = "from pathlib import Path\nPath({place!r}).touch()\nclass M: ...\n"
+NAMES = [
+    "evil:M",
+    " evil:M",
+    "evil.M",
+    "evil:Outer.M",
+    "./evil.py:M",
+    "evil.py:M",
+    "{folder}/evil.py:M",
+    "~/evil.py:M",
+    "os:system",
+    "os.path.join",
+    "LlamaForCausalLM@evil",
+    "LlamaForCausalLM@",
+    "evil:M\n",
+    "evil\uff1aM",
+    "../evil",
+    "M" * 10_000,
+]
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A working directory, on the import path, with a module that leaves a mark when imported."""
+    mark = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(CANARY.format(place=str(mark)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield mark
+    sys.modules.pop("evil", None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_config_that_names_code_is_refused_and_imports_nothing(evil, tmp_path, name, place):
+    names = ["LlamaForCausalLM", name.format(folder=tmp_path)][1 - place :]
+    write_fake_config(tmp_path, architectures=names)
+    with pytest.raises(ModelError) as caught:
+        LLM(tmp_path, trust_local_code=True, **SMALL_ENGINE)
+    message = str(caught.value)
+    assert (
+        str(tmp_path / "config.json") in message and "can only name an installed model" in message
+    )
+    assert "LlamaForCausalLM" in message.split("Installed: ")[1] and len(message) < 1000
+    assert not evil.exists() and "evil" not in sys.modules
+
+
+def test_other_fields_that_name_code_are_passed_over(evil, tmp_path):
+    write_fake_config(
+        tmp_path,
+        auto_map={"AutoModel": "evil.M"},
+        tokenizer_class="evil.M",
+        custom_pipelines={"text": {"impl": "evil.M"}},
+        model_type="evil.M",
+    )
+    names = {"tokenizer_class": "evil.M", "auto_map": {"AutoTokenizer": ["evil.M", None]}}
+    for file in ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
+        (tmp_path / file).write_text(json.dumps(names))
+    config = EngineArgs(tmp_path).create_engine_config()
+    assert config.model.architecture == "FakeModel"
+    assert not evil.exists() and "evil" not in sys.modules
+
+
+def test_the_user_may_name_a_class_and_stands_above_the_config(evil, tmp_path):
+    write_fake_config(tmp_path, architectures=["other:M"])
+    opened = ModelDirectory.open(tmp_path, hf_overrides={"architectures": ["evil:M"]})
+    assert opened.architecture == "evil:M"
+    with pytest.raises(ModelError, match="other:M"):
+        ModelDirectory.open(tmp_path, hf_overrides={"vocab_size": 5})

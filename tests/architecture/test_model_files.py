@@ -1,0 +1,64 @@
+"""The files of a model directory are read in one place, which refuses what is no regular file."""
+
+import ast
+
+from architecture.sources import ROOT, dotted_name, relative, shipped_files, tree_of
+
+READERS = (
+    "core/src/dovetail/config",
+    "core/src/dovetail/tokenizers",
+    "model_registry/src",
+    "platforms/torch/src/dovetail_torch/weights",
+)
+"""Folders of the code that reads model directories."""
+OPENING = frozenset({"from_file", "read_bytes", "read_text", "open", "is_file", "isfile"})
+
+# (file, call) to the reason why it does not go through `dovetail.model_files`.
+EXCEPTIONS = {
+    ("core/src/dovetail/config/model_directory.py", "os.path.isfile"): "the directory is a file",
+    ("core/src/dovetail/config/assembly.py", "ModelDirectory.open"): "it is that module's user",
+}
+
+
+def opening_calls(tree: ast.Module) -> set[str]:
+    """Return the calls that open or look at a file by themselves, and loaders of JSON files."""
+    calls = {
+        dotted_name(node.func) or getattr(node.func, "attr", "")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    }
+    return {name for name in calls if name.split(".")[-1] in OPENING or name == "json.load"}
+
+
+def found_calls() -> set[tuple[str, str]]:
+    files = [
+        path
+        for path in shipped_files()
+        if any(relative(path).startswith(f"{folder}/") for folder in READERS)
+    ]
+    assert len(files) > 20
+    return {(relative(path), call) for path in files for call in opening_calls(tree_of(path))}
+
+
+def test_model_files_are_read_in_one_place():
+    found = sorted(found_calls() - EXCEPTIONS.keys())
+    assert not found, f"read it with dovetail.model_files: {found}"
+
+
+def test_each_exception_is_still_needed():
+    assert not EXCEPTIONS.keys() - found_calls()
+    assert (ROOT / "core/src/dovetail/model_files.py").is_file()
+
+
+def test_the_gate_finds_every_way_to_open_a_file():
+    for source in (
+        "open('x')",
+        "path.open()",
+        "(folder / 'x').read_text()",
+        "Path('x').read_bytes()",
+        "os.open('x', 0)",
+        "Tokenizer.from_file('x')",
+        "json.load(f)",
+    ):
+        assert opening_calls(ast.parse(source)), source
+    assert not opening_calls(ast.parse("read_json_object(path); json.loads(text)"))
