@@ -15,6 +15,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -155,19 +156,17 @@ def list_model_files(folder: Path, ending: str, *, at_most: int) -> list[Path]:
 
     Raises ModelError if there are more than `at_most`.
     """
-    found: list[Path] = []
     try:
         with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(ending):
-                    found.append(folder / entry.name)
-                if len(found) > at_most:
-                    raise ModelError(f"{folder} has more than {at_most} files *{ending}.")
+            named = (entry.name for entry in entries if entry.name.endswith(ending))
+            found = sorted(islice(named, at_most + 1))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         _refuse_unreadable(folder, error)
-    return sorted(found)
+    if len(found) > at_most:
+        raise ModelError(f"{folder} has more than {at_most} files *{ending}.")
+    return [folder / name for name in found]
 
 
 def _read(descriptor: int, num_bytes: int) -> bytes:
