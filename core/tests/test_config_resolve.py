@@ -182,7 +182,42 @@ def test_dtype_refusals() -> None:
     [
         ({}, 64, "max_position_embeddings"),
         ({"max_position_embeddings": None, "n_positions": 50}, 50, "n_positions"),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 256, "factor 4 of linear"),
+        ({"max_position_embeddings": 100, "n_positions": 50}, 50, "n_positions"),
+        # Deepseek-Coder states the stretched length; so it is taken where nothing else is known.
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 64, "max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 64, "max_position"),
+        # Vicuna 16k states both lengths.
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0}, "max_sequence_length": 256},
+            256,
+            "max_sequence_length",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0}, "max_sequence_length": 32},
+            64,
+            "max_position_embeddings",
+        ),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+                "original_max_position_embeddings": 64,
+            },
+            256,
+            "original_max_position_embeddings times the factor 4 of linear",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "linear",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+            },
+            64,
+            "max_position_embeddings",
+        ),
+        ({"n_positions": 50, "rope_theta": 1e4}, 50, "n_positions"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": None}}, 64, "max_position_embeddings"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, 128, "factor 2 of dynamic"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64, "max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, 64, "max_position"),
@@ -230,11 +265,42 @@ def test_max_model_len_without_a_stated_one() -> None:
 
 
 def test_max_model_len_above_the_models_own() -> None:
-    message = refusal(config_of(model__max_model_len=65))
+    rotary = {"rope_theta": 1e4}
+    message = refusal(config_of(rotary, model__max_model_len=65))
     assert "max_model_len=65" in message and "64 tokens" in message
     assert 'hf_overrides={"max_position_embeddings": 65}' in message
     raised = config_of({"max_position_embeddings": 65}, model__max_model_len=65)
     assert resolve(raised, FakePlatform()).model.max_model_len == 65
+
+
+@pytest.mark.parametrize(
+    "hf_config",
+    [
+        {},
+        {"max_position_embeddings": None, "n_positions": 64},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 1.0}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}},
+    ],
+)
+def test_a_length_is_not_advised_where_it_changes_the_model(hf_config: dict) -> None:
+    message = refusal(config_of(hf_config, model__max_model_len=65))
+    assert "64 tokens" in message and "hf_overrides" not in message
+
+
+def test_the_advice_names_every_length_and_following_it_works() -> None:
+    two = {"n_positions": 50, "rope_theta": 1e4}
+    message = refusal(config_of(two, model__max_model_len=65))
+    assert 'hf_overrides={"max_position_embeddings": 65, "n_positions": 65}' in message
+    followed = {"max_position_embeddings": 65, "n_positions": 65, "rope_theta": 1e4}
+    resolved = resolve(config_of(followed, model__max_model_len=65), FakePlatform())
+    assert resolved.model.max_model_len == 65
+
+
+def test_a_linear_model_may_be_asked_for_its_stretched_length() -> None:
+    linear = {"rope_scaling": {"type": "linear", "factor": 4.0}}
+    resolved = resolve(config_of(linear, model__max_model_len=256), FakePlatform())
+    assert resolved.model.max_model_len == 256
+    assert "256 tokens" in refusal(config_of(linear, model__max_model_len=257))
 
 
 @pytest.mark.parametrize(

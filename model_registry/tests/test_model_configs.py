@@ -23,6 +23,7 @@ SMALL = {
     "intermediate_size": 16,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
+    "max_position_embeddings": 64,
 }
 
 
@@ -59,6 +60,20 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"rope_scaling": {"type": "linear"}}, ("'linear' needs factor", "None")),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ("by kind of layer",)),
         ({"rope_scaling": "yarn"}, ("'yarn'", "must be a table")),
+        ({"rope_scaling": {"type": "yarn"}}, ("'yarn' needs factor", "None")),
+        ({"rope_scaling": {"type": "linear", "factor": None}}, ("'linear' needs factor", "None")),
+        ({"rope_scaling": {"type": "linear", "factor": 2**120}}, ("needs factor", "132922")),
+        ({"rope_scaling": {"type": ["linear"]}}, ("rope type ['linear']",)),
+        ({"rope_theta": "10000"}, ("needs rope_theta", "'10000'")),
+        ({"partial_rotary_factor": "half"}, ("partial_rotary_factor", "'half'")),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": "1", "mscale_all_dim": 1}},
+            ("mscale", "'1'"),
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.5},
+            ("partial_rotary_factor is 0.5", "'linear'"),
+        ),
     ],
 )
 def test_refusals_name_field_and_value(changes: dict, words: tuple[str, ...]) -> None:

@@ -40,6 +40,8 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+NULLS = {"beta_fast": None, "beta_slow": 0, "attention_factor": None, "mscale": None}
 SMALL = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -62,6 +64,37 @@ CASES = {
     "llama_head_36_all_heads": (LLAMA, {"head_dim": 36, "num_key_value_heads": 4}),
     "llama3_rope": (LLAMA, {"rope_parameters": LLAMA3_ROPE}),
     "llama_yarn": (LLAMA, {"rope_parameters": YARN_ROPE}),
+    "llama_swish": (LLAMA, {"hidden_act": "swish"}),
+    "llama_linear": (LLAMA, {"rope_parameters": LINEAR_ROPE}),
+    "llama_partial_ignored": (LLAMA, {"partial_rotary_factor": 0.5}),
+    "mistral_partial_ignored": (MISTRAL, {"partial_rotary_factor": 0.25}),
+    "qwen2_partial_ignored": (
+        QWEN2,
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "qwen3_partial_ignored": (QWEN3, {"partial_rotary_factor": 0.5, "head_dim": 20}),
+    "llama_whole_heads_linear": (
+        LLAMA,
+        {"rope_parameters": LINEAR_ROPE, "partial_rotary_factor": 1.0},
+    ),
+    "yarn_factor_null": (LLAMA, {"rope_parameters": YARN_ROPE | {"factor": None} | NULLS}),
+    "yarn_no_truncation": (LLAMA, {"rope_parameters": YARN_ROPE | {"truncate": None}}),
+    "yarn_no_original": (
+        QWEN2,
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "yarn_mscale": (
+        QWEN3,
+        {"rope_parameters": YARN_ROPE | {"mscale": 1.5, "mscale_all_dim": 0.7}, "head_dim": 20},
+    ),
+    "llama3_no_ramp": (
+        LLAMA,
+        {"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4.0, "high_freq_factor": 2.0}},
+    ),
+    "llama3_equal_factors": (
+        LLAMA,
+        {"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 2.0, "high_freq_factor": 2.0}},
+    ),
     "mistral_window": (MISTRAL, {"sliding_window": 9}),
     "mistral_full": (MISTRAL, {"sliding_window": None, "head_dim": 20}),
     "qwen2": (QWEN2, {"tie_word_embeddings": True}),

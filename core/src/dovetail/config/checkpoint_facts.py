@@ -7,14 +7,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.config.field_types import normal_dtype_name
 from dovetail.errors import ModelError
 
-_LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-_STRETCHED = ("linear", "dynamic")
-"""Rope types whose max_position_embeddings is the length before stretching."""
+_LENGTH_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+)
+_STRETCHED_LENGTH_NAMES = ("max_sequence_length", "model_max_length")
+"""Where configs with linear scaling state the length after stretching."""
+_ROTARY_NAMES = (
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "rotary_dim",
+    "rotary_pct",
+    "rotary_emb_base",
+    "partial_rotary_factor",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedLength:
+    """What config.json says of the longest sequence.
+
+    tokens: the default max_model_len. most: the greatest that a user may ask for. source: where
+    config.json states it. fields: the lengths in it, by key. can_be_raised: whether greater values
+    of these change nothing but how many positions there are: positions are rotary, and no angle
+    depends on the length.
+    """
+
+    tokens: int
+    most: int
+    source: str
+    fields: Mapping[str, int]
+    can_be_raised: bool
 
 
 def stated_dtype(hf_config: Mapping[str, Any]) -> str | None:
@@ -23,28 +56,85 @@ def stated_dtype(hf_config: Mapping[str, Any]) -> str | None:
     return normal_dtype_name(value) if value else None
 
 
-def stated_max_model_len(hf_config: Mapping[str, Any]) -> tuple[int, str] | None:
-    """Return the longest sequence in tokens and where that is stated; None if nowhere.
+def stated_max_model_len(hf_config: Mapping[str, Any]) -> StatedLength | None:
+    """Return the longest sequence that config.json states; None if it states none.
 
-    Rope types linear and dynamic: the stated length times factor; yarn: the original length times
-    factor; llama3, longrope and others: the stated length is the long one already.
+    Of several stated lengths the least counts. Rope types: dynamic, the stated length times factor.
+    yarn: the original length times factor, the stated length without a factor. linear: the stated
+    length, which many checkpoints state after stretching, unless the config also states the
+    original or the stretched length; a user may ask for up to the stated length times factor.
+    llama3, longrope and others: the stated length.
     Raises ModelError, naming the key, for a length or factor that is none.
     """
-    name = next((key for key in _LENGTH_NAMES if hf_config.get(key) is not None), None)
-    if name is None:
+    stated = {
+        name: int(_positive(hf_config, name, whole=True))
+        for name in _LENGTH_NAMES
+        if hf_config.get(name) is not None
+    }
+    if not stated:
         return None
-    length = _positive(hf_config, name, whole=True)
+    field = min(stated, key=lambda name: stated[name])
     rope = _rope_table(hf_config)
     kind = rope.get("rope_type", rope.get("type"))
-    if rope.get("factor") is None or kind not in (*_STRETCHED, "yarn"):
-        return int(length), name
+    is_rotary = any(hf_config.get(name) is not None for name in _ROTARY_NAMES)
+    length = StatedLength(
+        tokens=stated[field],
+        most=stated[field],
+        source=field,
+        fields=stated,
+        can_be_raised=is_rotary and kind in (None, "default", "linear", "llama3"),
+    )
+    if rope.get("factor") is None or kind not in _STRETCHES:
+        return length
     factor = _positive(rope, "factor")
-    original = "original_max_position_embeddings"
+    return _STRETCHES[kind](hf_config, rope, length, factor)
+
+
+def _stretch_dynamic(
+    hf_config: Mapping[str, Any], rope: Mapping[str, Any], length: StatedLength, factor: float
+) -> StatedLength:
+    return _times(length, length.source, length.tokens, factor, "dynamic")
+
+
+def _stretch_yarn(
+    hf_config: Mapping[str, Any], rope: Mapping[str, Any], length: StatedLength, factor: float
+) -> StatedLength:
+    original = _original_length(hf_config, rope)
+    if original is None:
+        return _times(length, length.source, length.tokens, factor, "yarn")
+    return _times(length, _ORIGINAL, original, factor, "yarn")
+
+
+def _stretch_linear(
+    hf_config: Mapping[str, Any], rope: Mapping[str, Any], length: StatedLength, factor: float
+) -> StatedLength:
+    original = _original_length(hf_config, rope)
+    if original is not None:
+        longer = _times(length, _ORIGINAL, original, factor, "linear")
+        return max(length, longer, key=lambda one: one.tokens)
+    most = max(length.tokens, math.floor(length.tokens * factor))
+    for name in _STRETCHED_LENGTH_NAMES:
+        if hf_config.get(name) is not None:
+            tokens = int(_positive(hf_config, name, whole=True))
+            if length.tokens < tokens <= most:
+                return replace(length, tokens=tokens, most=most, source=name)
+    return replace(length, most=most)
+
+
+_STRETCHES = {"dynamic": _stretch_dynamic, "yarn": _stretch_yarn, "linear": _stretch_linear}
+_ORIGINAL = "original_max_position_embeddings"
+
+
+def _original_length(hf_config: Mapping[str, Any], rope: Mapping[str, Any]) -> int | None:
     # A length beside the rope parameters, where a config has it, is the one that counts.
-    table = hf_config if hf_config.get(original) is not None else rope
-    if kind == "yarn" and table.get(original) is not None:
-        name, length = original, _positive(table, original, whole=True)
-    return math.floor(length * factor), f"{name} times the factor {factor:g} of {kind} rope"
+    table = hf_config if hf_config.get(_ORIGINAL) is not None else rope
+    return None if table.get(_ORIGINAL) is None else int(_positive(table, _ORIGINAL, whole=True))
+
+
+def _times(length: StatedLength, name: str, tokens: int, factor: float, kind: str) -> StatedLength:
+    stretched = max(1, math.floor(tokens * factor))
+    source = f"{name} times the factor {factor:g} of {kind} rope"
+    return replace(length, tokens=stretched, most=stretched, source=source)
 
 
 def _rope_table(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

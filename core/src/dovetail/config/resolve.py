@@ -228,14 +228,21 @@ def _resolve_max_model_len(draft: _Draft) -> None:
         reason = "config.json states no length; give max_model_len for another"
         draft.fill(_LENGTH, DEFAULT_MAX_MODEL_LEN, reason)
         return
-    length, where = stated
-    if wish is None or (wish > length and _LENGTH in draft.open):
-        draft.put(_LENGTH, length, f"config.json: {where}")
-    elif wish > length:
+    if wish is None or (wish > stated.most and _LENGTH in draft.open):
+        draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
+    elif wish > stated.most:
+        advice = "lower it"
+        if stated.can_be_raised:
+            raised = ", ".join(
+                f'"{name}": {wish}' for name, tokens in stated.fields.items() if tokens < wish
+            )
+            advice += (
+                ", or raise the model's own, if you know that it holds, with "
+                f"hf_overrides={{{raised}}}"
+            )
         raise ConfigError(
-            f"max_model_len={wish} is more than the {length} tokens that the model is made for "
-            f"({where}); lower it, or raise the model's own, if you know that it holds, with "
-            f'hf_overrides={{"max_position_embeddings": {wish}}}.'
+            f"max_model_len={wish} is more than the {stated.most} tokens that the model is made "
+            f"for ({stated.source}); {advice}."
         )
 
 

@@ -39,6 +39,10 @@ from dovetail_torch.layers import (
     SiluAndMul,
     VocabParallelEmbedding,
 )
+from dovetail_torch.layers.rope_frequencies import read_rope_parameters
+
+SILU_NAMES = ("silu", "swish")
+"""The names in transformers' ACT2FN of x · sigmoid(x)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,7 @@ def read_decoder_shape(
 
     Raises ModelError, naming the field, for what is absent, wrong or not served.
     """
-    read_choice(config, "hidden_act", ("silu",))
+    read_choice(config, "hidden_act", SILU_NAMES)
     return DecoderShape(
         vocab_size=read_count(config, "vocab_size"),
         hidden_size=read_count(config, "hidden_size"),
@@ -109,6 +113,23 @@ def _read_heads(config: Config) -> HeadShape:
         )
     head_size = read_count(config, "head_dim", hidden_size // num_heads)
     return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
+
+
+def make_rotary(context: ModelContext, head_size: int) -> RotaryEmbedding:
+    """Return the rotary embedding of whole heads.
+
+    As in transformers, rope type "default" ignores partial_rotary_factor; other types would rotate
+    a part of the heads that these architectures cannot use: raises ModelError.
+    """
+    parameters = read_rope_parameters(context.hf_config)
+    share = parameters["partial_rotary_factor"]
+    if parameters["rope_type"] != "default" and int(head_size * share) != head_size:
+        raise ModelError(
+            f"config.json: partial_rotary_factor is {share!r} with rope type "
+            f"{parameters['rope_type']!r}, but this architecture rotates whole heads: leave "
+            "partial_rotary_factor out"
+        )
+    return RotaryEmbedding(context, head_size, rotary_size=head_size)
 
 
 class DecoderAttention(nn.Module):
@@ -223,7 +244,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(context, shape.vocab_size, shape.hidden_size)
-        rotary = RotaryEmbedding(context, shape.heads.head_size)
+        rotary = make_rotary(context, shape.heads.head_size)
         self.layers = nn.ModuleList()
         for index in range(shape.num_layers):
             name = f"model.layers.{index}"

@@ -13,38 +13,42 @@ from typing import Any
 
 import torch
 
+from dovetail.config.engine_config import shown
 from dovetail.errors import ModelError, nearest
 
 Parameters = Mapping[str, Any]
 Frequencies = tuple[torch.Tensor, float]
 
 DEFAULT_THETA = 10000.0
+_GREATEST = 1e30
+"""A greater number is none that a model was trained with; float32 ends soon after."""
 
 
 def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rope parameters of a config.json, in one form whatever form they came in.
 
-    Always has "rope_type" and "rope_theta"; "original_max_position_embeddings" where it is known.
-    Raises ModelError for a type that is not known or parameters that differ by layer.
+    Always has "rope_type", "rope_theta" and "partial_rotary_factor";
+    "original_max_position_embeddings" and "max_position_embeddings" where they are known. Raises ModelError for a type that is not known or parameters that differ by layer.
     """
     given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ModelError(f"config.json: rope_parameters is {given!r}, it must be a table")
+        raise ModelError(f"config.json: rope_parameters is {shown(given)}, it must be a table")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise ModelError(
-            f"rope_parameters are given by kind of layer ({', '.join(given)}): "
+            f"config.json: rope_parameters are given by kind of layer ({', '.join(given)}): "
             "only models with one rotary embedding for all layers are served"
         )
     parameters = dict(given)
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
+    if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ModelError(
-            f"rope type {rope_type!r} is asked by config.json, known are "
+            f"config.json: rope type {shown(rope_type)} is asked, known are "
             f"{', '.join(sorted(ROPE_TYPES))}.{nearest(str(rope_type), ROPE_TYPES)}"
         )
     parameters["rope_type"] = rope_type
     # A user's override of rope_scaling alone must not lose the theta of the new form.
-    new_form = hf_config.get("rope_parameters") or {}
+    new_form = hf_config.get("rope_parameters")
+    new_form = new_form if isinstance(new_form, Mapping) else {}
     for field, default in (("rope_theta", DEFAULT_THETA), ("partial_rotary_factor", 1.0)):
         if parameters.get(field) is None:
             parameters[field] = new_form.get(field) or hf_config.get(field) or default
@@ -57,6 +61,8 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
         if length:
             parameters["original_max_position_embeddings"] = length
             break
+    parameters["max_position_embeddings"] = hf_config.get("max_position_embeddings")
+    _number(parameters, "partial_rotary_factor")
     return parameters
 
 
@@ -87,7 +93,10 @@ def _llama3(parameters: Parameters, rotary_size: int) -> Frequencies:
     low = _number(parameters, "low_freq_factor")
     high = _number(parameters, "high_freq_factor")
     turns_F = _number(parameters, "original_max_position_embeddings") * frequency_F / (2 * math.pi)
-    keep_F = ((turns_F - low) / (high - low)).clamp(0, 1)
+    if high > low:
+        keep_F = ((turns_F - low) / (high - low)).clamp(0, 1)
+    else:  # no ramp is left between the two, as in transformers
+        keep_F = (turns_F >= low).to(turns_F.dtype)
     slow_F = frequency_F / _number(parameters, "factor")
     return (1 - keep_F) * slow_F + keep_F * frequency_F, 1.0
 
@@ -101,8 +110,8 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
     def dimension_of(turns: float) -> float:
         return rotary_size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = dimension_of(_number(parameters, "beta_fast", 32))
-    last = dimension_of(_number(parameters, "beta_slow", 1))
+    first = dimension_of(_number(parameters, "beta_fast", 32, zero_is_absent=True))
+    last = dimension_of(_number(parameters, "beta_slow", 1, zero_is_absent=True))
     if parameters.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rotary_size - 1)
@@ -110,32 +119,47 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
     width = (last - first) or 0.001
     dimension_F = torch.arange(rotary_size // 2, dtype=torch.float32)
     slow_share_F = ((dimension_F - first) / width).clamp(0, 1)
-    slow_F = frequency_F / _number(parameters, "factor")
+    slow_F = frequency_F / _yarn_stretch(parameters)
     return slow_share_F * slow_F + (1 - slow_share_F) * frequency_F, _yarn_factor(parameters)
+
+
+def _yarn_stretch(parameters: Parameters) -> float:
+    """Return `factor`; where it is null, the ratio of the lengths after and before stretching."""
+    if "factor" not in parameters or parameters["factor"] is not None:
+        return _number(parameters, "factor")
+    after = _number(parameters, "max_position_embeddings")
+    return after / _number(parameters, "original_max_position_embeddings")
 
 
 def _yarn_factor(parameters: Parameters) -> float:
     if parameters.get("attention_factor") is not None:
         return _number(parameters, "attention_factor")
-    factor = _number(parameters, "factor")
+    factor = _yarn_stretch(parameters)
     if factor <= 1:
         return 1.0
-    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if above and below:
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        above, below = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
         return (0.1 * above * math.log(factor) + 1) / (0.1 * below * math.log(factor) + 1)
     return 0.1 * math.log(factor) + 1
 
 
-def _number(parameters: Parameters, field: str, default: float | None = None) -> float:
+def _number(
+    parameters: Parameters,
+    field: str,
+    default: float | None = None,
+    *,
+    zero_is_absent: bool = False,
+) -> float:
     value = parameters.get(field)
-    if value is None:
+    if value is None or (zero_is_absent and value == 0):
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < _GREATEST:
         raise ModelError(
-            f"rope type {parameters['rope_type']!r} needs {field} as a positive number, "
-            f"config.json gives {value!r}: correct its rope_parameters (old: rope_scaling)"
+            f"config.json: rope type {parameters['rope_type']!r} needs {field} as a positive "
+            f"number, and it is {shown(value)}: correct rope_parameters (old: rope_scaling)"
         )
-    return value
+    return float(value)
 
 
 ROPE_TYPES: dict[str, Callable[[Parameters, int], Frequencies]] = {

@@ -22,11 +22,15 @@ class RotaryEmbedding(nn.Module):
     Positions must be below max_model_len. Raises ModelError for a config that it does not do.
     """
 
-    def __init__(self, context: ModelContext, head_size: int) -> None:
+    def __init__(
+        self, context: ModelContext, head_size: int, *, rotary_size: int | None = None
+    ) -> None:
+        """rotary_size: leading features of a head that are rotated; None for the config's share."""
         super().__init__()
         self.ops = context.ops
         parameters = read_rope_parameters(context.hf_config)
-        rotary_size = int(head_size * parameters["partial_rotary_factor"])
+        if rotary_size is None:
+            rotary_size = int(head_size * parameters["partial_rotary_factor"])
         if rotary_size % 2 or not 0 < rotary_size <= head_size:
             raise ModelError(
                 f"rotary size {rotary_size} of head size {head_size} is asked: it must be even, "
