@@ -88,7 +88,7 @@ class Somewhere(Platform):
 class Tiny(nn.Module):
     """One layer of attention between an embedding and a fused head. Remembers its inputs."""
 
-    CONTRACT, CONTRACT_VERSION = "model", "0.4"
+    CONTRACT, CONTRACT_VERSION = "model", "0.5"
     architectures = ("Tiny",)
     soft_cap, sliding_window = 0.0, 0
 
@@ -230,7 +230,7 @@ def test_memory_for_the_cache_is_measured_by_a_step(loaded):
     runtime.calls.clear()
     # Half of the memory, less what is taken, less a peak that was seen at half of the tokens.
     assert worker.determine_available_memory() == 500_000 - 100_000 - 2 * 3_200
-    assert worker._model.sizes == [32]
+    assert worker._model.sizes == [1, 32]  # the first: at the last position
     assert runtime.calls == ["reset_peak", "synchronize", "peak"]
 
 
@@ -244,14 +244,14 @@ def test_no_memory_for_the_cache_says_what_is_taken(loaded):
 def test_warming_up_runs_the_sizes_of_a_prompt_and_a_decode(loaded):
     worker, runtime = loaded()
     start(worker)
-    assert worker._model.sizes == [8, 1]
+    assert worker._model.sizes == [1, 8, 1]
     assert runtime.calls[-1] == "synchronize"
 
 
 def test_a_short_model_is_warmed_up_within_its_length(loaded):
     worker, _ = loaded(max_model_len=5)
     start(worker)
-    assert worker._model.sizes == [5, 1]
+    assert worker._model.sizes == [1, 5, 1]
 
 
 def answer(worker, prompt, num_tokens):

@@ -212,10 +212,17 @@ def _model_len(
     config: EngineConfig, wishes: EngineConfig, info: ModelInfo, kv_cache: KVCacheConfig
 ) -> int:
     """Return the longest request: what was resolved, what the model does, what the cache holds."""
-    asked = wishes.model.max_model_len is not None
-    most = config.model.max_model_len or info.max_model_len
-    if info.max_model_len:
-        most = min(most, info.max_model_len)
+    wish, limit = wishes.model.max_model_len, info.max_model_len
+    if wish is not None and limit and wish > limit:
+        raise ConfigError(
+            f"max_model_len={wish} is more than the {limit} positions that the loaded model "
+            f"{config.model.architecture} has; lower it to {limit}."
+        )
+    asked = wish is not None
+    most = config.model.max_model_len or limit
+    if limit and most > limit:
+        logger.warning("max_model_len is %d instead of %d: the model has no more.", limit, most)
+        most = limit
     length, reason = fit_model_len(
         kv_cache,
         max_model_len=most,

@@ -134,10 +134,13 @@ class Model(Protocol):
     it leaves every size that ranks divide to the layers that it is made of, does nothing of its own
     with features or heads that a rank has a part of, and a row-parallel layer follows each
     column-parallel one. Without the attribute it is never shared.
+
+    A model with a table of learned positions has an attribute `max_positions`, an int: requests are
+    never longer, and a `max_model_len` above it is refused. Without it any position is asked of it.
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

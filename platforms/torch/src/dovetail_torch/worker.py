@@ -44,6 +44,7 @@ from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
 from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.memory_shortage import tells_shortage
+from dovetail_torch.positions import check_last_position, limit_positions
 from dovetail_torch.runner.cache_buffers import DTYPES
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
 from dovetail_torch.runner.device_parts import DeviceParts
@@ -99,6 +100,7 @@ class TorchWorker(WorkerBase):
         self._model: Any = construct(
             "model", model_cls, self._model_context(options("model", model_cls))
         )
+        self._limits = limit_positions(self._model, self._limits)
         share_heads(self._model, self._ranks)
         loader_cls = context.plugins.load("weight_loader", config.load.load_format)
         loader: WeightLoader = loader_cls(
@@ -112,6 +114,7 @@ class TorchWorker(WorkerBase):
         num_bytes = self.load_weights(self._model, loader)
         self._model.eval()
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
+        check_last_position(self._model, self._limits, len(self._layers))
         self._backend = self._choose_attention() if self._layers else None
         attention = self._backend.name if self._backend else "nobody: the model has none"
         logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, attention)
@@ -146,7 +149,8 @@ class TorchWorker(WorkerBase):
 
     def get_model_info(self) -> ModelInfo:
         """Return the facts of the loaded model."""
-        return ModelInfo(vocab_size=self._vocab_size())
+        most = getattr(self._model, "max_positions", None) or 0
+        return ModelInfo(vocab_size=self._vocab_size(), max_model_len=most)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
         """Return what each attention layer keeps."""

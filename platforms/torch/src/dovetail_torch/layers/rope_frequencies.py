@@ -27,8 +27,9 @@ _GREATEST = 1e30
 def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rope parameters of a config.json, in one form whatever form they came in.
 
-    Always has "rope_type", "rope_theta" and "partial_rotary_factor";
-    "original_max_position_embeddings" and "max_position_embeddings" where they are known. Raises ModelError for a type that is not known or parameters that differ by layer.
+    Always has "rope_type", "rope_theta" and "partial_rotary_factor"; where they are known,
+    "original_max_position_embeddings" and "max_position_embeddings". Raises ModelError for a type
+    that is not known or parameters that differ by layer.
     """
     given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):

@@ -1,0 +1,62 @@
+"""How many positions a model has, and the tables that grow with the positions in use.
+
+A model with a learned table of positions declares `max_positions`. One that neither declares it nor
+has a `RotaryEmbedding` is run once at its last position, before it serves anybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dovetail.errors import ConfigError, ContractError
+from dovetail_torch.attention_table import NoAttention
+from dovetail_torch.layers.rotary import RotaryEmbedding
+from dovetail_torch.runner.step_limits import StepLimits
+
+_OUT_OF_RANGE = ("out of range", "out of bounds")
+
+
+def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
+    """Return `limits` with no more positions than the model declares in `max_positions`.
+
+    Raises ContractError if what it declares is no count.
+    """
+    declared = getattr(model, "max_positions", None)
+    if declared is None:
+        return limits
+    if type(declared) is not int or declared < 1:
+        raise ContractError(
+            f"The model {type(model).__name__} declares max_positions={declared!r}; it must be a "
+            "count of positions, or be left out where any position will do."
+        )
+    return replace(limits, max_model_len=min(limits.max_model_len, declared))
+
+
+@torch.inference_mode()
+def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None:
+    """Run a model of unknown positions at its last one; raise ConfigError if it has none there."""
+    is_rotary = any(isinstance(module, RotaryEmbedding) for module in _modules(model))
+    if is_rotary or getattr(model, "max_positions", None) is not None:
+        return
+    last = limits.max_model_len - 1
+    ids_T = torch.zeros(1, dtype=torch.int64, device=limits.device)
+    try:
+        model.forward(ids_T, torch.full_like(ids_T, last), NoAttention(num_layers))
+    except (IndexError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, IndexError) and not any(word in text for word in _OUT_OF_RANGE):
+            raise
+        raise ConfigError(
+            f"max_model_len={limits.max_model_len}: the model {type(model).__name__} fails at "
+            f"position {last} ({text.splitlines()[0] if text else 'IndexError'}), so it has "
+            "fewer positions; lower max_model_len. (A model with a table of positions declares "
+            "its size as max_positions.)"
+        ) from error
+
+
+def _modules(model: Any) -> tuple[nn.Module, ...]:
+    return tuple(model.modules()) if isinstance(model, nn.Module) else ()

@@ -1,0 +1,64 @@
+"""A model with a learned table of positions: max_model_len above the table is refused at start."""
+
+import json
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError
+
+PARAMS = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+
+
+@pytest.fixture
+def start(tmp_path):
+    def build(model, config=(), **options):
+        stated = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 40, "hidden_size": 16}
+        (tmp_path / "config.json").write_text(json.dumps(stated | dict(config)))
+        overrides = {"architectures": [f"end_to_end.learned_positions:{model}"]}
+        overrides |= options.pop("hf_overrides", {})
+        return LLM(
+            tmp_path,
+            load_format="dummy",
+            dtype="float32",
+            skip_tokenizer_init=True,
+            use_tqdm_on_load=False,
+            num_threads=1,
+            max_num_seqs=4,
+            hf_overrides=overrides,
+            **options,
+        )
+
+    return build
+
+
+def generate(llm):
+    with llm:
+        (output,) = llm.generate([[1, 2, 3]], PARAMS, use_tqdm=False)
+    return output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("model", ["Declared", "Undeclared"])
+def test_the_table_of_config_json_is_the_limit_whatever_else_is_overridden(start, model):
+    config = {"n_positions": 24}
+    assert len(generate(start(model, config))) == 21
+    longer = {"max_position_embeddings": 64}
+    assert len(generate(start(model, config, hf_overrides=longer))) == 21
+    with pytest.raises(ConfigError, match=r"max_model_len=64 .* 24 tokens") as caught:
+        start(model, config, max_model_len=64, hf_overrides=longer)
+    assert "hf_overrides" not in str(caught.value)
+
+
+def test_a_declared_table_that_config_json_does_not_state_is_the_limit(start):
+    config = {"block_length": 24}
+    assert len(generate(start("Declared", config))) == 21
+    with pytest.raises(ConfigError, match="max_model_len=64 is more than the 24 positions"):
+        start("Declared", config, max_model_len=64)
+
+
+@pytest.mark.parametrize("config", [{}, {"max_position_embeddings": 64}])
+def test_a_table_that_nothing_states_is_found_before_anybody_is_served(start, config):
+    with pytest.raises(ConfigError, match=r"Undeclared fails at position (63|2047) .*lower"):
+        start("Undeclared", {"block_length": 24, **config})
+    llm = start("Undeclared", {"block_length": 24, **config}, max_model_len=24)
+    assert len(generate(llm)) == 21
