@@ -21,7 +21,7 @@ from dovetail.interfaces import (
     SchedulerContext,
     SchedulerLimits,
 )
-from dovetail.plugins import PluginRegistry
+from dovetail.plugins import PluginRegistry, first_party
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
@@ -226,6 +226,10 @@ def alone():
     return continuation
 
 
+MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low")]
+"""Distributions that count as first-party where `plugin_site` is used."""
+
+
 class PluginSite:
     """A folder on sys.path where made-up distributions are installed."""
 
@@ -261,10 +265,24 @@ class PluginSite:
 
 
 @pytest.fixture
-def plugin_site(tmp_path, monkeypatch):
+def count_as_member(monkeypatch):
+    """Make a distribution a first-party one: `count_as_member(name, package)`."""
+    listed = dict(first_party.FIRST_PARTY)
+    monkeypatch.setattr(first_party, "FIRST_PARTY", listed)
+
+    def count(name, package):
+        listed[name] = package
+
+    return count
+
+
+@pytest.fixture
+def plugin_site(tmp_path, monkeypatch, count_as_member):
     """Install made-up plugins: `plugin_site.add(…)`; their modules are forgotten afterwards."""
     site = PluginSite(tmp_path / "site")
     site.path.mkdir()
+    for name in MADE_UP_MEMBERS:
+        count_as_member(name, name.replace("-", "_"))
     monkeypatch.syspath_prepend(str(site.path))
     before = set(sys.modules)
     yield site

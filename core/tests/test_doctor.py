@@ -115,8 +115,10 @@ def test_each_trick_is_found_and_named_and_harms_nobody_else(trials):
     assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
 
 
-def test_a_process_that_ends_is_followed_by_another_for_the_rest(install):
+def test_a_process_that_ends_is_followed_by_another_for_the_rest(install, count_as_member):
     """First-party plugins share a process; who comes after the one that ends it is tried, too."""
+    for letter in "abc":
+        count_as_member(f"dovetail-zz-{letter}", f"doctor_dovetail_zz_{letter}")
     install("dovetail-zz-a", "first", POLICY)
     install("dovetail-zz-b", "second", TRICKS["ends"])
     install("dovetail-zz-c", "third", POLICY)

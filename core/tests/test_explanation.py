@@ -111,8 +111,9 @@ ASK = AttentionAsk(
 class World:
     """Distributions made up in a directory."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, count_as_member):
         self.folder = folder
+        self.count_as_member = count_as_member
         self.parts = f"{folder.name.replace('-', '_')}_parts"
         (folder / f"{self.parts}.py").write_text(PARTS)
 
@@ -120,6 +121,8 @@ class World:
         """plugins: (kind, name, class)."""
         package = f"{self.parts}_{distribution.replace('-', '_')}"
         (self.folder / package).mkdir()
+        if distribution.startswith("dovetail-"):
+            self.count_as_member(distribution, package)
         # Each plugin is a class of its own, so that it shows which of them was taken.
         classes = [
             f"class {kind}_{name}({cls}):\n    pass\n"
@@ -147,9 +150,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(tmp_path, monkeypatch, count_as_member):
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = World(tmp_path)
+    made = World(tmp_path, count_as_member)
     yield made
     for name in [name for name in sys.modules if name.startswith(made.parts)]:
         del sys.modules[name]

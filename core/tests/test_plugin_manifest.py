@@ -11,7 +11,6 @@ from dovetail.errors import PluginLoadError
 from dovetail.plugins import KINDS, PluginRegistry
 from dovetail.plugins.api_range import parse_range, parse_version
 from dovetail.plugins.contract import contract_version
-from dovetail.plugins.discovery import is_first_party
 from dovetail.plugins.manifest import PluginEntry
 
 CANARY = "raise AssertionError('a plugin was imported')"
@@ -133,7 +132,7 @@ def test_what_is_installed_here_has_manifests_that_hold():
     registry = PluginRegistry()
     registry.check_manifests()
     found = [one for kind in KINDS for one in registry.candidates(kind)]
-    ours = [one for one in found if is_first_party(one.distribution)]
+    ours = [one for one in found if one.first_party]
     assert any(one.distribution == "dovetail-core" for one in ours)
     assert not [text for text in registry.set_aside if "dovetail-" in text]
     for one in ours:

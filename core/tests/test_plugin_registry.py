@@ -128,8 +128,12 @@ def test_what_is_no_reference_is_refused_with_the_forms(text: str) -> None:
 
 
 def test_candidates_are_ordered_and_read_from_metadata_alone(
-    site: Path, install: Install, registry: PluginRegistry
+    site: Path,
+    install: Install,
+    registry: PluginRegistry,
+    count_as_member: Callable[[str, str], None],
 ) -> None:
+    count_as_member("dovetail-zz", "zz")
     boom = "raise AssertionError('imported')"
     install("zeta", "[dovetail.policy]\na = zeta_mod:A\n", zeta_mod=boom)
     install("Alpha", "[dovetail.policy]\nz = alpha_mod:Z [extra]\nb=alpha_mod : B\n")
@@ -228,15 +232,15 @@ def test_unknown_name_tells_the_nearest_all_installed_and_what_to_write(
 def test_one_name_from_two_distributions_must_be_told_apart(
     install: Install, registry: PluginRegistry
 ) -> None:
-    install("dovetail-sched", "[dovetail.policy]\nfcfs = first_mod:Mine\n", first_mod=POLICY)
+    install("Some.Sched", "[dovetail.policy]\nfcfs = first_mod:Mine\n", first_mod=POLICY)
     install("Rival.Sched", "[dovetail.policy]\nfcfs = rival_mod:Mine\n", rival_mod=POLICY)
     told = message(lambda: registry.resolve("policy", "fcfs"), PluginError)
-    assert "dovetail-sched 1.2 (first_mod:Mine), Rival.Sched 1.2 (rival_mod:Mine)" in told
-    assert "fcfs@dovetail-sched or fcfs@Rival.Sched" in told
+    assert "Rival.Sched 1.2 (rival_mod:Mine), Some.Sched 1.2 (first_mod:Mine)" in told
+    assert "fcfs@Rival.Sched or fcfs@Some.Sched" in told
     assert registry.load("policy", "fcfs@rival-sched").__module__ == "rival_mod"
     assert registry.resolutions[0].distribution == "Rival.Sched"
     told = message(lambda: registry.resolve("policy", "fcfs@rival"), PluginNotFoundError)
-    assert "Did you mean 'Rival.Sched'?" in told and "fcfs@dovetail-sched" in told
+    assert "Did you mean 'Rival.Sched'?" in told and "Write fcfs@Rival.Sched" in told
 
 
 def test_one_name_twice_in_one_distribution_is_told_apart_by_class(

@@ -96,7 +96,7 @@ class Whole(Scheduler):
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
+def make(tmp_path, monkeypatch, count_as_member):
     """Make a registry of distributions: name to the lines of its entry_points.txt."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "parts.py").write_text(PARTS)
@@ -106,6 +106,8 @@ def make(tmp_path, monkeypatch):
             info = tmp_path / f"{name}-1.0.dist-info"
             info.mkdir()
             name = name.replace("_", "-")
+            if name.startswith("dovetail-"):
+                count_as_member(name, "parts")
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
             (info / "entry_points.txt").write_text(text)
         return PluginRegistry(distributions=distributions(path=[str(tmp_path)]))

@@ -8,7 +8,6 @@ from docs.record_commands import printed, recorded
 from dovetail.cli.app import COMMANDS
 from dovetail.plugins import KINDS, PluginRegistry
 from dovetail.plugins.commands import find_commands
-from dovetail.plugins.discovery import is_first_party
 
 RENEW = "renew it: python tests/docs/record_commands.py"
 
@@ -20,9 +19,7 @@ def test_the_recorded_list_names_the_plugins_that_there_are():
     registry = PluginRegistry()
     found = [one for kind in KINDS for one in registry.candidates(kind)]
     found += [command.plugin for command in find_commands(()).usable]
-    installed = {
-        (one.kind, one.name, one.target) for one in found if is_first_party(one.distribution)
-    }
+    installed = {(one.kind, one.name, one.target) for one in found if one.first_party}
     assert listed == installed, RENEW
 
 

@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_demo_model(monkeypatch) -> None:
-    monkeypatch.setattr("dovetail.cli.demo_questions.find_installed_checkpoint", lambda name: None)
+    monkeypatch.setattr("dovetail.cli.demo_questions.find_installed_checkpoint", lambda name, **_: None)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
     for name in [name for name in sys.modules if name.startswith("dovetail_demo_model")]:
         monkeypatch.delitem(sys.modules, name)
     for module in ("dovetail.cli.demo_questions", "dovetail.config.model_directory"):
-        monkeypatch.setattr(f"{module}.find_installed_checkpoint", lambda name: checkpoint)
+        monkeypatch.setattr(f"{module}.find_installed_checkpoint", lambda name, **_: checkpoint)
 
 
 def test_two_runs_with_different_parts_agree(no_demo_model, capsys) -> None:

@@ -33,7 +33,7 @@ def patient(monkeypatch):
     asked = {}
 
     def lie_down(findings):
-        def examine(*, deadline_s, progress):
+        def examine(*, deadline_s, progress, no_plugins):
             asked.update(deadline_s=deadline_s)
             return findings
 

@@ -80,7 +80,7 @@ def _second_picks(asked: dict[str, str], first: DemoRun) -> dict[str, str]:
     """Return the options of the second run: those asked for, else parts that the first had not."""
     registry = PluginRegistry()
     found: dict[str, str] = {}
-    for candidate in registry.candidates("scheduler"):
+    for candidate in registry.automatic("scheduler"):
         if candidate.name != first.parts["scheduler"].resolution.name:
             found.setdefault("scheduler_cls", candidate.name)
     if "attention" in first.parts:
@@ -93,8 +93,9 @@ def _other_attention(registry: PluginRegistry, first: Part) -> str:
 
     The first run took the best that does; those that the platform prefers to it were refused.
     """
-    targets = {found.name: found.target for found in registry.candidates("attention")}
     preferred = list(choose_platform(registry, AUTO).prefer("attention"))
+    able = registry.automatic("attention", preferred)
+    targets = {found.name: found.target for found in reversed(able)}
     chosen = first.resolution.name
     others = preferred[preferred.index(chosen) + 1 :] if chosen in preferred else preferred
     return next((targets[name] for name in others if name in targets), first.resolution.target)

@@ -84,7 +84,7 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
 
 def _installed_tasks() -> dict[str, Any]:
     """Return the demo model's tasks by name; empty where its package or its weights are not."""
-    directory = find_installed_checkpoint(DEMO)
+    directory = find_installed_checkpoint(DEMO, first_party_only=True)
     if directory is None or not (directory / "config.json").is_file():
         return {}
     try:

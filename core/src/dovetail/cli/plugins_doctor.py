@@ -19,6 +19,7 @@ from dovetail.errors import ConfigError
 
 _DEADLINE_HELP = "Seconds that one plugin may take to load."
 _ALL_HELP = "Show each plugin that is well, too."
+_NO_PLUGINS_HELP = "Load first-party plugins only."
 _JSON_HELP = "Write a JSON array of findings instead of tables."
 
 
@@ -26,6 +27,7 @@ def doctor(
     *,
     deadline: Annotated[float, Parameter(help=_DEADLINE_HELP)] = DEADLINE_S,
     show_all: Annotated[bool, Parameter(name="--all", negative="", help=_ALL_HELP)] = False,
+    no_plugins: Annotated[bool, Parameter(negative="", help=_NO_PLUGINS_HELP)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
     """Find what is wrong with this machine, this environment and the plugins.
@@ -35,7 +37,7 @@ def doctor(
     if not deadline > 0:
         raise ConfigError(f"--deadline {deadline:g} must be above 0 seconds.")
     with progress_note() as note:
-        findings = examine(deadline_s=deadline, progress=note)
+        findings = examine(deadline_s=deadline, progress=note, no_plugins=no_plugins)
     if as_json:
         print_json(findings)
     else:

@@ -46,6 +46,8 @@ def list_plugins(
         print(f"No {kind or 'plugin'} is installed.")
     for sentence in registry.set_aside:
         print(f"dovetail: set aside: {sentence}", file=sys.stderr)
+    for sentence in registry.warnings:
+        print(f"dovetail: warning: {sentence}", file=sys.stderr)
     return 0
 
 

@@ -113,7 +113,8 @@ def _replace_other_names(values: dict[str, Any]) -> None:
 def _assemble_model(values: Mapping[str, Any]) -> ModelConfig:
     asked = _path_text("model", values["model"])
     overrides = _optional_mapping("hf_overrides", values["hf_overrides"])
-    directory = ModelDirectory.open(asked, hf_overrides=overrides)
+    no_plugins = values["no_plugins"] is True  # a wrong value is refused with its group
+    directory = ModelDirectory.open(asked, hf_overrides=overrides, no_plugins=no_plugins)
     for note in directory.notes:
         logger.info(note)
     generation = _generation_config(values, directory)

@@ -64,18 +64,20 @@ class ModelDirectory:
         *,
         hf_overrides: Mapping[str, Any] | None = None,
         trust_remote_code: bool = False,
+        no_plugins: bool = False,
     ) -> ModelDirectory:
         """Read the directory at `path`; keys of `hf_overrides` replace those of config.json.
 
         A bare name that is no directory here may be that of an installed checkpoint ("demo").
         config.json can only name installed models; `hf_overrides` are the user's own and may name a
         class ("package.module:Class").
+        no_plugins: of a first-party one only.
 
         Raises ModelError, three lines at most: no such directory, a file, no config.json, broken
         JSON, no architecture, an architecture that is no plain name, or code of the model's own
         with `trust_remote_code`.
         """
-        directory = _locate(os.fspath(path))
+        directory = _locate(os.fspath(path), first_party_only=no_plugins)
         _check_directory(os.fspath(path), directory)
         if not file_exists(directory / "config.json"):
             raise ModelError(
@@ -139,12 +141,12 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
     return stated
 
 
-def _locate(asked: str) -> Path:
+def _locate(asked: str, *, first_party_only: bool) -> Path:
     """Return the absolute path that was meant; a directory wins over an installed name."""
     directory = Path(asked).expanduser().absolute()
     if os.path.isdir(directory) or not _BARE_NAME.fullmatch(asked):
         return directory
-    installed = find_installed_checkpoint(asked)
+    installed = find_installed_checkpoint(asked, first_party_only=first_party_only)
     return directory if installed is None else installed.absolute()
 
 

@@ -12,6 +12,7 @@ from dovetail.doctor.surroundings import check_environment, check_machine
 from dovetail.doctor.trial_findings import judge_trial
 from dovetail.doctor.trial_run import try_plugins
 from dovetail.machine import find_devices
+from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.registry import PluginRegistry
 
 DEADLINE_S = 60.0
@@ -23,16 +24,20 @@ def _no_news(text: str) -> None:
 
 
 def examine(
-    *, deadline_s: float = DEADLINE_S, progress: Callable[[str], None] = _no_news
+    *,
+    deadline_s: float = DEADLINE_S,
+    progress: Callable[[str], None] = _no_news,
+    no_plugins: bool = False,
 ) -> list[Finding]:
     """Return all findings, in order of machine, environment, plugins.
 
     deadline_s: how long one plugin may take to load. progress: told what is being looked at.
+    no_plugins: load first-party plugins only.
     """
     progress("looking at the machine")
     findings = [*check_machine(), *check_environment(), *check_path_files()]
     progress("reading what plugins say of themselves")
-    registry = PluginRegistry()
+    registry = PluginRegistry(policy=PluginPolicy(no_plugins=no_plugins))
     findings += check_registrations(registry)
     plugins = plugins_to_try(registry)
     findings += tell_verified(plugins, registry)

@@ -29,6 +29,7 @@ def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
     found = [
         *_unreadable(registry),
         *_unknown_kinds(),
+        *_suspicious(registry),
         *_conflicts(registry),
         *_mismatches(registry),
         *_replacements(registry),
@@ -43,8 +44,9 @@ def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
 
 def plugins_to_try(registry: PluginRegistry) -> list[Candidate]:
     """Return the plugins that a try to load can say more of: those described and of this api."""
-    every = (candidate for kind in KINDS for candidate in registry.candidates(kind))
-    return [candidate for candidate in every if not _refusal(registry, candidate)]
+    every = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
+    allowed = [one for one in every if not registry.denial(one)]
+    return [candidate for candidate in allowed if not _refusal(registry, candidate)]
 
 
 def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
@@ -56,6 +58,15 @@ def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
             verdict=BROKEN,
             text=sentence,
             remedy="mend it, install another version of that distribution, or uninstall it",
+        )
+
+
+def _suspicious(registry: PluginRegistry) -> Iterator[Finding]:
+    """Yield each claim on a name that another distribution, or a first-party one, has."""
+    for sentence in registry.warnings:
+        problem, _, remedy = sentence.partition(". ")
+        yield Finding(
+            area=_AREA, subject="names", verdict=WARNING, text=problem, remedy=remedy.rstrip(".")
         )
 
 

@@ -25,7 +25,8 @@ from typing import IO, Any
 from dovetail.clock import MonotonicClock
 from dovetail.doctor.trial import BEGIN
 from dovetail.machine import read_cores
-from dovetail.plugins.discovery import Candidate, is_first_party, normalize_distribution
+from dovetail.plugins.discovery import Candidate
+from dovetail.plugins.first_party import normalize_distribution
 
 MAX_PROCESSES = 4
 HEAVY = ("torch",)
@@ -75,8 +76,7 @@ def try_plugins(plugins: Sequence[Candidate], *, deadline_s: float) -> list[Tria
 
 
 def _group(plugin: Candidate) -> str:
-    owner = normalize_distribution(plugin.distribution)
-    return "" if is_first_party(owner) else owner
+    return "" if plugin.first_party else normalize_distribution(plugin.distribution)
 
 
 def _try_group(plugins: list[Candidate], deadline_s: float) -> list[Trial]:

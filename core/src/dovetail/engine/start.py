@@ -79,6 +79,7 @@ def start_engine(
     with StartUp(clock, deadline_s=deadline_s, tell=tell_phase) as start:
         start.enter("plugins")
         plugins = plugins or make_registry(wishes)
+        plugins.warn_of_impostors()
         check_picks(wishes, plugins)
         started = _start_parts(start, wishes, plugins, clock)
     logger.info(describe_phases(start.records))

@@ -24,7 +24,7 @@ from dovetail.plugins.capabilities import (
 from dovetail.plugins.containment import contained, describe_failure
 from dovetail.plugins.contract import check_contract
 from dovetail.plugins.description import Description
-from dovetail.plugins.discovery import top_package
+from dovetail.plugins.first_party import top_package
 from dovetail.plugins.loading import Origin, find_attribute, load_dotted, load_file, load_target
 from dovetail.plugins.options import PluginOptions
 from dovetail.plugins.reference import FileReference, QualifiedReference, parse_reference

@@ -55,8 +55,9 @@ def find_commands(
     built_in: words of the commands that nobody else may have, or stand in the way of.
     """
     found = sorted(_declared(installed), key=lambda one: (one.words, one.plugin.distribution))
-    set_aside = [(one, reason) for one in found if (reason := _refusal(one))]
-    sound = [one for one in found if not _refusal(one)]
+    ours = [one.words for one in found if one.plugin.first_party and not _refusal(one)]
+    set_aside = [(one, reason) for one in found if (reason := _refusal(one, ours))]
+    sound = [one for one in found if not _refusal(one, ours)]
     counts, usable = Counter(one.words for one in sound), []
     for one in sound:
         reason = _conflict(one.words, built_in) or _conflict(one.words, counts)
@@ -92,7 +93,13 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
             yield Command(plugin=plugin, help=told)
 
 
-def _refusal(command: Command) -> str:
+def _refusal(command: Command, ours: Collection[str] = ()) -> str:
+    """Return why a command cannot be typed. ours: words of first-party ones, which go first."""
+    if not command.plugin.first_party:
+        if command.words in ours:
+            return "a first-party command has these words, and goes first"
+        if reason := _conflict(command.words, ours):
+            return reason
     name, target = command.plugin.name, command.plugin.target
     if not _NAME.fullmatch(name):
         return f"{name!r} is no command: write words of small letters, with dots between them"

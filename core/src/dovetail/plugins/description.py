@@ -9,12 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.errors import PluginLoadError
-from dovetail.plugins.discovery import (
-    Candidate,
-    Discovery,
-    is_first_party,
-    normalize_distribution,
-)
+from dovetail.plugins.discovery import Candidate, Discovery
+from dovetail.plugins.first_party import is_first_party, normalize_distribution
 from dovetail.plugins.manifest import Manifest, PluginEntry, read_manifest
 
 
@@ -36,8 +32,8 @@ class Description:
 
     @property
     def first_party(self) -> bool:
-        """Whether it is of a distribution of ours."""
-        return is_first_party(normalize_distribution(self.distribution))
+        """Whether it is a plugin of a first-party distribution."""
+        return is_first_party(self.distribution, self.target)
 
     def __str__(self) -> str:
         """Return it as messages name it: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""

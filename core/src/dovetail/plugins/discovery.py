@@ -6,15 +6,19 @@ entry points: not what a plugin needs, nor whether it would load. Keeps nothing 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from itertools import takewhile
 
+from dovetail.plugins.first_party import (
+    first_party_owner,
+    first_party_package,
+    is_first_party,
+    normalize_distribution,
+    top_package,
+)
 from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
-
-_FIRST_PARTY_PREFIX = "dovetail-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,20 +39,40 @@ class Candidate:
         """What means this plugin and no other: "name@distribution"."""
         return f"{self.name}@{self.distribution}"
 
+    @property
+    def first_party(self) -> bool:
+        """Whether it is a plugin of a first-party distribution."""
+        return is_first_party(self.distribution, self.target)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
     """A distribution that has plugins.
 
-    declared: (kind, name) of each plugin, those of kinds unknown here among them. packages: the
-    top-level packages that hold them. metadata: where its files are found.
+    entries: (kind, name, target) of each entry point, those of kinds unknown here among them.
+    metadata: where its files are found.
     """
 
     distribution: str
     version: str
-    declared: frozenset[tuple[str, str]]
-    packages: tuple[str, ...]
+    entries: tuple[tuple[str, str, str], ...]
     metadata: Distribution
+
+    @property
+    def declared(self) -> frozenset[tuple[str, str]]:
+        """(kind, name) of each entry point."""
+        return frozenset((kind, name) for kind, name, _ in self.entries)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The top-level packages that hold its plugins, sorted."""
+        return tuple(sorted({top_package(target) for *_, target in self.entries}))
+
+    @property
+    def is_impostor(self) -> bool:
+        """Whether it has a first-party name and plugins that are not in that one's package."""
+        own = first_party_package(self.distribution)
+        return bool(own) and self.packages != (own,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,38 +81,35 @@ class Discovery:
 
     candidates: per kind (all kinds are there), first-party ones first, then by distribution and
         name. set_aside: what looked like a plugin and could not be read, each a sentence.
-    installations: by the distribution's normalized name.
+    warnings: what is suspicious, each a sentence: several distributions of one name, outside ones
+        with a first-party name. installations: by the distribution's normalized name.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
     set_aside: tuple[str, ...]
+    warnings: tuple[str, ...]
     installations: dict[str, Installation]
 
-    def owner(self, target: str) -> str:
-        """Return the distribution in whose package "package.module:Class" is; "" for nobody's."""
+    def owners(self, target: str) -> tuple[str, ...]:
+        """Return the distributions with plugins whose package holds "package.module:Class".
+
+        A first-party package has one owner; who else declares plugins in it does not own it.
+        """
+        if ours := first_party_owner(target):
+            return (ours,)
         package = top_package(target)
-        owners = (one for one in self.installations.values() if package in one.packages)
-        return next((one.distribution for one in owners), "")
-
-
-def is_first_party(distribution: str) -> bool:
-    """Return whether a distribution of this name is one of ours, released in lock-step."""
-    return distribution.startswith(_FIRST_PARTY_PREFIX)
-
-
-def top_package(target: str) -> str:
-    """Return the top-level package of "package.module:Class"."""
-    return target.partition(":")[0].partition(".")[0]
+        every = self.installations.values()
+        return tuple(one.distribution for one in every if package in one.packages)
 
 
 def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     """Return the plugins of `installed`, or of every distribution on `sys.path`.
 
-    Of two distributions with the same name the first counts, as it does for `import`.
+    Of several distributions with one name the first counts, as it does for `import`; but where the
+    name is first-party, one whose plugins lie in that member's package goes before an impostor.
     """
-    found: dict[tuple[str, str, str, str], Candidate] = {}
     set_aside: list[str] = []
-    installations: dict[str, Installation] = {}
+    by_name: dict[str, list[Installation]] = {}
     for distribution in distributions() if installed is None else installed:
         text = distribution.read_text("entry_points.txt")
         if text is None or GROUP_PREFIX not in text:
@@ -97,45 +118,76 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
         if not name:
             set_aside.append(f"A distribution without a name declares plugins: {distribution!r}.")
             continue
-        if (normalized := normalize_distribution(name)) in installations:
-            continue
-        entries = [entry for entry in _entries(text) if entry[0].startswith(GROUP_PREFIX)]
-        installations[normalized] = Installation(
+        found = Installation(
             distribution=name,
             version=version,
-            declared=frozenset(
-                (group.removeprefix(GROUP_PREFIX), one) for group, one, _ in entries
+            entries=tuple(
+                (group.removeprefix(GROUP_PREFIX), entry, target)
+                for group, entry, target in _entries(text)
+                if group.startswith(GROUP_PREFIX)
             ),
-            packages=tuple(sorted({top_package(target) for *_, target in entries})),
             metadata=distribution,
         )
-        for group, entry, target in entries:
-            kind = group.removeprefix(GROUP_PREFIX)
-            if kind not in KINDS:
-                continue
-            if not entry or ":" not in target:
-                set_aside.append(
-                    f"{name} {version} declares {entry or target!r} in [{group}] as {target!r}; "
-                    f"that names no class ('module:Class')."
-                )
-                continue
-            found[kind, normalized, entry, target] = Candidate(
-                kind=kind, name=entry, target=target, distribution=name, version=version
-            )
-    ranked = sorted(found.values(), key=_rank)
+        by_name.setdefault(normalize_distribution(name), []).append(found)
+    warnings: list[str] = []
+    installations = {name: _pick(same, warnings) for name, same in by_name.items()}
+    every = [one for chosen in installations.values() for one in _candidates(chosen, set_aside)]
+    ranked = sorted(dict.fromkeys(every), key=_rank)
     by_kind = {kind: tuple(c for c in ranked if c.kind == kind) for kind in KINDS}
-    return Discovery(candidates=by_kind, set_aside=tuple(set_aside), installations=installations)
+    return Discovery(
+        candidates=by_kind,
+        set_aside=tuple(set_aside),
+        warnings=tuple(warnings),
+        installations=installations,
+    )
 
 
-def normalize_distribution(name: str) -> str:
-    """Return the form in which two spellings of a distribution's name are equal (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
+    """Return the one that counts of installations with the same normalized name."""
+    chosen = min(same, key=lambda one: one.is_impostor)
+    if chosen.is_impostor:
+        warnings.append(
+            f"{_located(chosen)} has the name of a first-party distribution, but its plugins are "
+            f"in {', '.join(chosen.packages)}: it is treated as an outside distribution. If you "
+            "did not install it on purpose, uninstall it."
+        )
+    told = (chosen.version, set(chosen.entries))
+    for other in same:
+        if (other.version, set(other.entries)) != told:
+            warnings.append(
+                f"{_located(other)} is not used: {_located(chosen)} has the same name. "
+                "Uninstall one of them."
+            )
+    return chosen
+
+
+def _located(one: Installation) -> str:
+    return f"{one.distribution} {one.version} in {one.metadata.locate_file('')}"
+
+
+def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
+    """Yield the plugins of a distribution; tell of those that cannot be read in `set_aside`."""
+    for kind, name, target in one.entries:
+        if kind not in KINDS:
+            continue
+        if not name or ":" not in target:
+            set_aside.append(
+                f"{one.distribution} {one.version} declares {name or target!r} in "
+                f"[{GROUP_PREFIX}{kind}] as {target!r}; that names no class ('module:Class')."
+            )
+            continue
+        yield Candidate(
+            kind=kind,
+            name=name,
+            target=target,
+            distribution=one.distribution,
+            version=one.version,
+        )
 
 
 def _rank(candidate: Candidate) -> tuple[bool, str, str, str]:
     distribution = normalize_distribution(candidate.distribution)
-    third_party = not is_first_party(distribution)
-    return third_party, distribution, candidate.name, candidate.target
+    return not candidate.first_party, distribution, candidate.name, candidate.target
 
 
 def _identity(distribution: Distribution) -> tuple[str, str]:

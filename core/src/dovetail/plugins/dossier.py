@@ -20,7 +20,6 @@ from dovetail.plugins.api_range import parse_range
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.contract import contract_version, load_interface
 from dovetail.plugins.description import Description
-from dovetail.plugins.discovery import is_first_party, normalize_distribution
 from dovetail.plugins.kinds import KINDS, get_kind
 from dovetail.plugins.registry import PluginRegistry
 
@@ -99,7 +98,7 @@ def compile_dossier(registry: PluginRegistry, kind: str, reference: str) -> Doss
         kind,
         about.name,
         about.distribution,
-        first_party=is_first_party(normalize_distribution(about.distribution)),
+        first_party=about.first_party,
     )
     return Dossier(
         description=about,

@@ -16,7 +16,8 @@ from dovetail.interfaces.attention import AttentionAsk
 from dovetail.interfaces.platform import Probe
 from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.device_fit import device_refusal
-from dovetail.plugins.discovery import Candidate, is_first_party, normalize_distribution
+from dovetail.plugins.discovery import Candidate
+from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolution import Resolution
 from dovetail.plugins.selection import AUTO, attention_refusals, choose_scheduler
@@ -221,7 +222,7 @@ def _of_core(cls: type[Any], reason: str) -> Verdict:
 def _in_order(registry: PluginRegistry, candidate: Candidate, wanted: Wanted) -> Verdict:
     """Return the verdict on a candidate that may be taken unasked, as if it were the only one."""
     kind, reference = candidate.kind, candidate.reference
-    standing = "first-party" if _is_ours(candidate) else "allowed by plugins_allow"
+    standing = "first-party" if candidate.first_party else "allowed by plugins_allow"
     if candidate.name in wanted.preferred or reference in wanted.preferred:
         standing = f"the platform {wanted.platform} prefers it"
     verdict = Verdict.of(candidate, standing=standing)
@@ -315,7 +316,7 @@ def _absence(registry: PluginRegistry, candidate: Candidate) -> str:
     """Return what keeps a candidate out whatever is asked for; "" if nothing does."""
     kind, name = candidate.kind, candidate.name
     rule = registry.policy.denial(
-        kind, name, candidate.distribution, first_party=_is_ours(candidate)
+        kind, name, candidate.distribution, first_party=candidate.first_party
     )
     if rule:
         return f"denied by {rule}"
@@ -343,7 +344,3 @@ def _outside(candidate: Candidate) -> str:
         "an outside plugin: ask for it by name, or allow it with "
         f"plugins_allow={candidate.kind}:{candidate.reference}"
     )
-
-
-def _is_ours(candidate: Candidate) -> bool:
-    return is_first_party(normalize_distribution(candidate.distribution))

@@ -18,6 +18,9 @@ from dovetail.errors import PluginLoadError, PluginNotFoundError, nearest
 
 _MAX_NAMES = 8
 
+LOCAL_PREFIX = "dovetail_local_"
+"""What the names of modules that are loaded from a path begin with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
@@ -83,7 +86,7 @@ def load_file(path: Path, origin: Origin) -> ModuleType:
     """
     if not path.is_file():
         raise PluginNotFoundError(f"Cannot load {origin}: there is no file {str(path)!r}.")
-    name = f"dovetail_local_{path.stem}_{blake2b(bytes(path), digest_size=4).hexdigest()}"
+    name = f"{LOCAL_PREFIX}{path.stem}_{blake2b(bytes(path), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginLoadError(f"Cannot load {origin}: {str(path)!r} is no Python file (.py).")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dovetail.errors import ConfigError, nearest
-from dovetail.plugins.discovery import normalize_distribution
+from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.kinds import KINDS
 
 _RULE_FORM = "kind:name@distribution, such as 'policy:fast@acme' or '*:*@acme'"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
-from dovetail.plugins.discovery import Candidate, normalize_distribution
+from dovetail.plugins.discovery import Candidate
+from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.reference import FORMS, NamedReference
 
 
@@ -56,6 +57,15 @@ def ambiguity(
         f"Several plugins are the {kind} {name!r}: {', '.join(lines)}.\n"
         f"Write {' or '.join(choices)}, deny one with plugins_deny, or uninstall all but one."
         f"{consent}"
+    )
+
+
+def namesake_note(kept: Candidate, other: Candidate) -> str:
+    """Return that a first-party plugin keeps its name beside an outside one of the same name."""
+    return (
+        f"The {kept.kind} {kept.name!r} is that of {kept.distribution}; {other.distribution} "
+        f"{other.version} declares one of the same name, which is not used. Write "
+        f"{other.reference!r} to choose that one, or uninstall {other.distribution}."
     )
 
 

@@ -8,7 +8,7 @@ know which plugin suits a machine (the platform's `prefer`) nor what a plugin's 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from importlib.metadata import Distribution
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,16 @@ from dovetail.errors import PluginError
 from dovetail.plugins.adapters import ADAPTERS, Adapters
 from dovetail.plugins.admission import Admission, Plugin, check_needed
 from dovetail.plugins.capabilities import CORE_CAPABILITIES
+from dovetail.plugins.class_denial import ClassRules
 from dovetail.plugins.construction import ask
 from dovetail.plugins.description import Describer, Description
 from dovetail.plugins.discovery import Candidate, Discovery, discover
+from dovetail.plugins.first_party import first_party_owner
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import PluginEntry
 from dovetail.plugins.options import PluginOptions, names_of
 from dovetail.plugins.plugin_policy import PluginPolicy
+from dovetail.plugins.refusals import denied, namesake_note
 from dovetail.plugins.resolution import Resolution
 from dovetail.plugins.resolver import Resolver
 from dovetail.plugins.shipped import ShippedResolver, check_versions
@@ -59,13 +62,14 @@ class PluginRegistry:
         self.policy = policy or PluginPolicy()
         self._options = PluginOptions(options)
         self._distributions = distributions
-        self._admission = Admission(
-            clock=clock or MonotonicClock(), adapters=adapters, options=self._options
-        )
+        self._clock = clock or MonotonicClock()
+        self._admission = Admission(clock=self._clock, adapters=adapters, options=self._options)
         self._shipped: tuple[Resolution, ...] | None = None
         self._loaded: dict[tuple[str, str | type], Plugin] = {}
         self._failures: dict[str, str] = {}
         self._platform = ""
+        self._warned: set[str] = set()
+        self._outside_platform = True
         self._provided: frozenset[str] | None = None
 
     @classmethod
@@ -104,6 +108,10 @@ class PluginRegistry:
             return Resolver(self._discovery, self._describer, self.policy)
         return ShippedResolver(self._shipped, self._discovery, self._describer, self.policy)
 
+    @cached_property
+    def _class_rules(self) -> ClassRules:
+        return ClassRules(self.policy, self._discovery, self._clock)
+
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
         """Everything loaded so far, in the order of loading, each once."""
@@ -117,6 +125,20 @@ class PluginRegistry:
         """
         read = (*self._discovery.set_aside, *self._describer.problems)
         return (*read, *self._failures.values())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is suspicious in what is installed, each a sentence.
+
+        Several distributions of one name, outside ones with a first-party name, and outside plugins
+        with the name of a first-party plugin, which keeps it.
+        """
+        namesakes = (note for kind in KINDS for note in self._namesakes(kind))
+        return (*self._discovery.warnings, *namesakes)
+
+    def warn_of_impostors(self) -> None:
+        """Log, once, that distributions claim a name that another, or a first-party one, has."""
+        self._warn(self._discovery.warnings)
 
     def candidates(self, kind: str) -> tuple[Candidate, ...]:
         """Return the installed plugins of `kind`: first-party first, then by distribution, name.
@@ -136,7 +158,9 @@ class PluginRegistry:
         if the user's policy denies it, if the reference has no known form, or if it is a file and
         local code is not trusted. A class that was named directly is not looked for until loaded.
         """
-        return self._resolver.resolve(kind, reference)
+        found = self._resolver.resolve(kind, reference)
+        self._warn(self._namesakes(kind, {reference}))
+        return found
 
     def describe(self, kind: str, reference: str | type) -> Description:
         """Return what discovery and manifest say of a plugin, importing nothing.
@@ -148,6 +172,10 @@ class PluginRegistry:
     def entry_of(self, candidate: Candidate) -> PluginEntry:
         """Return what the manifest says of a plugin; defaults where it is broken or silent."""
         return self._describer.entry(candidate)
+
+    def denial(self, candidate: Candidate) -> str:
+        """Return which rule of the user forbids a plugin, as part of a sentence; "" for none."""
+        return self._resolver.denial(candidate)
 
     def unmet_needs(self, kind: str, reference: str | type) -> str:
         """Return what a plugin's manifest needs and the bound platform lacks; "" for nothing.
@@ -184,6 +212,9 @@ class PluginRegistry:
             text = reference if self._shipped is None else resolution.target
             plugin = self._admission.admit(resolution, text, about, shared=shared)
             self._check_needed(about, plugin.needs)
+            forbidden, rule = self._class_rules.denial(kind, plugin.cls)
+            if rule:
+                raise denied(f"{kind} {text!r} (class {forbidden})", rule)
             self._loaded[key] = plugin
         return self._loaded[key].cls
 
@@ -199,10 +230,12 @@ class PluginRegistry:
     def automatic(self, kind: str, preferred: Sequence[str] = ()) -> list[Candidate]:
         """Return the plugins that may be taken unasked, in the order in which to try them.
 
-        preferred: what the platform prefers, best first. Raises PluginError where one name has
-        several owners.
+        preferred: what the platform prefers, best first. A first-party platform cannot mean outside
+        plugins that the user did not allow. Raises PluginError where one name has several owners.
         """
-        return self._resolver.automatic(kind, preferred)
+        order = self._resolver.automatic(kind, preferred, outside=self._outside_platform)
+        self._warn(self._namesakes(kind, set(preferred)))
+        return order
 
     def options_of(self, kind: str, cls: type[Any] | None) -> Mapping[str, object]:
         """Return the validated options of a class that was loaded here; empty if it takes none."""
@@ -238,10 +271,29 @@ class PluginRegistry:
         loaded = (p for p in self._loaded.values() if p.cls is type(platform))
         claimed = next((plugin.provides for plugin in loaded), frozenset[str]())
         self._platform = platform.info.name
+        self._outside_platform = not first_party_owner(type(platform).__module__)
         own = ask(f"platform {platform.info.name!r}", "capabilities", platform.capabilities)
         self._provided = CORE_CAPABILITIES | own | claimed
         for plugin in self._loaded.values():
             self._check_needed(plugin.description, plugin.needs)
+
+    def _namesakes(self, kind: str, names: Set[str | type] | None = None) -> Iterator[str]:
+        """Yield a sentence for each outside plugin that has the name of a first-party one.
+
+        names: only of these. Those that the user denied are left out.
+        """
+        kept = {one.name: one for one in self.candidates(kind) if one.first_party}
+        for one in self.candidates(kind):
+            wanted = one.name in kept and (names is None or one.name in names)
+            if wanted and not one.first_party and not self._resolver.denial(one):
+                yield namesake_note(kept[one.name], one)
+
+    def _warn(self, sentences: Iterable[str]) -> None:
+        """Log each sentence, once."""
+        for sentence in sentences:
+            if sentence not in self._warned:
+                self._warned.add(sentence)
+                logger.warning("%s", sentence)
 
     def _describe(self, resolution: Resolution) -> Description:
         if resolution.distribution:

@@ -11,13 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError
 from dovetail.plugins.description import Describer
-from dovetail.plugins.discovery import (
-    Candidate,
-    Discovery,
-    is_first_party,
-    normalize_distribution,
-    top_package,
-)
+from dovetail.plugins.discovery import Candidate, Discovery
+from dovetail.plugins.first_party import first_party_owner, normalize_distribution
 from dovetail.plugins.kinds import KINDS, get_kind
 from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.reference import (
@@ -27,10 +22,14 @@ from dovetail.plugins.reference import (
     QualifiedReference,
     parse_reference,
 )
-from dovetail.plugins.refusals import ambiguity, denied, not_found, not_in_distribution
+from dovetail.plugins.refusals import (
+    ambiguity,
+    denied,
+    namesake_note,
+    not_found,
+    not_in_distribution,
+)
 from dovetail.plugins.resolution import Resolution
-
-_CORE_PACKAGE = "dovetail"
 
 
 class Resolver:
@@ -64,23 +63,27 @@ class Resolver:
             return self._direct(kind, parsed.attribute, parsed.target)
         return self._resolve_qualified(kind, reference.strip(), parsed)
 
-    def automatic(self, kind: str, preferred: Sequence[str]) -> list[Candidate]:
+    def automatic(
+        self, kind: str, preferred: Sequence[str], *, outside: bool = True
+    ) -> list[Candidate]:
         """Return the plugins that may be taken unasked, in the order in which to try them.
 
         preferred: names or name@distribution, best first; those that are not installed, or denied,
-        are passed over. Raises PluginError where one name has several owners.
+        are passed over, and so are outside ones that the user did not allow unless `outside`.
+        Raises PluginError where one name has several owners.
         """
         order = [found for name in preferred if (found := self._preferred(kind, name))]
+        order = [one for one in order if outside or self._takes_part(one)]
         replaced = {victim for c in self.candidates(kind) for victim in self._replaced_by(c)}
         rest = [
             c
             for c in self.candidates(kind)
             if c not in order and self._takes_part(c) and _identity(c) not in replaced
         ]
-        names = [c.name for c in rest]
-        for name in names:
-            if names.count(name) > 1:
-                raise ambiguity(kind, name, [c for c in rest if c.name == name], ())
+        for name in dict.fromkeys(c.name for c in rest):
+            same = [c for c in rest if c.name == name]
+            if len(same) - any(c.first_party for c in same) > 1:
+                raise ambiguity(kind, name, same, ())
         return order + sorted(rest, key=self._precedence)
 
     def denial(self, candidate: Candidate) -> str:
@@ -89,13 +92,13 @@ class Resolver:
             candidate.kind,
             candidate.name,
             candidate.distribution,
-            first_party=_is_ours(candidate),
+            first_party=candidate.first_party,
         )
 
     def _takes_part(self, candidate: Candidate) -> bool:
         if self.denial(candidate):
             return False
-        return _is_ours(candidate) or self._is_allowed(candidate)
+        return candidate.first_party or self._is_allowed(candidate)
 
     def _is_allowed(self, candidate: Candidate) -> bool:
         return self._policy.consents(candidate.kind, candidate.name, candidate.distribution)
@@ -103,7 +106,7 @@ class Resolver:
     def _precedence(self, candidate: Candidate) -> tuple[int, bool, str, str]:
         distribution = normalize_distribution(candidate.distribution)
         rank = self._describer.entry(candidate).rank
-        return -rank, not _is_ours(candidate), distribution, candidate.name
+        return -rank, not candidate.first_party, distribution, candidate.name
 
     def _preferred(self, kind: str, name: str) -> Candidate | None:
         try:
@@ -134,6 +137,9 @@ class Resolver:
         usable = [c for c in left if not self.denial(c)]
         if not usable:
             raise denied(f"{kind} {left[0].reference!r}", self.denial(left[0]))
+        outside = [c for c in usable if not c.first_party]
+        if len(usable) > len(outside) and not replacers:
+            usable = [c for c in usable if c.first_party]  # a first-party plugin keeps its name
         if len(usable) > 1:
             wishing = [c for c in usable if self._describer.entry(c).replaces]
             raise ambiguity(kind, asked.name, usable, wishing)
@@ -142,6 +148,8 @@ class Resolver:
             for c in found
             if _identity(c) in victims
         ]
+        if usable[0].first_party:
+            notes += [namesake_note(usable[0], c) for c in outside]
         return Resolution.of(usable[0], notes=tuple(notes))
 
     def _replacers(self, found: Sequence[Candidate]) -> list[Candidate]:
@@ -169,10 +177,10 @@ class Resolver:
 
     def _direct(self, kind: str, name: str, target: str) -> Resolution:
         """Return a class that was named directly; the rules for its package's owner hold."""
-        owner = self._discovery.owner(target)
-        ours = is_first_party(normalize_distribution(owner)) or top_package(target) == _CORE_PACKAGE
-        if rule := self._policy.denial(kind, name, owner, first_party=ours):
-            raise denied(f"{kind} {target!r}", rule)
+        ours = bool(first_party_owner(target))
+        for owner in self._discovery.owners(target) or ("",):
+            if rule := self._policy.denial(kind, name, owner, first_party=ours):
+                raise denied(f"{kind} {target!r}", rule)
         return Resolution(kind=kind, name=name, target=target)
 
     def _require_trust(self, reference: str) -> None:
@@ -184,10 +192,6 @@ class Resolver:
 
     def _by_kind(self) -> Mapping[str, Sequence[Candidate]]:
         return {kind: self.candidates(kind) for kind in KINDS}
-
-
-def _is_ours(candidate: Candidate) -> bool:
-    return is_first_party(normalize_distribution(candidate.distribution))
 
 
 def _identity(candidate: Candidate) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from dovetail.errors import PluginError, PluginNotFoundError
 from dovetail.plugins.description import Describer
-from dovetail.plugins.discovery import Candidate, Discovery, normalize_distribution
+from dovetail.plugins.discovery import Candidate, Discovery
+from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.resolution import Resolution

@@ -162,6 +162,8 @@ class Subjects:
         own = self._distribution_of(worker_cls)
         reasons: list[str] = []
         for found in self.registry.candidates("platform"):
+            if not found.first_party and found.distribution != own:
+                continue  # an outside package is not imported merely because it is installed
             platform_cls = self.registry.load("platform", found.reference)
             probe = platform_cls.probe()
             if not probe.usable:
@@ -186,9 +188,10 @@ class Subjects:
         return ""
 
     def _prefers(self, platform: Platform, worker_cls: type[Any]) -> bool:
-        installed = {found.name for found in self.registry.candidates("worker")}
-        names = [name for name in platform.prefer("worker") if name in installed]
-        return any(self.registry.load("worker", name) is worker_cls for name in names)
+        preferred = platform.prefer("worker")
+        found = [one for one in self.registry.candidates("worker") if one.name in preferred]
+        ours = [one.reference for one in found if one.first_party]
+        return any(self.registry.load("worker", one) is worker_cls for one in ours)
 
 
 def write_byte_tokenizer(directory: Path) -> Path:

@@ -1,0 +1,139 @@
+"""The user's rules held against the class that a reference turned out to mean.
+
+A rule cannot be evaded by another name for the same class: a module that re-exports it, another
+entry point, a path to its file, the class object itself, or a subclass that adds nothing. Runs once
+for each class that is loaded, and only where there are rules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from dovetail.clock import Clock
+from dovetail.errors import PluginError
+from dovetail.plugins.containment import contained
+from dovetail.plugins.discovery import Candidate, Discovery
+from dovetail.plugins.first_party import first_party_owner, top_package
+from dovetail.plugins.loading import LOCAL_PREFIX, Origin, load_target
+from dovetail.plugins.plugin_policy import PluginPolicy
+
+_CONTRACTS = "dovetail.interfaces"
+
+
+class ClassRules:
+    """Says of loaded classes whether a user's rules forbid them."""
+
+    def __init__(self, policy: PluginPolicy, discovery: Discovery, clock: Clock) -> None:
+        self._policy = policy
+        self._discovery = discovery
+        self._clock = clock
+
+    def denial(self, kind: str, cls: type[Any]) -> tuple[str, str]:
+        """Return which class is forbidden, as "module:Class", and what forbids it; "" for none.
+
+        That is `cls`, or one that it is built on.
+        """
+        if not self._policy.deny and not self._policy.no_plugins:
+            return "", ""
+        same = list(_without_renaming(cls))
+        for base in inspect.getmro(cls):
+            if _is_contract(base):
+                continue
+            rule = self._rule_on(kind, base, every=base in same)
+            if rule:
+                return f"{base.__module__}:{base.__qualname__}", rule
+        return "", ""
+
+    def _rule_on(self, kind: str, cls: type[Any], *, every: bool) -> str:
+        """Return the rule on a class. every: not only rules on a plugin that it is declared as."""
+        candidates = self._discovery.candidates[kind]
+        declared = [one for one in candidates if self._is_class_of(one, cls)]
+        for one in declared:
+            if rule := self._denial(one):
+                return rule
+        if not every or any(one.first_party for one in declared):
+            return ""
+        owners = self._owners(cls)
+        ours = bool(first_party_owner(_import_name(cls)))
+        names = {cls.__qualname__, *(one.name for one in declared)}
+        rules = (
+            self._policy.denial(kind, name, owner, first_party=ours)
+            for name in sorted(names)
+            for owner in owners
+        )
+        return next(filter(None, rules), "")
+
+    def _denial(self, one: Candidate) -> str:
+        return self._policy.denial(
+            one.kind, one.name, one.distribution, first_party=one.first_party
+        )
+
+    def _is_class_of(self, candidate: Candidate, cls: type[Any]) -> bool:
+        """Return whether an entry point means this very class."""
+        module, _, path = candidate.target.partition(":")
+        name = _import_name(cls)
+        if (module, path) == (name, cls.__qualname__):
+            return True
+        if module not in sys.modules and top_package(module) == top_package(name):
+            # Its package is imported already, and this module may have another name for the class.
+            if not self._denial(candidate):
+                return False
+            try:
+                with contained(top_package(module), self._clock):
+                    return load_target(candidate.target, Origin(asked=candidate.name)) is cls
+            except PluginError:
+                return False
+        found: object = sys.modules.get(module)
+        for part in path.split("."):
+            found = inspect.getattr_static(found, part, None)
+        return found is cls
+
+    def _owners(self, cls: type[Any]) -> Sequence[str]:
+        """Return the distributions that may own the module of a class; ("",) for none."""
+        name = _import_name(cls)
+        return self._discovery.owners(name) or self._installed.get(top_package(name), ("",))
+
+    @cached_property
+    def _installed(self) -> Mapping[str, Sequence[str]]:
+        """The distributions of each top-level package, those without plugins among them."""
+        return packages_distributions()
+
+
+def _is_contract(cls: type[Any]) -> bool:
+    return cls is object or f"{cls.__module__}.".startswith(f"{_CONTRACTS}.")
+
+
+def _without_renaming(cls: type[Any]) -> Iterator[type[Any]]:
+    """Yield a class and, as long as their subclasses add no code, its bases."""
+    yield cls
+    if any(_is_code(value) for value in vars(cls).values()):
+        return
+    for base in cls.__bases__:
+        if not _is_contract(base):
+            yield from _without_renaming(base)
+
+
+def _is_code(value: object) -> bool:
+    if isinstance(value, (classmethod, staticmethod, property)):
+        return True
+    return callable(value) and not isinstance(value, type)
+
+
+def _import_name(cls: type[Any]) -> str:
+    """Return the module of a class; of one from a file, the name that the file is imported by."""
+    if not cls.__module__.startswith(LOCAL_PREFIX):
+        return cls.__module__
+    module = sys.modules.get(cls.__module__)
+    path = Path(getattr(module, "__file__", None) or "nowhere.py")
+    parts = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)

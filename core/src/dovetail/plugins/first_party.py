@@ -1,0 +1,66 @@
+"""First-party distributions: a fixed list, each with the package that holds its plugins.
+
+A name that only looks like one of ours is outside, and so is a plugin that lies in another package
+than its distribution's. A test compares the list with the members of the tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+FIRST_PARTY: Mapping[str, str] = MappingProxyType(
+    {
+        "dovetail-attn-cpu": "dovetail_attn_cpu",
+        "dovetail-attn-torch": "dovetail_attn_torch",
+        "dovetail-attn-triton": "dovetail_attn_triton",
+        "dovetail-core": "dovetail",
+        "dovetail-cpu": "dovetail_cpu",
+        "dovetail-cpu-kernels": "dovetail_cpu_kernels",
+        "dovetail-cuda": "dovetail_cuda",
+        "dovetail-demo-model": "dovetail_demo_model",
+        "dovetail-io-jsonl": "dovetail_io_jsonl",
+        "dovetail-kv-memory": "dovetail_kv_memory",
+        "dovetail-lab": "dovetail_lab",
+        "dovetail-models": "dovetail_models",
+        "dovetail-no-repeat-ngram": "dovetail_no_repeat_ngram",
+        "dovetail-ops-triton": "dovetail_ops_triton",
+        "dovetail-sched-fcfs": "dovetail_sched_fcfs",
+        "dovetail-sched-priority": "dovetail_sched_priority",
+        "dovetail-sched-research": "dovetail_sched_research",
+        "dovetail-stats-jsonl": "dovetail_stats_jsonl",
+        "dovetail-torch": "dovetail_torch",
+        "dovetail-xpu": "dovetail_xpu",
+    }
+)
+"""The import package of each first-party distribution, by its normalized name."""
+
+
+def normalize_distribution(name: str) -> str:
+    """Return the form in which two spellings of a distribution's name are equal (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def top_package(target: str) -> str:
+    """Return the top-level package of "package.module:Class"."""
+    return target.partition(":")[0].partition(".")[0]
+
+
+def first_party_package(distribution: str) -> str:
+    """Return the package of a first-party distribution; "" for an outside one."""
+    return FIRST_PARTY.get(normalize_distribution(distribution), "")
+
+
+def is_first_party(distribution: str, target: str) -> bool:
+    """Return whether `target` ("module:Class") is a plugin of a first-party distribution.
+
+    distribution: its name as written in its metadata.
+    """
+    return top_package(target) == first_party_package(distribution)
+
+
+def first_party_owner(target: str) -> str:
+    """Return the first-party distribution whose package holds `target`; "" if none does."""
+    package = top_package(target)
+    return next((name for name, its_own in FIRST_PARTY.items() if its_own == package), "")

@@ -1,0 +1,216 @@
+"""Outside packages run no code unless the user names or allows them, whatever they are called."""
+
+import logging
+from importlib.metadata import distributions
+
+import pytest
+
+from dovetail.config.installed_checkpoints import find_installed_checkpoint
+from dovetail.doctor import WARNING
+from dovetail.doctor.registrations import check_registrations, plugins_to_try
+from dovetail.errors import PluginError
+from dovetail.plugins import KINDS, PluginPolicy
+from dovetail.plugins.commands import find_commands
+from dovetail.plugins.discovery import discover
+from dovetail.plugins.first_party import is_first_party
+from dovetail.plugins.selection import choose, choose_platform
+from dovetail.testing.fake_platform import FakePlatform
+
+CANARY = "raise AssertionError('an outside package was imported')\n"
+PARTS = """
+from dovetail.interfaces import Platform, PlatformInfo, Policy, Probe
+
+class Fair(Policy):
+    pass
+
+class Box(Platform):
+    info = PlatformInfo(name="box", device_type="box")
+    @classmethod
+    def probe(cls):
+        return Probe(usable=True)
+    def capabilities(self):
+        return frozenset()
+    def total_memory_bytes(self, local_rank=0):
+        return 1
+"""
+LOOKALIKES = ["Dovetail_Evil", "dovetail-evil", "dovetail-a-evil", "dovetai1-a", "acme"]
+
+
+def table(kind, name, **more):
+    lines = [f"{key} = {value!r}".replace("'", '"') for key, value in more.items()]
+    return "\n".join(["[[plugin]]", f'kind = "{kind}"', f'name = "{name}"', *lines, ""])
+
+
+def add_canary(site, name, entries, **more):
+    """Install a distribution that must not be imported, with a probe and a rank for each plugin."""
+    package = name.replace("-", "_")
+    tables = [
+        table(kind, one, rank=99, probe=f"{package}:probe")
+        for kind, targets in entries.items()
+        if kind in KINDS
+        for one in targets
+    ]
+    site.add(name, entries, manifest="\n".join(tables), init=CANARY, **more)
+
+
+@pytest.fixture
+def members(plugin_site):
+    plugin_site.add(
+        "dovetail-a",
+        {"platform": {"box": ".parts:Box"}, "policy": {"fair": ".parts:Fair"}},
+        parts=PARTS,
+    )
+    return plugin_site
+
+
+@pytest.mark.parametrize(
+    ("distribution", "target", "expected"),
+    [
+        ("dovetail-cpu", "dovetail_cpu.platform:X", True),
+        ("Dovetail_CPU", "dovetail_cpu:X", True),
+        ("dovetail.cpu", "dovetail_cpu:X", True),
+        ("dovetail-core", "dovetail.scheduling:X", True),
+        ("dovetail-cpu", "dovetail_cpu_evil:X", False),
+        ("dovetail-cpu", "dovetail_cuda:X", False),
+        ("dovetail-cpu-evil", "dovetail_cpu:X", False),
+        ("Dovetail_Evil", "dovetail_evil:X", False),
+        ("dovetail", "dovetail:X", False),
+        ("dovetai1-cpu", "dovetail_cpu:X", False),
+        ("", "dovetail_cpu:X", False),
+    ],
+)
+def test_first_party_is_a_list_of_names_with_their_packages(distribution, target, expected):
+    assert is_first_party(distribution, target) is expected
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+@pytest.mark.parametrize("no_plugins", [False, True])
+def test_an_outside_package_is_not_imported_by_being_installed(members, name, no_plugins):
+    entries = {kind: {"box": ":X", "fair": ":X", "auto": ":X"} for kind in KINDS}
+    add_canary(members, name, entries)
+    registry = members.registry(policy=PluginPolicy(no_plugins=no_plugins))
+    assert type(choose_platform(registry, "auto")).__module__ == "dovetail_a.parts"
+    assert registry.load("policy", "fair").__module__ == "dovetail_a.parts"
+    assert choose(registry, FakePlatform(), "policy", "auto").__module__ == "dovetail_a.parts"
+    assert [one.distribution for kind in KINDS for one in registry.automatic(kind)] == [
+        "dovetail-a",
+        "dovetail-a",
+    ]
+    if no_plugins:
+        with pytest.raises(PluginError, match="no_plugins"):
+            registry.probe("platform", f"box@{name}")
+        tried = [one.distribution for one in plugins_to_try(registry)]
+        assert tried == ["dovetail-a", "dovetail-a"]
+
+
+def test_an_allowed_package_is_probed_and_a_named_one_is_loaded(members):
+    members.add("acme", {"platform": {"mine": ".parts:Box"}}, parts=PARTS)
+    allowed = members.registry(policy=PluginPolicy(allow=("platform:*@acme",)))
+    assert type(choose_platform(allowed, "mine")).__module__ == "acme.parts"
+    assert [one.name for one in allowed.automatic("platform")] == ["box", "mine"]
+
+
+def test_a_first_party_plugin_keeps_its_name_with_a_warning(members, caplog):
+    add_canary(members, "acme", {"policy": {"fair": ":Fair"}})
+    registry = members.registry()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert registry.resolve("policy", "fair").distribution == "dovetail-a"
+    (warning,) = [one.getMessage() for one in caplog.records]
+    assert "'fair' is that of dovetail-a; acme 1.0 declares" in warning and "'fair@acme'" in warning
+    assert registry.warnings == (warning,)
+    found = [one for one in check_registrations(registry) if one.subject == "names"]
+    assert [one.verdict for one in found] == [WARNING] and "acme" in found[0].text
+    denying = members.registry(policy=PluginPolicy(deny=("*:*@acme",)))
+    assert denying.warnings == ()
+
+
+def test_a_name_of_two_outside_packages_is_an_error_when_it_is_chosen(members):
+    for name in ("acme", "rival"):
+        add_canary(members, name, {"policy": {"quick": ":Quick"}})
+    registry = members.registry()
+    assert registry.resolve("policy", "fair").distribution == "dovetail-a"
+    with pytest.raises(PluginError, match="Write quick@acme or quick@rival"):
+        registry.resolve("policy", "quick")
+
+
+def test_a_first_party_platform_does_not_mean_outside_plugins_by_its_names(members):
+    """A name that it prefers may be taken by an outside package where the member is missing."""
+    add_canary(members, "acme", {"policy": {"wished": ":Fair"}})
+
+    class Prefers(FakePlatform):
+        def prefer(self, kind):
+            return ("wished", "wished@acme") if kind == "policy" else ()
+
+    Prefers.__module__ = "dovetail_a.platform"
+    registry = members.registry()
+    registry.bind_platform(Prefers())
+    assert choose(registry, Prefers(), "policy", "auto").__module__ == "dovetail_a.parts"
+    allowed = members.registry(policy=PluginPolicy(allow=("policy:wished@acme",)))
+    allowed.bind_platform(Prefers())
+    assert [one.name for one in allowed.automatic("policy", ["wished"])] == ["wished", "fair"]
+
+
+# --- distributions of one name ------------------------------------------------------------------
+
+
+def discover_in(*sites):
+    return discover(distributions(path=[str(site) for site in sites]))
+
+
+@pytest.fixture
+def two_sites(plugin_site, tmp_path):
+    """A folder with the member dovetail-a, and another one that stands before it on sys.path."""
+    plugin_site.add("dovetail-a", {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
+    before = type(plugin_site)(tmp_path / "before")
+    before.path.mkdir()
+    return before, plugin_site
+
+
+def test_an_impostor_does_not_hide_the_member(two_sites):
+    before, site = two_sites
+    before.add("Dovetail_A", {"policy": {"evil": "evil_pkg:Evil"}, "platform": {"evil": "x:Y"}})
+    found = discover_in(before.path, site.path)
+    assert [one.name for one in found.candidates["policy"]] == ["fair"]
+    assert not found.candidates["platform"]
+    (warning,) = found.warnings
+    assert warning.startswith("Dovetail_A 1.0 in ") and "is not used: dovetail-a 1.0" in warning
+
+
+def test_an_impostor_alone_is_an_outside_package(plugin_site):
+    plugin_site.add("dovetail-a", {"policy": {"evil": "evil_pkg:Evil"}})
+    registry = plugin_site.registry()
+    assert registry.automatic("policy") == []
+    assert "treated as an outside distribution" in registry.warnings[0]
+
+
+@pytest.mark.parametrize(("version", "num_warnings"), [("1.0", 0), ("2.0", 1)])
+def test_the_same_distribution_twice_is_one(two_sites, version, num_warnings):
+    """As where an egg-info in a source folder stands beside the editable installation."""
+    before, site = two_sites
+    entries = {"policy": {"fair": ".parts:Fair"}}
+    before.add("dovetail-a", entries, version=version, parts=PARTS)
+    found = discover_in(before.path, site.path)
+    assert [one.version for one in found.candidates["policy"]] == [version]
+    assert len(found.warnings) == num_warnings
+
+
+# --- what is not chosen by the registry ----------------------------------------------------------
+
+
+def test_a_first_party_checkpoint_keeps_its_name(plugin_site, caplog):
+    source = "def folder():\n    return '/weights'\n"
+    plugin_site.add("dovetail-a", {"checkpoint": {"toy": ":folder"}}, init=source)
+    plugin_site.add("acme", {"checkpoint": {"toy": ":folder", "other": ":folder"}}, init=CANARY)
+    assert str(find_installed_checkpoint("toy")) == "/weights"
+    assert "acme" in caplog.text and "is not used" in caplog.text
+    assert find_installed_checkpoint("other", first_party_only=True) is None
+
+
+@pytest.mark.parametrize("words", ["zoo.feed", "zoo", "zoo.feed.all"])
+def test_a_first_party_command_keeps_its_words(plugin_site, words):
+    plugin_site.add("dovetail-a", {"command": {"zoo.feed": ":feed"}}, init="def feed(): ...\n")
+    plugin_site.add("acme", {"command": {words: ":feed", "ark": ":feed"}}, init=CANARY)
+    found = find_commands((), distributions(path=[str(plugin_site.path)]))
+    assert [one.plugin.reference for one in found.usable] == ["ark@acme", "zoo.feed@dovetail-a"]
+    assert [one.plugin.reference for one, _ in found.set_aside] == [f"{words}@acme"]
