@@ -38,7 +38,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_demo_model(monkeypatch) -> None:
-    monkeypatch.setattr("dovetail.cli.demo_questions.find_installed_checkpoint", lambda name, **_: None)
+    monkeypatch.setattr(
+        "dovetail.cli.demo_questions.find_installed_checkpoint", lambda name, **_: None
+    )
 
 
 @pytest.fixture
