@@ -112,8 +112,7 @@ class World:
     """Distributions made up in a directory."""
 
     def __init__(self, folder, count_as_member):
-        self.folder = folder
-        self.count_as_member = count_as_member
+        self.folder, self.count_as_member = folder, count_as_member
         self.parts = f"{folder.name.replace('-', '_')}_parts"
         (folder / f"{self.parts}.py").write_text(PARTS)
 
@@ -137,9 +136,8 @@ class World:
             )
         info = self.folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
-        )
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        (info / "METADATA").write_text(metadata)
         lines = [f"[dovetail.{k}]\n{name} = {package}:{k}_{name}\n" for k, name, _ in plugins]
         (info / "entry_points.txt").write_text("".join(lines))
 
