@@ -11,6 +11,10 @@ for one in four), a preemption (with blocks for three in four: the first step th
 of three). And a step under churn: the same N running, but answers of 32 to 400 tokens, so that in
 most steps somebody joins, finishes or fills a block.
 
+Last, steps in which one request or all want something special, as thread CPU time and beside a
+plain step of the same run: log-probabilities for one and for all, a long prompt that was admitted
+before those that decode, drafts, and a step that serves eight equal prompts.
+
     python bench/step_overhead.py [--json FILE]
 """
 
@@ -22,6 +26,8 @@ import json
 import platform
 import statistics
 import time
+from array import array
+from collections.abc import Callable
 from random import Random
 
 from dovetail.clock import MonotonicClock
@@ -34,8 +40,9 @@ from dovetail.interfaces import (
     SchedulerLimits,
 )
 from dovetail.request import EngineCoreRequest
+from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.null_executor import NullExecutor
+from dovetail.testing.null_executor import NullExecutor, NullWorker
 from dovetail_sched_fcfs import FCFSScheduler
 
 SIZES = (1, 16, 256, 1024)
@@ -48,8 +55,19 @@ BLOCKS_EACH = -(-LENGTH // BLOCK_SIZE)
 TARGETS_MS = {256: 0.15, 1024: 0.5}
 
 
-def make_core(num_requests: int, *, num_blocks: int | None = None) -> EngineCore:
-    """Return an engine core with room for `num_requests`; num_blocks: None for enough."""
+def make_core(
+    num_requests: int,
+    *,
+    num_blocks: int | None = None,
+    worker: NullWorker | None = None,
+    max_model_len: int = 2 * LENGTH,
+    **limits: int,
+) -> EngineCore:
+    """Return an engine core with room for `num_requests`.
+
+    num_blocks: None for enough. worker: None for one that gives tokens only. limits: more fields of
+    `SchedulerLimits`.
+    """
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=8, head_size=64, dtype="bfloat16")
     group = KVCacheGroup(layer_names=("layer",), spec=spec)
     num_blocks = num_blocks or num_requests * BLOCKS_EACH + 64
@@ -57,14 +75,19 @@ def make_core(num_requests: int, *, num_blocks: int | None = None) -> EngineCore
         SchedulerContext(
             limits=SchedulerLimits(
                 max_num_seqs=num_requests,
-                max_num_batched_tokens=max(2048, num_requests * PROMPT_LEN),
-                max_model_len=2 * LENGTH,
+                **{
+                    "max_num_batched_tokens": max(2048, num_requests * PROMPT_LEN),
+                    **limits,
+                },
+                max_model_len=max_model_len,
             ),
             kv_cache=KVCacheConfig(num_blocks=num_blocks, groups=(group,)),
             clock=MonotonicClock(),
         )
     )
-    return EngineCore(NullExecutor(), scheduler, vocab_size=32_000, max_model_len=2 * LENGTH)
+    executor = NullExecutor()
+    executor.worker = worker or executor.worker
+    return EngineCore(executor, scheduler, vocab_size=32_000, max_model_len=max_model_len)
 
 
 def add_request(core: EngineCore, number: int, max_tokens: int = NUM_STEPS) -> None:
@@ -169,6 +192,135 @@ def measure_churn(num_requests: int) -> float:
     return statistics.median(steps[NUM_WARM_UP:])
 
 
+class LogprobWorker(NullWorker):
+    """Gives log-probabilities to the first `num_requests` runs that sample, from one made array."""
+
+    def __init__(self, num_requests: int) -> None:
+        super().__init__()
+        columns = LogprobColumns(
+            counts=array("i", [6]),
+            token_ids=array("i", range(6)),
+            logprobs=array("f", [-1.0] * 6),
+            ranks=array("i", [1]),
+        )
+        self._logprobs = dict.fromkeys(range(num_requests), columns)
+
+    def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
+        """Return token 7 for each run that samples."""
+        plain = super().sample_tokens()
+        logprobs = self._logprobs if len(plain.num_sampled) >= len(self._logprobs) else {}
+        return ModelRunnerOutput(
+            step_id=plain.step_id,
+            num_sampled=plain.num_sampled,
+            token_ids=plain.token_ids,
+            logprobs=logprobs,
+        )
+
+
+class DraftWorker(NullWorker):
+    """Drafts `num_drafts` tokens for each run that samples, and never accepts one."""
+
+    def __init__(self, num_drafts: int) -> None:
+        super().__init__()
+        self._num_drafts = num_drafts
+
+    def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
+        """Return token 7 for each run that samples."""
+        plain = super().sample_tokens()
+        drafts = array("B", [self._num_drafts]) * len(plain.num_sampled)
+        return ModelRunnerOutput(
+            step_id=plain.step_id,
+            num_sampled=plain.num_sampled,
+            token_ids=plain.token_ids,
+            num_drafts=drafts if self._num_drafts else array("B"),
+        )
+
+
+CHUNK = 64
+LONG_PROMPT = CHUNK * (NUM_STEPS + 8)
+
+
+def measure_cpu(core: EngineCore, num_requests: int) -> float:
+    """Return the median thread CPU time of a step, in milliseconds, while all requests decode."""
+    for number in range(num_requests):
+        add_request(core, number)
+    for _ in range(NUM_WARM_UP):
+        core.step()
+    collect()
+    steps = []
+    for _ in range(NUM_STEPS // 2):
+        begin = time.thread_time_ns()
+        core.step()
+        steps.append((time.thread_time_ns() - begin) / 1e6)
+    return statistics.median(steps)
+
+
+def make_core_behind_prompt(num_requests: int) -> EngineCore:
+    """Return a core that computes a long prompt in chunks; what comes next is admitted behind."""
+    core = make_core(
+        num_requests + 1,
+        num_blocks=num_requests * BLOCKS_EACH + LONG_PROMPT // BLOCK_SIZE + 64,
+        max_model_len=LONG_PROMPT + 8,
+        long_prefill_token_threshold=CHUNK,
+    )
+    core.add_request(
+        EngineCoreRequest(
+            request_id="long",
+            prompt_token_ids=[31_500] * LONG_PROMPT,
+            sampling_params=SamplingParams(max_tokens=4),
+            max_tokens=4,
+        )
+    )
+    core.step()
+    return core
+
+
+def num_computed_of_equal(num_requests: int = 8, length: int = 2001) -> int:
+    """Return how many tokens are computed for equal prompts of `length` tokens, all at once."""
+    num_blocks = num_requests * (length // BLOCK_SIZE + 2)
+    core = make_core(
+        num_requests, num_blocks=num_blocks, max_model_len=length + 8, max_num_batched_tokens=32768
+    )
+    for number in range(num_requests):
+        core.add_request(
+            EngineCoreRequest(
+                request_id=f"request-{number}",
+                prompt_token_ids=range(length),
+                sampling_params=SamplingParams(max_tokens=1),
+                max_tokens=1,
+            )
+        )
+    total = 0
+    while core.has_work():
+        stats = core.step().stats
+        total += stats.num_scheduled_tokens if stats else 0
+    return total
+
+
+SPECIAL: dict[str, tuple[float, Callable[[int], EngineCore]]] = {
+    "plain": (0.13, make_core),
+    "one with logprobs": (0.2, lambda size: make_core(size, worker=LogprobWorker(1))),
+    "all with logprobs=5": (0.6, lambda size: make_core(size, worker=LogprobWorker(size))),
+    "long prompt ahead": (0.3, make_core_behind_prompt),
+    "lookahead 3, no drafts": (
+        4.0,
+        lambda size: make_core(
+            size,
+            worker=DraftWorker(0),
+            num_lookahead_tokens=3,
+        ),
+    ),
+    "lookahead 3, one draft each": (
+        4.5,
+        lambda size: make_core(
+            size,
+            worker=DraftWorker(1),
+            num_lookahead_tokens=3,
+        ),
+    ),
+}
+"""What is special about the steps, the target in milliseconds, and how to make the core."""
+
 COLUMNS = (
     ("requests", "num_requests", "8.0f"),
     ("median ms", "median_ms", "9.3f"),
@@ -190,7 +342,7 @@ def main() -> int:
     arguments = parser.parse_args()
     print(f"EngineCore.step() with a null executor, Python {platform.python_version()}")
     print("  ".join(title.rjust(int(style.split(".")[0])) for title, _, style in COLUMNS))
-    rows = []
+    rows: list[dict[str, float | str]] = []
     for size in SIZES:
         row = measure(size)
         row["abort_us"] = measure_aborts(size)
@@ -199,11 +351,20 @@ def main() -> int:
         row["churn_ms"] = measure_churn(size)
         rows.append(row)
         print("  ".join(format(row[key], style) for _, key, style in COLUMNS))
+    print(f"\n1,024 requests, thread CPU time of a step\n{'case':28}  median ms  target")
+    missed = False
+    for name, (target, make) in SPECIAL.items():
+        cpu_ms = measure_cpu(make(SIZES[-1]), SIZES[-1])
+        missed |= cpu_ms > target
+        rows.append({"case": name, "median_cpu_ms": cpu_ms})
+        print(f"{name:28}  {cpu_ms:9.3f}  {target:6.2f}")
+    computed = num_computed_of_equal()
+    rows.append({"case": "8 equal prompts of 2,001", "num_computed_tokens": computed})
+    print(f"8 equal prompts of 2,001 tokens: {computed} computed")
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=2)
-    missed = False
-    for row in rows:
+    for row in rows[: len(SIZES)]:
         target = TARGETS_MS.get(int(row["num_requests"]))
         if target is not None:
             reached = row["median_ms"] <= target

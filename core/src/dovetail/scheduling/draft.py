@@ -7,7 +7,7 @@ draft is emitted. So evicting a request that was already granted is one deletion
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -101,6 +101,12 @@ class StepDraft:
         """Let each member of `cohort` run one token, before all others."""
         self.cohort = cohort
         self.tokens_left -= len(cohort)
+
+    def move_back(self, requests: Iterable[Request]) -> None:
+        """Let those of `requests` that have grants run after all others that have some."""
+        for request in requests:
+            if request in self.counts:
+                self.counts[request] = self.counts.pop(request)
 
     @property
     def empty(self) -> bool:

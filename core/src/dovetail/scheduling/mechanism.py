@@ -9,6 +9,7 @@ then those who need it wait and nobody else gives way for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from dovetail.interfaces.policy import Denied, Grant
@@ -29,6 +30,14 @@ DONE = Grant()
 def granted(num_tokens: int) -> Grant:
     """Return the grant of so many tokens: as few objects as a budget has tokens."""
     return Grant(num_tokens=num_tokens)
+
+
+def _decodes(request: Request) -> bool:
+    """Return whether one token of `request` is to be computed, and it is not of the prompt."""
+    return (
+        request.num_uncomputed_tokens == 1
+        and request.num_computed_tokens >= request.num_prompt_tokens
+    )
 
 
 class Mechanism:
@@ -65,32 +74,27 @@ class Mechanism:
     # --- what runs ------------------------------------------------------------------------------
 
     def continue_running(self) -> Grant:
-        """Let all that run and have neither grant nor pause compute what they have left."""
+        """Let all that run and have neither grant nor pause compute what they have left.
+
+        Those that decode come first, then the others; both in the order of admission.
+        """
         draft = self._holdings.draft
         before = draft.tokens_left
         if draft.cohort is None and not self._continue_together():
             self._cohort.dissolve()
-        self._continue_apart(self._cohort.apart)
+        self._continue_apart()
         return granted(before - draft.tokens_left)
 
     def _continue_together(self) -> bool:
-        """Let all that decode run side by side, where that changes nothing of the plan.
-
-        That is: they come first, in the order of admission too, and the budget lasts for all.
-        """
+        """Let all that decode run side by side, if the budget lasts for all of them."""
         draft, cohort = self._holdings.draft, self._cohort
-        if draft.counts or not self.runs_together:
+        if not self.runs_together:
             return False
-        decoding: list[Request] = []
-        for request in cohort.apart:
-            wanted = request.num_uncomputed_tokens
-            if not wanted or request in draft.held:
-                continue
-            if wanted > 1 or request.num_computed_tokens < request.num_prompt_tokens:
-                if request.admission < cohort.last_admission:
-                    return False
-                break
-            decoding.append(request)
+        decoding = [
+            request
+            for request in cohort.apart
+            if _decodes(request) and request not in draft.counts and request not in draft.held
+        ]
         if len(cohort) + len(decoding) > draft.tokens_left:
             return False
         if decoding:
@@ -103,9 +107,22 @@ class Mechanism:
         draft.continue_together(cohort)
         return True
 
-    def _continue_apart(self, requests: list[Request]) -> None:
+    def _continue_apart(self) -> None:
+        """Let those that are no members of the cohort run one by one."""
+        apart = tuple(self._cohort.apart)
+        decoding: list[Request] = []
+        if not self._lookahead:  # with drafts nothing tells those that decode from the others
+            decoding = [request for request in apart if _decodes(request)]
+        if decoding:
+            earlier = tuple(self._holdings.draft.counts)
+            self._continue_each(decoding)
+            self._holdings.draft.move_back(earlier)
+        if len(decoding) < len(apart):
+            self._continue_each(apart)  # those that decode have their grants, or cannot have one
+
+    def _continue_each(self, requests: Sequence[Request]) -> None:
         draft = self._holdings.draft
-        for request in tuple(requests):
+        for request in requests:
             if not draft.tokens_left:
                 break
             wanted = request.num_uncomputed_tokens

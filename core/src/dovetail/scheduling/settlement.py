@@ -74,16 +74,16 @@ def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput)
     dropped, and so is what was sampled past an end.
     """
     settlement = Settlement()
-    if record.together is None or output.logprobs or output.prompt_logprobs:
-        requests = record.requests
-        _settle_runs(settlement, requests, output.num_sampled, output.token_ids)
-        _sort_logprobs(requests, plan, output, settlement)
-        return settlement
-    num_members = len(record.together.members)
-    _settle_together(settlement, record.together, output.token_ids[:num_members])
+    num_members = 0
+    if record.together is not None:
+        num_members = len(record.together.members)
+        _settle_together(settlement, record.together, output.token_ids[:num_members])
     if record.counts:
-        num_sampled = output.num_sampled[num_members:]
-        _settle_runs(settlement, [*record.counts], num_sampled, output.token_ids[num_members:])
+        _settle_runs(settlement, [*record.counts], output, num_members)
+    if output.logprobs:
+        _sort_logprobs(record, output, settlement)
+    if output.prompt_logprobs:
+        _sort_prompt_logprobs(record, plan, output, settlement)
     return settlement
 
 
@@ -115,15 +115,16 @@ def _settle_together(settlement: Settlement, together: Together, token_ids: arra
 
 
 def _settle_runs(
-    settlement: Settlement,
-    requests: Sequence[Request],
-    num_sampled: array[int],
-    sampled: array[int],
+    settlement: Settlement, requests: Sequence[Request], output: ModelRunnerOutput, first_run: int
 ) -> None:
-    """Settle runs one by one: any number of tokens each."""
+    """Settle the runs from `first_run` on one by one: any number of tokens each.
+
+    Each run before `first_run` has sampled one token.
+    """
     advanced, counts, kept = settlement.advanced, settlement.counts, settlement.token_ids
-    position = 0
-    for run, (request, count) in enumerate(zip(requests, num_sampled, strict=True)):
+    num_sampled, sampled = output.num_sampled[first_run:], output.token_ids
+    position = first_run
+    for run, (request, count) in enumerate(zip(requests, num_sampled, strict=True), first_run):
         first, position = position, position + count
         if not count or request.status >= _FINISHED:
             continue
@@ -158,18 +159,30 @@ def _stop(request: Request, token: int) -> RequestStatus:
     return RequestStatus.FINISHED_STOPPED
 
 
-def _sort_logprobs(
-    requests: Sequence[Request],
-    plan: SchedulerOutput,
-    output: ModelRunnerOutput,
-    settlement: Settlement,
-) -> None:
+def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, settlement: Settlement) -> None:
+    """Keep the log-probabilities of sampled tokens by request id, for requests that go on."""
+    together, kept, num_members = record.together, settlement.logprobs, 0
+    if together is not None:
+        num_members, names, gone = len(together.members), together.request_ids, together.gone
+        for run, columns in output.logprobs.items():
+            if run < num_members and run not in gone:
+                kept[names[run]] = columns
+    if not record.counts:
+        return
+    requests = [*record.counts]
     for run, columns in output.logprobs.items():
-        if requests[run].status < _FINISHED:
-            kept = settlement.num_kept.get(run)
-            settlement.logprobs[requests[run].request_id] = (
-                columns if kept is None else columns.first(kept)
-            )
+        if run >= num_members and (request := requests[run - num_members]).status < _FINISHED:
+            num_kept = settlement.num_kept.get(run)
+            if num_kept is not None:
+                columns = columns.first(num_kept)
+            kept[request.request_id] = columns
+
+
+def _sort_prompt_logprobs(
+    record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput, settlement: Settlement
+) -> None:
+    """Keep the log-probabilities of prompt tokens that have not been handed out before."""
+    requests = record.requests
     for run, columns in output.prompt_logprobs.items():
         request = requests[run]
         known = request.num_prompt_logprobs - plan.starts[run]  # again, after a preemption
