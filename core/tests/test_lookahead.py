@@ -32,7 +32,8 @@ class Table:
         self.scheduler = Scheduler(context)
 
     def add(self, name, num_prompt=4, *, max_tokens=9, stop=()):
-        asked = make_request(name, range(num_prompt), max_tokens=max_tokens)
+        prompt = [ord(name) * 100 + place for place in range(num_prompt)]
+        asked = make_request(name, prompt, max_tokens=max_tokens)
         self.scheduler.add_request(replace(asked, stop_token_ids=frozenset(stop)))
 
     def plan(self):

@@ -184,8 +184,9 @@ def Hold(request: RequestView) -> Wish:  # noqa: N802
 
 
 CONTINUE: Wish = (WishKind.CONTINUE, None, 0, 0, False)
-"""Wish that every running request not yet granted or held computes what it has left, in the order
-of admission; victims give way where blocks are short. The cheapest wish: one for all."""
+"""Wish that every running request not yet granted or held computes what it has left: first those
+that decode, then the others, each in the order of admission. Those that decode come first in the
+plan, too. Victims give way where blocks are short. The cheapest wish: one for all."""
 
 
 class Denied(StrEnum):
@@ -209,7 +210,9 @@ class Denied(StrEnum):
 class Grant:
     """What became of a wish; true if it was granted.
 
-    num_tokens: granted in this step (all requests' together for CONTINUE; 0 for Evict and Hold).
+    num_tokens: granted in this step (all requests' together for CONTINUE; 0 for Evict and Hold, and
+        for an admission that waits for blocks: they are loaded, or another request computes them in
+        this step, and `request` is passed over until the next).
     num_cached: tokens that the prefix cache saved at an admission.
     denied: None if granted.
     """

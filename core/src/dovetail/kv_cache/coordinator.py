@@ -23,6 +23,7 @@ class Coordinator:
     """Knows the kinds of a model's groups.
 
     kinds: one a group. growing: the groups whose tables have a block for each `block_size` tokens.
+    can_resume: whether a prefix can be found at all; not where a state is kept once.
     suffixes: one for each of those; makes a block's key of a hash, so that no two groups share one.
     """
 
@@ -34,7 +35,7 @@ class Coordinator:
         ]
         self.nothing = Hit(0, [()] * len(kinds))
         self._block_size = block_size
-        self._can_resume = len(self.growing) == len(kinds)
+        self.can_resume = len(self.growing) == len(kinds)
 
     def lookup(self, hashes: Sequence[bytes], find: Find, elsewhere: Has | None) -> Hit:
         """Return the longest prefix of the blocks `hashes` that every group can resume.
@@ -42,7 +43,7 @@ class Coordinator:
         A group's answer never passes over a prefix that it could resume, so the first length on
         which all agree is the longest.
         """
-        if not self._can_resume:
+        if not self.can_resume:
             return self.nothing
         cached = [find(hashes, suffix) for suffix in self.suffixes]
         if elsewhere is not None:

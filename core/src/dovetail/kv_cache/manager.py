@@ -77,7 +77,7 @@ class KVCacheManager:
         Prompt log-probabilities need every position computed, so nothing is found for them.
         elsewhere: says of keys whether their blocks could be loaded; they count as cached.
         """
-        if not self._caching or request.sampling_params.prompt_logprobs is not None:
+        if not self.shares(request):
             return self._coordinator.nothing
         num_blocks = (request.num_tokens - 1) // self.block_size
         extend_hashes(request, num_blocks, self.block_size)
@@ -86,6 +86,24 @@ class KVCacheManager:
             found = self._pool.find(keys)
             return Hit(len(found) * self.block_size, (found,))
         return self._coordinator.lookup(keys, self._pool.each, elsewhere)
+
+    def shares(self, request: Request) -> bool:
+        """Return whether the request may use blocks that others have computed."""
+        return (
+            self._caching
+            and self._coordinator.can_resume
+            and request.sampling_params.prompt_logprobs is None
+        )
+
+    def block_key(self, request: Request, position: int) -> bytes:
+        """Return the hash of the block at a table position; b"" where not all its tokens are known.
+
+        b"" for all where nothing is cached.
+        """
+        if not self._caching or (position + 1) * self.block_size > request.num_tokens:
+            return b""
+        extend_hashes(request, position + 1, self.block_size)
+        return request.block_hashes[position]
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, *, reserve: int = 0) -> bool:
         """Give a request without blocks those of `hit` and new ones up to `num_tokens` tokens.

@@ -23,6 +23,14 @@ from dovetail.request import STANDING, Pace, Request
 ADMISSION = attrgetter("admission")
 
 
+def decodes(request: Request) -> bool:
+    """Return whether one token of `request` is to be computed, and it is not of the prompt."""
+    return (
+        request.num_uncomputed_tokens == 1
+        and request.num_computed_tokens >= request.num_prompt_tokens
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
     """Members that have taken one step together: columns in order of admission, never changed.

@@ -10,34 +10,18 @@ then those who need it wait and nobody else gives way for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 from dovetail.interfaces.policy import Denied, Grant
 from dovetail.kv_cache.hit import Hit
 from dovetail.request import Request, RequestStatus
-from dovetail.scheduling.cohort import ADMISSION
+from dovetail.scheduling.cohort import ADMISSION, decodes
 from dovetail.scheduling.draft import StepDraft
+from dovetail.scheduling.grants import DENIALS, DONE, admitted, granted
 from dovetail.scheduling.holdings import Holdings
 from dovetail.scheduling.life_cycle import change_status
 from dovetail.scheduling.lookahead import VerifyingDraft
 from dovetail.scheduling.policy_host import PolicyHost
-
-DENIALS = {reason: Grant(denied=reason) for reason in Denied}
-DONE = Grant()
-
-
-@cache
-def granted(num_tokens: int) -> Grant:
-    """Return the grant of so many tokens: as few objects as a budget has tokens."""
-    return Grant(num_tokens=num_tokens)
-
-
-def _decodes(request: Request) -> bool:
-    """Return whether one token of `request` is to be computed, and it is not of the prompt."""
-    return (
-        request.num_uncomputed_tokens == 1
-        and request.num_computed_tokens >= request.num_prompt_tokens
-    )
+from dovetail.scheduling.prefix_sharing import PrefixSharing
 
 
 class Mechanism:
@@ -62,6 +46,7 @@ class Mechanism:
         self.runs_together = not self._lookahead
         self.under_pressure = False
         self._shortage = Denied.BUDGET
+        self._sharing = PrefixSharing(holdings, host)
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
 
@@ -69,15 +54,13 @@ class Mechanism:
         """Begin a new draft."""
         self._holdings.draft = self._draft_cls(self._budget, self._encoder)
         self.under_pressure = False
+        self._sharing.begin_step()
         self._host.begin_step()
 
     # --- what runs ------------------------------------------------------------------------------
 
     def continue_running(self) -> Grant:
-        """Let all that run and have neither grant nor pause compute what they have left.
-
-        Those that decode come first, then the others; both in the order of admission.
-        """
+        """Let all that run, and have neither grant nor pause, compute; those that decode first."""
         draft = self._holdings.draft
         before = draft.tokens_left
         if draft.cohort is None and not self._continue_together():
@@ -93,7 +76,7 @@ class Mechanism:
         decoding = [
             request
             for request in cohort.apart
-            if _decodes(request) and request not in draft.counts and request not in draft.held
+            if decodes(request) and request not in draft.counts and request not in draft.held
         ]
         if len(cohort) + len(decoding) > draft.tokens_left:
             return False
@@ -112,7 +95,7 @@ class Mechanism:
         apart = tuple(self._cohort.apart)
         decoding: list[Request] = []
         if not self._lookahead:  # with drafts nothing tells those that decode from the others
-            decoding = [request for request in apart if _decodes(request)]
+            decoding = [request for request in apart if decodes(request)]
         if decoding:
             earlier = tuple(self._holdings.draft.counts)
             self._continue_each(decoding)
@@ -131,7 +114,7 @@ class Mechanism:
             start = request.num_computed_tokens
             num_tokens = self._piece(request, start, 0, whole=False)
             if num_tokens and self._hold_blocks(request, start + num_tokens):
-                draft.grant(request, num_tokens)
+                self._grant(request, num_tokens)
 
     def hold(self, request: Request) -> None:
         """Let one that runs, and has no grant yet, pause in this step."""
@@ -152,9 +135,7 @@ class Mechanism:
 
     def run(self, request: Request, max_tokens: int, reserve: int, whole: bool) -> Grant:
         """Let one that runs compute, and hold blocks for `reserve` tokens."""
-        draft = self._holdings.draft
-        wanted = request.num_uncomputed_tokens
-        if not wanted:
+        if not request.num_uncomputed_tokens:
             return DENIALS[Denied.NOTHING]
         num_tokens = self._piece(request, request.num_computed_tokens, max_tokens, whole)
         if not num_tokens:
@@ -164,8 +145,12 @@ class Mechanism:
         self._stand_apart(request)
         if not self._hold_blocks(request, hold):
             return DENIALS[Denied.BLOCKS]
-        draft.grant(request, num_tokens)
+        self._grant(request, num_tokens)
         return granted(num_tokens)
+
+    def _grant(self, request: Request, num_tokens: int) -> None:
+        self._holdings.draft.grant(request, num_tokens)
+        self._sharing.note_run(request, num_tokens)
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Give a running request blocks for `num_tokens`; victims give way where they are short."""
@@ -208,14 +193,18 @@ class Mechanism:
             return DENIALS[denied]
         if not self._holdings.rows.num_free:
             return DENIALS[Denied.SEATS]
-        hit = self._holdings.loads.lookup(request)
+        if self._sharing.still_follows(request):
+            return DONE
+        hit = self._sharing.lookup(request)
+        if self._sharing.follows(request, hit):
+            return DONE
         num_tokens = self._first_piece(request, hit, max_tokens, whole)
         if not num_tokens:
             return DENIALS[self._shortage]
         reserve = min(reserve, request.max_total_tokens)
         if not self._take(request, hit, num_tokens, reserve):
             return DENIALS[Denied.BLOCKS]
-        return self._admitted(request, hit, num_tokens)
+        return admitted(request, hit, num_tokens)
 
     def displace(self, request: Request, max_tokens: int = 0) -> Grant:
         """Admit one that waits; those of a worse rank give way for it, if that is enough.
@@ -227,7 +216,9 @@ class Mechanism:
         grant = self.admit(request, max_tokens)
         if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or holdings.rows.num_retiring:
             return grant
-        hit = holdings.loads.lookup(request)
+        hit = self._sharing.lookup(request)
+        if self._sharing.follows(request, hit):
+            return DONE
         num_tokens = self._first_piece(request, hit, max_tokens, whole=False)
         if not num_tokens:
             return DENIALS[self._shortage]
@@ -238,12 +229,7 @@ class Mechanism:
             self.evict(victim)
         if not holdings.rows.num_free or not self._take(request, hit, num_tokens):
             return DENIALS[Denied.NOT_READY]
-        return self._admitted(request, hit, num_tokens)
-
-    @staticmethod
-    def _admitted(request: Request, hit: Hit, num_tokens: int) -> Grant:
-        loading = request.row < 0
-        return Grant(num_tokens=0 if loading else num_tokens, num_cached=hit.num_tokens)
+        return admitted(request, hit, num_tokens)
 
     def can_grant(self) -> bool:
         """Return whether one that runs, or the first that waits, could be granted something.
@@ -272,7 +258,7 @@ class Mechanism:
         draft = self._holdings.draft
         if self.under_pressure:
             return Denied.PRESSURE
-        if not draft.tokens_left:
+        if not draft.tokens_left or self._sharing.is_enough:
             return Denied.BUDGET
         # The step that is out may still sample for one that was evicted in this one.
         return Denied.NOT_READY if request in draft.evicted else None
@@ -336,7 +322,7 @@ class Mechanism:
             change_status(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
             return True
         self._seat(request, start)
-        holdings.draft.grant(request, num_tokens)
+        self._grant(request, num_tokens)
         return True
 
     def seat_loaded(self) -> None:

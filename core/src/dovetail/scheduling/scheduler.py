@@ -1,7 +1,7 @@
 """Continuous batching over rows and KV blocks, ordered by a policy: the core's scheduler.
 
 No phases: a request has tokens, some of them computed, and a step brings some forward. By default
-running requests are served first, in the order of their admission; then waiting ones in the
+running requests are served first, those that decode before the others; then waiting ones in the
 policy's order, while budget, rows and blocks last. A policy with a plan of its own wishes, one
 request after the other (`steering`); either way the same mechanism grants.
 """

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dovetail.errors import PolicyError
 from dovetail.interfaces.policy import Denied, Grant, WishKind
 from dovetail.request import Request
+from dovetail.scheduling.grants import DENIALS, DONE
 from dovetail.scheduling.holdings import Holdings
-from dovetail.scheduling.mechanism import DENIALS, DONE, Mechanism
+from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.policy_host import PolicyHost
 
 _RUN, _DISPLACE, _EVICT, _HOLD, _CONTINUE = WishKind

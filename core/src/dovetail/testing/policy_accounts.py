@@ -6,10 +6,12 @@ A policy that accounts (fairness, quotas, ageing) stands on these hooks. Knows t
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from dovetail.interfaces.policy import RequestView, SchedulerView
+from dovetail.request import Request
 from dovetail.testing.expectation import expect
 
 
@@ -66,13 +68,13 @@ class PolicyAccounts:
         if account is not None:
             account.rank = rank
 
-    def grant(self, request: RequestView, num_tokens: int) -> None:
+    def grant(self, request: RequestView, num_tokens: int, block_size: int) -> None:
         """Hear that a request was brought forward."""
         account = self._account(request, "on_granted")
         name, computed = request.request_id, request.num_computed_tokens
         expect(num_tokens > 0, f"{name} was granted {num_tokens} tokens")
         if account.computed < 0:
-            self._check_order(account)
+            self._check_order(account, block_size)
             self.admitted.append(name)
             account.computed = computed - num_tokens
         expect(
@@ -129,10 +131,11 @@ class PolicyAccounts:
             account.is_fresh = False
         expect(view.num_free_blocks >= 0, f"num_free_blocks is {view.num_free_blocks}")
 
-    def _check_order(self, admitted: _Account) -> None:
+    def _check_order(self, admitted: _Account, block_size: int) -> None:
         """Nobody waits who has a better rank than one that is admitted; ties go by arrival.
 
-        Who is evicted in a step has a place in the next.
+        Who is evicted in a step has a place in the next. Who shares a first block with one that
+        runs may be passed over, until what they share is computed.
         """
         if self.plans:
             return
@@ -142,10 +145,15 @@ class PolicyAccounts:
                 continue
             theirs = other.rank, other.request.sequence
             expect(
-                not theirs < mine,
+                not theirs < mine or self._may_follow(other, block_size),
                 f"{admitted.request.request_id} of rank {mine} is admitted, and "
                 f"{other.request.request_id} of rank {theirs} waits",
             )
+
+    def _may_follow(self, waiting: _Account, block_size: int) -> bool:
+        first = _first_block(waiting.request, block_size)
+        running = (self.alive[name].request for name in self.admitted)
+        return any(_first_block(request, block_size) == first for request in running)
 
     def _check_outputs(self, account: _Account) -> None:
         has = account.request.num_output_tokens
@@ -169,3 +177,7 @@ class PolicyAccounts:
         if name not in self.alive:
             raise AssertionError(f"{hook} tells of {name}, which has ended or never arrived")
         return self.alive[name]
+
+
+def _first_block(request: RequestView, block_size: int) -> tuple[str, array[int]]:
+    return request.cache_salt, cast("Request", request).token_ids[:block_size]

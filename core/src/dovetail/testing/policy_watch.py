@@ -173,7 +173,7 @@ class WatchedPolicy(Policy):
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
         """Book a grant."""
-        self.accounts.grant(request, num_tokens)
+        self.accounts.grant(request, num_tokens, view.block_size)
         shown, shown_view = self.veil.both(request, view)
         self.watched.on_granted(shown, num_tokens, shown_view)
 

@@ -1,0 +1,23 @@
+"""Answers to a policy's wishes. As few objects as there are reasons and budgets."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from dovetail.interfaces.policy import Denied, Grant
+from dovetail.kv_cache.hit import Hit
+from dovetail.request import Request
+
+DENIALS = {reason: Grant(denied=reason) for reason in Denied}
+DONE = Grant()
+
+
+@cache
+def granted(num_tokens: int) -> Grant:
+    """Return the grant of so many tokens."""
+    return Grant(num_tokens=num_tokens)
+
+
+def admitted(request: Request, hit: Hit, num_tokens: int) -> Grant:
+    """Return the grant of an admission; no tokens where blocks have to be loaded first."""
+    return Grant(num_tokens=num_tokens if request.row >= 0 else 0, num_cached=hit.num_tokens)

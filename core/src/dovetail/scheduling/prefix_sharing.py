@@ -1,0 +1,92 @@
+"""Prefixes that requests have in common: each block is computed once, also of equal new prompts.
+
+A waiting request whose next block another one computes in this step is passed over: it keeps its
+place in the queue and is asked for again in the next step, when the block can be found. So copies
+of a prompt start one step after it, or as soon as it has left what they share behind.
+"""
+
+from __future__ import annotations
+
+from dovetail.kv_cache.hit import Hit
+from dovetail.request import Request
+from dovetail.scheduling.holdings import Holdings
+from dovetail.scheduling.policy_host import PolicyHost
+
+MAX_BLOCKS_FOUND = 32_768
+"""Cached blocks that one step gives to requests that it admits: each takes time, too."""
+
+
+class PrefixSharing:
+    """Looks up prefixes, and finds out who waits for whose blocks."""
+
+    def __init__(self, holdings: Holdings, host: PolicyHost) -> None:
+        self._holdings = holdings
+        self._host = host
+        self._leaders: dict[Request, Request] = {}
+        self._leaders_before: dict[Request, Request] = {}
+        self._num_blocks_found = 0
+
+    def begin_step(self) -> None:
+        """Forget the last step but for who was passed over, and because of whom."""
+        self._leaders_before, self._leaders = self._leaders, {}
+        self._num_blocks_found = 0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether this step has found so many cached blocks that nobody more is admitted in it."""
+        return self._num_blocks_found > MAX_BLOCKS_FOUND and not self._holdings.draft.empty
+
+    def lookup(self, request: Request) -> Hit:
+        """Return the longest prefix that is cached here or can be loaded."""
+        hit = self._holdings.loads.lookup(request)
+        self._num_blocks_found += len(hit.blocks[0])
+        return hit
+
+    def note_run(self, request: Request, num_tokens: int) -> None:
+        """Note which block a run that was granted begins with, if it computes known tokens."""
+        start = request.num_computed_tokens
+        if num_tokens == 1 and start >= request.num_prompt_tokens:
+            return
+        kv_cache = self._holdings.kv_cache
+        key = kv_cache.block_key(request, start // kv_cache.block_size)
+        if key:
+            self._holdings.draft.computing[key] = request
+
+    def follows(self, request: Request, hit: Hit) -> bool:
+        """Return whether another one computes the block after `hit` in this step.
+
+        `request` is passed over then.
+        """
+        draft, kv_cache = self._holdings.draft, self._holdings.kv_cache
+        if not draft.computing or not kv_cache.shares(request):
+            return False
+        position = hit.num_tokens // kv_cache.block_size
+        if position >= (request.num_tokens - 1) // kv_cache.block_size:
+            return False  # the last block is computed in any case
+        leader = draft.computing.get(kv_cache.block_key(request, position))
+        if leader is None or leader not in draft.counts:
+            return False
+        self._pass_over(request, leader)
+        return True
+
+    def still_follows(self, request: Request) -> bool:
+        """Return whether who led `request` in the last step leads it in this one, too.
+
+        `request` is passed over then. One comparison, however long the prompts and many the copies.
+        """
+        leader = self._leaders_before.get(request)
+        if leader is None or leader not in self._holdings.draft.counts:
+            return False
+        kv_cache = self._holdings.kv_cache
+        position = leader.num_computed_tokens // kv_cache.block_size
+        if position >= (request.num_tokens - 1) // kv_cache.block_size:
+            return False
+        if kv_cache.block_key(request, position) != kv_cache.block_key(leader, position):
+            return False
+        self._pass_over(request, leader)
+        return True
+
+    def _pass_over(self, request: Request, leader: Request) -> None:
+        self._leaders[request] = leader
+        self._host.waiting.discard(request)
+        self._host.waiting.defer(request)

@@ -1,0 +1,173 @@
+"""Blocks that prompts have in common are computed once, also where the prompts come together."""
+
+import random
+
+import pytest
+
+from dovetail.interfaces import Policy
+from dovetail.interfaces.policy import Evict, Hold
+from dovetail.sampling_params import SamplingParams
+
+LENGTH = 2001
+SHARED = [7 + place % 5000 for place in range(LENGTH)]
+BIG = {"num_blocks": 2000, "block_size": 16, "max_model_len": 4096, "max_num_seqs": 16}
+
+
+def run_and_count(driver, *, depth=1):
+    """Run to the end; return how many tokens were computed, and of whom."""
+    counts = {}
+    for _ in range(3000):
+        left = driver.scheduler.depth()
+        if left.num_running or left.num_waiting:
+            for name, (_start, count) in driver.plan().items():
+                counts[name] = counts.get(name, 0) + count
+        elif not driver.out:
+            return counts
+        if len(driver.out) >= depth or not left.num_active:
+            driver.settle()
+    raise AssertionError("not done")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("budget", "threshold"), [(32768, 0), (512, 0), (1000, 0), (4096, 100), (4096, 96)]
+)
+def test_equal_prompts_are_computed_once(drive, alone, budget, threshold, depth):
+    limits = {"max_num_batched_tokens": budget, "long_prefill_token_threshold": threshold}
+    driver = drive(**BIG, **limits)
+    for name in "abcdefgh":
+        driver.add(name, SHARED, max_tokens=1)
+    counts = run_and_count(driver, depth=depth)
+    assert counts == {"a": LENGTH} | dict.fromkeys("bcdefgh", 1)
+    assert [driver.tokens[name] for name in "abcdefgh"] == [alone(SHARED, 1)] * 8
+    assert driver.cached == {"a": 0} | dict.fromkeys("bcdefgh", LENGTH - 1)
+
+
+def test_an_unlike_prompt_passes_those_that_follow(drive):
+    driver = drive(**BIG, max_num_batched_tokens=4096, long_prefill_token_threshold=100)
+    for name in "abc":
+        driver.add(name, SHARED)
+    driver.add("innocent", 50)
+    assert driver.step() == {"a": (0, 100), "innocent": (0, 50)}
+    assert driver.step() == {"innocent": (50, 1), "a": (100, 100)}
+    assert driver.waiting() == ["b", "c"]
+
+
+def test_each_branch_of_a_tree_of_prompts_is_computed_once(drive, alone):
+    driver = drive(**BIG, max_num_batched_tokens=4096)
+    stem, left, right = SHARED[:160], [1] * 80, [2] * 80
+    prompts = {
+        "a": [*stem, *left, 11],
+        "b": [*stem, *right, 12],
+        "c": [*stem, *right, 13, 14],
+        "d": [*stem, *left, 15],
+        "e": stem[:100],
+    }
+    for name, prompt in prompts.items():
+        driver.add(name, prompt, max_tokens=1)
+    assert run_and_count(driver) == {"a": 241, "b": 81, "c": 2, "d": 1, "e": 4}
+    for name, prompt in prompts.items():
+        assert driver.tokens[name] == alone(prompt, 1)
+
+
+@pytest.mark.parametrize("how", ["abort", "hold", "evict"])
+def test_who_follows_goes_on_when_who_leads_does_not(drive, alone, how):
+    class Stops(Policy):
+        stops = False
+
+        def plan(self, view):
+            for request in view.running if Stops.stops else ():
+                if request.request_id == "a":
+                    yield (Hold if how == "hold" else Evict)(request)
+            yield from super().plan(view)
+
+    driver = drive(
+        **BIG, policy=Stops, max_num_batched_tokens=4096, long_prefill_token_threshold=160
+    )
+    for name in "ab":
+        driver.add(name, SHARED, max_tokens=1)
+    assert driver.step() == {"a": (0, 160)}
+    if how == "abort":
+        driver.scheduler.abort_requests(["a"])
+    Stops.stops = how != "abort"
+    assert driver.step() == {"b": (160, 160)}
+    Stops.stops = False
+    driver.run()
+    assert driver.tokens["b"] == alone(SHARED, 1)
+
+
+def test_nobody_follows_across_salts_or_where_all_positions_are_asked_for(drive):
+    driver = drive(**BIG, max_num_batched_tokens=16384)
+    driver.add("a", SHARED)
+    driver.add("salted", SHARED, cache_salt="mine")
+    driver.add("whole", SHARED, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert driver.step() == dict.fromkeys(["a", "salted", "whole"], (0, LENGTH))
+    driver = drive(**BIG, max_num_batched_tokens=16384, enable_prefix_caching=False)
+    for name in "ab":
+        driver.add(name, SHARED)
+    assert driver.step() == dict.fromkeys("ab", (0, LENGTH))
+
+
+def test_the_last_full_block_of_a_shorter_prompt_serves_a_longer_one(drive):
+    driver = drive(**BIG, max_num_batched_tokens=16384)
+    driver.add("a", SHARED[:32], max_tokens=1)
+    driver.add("b", SHARED[:33], max_tokens=1)
+    driver.add("c", SHARED[:32], max_tokens=1)
+    assert run_and_count(driver) == {"a": 32, "b": 1, "c": 16}
+
+
+def test_a_step_that_finds_many_blocks_admits_the_others_later(drive, monkeypatch):
+    monkeypatch.setattr("dovetail.scheduling.prefix_sharing.MAX_BLOCKS_FOUND", 200)
+    driver = drive(**BIG, max_num_batched_tokens=4096)
+    driver.add("first", SHARED, max_tokens=1)
+    driver.run()
+    for name in "abcdef":
+        driver.add(name, SHARED, max_tokens=1)
+    assert [list(driver.step()) for _ in range(3)] == [["a", "b"], ["c", "d"], ["e", "f"]]
+
+
+def tree_prompt(rng):
+    """A path in a small tree of prompts, so that many share some of it."""
+    prompt = []
+    for depth in range(rng.randrange(1, 5)):
+        prompt += [depth * 10 + rng.randrange(2)] * rng.randrange(1, 4) * 3
+    return prompt
+
+
+def note_blocks(computed, name, prompt, places):
+    """Note for each shared block that a run ends whose run it was."""
+    for end in places:
+        if (end + 1) % 4 == 0 and end + 1 < len(prompt):
+            computed.setdefault(tuple(prompt[: end + 1]), set()).add(name)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_of_shared_prompts(drive, alone, seed):
+    rng = random.Random(seed)
+    ample = seed % 2 == 0
+    limits = {
+        "num_blocks": 800 if ample else 30,
+        "max_num_batched_tokens": rng.choice([7, 16, 64]),
+        "long_prefill_token_threshold": rng.choice([0, 5]),
+        "max_num_seqs": rng.choice([3, 8]),
+    }
+    depth = rng.choice([1, 2])
+    driver = drive(**limits)
+    prompts, computed = {}, {}
+    for number in range(120):
+        if rng.random() < 0.4 and number < 90:
+            name = f"r{number}"
+            prompts[name] = tree_prompt(rng)
+            driver.add(name, prompts[name], max_tokens=3)
+        for name, (start, count) in driver.plan().items():
+            note_blocks(computed, name, prompts[name], range(start, start + count))
+        if not ample and prompts and rng.random() < 0.1:
+            driver.scheduler.abort_requests([rng.choice(list(prompts))])
+        if len(driver.out) == depth:
+            driver.settle()
+    driver.run(depth=depth)
+    for name, reason in driver.reasons.items():
+        assert reason == "length" and driver.tokens[name] == alone(prompts[name], 3)
+    if ample:
+        assert set(driver.reasons) == set(prompts)
+        assert all(len(names) == 1 for names in computed.values()), "a block was computed twice"

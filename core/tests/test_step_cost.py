@@ -1,0 +1,85 @@
+"""What a step costs the host: one request that wants something special does not slow the others."""
+
+import statistics
+import time
+from array import array
+
+import pytest
+
+from dovetail.clock import MonotonicClock
+from dovetail.engine.core import EngineCore
+from dovetail.interfaces import SchedulerContext, SchedulerLimits
+from dovetail.result import LogprobColumns
+from dovetail.scheduling import Scheduler
+from dovetail.testing.null_executor import NullExecutor
+from dovetail.testing.random_programs import make_kv_cache
+from dovetail.testing.scheduler import make_request
+
+NUM_REQUESTS = 512
+COLUMNS = LogprobColumns(
+    counts=array("i", [6]),
+    token_ids=array("i", range(6)),
+    logprobs=array("f", [-1.0] * 6),
+    ranks=array("i", [1]),
+)
+
+
+class LogprobExecutor(NullExecutor):
+    """Adds log-probabilities to the first runs of each step. logprobs: run to columns."""
+
+    def __init__(self, num_runs):
+        super().__init__()
+        self.logprobs = dict.fromkeys(range(num_runs), COLUMNS)
+        sample = self.worker.sample_tokens
+
+        def sample_with_logprobs(grammar=None):
+            plain = sample(grammar)
+            if len(plain.num_sampled) >= num_runs:
+                object.__setattr__(plain, "logprobs", self.logprobs)
+            return plain
+
+        self.worker.sample_tokens = sample_with_logprobs
+
+
+def cost_of(executor=None, *, long_prompt=0):
+    """Return the median thread CPU time of a step while all decode, in nanoseconds."""
+    limits = SchedulerLimits(
+        max_num_seqs=NUM_REQUESTS + 1,
+        max_num_batched_tokens=8192,
+        max_model_len=16384,
+        long_prefill_token_threshold=64,
+    )
+    cache = make_kv_cache(num_blocks=NUM_REQUESTS * 8 + 1024, block_size=16)
+    context = SchedulerContext(limits=limits, kv_cache=cache, clock=MonotonicClock())
+    core = EngineCore(
+        executor or NullExecutor(), Scheduler(context), vocab_size=32000, max_model_len=16384
+    )
+    if long_prompt:
+        core.add_request(make_request("long", range(long_prompt), max_tokens=4))
+        core.step()
+    for number in range(NUM_REQUESTS):
+        core.add_request(make_request(f"r{number}", [number, 1, 2], max_tokens=90))
+    for _ in range(8):
+        core.step()
+    taken = []
+    for _ in range(60):
+        begin = time.thread_time_ns()
+        core.step()
+        taken.append(time.thread_time_ns() - begin)
+    assert core.scheduler.depth().num_running == NUM_REQUESTS + bool(long_prompt)
+    return statistics.median(taken)
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize(
+    ("most", "special"),
+    [
+        (2.5, lambda: cost_of(LogprobExecutor(1))),
+        (4.0, lambda: cost_of(LogprobExecutor(NUM_REQUESTS))),
+        (3.0, lambda: cost_of(long_prompt=12_000)),
+    ],
+    ids=["one-with-logprobs", "all-with-logprobs", "long-prompt-ahead"],
+)
+def test_a_special_request_costs_the_others_nothing(most, special):
+    ratios = (special() / cost_of() for _ in range(3))
+    assert any(ratio <= most for ratio in ratios)
