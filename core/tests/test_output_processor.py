@@ -322,12 +322,15 @@ def test_outputs_given_away_do_not_change_any_more():
     assert len(first.outputs[0].logprobs) == 1
 
 
-def test_final_text_is_detokenised_once():
+def test_final_text_is_made_once_at_the_end():
     class Counting(ByteTokenizer):
         num_decoded = 0
 
+        def token_pieces(self, *, skip_special_tokens):
+            return None
+
         def decode(self, token_ids, *, skip_special_tokens=False):
-            Counting.num_decoded += len(token_ids)
+            Counting.num_decoded += 1
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     desk = Desk()
@@ -336,5 +339,27 @@ def test_final_text_is_detokenised_once():
     for _ in range(99):
         desk.step({"r": b"a"})
     assert Counting.num_decoded == 0
-    desk.step({"r": b"a"}, [("r", LENGTH)])
-    assert Counting.num_decoded < 250
+    (output,) = desk.step({"r": b"a"}, [("r", LENGTH)]).request_outputs
+    assert output.outputs[0].text == "a" * 100
+    assert 0 < Counting.num_decoded < 130
+
+
+def test_the_outputs_of_a_request_share_its_prompt():
+    desk = Desk()
+    desk.add("r", DELTA)
+    desk.add("s", DELTA)
+    first, other = desk.step({"r": b"a", "s": b"a"}).request_outputs
+    second, _ = desk.step({"r": b"b", "s": b"b"}).request_outputs
+    assert first.prompt_token_ids is second.prompt_token_ids
+    assert first.prompt_token_ids is not other.prompt_token_ids
+    assert first.prompt_token_ids == [256, *b"say"]
+
+
+def test_log_probabilities_show_the_text_that_a_token_adds():
+    desk = Desk()
+    desk.add("r", logprobs=1)
+    given = columns((0xC3, -1.0, 2, [(EOS, -0.5)]), (32, -1.0, 1, [(32, -1.0)]))
+    (output,) = desk.step({"r": b"\xc3 "}, logprobs={"r": given}).request_outputs
+    first, second = output.outputs[0].logprobs
+    assert [one.decoded_token for one in first.values()] == ["\ufffd", "<eos>"]
+    assert [one.decoded_token for one in second.values()] == [" "]

@@ -1,7 +1,8 @@
 """What a user gets for a request. Names and meaning are those that the users of vLLM know.
 
-These objects belong to whoever receives them; the engine keeps none of them. They are not frozen
-only because a frozen one takes three times as long to make, and streaming makes many.
+These objects belong to whoever receives them. The outputs of one request share the list of the
+prompt's tokens. They are not frozen, and take their fields by position too, only because streaming
+makes many of them: a frozen one takes three times as long to make, keywords twice as long.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TokenLogprobs = dict[int, Logprob]
 """Token id to how likely it was: the token that stands there first, then the best, best first."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One completion of a prompt.
 
@@ -74,7 +75,7 @@ class RequestMetrics:
     finished_ns: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RequestOutput:
     """What there is to say of one request.
 

@@ -1,15 +1,14 @@
 """One completion as it grows: tokens, text, log-probabilities, and how it ended.
 
-Owned by the output processor. Text is made as tokens come only where somebody looks at it before
-the end (streaming, stop strings); otherwise all at once at the end, which costs a small part.
+Owned by the output processor. Text is made when an output shows it, of all tokens that have come
+since the last one; only with stop strings it is made as the tokens come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
-from dovetail.engine.detokenizer import Detokenizer, detokenize
+from dovetail.engine.detokenizer import Detokenizer, make_detokenizer
 from dovetail.engine.stop_strings import StopStringFilter
 from dovetail.interfaces.scheduler import Finished
 from dovetail.interfaces.tokenizer import Tokenizer
@@ -23,110 +22,75 @@ class LogprobReader:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         """tokenizer: None gives log-probabilities without texts."""
-        self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
+        self._texts = _NoTexts() if tokenizer is None else _TokenTexts(tokenizer)
+        self._no_texts = _NoTexts()
 
     def read(self, columns: LogprobColumns, *, with_text: bool) -> list[TokenLogprobs]:
         """Return one mapping a position: the token that stands there, then the best."""
-        entries = zip(columns.token_ids, columns.logprobs, strict=True)
-        read = []
+        texts = self._texts if with_text else self._no_texts
+        token_ids, logprobs = columns.token_ids, columns.logprobs
+        read, end = [], 0
         for count, rank in zip(columns.counts, columns.ranks, strict=True):
+            start, end = end, end + count
             here: TokenLogprobs = {}
-            for place, (token, logprob) in enumerate(islice(entries, count)):
+            entries = zip(token_ids[start:end], logprobs[start:end], strict=True)
+            for place, (token, logprob) in enumerate(entries):
                 if token not in here:
-                    text = self._text(token) if with_text else None
-                    here[token] = Logprob(logprob, place or rank, text)
+                    here[token] = Logprob(logprob, place or rank, texts[token])
             read.append(here)
         return read
 
-    def _text(self, token: int) -> str | None:
-        if self._tokenizer is None:
-            return None
-        if token not in self._texts:
-            self._texts[token] = self._tokenizer.decode([token])
-        return self._texts[token]
+
+class _TokenTexts(dict[int, str | None]):
+    """Each token's own text; a part of a character is U+FFFD."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        pieces = self._tokenizer.token_pieces(skip_special_tokens=False)
+        piece = self._tokenizer.decode([token]) if pieces is None else pieces[token]
+        text = piece if isinstance(piece, str) else piece.decode("utf-8", "replace")
+        self[token] = text
+        return text
 
 
-class TextStream:
-    """The text of one completion while it is generated."""
+class _NoTexts(dict[int, str | None]):
+    """No text for any token."""
 
-    __slots__ = ("_detokenizer", "_filter", "_min_tokens", "text")
-
-    def __init__(self, request: EngineCoreRequest, tokenizer: Tokenizer) -> None:
-        params = request.sampling_params
-        self.text = ""
-        self._min_tokens = params.min_tokens
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            request.prompt_token_ids,
-            skip_special_tokens=params.skip_special_tokens,
-        )
-        self._filter = (
-            StopStringFilter(
-                params.stop_strings,
-                include_stop_str_in_output=params.include_stop_str_in_output,
-            )
-            if params.stop_strings
-            else None
-        )
-
-    def push(self, token_ids: Sequence[int], num_before: int) -> tuple[int, str | None]:
-        """Take the tokens that follow the first `num_before`.
-
-        Returns how many of them belong to the completion, and the stop string that ended it.
-        """
-        if self._filter is None:
-            self.text += self._detokenizer.push(token_ids)
-            return len(token_ids), None
-        for number, token in enumerate(token_ids, 1):
-            armed = num_before + number >= self._min_tokens
-            shown, stop = self._filter.push(self._detokenizer.push((token,)), armed=armed)
-            self.text += shown
-            if stop is not None:
-                return number, stop
-        return len(token_ids), None
-
-    def close(self) -> str | None:
-        """Give out what was held back; return the stop string if that completes one."""
-        rest = self._detokenizer.flush()
-        if self._filter is None:
-            self.text += rest
-            return None
-        shown, stop = self._filter.push(rest)
-        self.text += shown
-        if stop is None:
-            self.text += self._filter.flush()
-        return stop
+    def __missing__(self, token: int) -> None:
+        return None
 
 
 class Completion:
     """What is known of one completion.
 
-    request: what the core was asked. token_ids: the output so far.
-    finish_reason: None while it goes on.
+    request: what the core was asked. token_ids: the output so far; where `is_plain`, new tokens
+    need only be appended to it. finish_reason: None while it goes on.
     """
 
     __slots__ = (
+        "_detokenizer",
         "_logprobs",
-        "_num_sent_chars",
-        "_num_sent_tokens",
+        "_num_hidden",
+        "_num_read",
+        "_num_sent",
         "_params",
-        "_stream",
+        "_stops",
         "_text",
         "_tokenizer",
         "_told_end",
         "cumulative_logprob",
         "finish_reason",
         "index",
+        "is_plain",
         "request",
         "stop_reason",
         "token_ids",
     )
 
-    def __init__(
-        self, request: EngineCoreRequest, index: int, tokenizer: Tokenizer | None, *, watched: bool
-    ) -> None:
-        """watched: whether outputs are asked for before the end."""
+    def __init__(self, request: EngineCoreRequest, index: int, tokenizer: Tokenizer | None) -> None:
         params = request.sampling_params
         self.index = index
         self.token_ids: list[int] = []
@@ -137,32 +101,26 @@ class Completion:
         self.request = request
         self._params = params
         self._tokenizer = tokenizer if params.detokenize else None
-        self._stream: TextStream | None = None
-        if self._tokenizer is not None and (watched or params.stop_strings):
-            self._stream = TextStream(request, self._tokenizer)
-        self._text = ""
-        self._num_sent_tokens = 0
-        self._num_sent_chars = 0
+        self._detokenizer: Detokenizer | None = None
+        self._stops: StopStringFilter | None = None
+        if params.stop_strings and self._tokenizer is not None:
+            self._stops = StopStringFilter(
+                params.stop_strings,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+            )
+        self.is_plain = self._stops is None and self._logprobs is None
+        self._text = ""  # that no output of kind DELTA has shown yet
+        self._num_read = 0  # tokens whose text has been made
+        self._num_hidden = 0  # tokens at the end that are not to be read in the text
+        self._num_sent = 0  # tokens that an output of kind DELTA has shown
         self._told_end = False
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether new tokens need only be appended to `token_ids`."""
-        return self._stream is None and self._logprobs is None
 
     @property
     def has_news(self) -> bool:
         """Whether there is something that no output of kind DELTA has shown yet."""
-        return (
-            len(self.token_ids) > self._num_sent_tokens
-            or len(self.text) > self._num_sent_chars
-            or (self.finish_reason is not None and not self._told_end)
+        return len(self.token_ids) > self._num_sent or (
+            self.finish_reason is not None and not self._told_end
         )
-
-    @property
-    def text(self) -> str:
-        """The text so far; empty while it is left for the end."""
-        return self._text if self._stream is None else self._stream.text
 
     def append(
         self, token_ids: Sequence[int], logprobs: list[TokenLogprobs], ending: Finished | None
@@ -172,12 +130,9 @@ class Completion:
         logprobs: one entry a token, or empty. ending: how the core ended it with these, if it did.
         """
         num_kept, stop = len(token_ids), None
-        if self._stream is not None:
-            spoken = token_ids
-            if ending is not None and self._hides(token_ids[-1], ending):
-                spoken = token_ids[:-1]
-            num_spoken, stop = self._stream.push(spoken, len(self.token_ids))
-            num_kept = num_spoken if stop is not None else num_kept
+        if self._stops is not None:
+            hides = ending is not None and self._hides(token_ids[-1], ending)
+            num_kept, stop = self._search(self._stops, token_ids, hides=hides)
         self.token_ids.extend(token_ids[:num_kept])
         if self._logprobs is not None:
             self._add_logprobs(token_ids[:num_kept], logprobs[:num_kept])
@@ -191,37 +146,95 @@ class Completion:
             return
         self.finish_reason = ending.reason.value
         self.stop_reason = ending.stop_reason
-        if self._stream is not None:
-            if (stop := self._stream.close()) is not None:
+        if self._tokenizer is None:
+            return
+        if self.token_ids and self._hides(self.token_ids[-1], ending):
+            self._num_hidden = 1
+        if self._stops is not None:
+            # A character that was not complete may complete a stop string as U+FFFD.
+            rest = self._made_detokenizer().flush()
+            armed = len(self.token_ids) >= self._params.min_tokens
+            shown, stop = self._stops.push(rest, armed=armed)
+            self._text += shown
+            if stop is None:
+                self._text += self._stops.flush()
+            else:
                 self._end_with_stop_string(stop)
-        elif self._tokenizer is not None:
-            spoken = self.token_ids
-            if spoken and self._hides(spoken[-1], ending):
-                spoken = spoken[:-1]
-            self._text = detokenize(
+
+    def output(self) -> CompletionOutput:
+        """Return everything so far."""
+        self._text += self._new_text()
+        return CompletionOutput(
+            self.index,
+            self._text,
+            self.token_ids.copy(),
+            self.cumulative_logprob,
+            None if self._logprobs is None else self._logprobs.copy(),
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def new_output(self) -> CompletionOutput:
+        """Return what is new since this was called last."""
+        first, self._num_sent = self._num_sent, len(self.token_ids)
+        text = self._new_text()
+        if self._text:
+            text, self._text = self._text + text, ""
+        if self.finish_reason is not None:
+            self._told_end = True
+        return CompletionOutput(
+            self.index,
+            text,
+            self.token_ids[first:],
+            self.cumulative_logprob,
+            None if self._logprobs is None else self._logprobs[first:],
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def _new_text(self) -> str:
+        """Return the text of the tokens that have not been read; with stop strings there are none.
+
+        It is whole when the completion has ended.
+        """
+        if self._stops is not None or self._tokenizer is None:
+            return ""
+        detokenizer = self._detokenizer or self._made_detokenizer()
+        first, ended = self._num_read, self.finish_reason is not None
+        self._num_read = end = len(self.token_ids)
+        if not ended:
+            return detokenizer.push(self.token_ids[first:])
+        return (
+            detokenizer.push(self.token_ids[first : end - self._num_hidden]) + detokenizer.flush()
+        )
+
+    def _made_detokenizer(self) -> Detokenizer:
+        if self._detokenizer is None:
+            assert self._tokenizer is not None
+            self._detokenizer = make_detokenizer(
                 self._tokenizer,
                 self.request.prompt_token_ids,
-                spoken,
                 skip_special_tokens=self._params.skip_special_tokens,
             )
+        return self._detokenizer
 
-    def output(self, *, delta: bool) -> CompletionOutput:
-        """Return everything so far, or with `delta` what is new since it was called last."""
-        first_token, first_char = 0, 0
-        text = self.text
-        if delta:
-            first_token, first_char = self._num_sent_tokens, self._num_sent_chars
-            self._num_sent_tokens, self._num_sent_chars = len(self.token_ids), len(text)
-            self._told_end = self.finish_reason is not None
-        return CompletionOutput(
-            index=self.index,
-            text=text[first_char:],
-            token_ids=self.token_ids[first_token:],
-            cumulative_logprob=self.cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[first_token:],
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
+    def _search(
+        self, stops: StopStringFilter, token_ids: Sequence[int], *, hides: bool
+    ) -> tuple[int, str | None]:
+        """Make the text of new tokens, one by one, up to a stop string.
+
+        Returns how many of them belong to the completion, and the stop string that ended it.
+        hides: whether the last one is not to be read in the text.
+        """
+        push, num_before = self._made_detokenizer().push, len(self.token_ids)
+        spoken = token_ids[:-1] if hides else token_ids
+        for number, token in enumerate(spoken, 1):
+            armed = num_before + number >= self._params.min_tokens
+            shown, stop = stops.push(push((token,)), armed=armed)
+            self._text += shown
+            if stop is not None:
+                return number, stop
+        return len(token_ids), None
 
     def _end_with_stop_string(self, stop: str) -> None:
         self.finish_reason = FinishReason.STOP.value

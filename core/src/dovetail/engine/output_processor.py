@@ -57,6 +57,8 @@ class CompletionGroup:
     """
 
     __slots__ = (
+        "_metrics",
+        "_prompt_token_ids",
         "completions",
         "error",
         "finished_ns",
@@ -89,27 +91,43 @@ class CompletionGroup:
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.error: str | None = None
+        self._prompt_token_ids: list[int] | None = None
+        self._metrics: RequestMetrics | None = None
 
     def output(self) -> RequestOutput:
         """Return what the group's kind of output asks for now.
 
         With DELTA that is what no output has shown yet; so whoever asks late gets more at once.
         """
-        delta = self.kind is RequestOutputKind.DELTA
-        shown = [c for c in self.completions if c.has_news] if delta else self.completions
-        prompt_logprobs = None if self.prompt_logprobs is None else list(self.prompt_logprobs)
-        if delta:
-            self.prompt_logprobs = None
+        if self.kind is RequestOutputKind.DELTA:
+            outputs = [one.new_output() for one in self.completions if one.has_news]
+        else:
+            outputs = [one.output() for one in self.completions]
+        prompt_logprobs = self.prompt_logprobs
+        if prompt_logprobs is not None:
+            prompt_logprobs = prompt_logprobs.copy()
+            if self.kind is RequestOutputKind.DELTA:
+                self.prompt_logprobs = None
+        if self._prompt_token_ids is None:
+            self._prompt_token_ids = list(self.first.prompt_token_ids)
+        metrics = self._metrics
+        if metrics is None:
+            arrival_ns = self.first.arrival_ns
+            metrics = RequestMetrics(arrival_ns, self.first_token_ns, self.finished_ns)
+            # The same one until there is more to say.
+            self._metrics = metrics if self.first_token_ns is not None else None
+        elif not self.num_open:
+            metrics = RequestMetrics(metrics.arrival_ns, metrics.first_token_ns, self.finished_ns)
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=list(self.first.prompt_token_ids),
-            outputs=[completion.output(delta=delta) for completion in shown],
-            finished=not self.num_open,
-            metrics=RequestMetrics(self.first.arrival_ns, self.first_token_ns, self.finished_ns),
-            prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=self.num_cached_tokens,
-            error=self.error,
+            self.request_id,
+            self.prompt,
+            self._prompt_token_ids,
+            outputs,
+            not self.num_open,
+            metrics,
+            prompt_logprobs,
+            self.num_cached_tokens,
+            self.error,
         )
 
 
@@ -151,17 +169,15 @@ class OutputProcessor:
                     f"request_id={name!r} is in use by a request under way; choose another.",
                     parameter="request_id",
                 )
-        watched = kind is not RequestOutputKind.FINAL_ONLY
         completions = [
-            Completion(request, index, self._tokenizer, watched=watched)
-            for index, request in enumerate(requests)
+            Completion(request, index, self._tokenizer) for index, request in enumerate(requests)
         ]
         group = CompletionGroup(request_id, completions, prompt, kind)
         self._groups[request_id] = group
         for completion in completions:
             core_id = completion.request.request_id
             self._open[core_id] = group, completion
-            if completion.is_quiet and not watched:
+            if completion.is_plain and kind is RequestOutputKind.FINAL_ONLY:
                 self._quiet[core_id] = completion.token_ids
         return group
 
@@ -173,7 +189,7 @@ class OutputProcessor:
         """Take in what one step gave, and leave it to others when outputs are made of it."""
         to_abort: list[str] = []
         now_ns = self._clock.now_ns()
-        touched: dict[str, CompletionGroup] = {}
+        touched: dict[CompletionGroup, None] = {}
         if outputs.num_cached_tokens or outputs.prompt_logprobs:
             self._take_prompt_facts(outputs)
         self._take_tokens(outputs, now_ns, touched, to_abort)
@@ -184,10 +200,10 @@ class OutputProcessor:
                 if ending.reason is FinishReason.ERROR:
                     group.error = ending.message or "the engine gave no reason"
                 self._close(group, completion, now_ns)
-                touched[group.request_id] = group
+                touched[group] = None
         due = [
             group
-            for group in touched.values()
+            for group in touched
             if not (group.num_open and group.kind is RequestOutputKind.FINAL_ONLY)
         ]
         return DueGroups(due=due, to_abort=to_abort)
@@ -233,30 +249,40 @@ class OutputProcessor:
         self,
         outputs: EngineCoreOutputs,
         now_ns: int,
-        touched: dict[str, CompletionGroup],
+        touched: dict[CompletionGroup, None],
         to_abort: list[str],
     ) -> None:
-        tokens, quiet = outputs.token_ids, self._quiet
+        tokens, quiet, opened, logprobs = (
+            outputs.token_ids,
+            self._quiet,
+            self._open,
+            outputs.logprobs,
+        )
         endings = {ending.request_id: ending for ending in outputs.finished}
         end = 0
         for core_id, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
             start, end = end, end + count
-            sink = quiet.get(core_id)
-            if sink:
+            if sink := quiet.get(core_id):
                 sink.extend(tokens[start:end])
                 continue
-            if not count or (entry := self._open.get(core_id)) is None:
+            if not count or (entry := opened.get(core_id)) is None:
                 continue
             group, completion = entry
             if group.first_token_ns is None:
                 group.first_token_ns = now_ns
-            columns = outputs.logprobs.get(core_id)
-            ending = endings.get(core_id)
+            touched[group] = None
+            if completion.is_plain:
+                if count == 1:
+                    completion.token_ids.append(tokens[start])
+                else:
+                    completion.token_ids.extend(tokens[start:end])
+                continue
+            columns = logprobs.get(core_id) if logprobs else None
+            ending = endings.get(core_id) if endings else None
             if completion.append(tokens[start:end], self._read(columns, completion), ending):
                 self._close(group, completion, now_ns)
                 if ending is None:
                     to_abort.append(core_id)
-            touched[group.request_id] = group
 
     def _read(self, columns: LogprobColumns | None, completion: Completion) -> list[TokenLogprobs]:
         if columns is None:

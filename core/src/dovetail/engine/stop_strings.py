@@ -13,14 +13,13 @@ from collections.abc import Sequence
 class StopStringFilter:
     """Passes the text of one request through until a stop string is in it."""
 
-    __slots__ = ("_held", "_include", "_longest", "_stops")
+    __slots__ = ("_held", "_include", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
         """stops: strings of at least one character, at least one of them."""
         if not stops or not all(stops):
             raise ValueError(f"stops={stops!r} must be non-empty strings, at least one")
         self._stops = tuple(stops)
-        self._longest = max(map(len, stops))
         self._include = include_stop_str_in_output
         self._held = ""
 
@@ -30,16 +29,20 @@ class StopStringFilter:
         armed: whether a stop string that ends in this piece counts; one that ends in an unarmed
         piece is ordinary text. After a match nothing may be pushed any more.
         """
-        text = self._held + piece
+        held = self._held
+        text = held + piece if held else piece
         if armed and piece:
-            found = self._find(text, len(self._held))
+            found = self._find(text, len(held))
             if found is not None:
                 start, stop = found
                 self._held = ""
                 return text[: start + len(stop) if self._include else start], stop
-        num_held = self._num_to_hold(text)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held], None
+        border = self._first_to_hold(text)
+        if border == len(text):
+            self._held = ""
+            return text, None
+        self._held = text[border:]
+        return text[:border], None
 
     def flush(self) -> str:
         """Return what is held back; call it when no more text will come."""
@@ -50,16 +53,21 @@ class StopStringFilter:
         """Return start and stop string of the first match that ends beyond `num_old`."""
         best: tuple[int, int, str] | None = None
         for stop in self._stops:
-            start = text.find(stop, max(0, num_old + 1 - len(stop)))
+            first = num_old + 1 - len(stop)
+            start = text.find(stop, first if first > 0 else 0)
             if start >= 0:
                 match = (start + len(stop), start, stop)
                 best = match if best is None else min(best, match)
         return None if best is None else best[1:]
 
-    def _num_to_hold(self, text: str) -> int:
-        """Length of the longest tail of `text` that begins, but is not, a stop string."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            tail = text[len(text) - length :]
-            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
+    def _first_to_hold(self, text: str) -> int:
+        """Return where the longest tail of `text` begins that begins, but is not, a stop string."""
+        num = border = len(text)
+        for stop in self._stops:
+            first = num + 1 - len(stop)
+            start = text.find(stop[0], first if first > 0 else 0, border)
+            while start >= 0 and not stop.startswith(text[start:]):
+                start = text.find(stop[0], start + 1, border)
+            if start >= 0:
+                border = start
+        return border

@@ -99,7 +99,7 @@ from dovetail.interfaces.scheduler import (
     SchedulerStats,
 )
 from dovetail.interfaces.stat_logger import StatLogger, StatLoggerContext, StepStats
-from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.interfaces.tokenizer import Tokenizer, TokenPieces
 from dovetail.interfaces.tool_parser import ToolCallDelta, ToolDelta, ToolParser, ToolParserContext
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail.interfaces.worker import (
@@ -208,6 +208,7 @@ __all__ = [
     "StatLoggerContext",
     "StateSpec",
     "StepStats",
+    "TokenPieces",
     "Tokenizer",
     "ToolCallDelta",
     "ToolDelta",

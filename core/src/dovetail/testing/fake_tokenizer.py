@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import RequestError
-from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.interfaces.tokenizer import Tokenizer, TokenPieces
 
 SPECIAL_TEXTS = {256: "<bos>", 257: "<eos>", 258: "<pad>"}
 
@@ -21,6 +22,7 @@ class ByteTokenizer(Tokenizer):
     def __init__(self, *, add_bos: bool = True) -> None:
         """add_bos: whether `encode` puts BOS in front when it adds special tokens."""
         self._add_bos = add_bos
+        self._pieces = {skip: TokenPieces(partial(_piece, skip)) for skip in (False, True)}
 
     @classmethod
     def from_directory(cls, path: Path) -> ByteTokenizer:
@@ -60,6 +62,10 @@ class ByteTokenizer(Tokenizer):
                 pieces.append(SPECIAL_TEXTS.get(token, "").encode())
         return b"".join(pieces).decode("utf-8", errors="replace")
 
+    def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
+        """Return ASCII characters as text, other bytes as bytes."""
+        return self._pieces[skip_special_tokens]
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -73,3 +79,11 @@ class ByteTokenizer(Tokenizer):
             raise RequestError("messages is empty; give at least one.", parameter="messages")
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + ("assistant: " if add_generation_prompt else "")
+
+
+def _piece(skip_special_tokens: bool, token: int) -> str | bytes:
+    if token < 128:
+        return chr(token)
+    if token < 256:
+        return bytes((token,))
+    return "" if skip_special_tokens else SPECIAL_TEXTS.get(token, "")

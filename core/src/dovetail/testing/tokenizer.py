@@ -141,6 +141,23 @@ def _check_special_tokens(tokenizer: Tokenizer) -> None:
     expect(skipped == want, f"special tokens are to be skipped: {skipped!r}, not {want!r}")
 
 
+def _check_pieces(tokenizer: Tokenizer) -> None:
+    size, rng = tokenizer.vocab_size, Random(4)
+    for skip in (False, True):
+        pieces = tokenizer.token_pieces(skip_special_tokens=skip)
+        if pieces is None:
+            continue
+        first = pieces.first or pieces.__getitem__
+        for _ in range(50):
+            tokens = [rng.randrange(size) for _ in range(12)]
+            want = tokenizer.decode(tokens, skip_special_tokens=skip)
+            tokens = [token for token in tokens if pieces[token]]
+            parts = [first(token) for token in tokens[:1]] + [pieces[token] for token in tokens[1:]]
+            joined = b"".join(p if isinstance(p, bytes) else p.encode() for p in parts)
+            text = joined.decode("utf-8", "replace")
+            expect(text == want or "\ufffd" in want, f"{tokens}: pieces {text!r}, decode {want!r}")
+
+
 def _check_threads(tokenizer: Tokenizer) -> None:
     want = [tokenizer.encode(text) for text in TEXTS]
     with ThreadPoolExecutor(max_workers=4) as threads:
@@ -197,6 +214,7 @@ _CHECKS: Mapping[str, Callable[[Tokenizer], None]] = {
     "round trips": _check_round_trips,
     "any ids": _check_any_ids,
     "special tokens": _check_special_tokens,
+    "pieces": _check_pieces,
     "threads": _check_threads,
     "chat templates": _check_templates,
     "hostile chat templates": _check_hostile_templates,

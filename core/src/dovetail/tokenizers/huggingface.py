@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError, RequestError
-from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.interfaces.tokenizer import Tokenizer, TokenPieces
 from dovetail.model_files import (
     MAX_TEMPLATE_BYTES,
     file_exists,
@@ -91,6 +91,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._eos_token_id = facts.eos_token_id if eos is None else eos
         self._around = self._forced_surroundings()
         self._templates: ChatTemplateEnvironment | None = None
+        self._pieces: dict[bool, TokenPieces | None] = {}
 
     @classmethod
     def from_directory(cls, path: Path) -> HuggingFaceTokenizer:
@@ -144,6 +145,15 @@ class HuggingFaceTokenizer(Tokenizer):
         """Return the text of `token_ids`; ids that stand for nothing add nothing."""
         text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
+        """Return what each token adds to a text, if the decoder joins tokens one by one."""
+        from dovetail.tokenizers.token_pieces import make_token_pieces
+
+        if skip_special_tokens not in self._pieces:
+            skipped = self._special_token_ids if skip_special_tokens else frozenset()
+            self._pieces[skip_special_tokens] = make_token_pieces(self._core, skipped)
+        return self._pieces[skip_special_tokens]
 
     def apply_chat_template(
         self,
