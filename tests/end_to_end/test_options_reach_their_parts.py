@@ -1,0 +1,236 @@
+"""Options that a user gives reach the part that obeys them, through the whole engine.
+
+Each part is tested alone elsewhere. Here a part may be replaced by nothing: what is observed is
+what a user sees (tokens, text, errors) or what a stat logger records of each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import fields
+
+import pytest
+
+from dovetail import LLM, AsyncLLM, SamplingParams
+from dovetail.config import EngineArgs
+from dovetail.errors import CapacityError, ConfigError, RequestError
+from dovetail.interfaces import SchedulerStats
+
+PROMPT = [9, 8, 7, 6] * 10
+"""Forty tokens: ten blocks."""
+
+
+class Recorder:
+    """A stat logger that keeps the statistics of each step in `steps`."""
+
+    steps: list[SchedulerStats] = []  # noqa: RUF012  # the tests read it
+
+    def __init__(self, context):
+        Recorder.steps = []
+
+    def record(self, step):
+        Recorder.steps.append(step.scheduler)
+
+    def close(self):
+        pass
+
+
+def greedy(**changes):
+    return SamplingParams(**({"max_tokens": 4, "temperature": 0, "ignore_eos": True} | changes))
+
+
+def run(model_dir, options, prompts, params=None):
+    """Return the token ids of each prompt's answer, and the statistics of all steps."""
+    with LLM(model_dir, stat_loggers=[Recorder], **options) as llm:
+        outputs = llm.generate(prompts, params or greedy())
+    return [output.outputs[0].token_ids for output in outputs], list(Recorder.steps)
+
+
+def other_prompt(number):
+    return [20 + number, *PROMPT]
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("override", [{"rope_theta": 50.0}, {"rms_norm_eps": 10.0}])
+def test_hf_overrides_change_the_model_as_config_json_would(model_dir, options, override, tmp_path):
+    edited = tmp_path / "edited"
+    shutil.copytree(model_dir, edited)
+    config = json.loads((edited / "config.json").read_text("utf-8"))
+    if "rope_theta" in override:
+        config.pop("rope_parameters", None)
+    (edited / "config.json").write_text(json.dumps(config | override), "utf-8")
+    given = {"rope_parameters": None, **override} if "rope_theta" in override else override
+    plain, _ = run(model_dir, options, [PROMPT], greedy(max_tokens=12))
+    from_option, _ = run(
+        model_dir, options | {"hf_overrides": given}, [PROMPT], greedy(max_tokens=12)
+    )
+    from_file, _ = run(edited, options, [PROMPT], greedy(max_tokens=12))
+    assert from_option == from_file != plain
+
+
+def test_the_engines_seed_decides_what_requests_without_a_seed_draw(model_dir, options):
+    sampled = SamplingParams(max_tokens=12, ignore_eos=True)
+    prompts = [PROMPT, other_prompt(1)]
+    first, _ = run(model_dir, options | {"seed": 3}, prompts, sampled)
+    again, _ = run(model_dir, options | {"seed": 3}, prompts, sampled)
+    other, _ = run(model_dir, options | {"seed": 4}, prompts, sampled)
+    assert first == again
+    assert first[0] != other[0] and first[1] != other[1]
+
+
+def test_max_model_len_ends_requests(model_dir, options):
+    tokens, _ = run(model_dir, options | {"max_model_len": 44}, [PROMPT], greedy(max_tokens=None))
+    assert len(tokens[0]) == 4
+
+
+def test_max_logprobs_is_the_most_that_may_be_asked(model_dir, options):
+    with LLM(model_dir, max_logprobs=2, **options) as llm:
+        (output,) = llm.generate(PROMPT, greedy(logprobs=2))
+        assert len(output.outputs[0].logprobs[0]) in (2, 3)
+        with pytest.raises(RequestError, match="logprobs"):
+            llm.generate(PROMPT, greedy(logprobs=3))
+
+
+@pytest.mark.parametrize("source", ["the model's", "none", "override"])
+def test_sampling_defaults_come_from_where_the_option_says(model_dir, options, source, tmp_path):
+    edited = tmp_path / "edited"
+    shutil.copytree(model_dir, edited)
+    (edited / "generation_config.json").write_text(json.dumps({"max_new_tokens": 3, "top_k": 1}))
+    changes = {
+        "the model's": {},
+        "none": {"generation_config": "none"},
+        "override": {"override_generation_config": {"top_k": 7}},
+    }[source]
+    with LLM(edited, **options, **changes) as llm:
+        found = llm.get_default_sampling_params().top_k
+    assert found == {"the model's": 1, "none": SamplingParams().top_k, "override": 7}[source]
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def test_max_num_seqs_is_the_most_that_run(model_dir, options):
+    prompts = [other_prompt(number) for number in range(6)]
+    _, steps = run(model_dir, options | {"max_num_seqs": 2}, prompts)
+    assert max(step.num_running for step in steps) == 2
+    _, steps = run(model_dir, options, prompts)
+    assert max(step.num_running for step in steps) == 6
+
+
+def test_max_num_batched_tokens_is_the_most_of_a_step(model_dir, options):
+    prompts = [other_prompt(number) for number in range(6)]
+    _, steps = run(model_dir, options | {"max_num_batched_tokens": 24}, prompts)
+    assert max(step.num_scheduled_tokens for step in steps) == 24
+
+
+def test_long_prefill_token_threshold_cuts_prompts(model_dir, options):
+    _, steps = run(model_dir, options | {"long_prefill_token_threshold": 8}, [PROMPT])
+    assert [step.num_scheduled_tokens for step in steps[:5]] == [8] * 5
+    _, steps = run(model_dir, options, [PROMPT])
+    assert steps[0].num_scheduled_tokens == 40
+
+
+@pytest.mark.parametrize(("chunked", "first"), [(True, 60), (False, 40)])
+def test_enable_chunked_prefill_decides_whether_a_prompt_is_cut(model_dir, options, chunked, first):
+    limits = {"max_model_len": 60, "max_num_batched_tokens": 60, "enable_chunked_prefill": chunked}
+    other = [11, 12, 13, 14] * 10
+    _, steps = run(model_dir, options | limits, [PROMPT, other])
+    assert steps[0].num_scheduled_tokens == first
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_enable_prefix_caching_decides_whether_blocks_are_found_again(model_dir, options, enabled):
+    with LLM(model_dir, stat_loggers=[Recorder], enable_prefix_caching=enabled, **options) as llm:
+        for _ in range(2):
+            llm.generate([PROMPT], greedy(max_tokens=1))
+    assert Recorder.steps[-1].prefix_hits == (36 if enabled else 0)
+
+
+def test_block_size_and_number_of_blocks(model_dir, options):
+    sizes = options | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 70}
+    for block_size, used in ((4, 10), (8, 5)):
+        _, steps = run(
+            model_dir, sizes | {"block_size": block_size}, [PROMPT], greedy(max_tokens=1)
+        )
+        assert steps[0].num_blocks == 70
+        assert steps[0].num_cached_blocks == used
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_skip_special_tokens_decides_whether_they_are_in_the_text(llm):
+    special = llm.get_tokenizer().encode("<|user|>")[-1:]
+    for skip, text in ((True, ""), (False, "<|user|><|user|>")):
+        params = greedy(max_tokens=2, allowed_token_ids=special, skip_special_tokens=skip)
+        (output,) = llm.generate(PROMPT, params)
+        assert output.outputs[0].text == text
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def test_every_statistic_is_counted(model_dir, options):
+    """A run that preempts, evicts, aborts and finds prefixes: no count stays at zero."""
+    few = options | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 40}
+    with LLM(model_dir, stat_loggers=[Recorder], **few) as llm:
+        params = greedy(max_tokens=40)
+        llm.generate([other_prompt(number) for number in range(4)], params)
+        llm.generate([other_prompt(3)], greedy(max_tokens=1))
+        engine = llm.llm_engine
+        engine.add_request("leaves", PROMPT, params)
+        engine.step()
+        engine.abort_request(["leaves"])
+        llm.generate([other_prompt(5)], greedy(max_tokens=1))
+    steps, last = list(Recorder.steps), Recorder.steps[-1]
+    largest = {
+        one.name: max(getattr(step, one.name) for step in steps) for one in fields(SchedulerStats)
+    }
+    unused = {
+        "num_illegal_wishes",
+        "policy_failures",
+        "num_idle_steps",
+        "num_drafts",
+        "num_accepted",
+    }
+    assert {name for name, value in largest.items() if not value} == unused
+    assert largest["num_blocks"] == 40 and 30 < largest["num_used_blocks"] <= 40
+    assert largest["kv_cache_usage"] == largest["num_used_blocks"] / 40
+    assert largest["num_running"] >= 2 and largest["num_waiting"] >= 1
+    assert last.num_aborted == 1 and last.policy == "FCFSPolicy"
+    assert 0 < last.prefix_hits < last.prefix_queries
+    assert last.num_recomputed_tokens > 0 and last.num_preemptions > 0
+
+
+# --- limits of the front end ----------------------------------------------------------------------
+
+
+def test_max_waiting_is_the_most_that_wait(model_dir, options):
+    async def ask():
+        args = EngineArgs(model=str(model_dir), **(options | {"max_num_seqs": 2}))
+        async with AsyncLLM(args.create_engine_config(), max_waiting=1) as llm:
+            streams = [llm.generate(PROMPT, greedy(max_tokens=60)) for _ in range(4)]
+            firsts = await asyncio.gather(
+                *(anext(stream) for stream in streams), return_exceptions=True
+            )
+            for stream in streams:
+                await stream.aclose()
+            return firsts
+
+    firsts = asyncio.run(ask())
+    refused = [one for one in firsts if isinstance(one, BaseException)]
+    assert [type(one) for one in refused] == [CapacityError]
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+def test_an_option_that_is_wrong_is_named_whichever_it_is(model_dir):
+    """No option is read by nothing: each refuses a value of a type that no option has."""
+    for name in EngineArgs.descriptions():
+        with pytest.raises((ConfigError, ValueError), match=name):
+            EngineArgs(**({"model": str(model_dir)} | {name: object()})).create_engine_config()
