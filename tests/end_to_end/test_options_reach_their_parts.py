@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from dataclasses import fields
 
@@ -15,8 +16,9 @@ import pytest
 
 from dovetail import LLM, AsyncLLM, SamplingParams
 from dovetail.config import EngineArgs
-from dovetail.errors import CapacityError, ConfigError, RequestError
+from dovetail.errors import CapacityError, ConfigError, DovetailError, RequestError
 from dovetail.interfaces import SchedulerStats
+from dovetail_sched_fcfs import FCFSScheduler
 
 PROMPT = [9, 8, 7, 6] * 10
 """Forty tokens: ten blocks."""
@@ -110,6 +112,34 @@ def test_sampling_defaults_come_from_where_the_option_says(model_dir, options, s
     assert found == {"the model's": 1, "none": SamplingParams().top_k, "override": 7}[source]
 
 
+# --- the start ----------------------------------------------------------------------------------
+
+
+class WhereItRuns:
+    """A worker extension that tells its process."""
+
+    def process_id(self):
+        return os.getpid()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_engine_process_decides_where_the_model_runs(model_dir, options, apart):
+    extension = f"{__name__}:WhereItRuns" if apart else WhereItRuns
+    changes = {"engine_process": apart, "worker_extension_cls": extension}
+    with LLM(model_dir, **(options | changes)) as llm:
+        (process_id,) = llm.llm_engine.collective_rpc("process_id")
+    assert (process_id != os.getpid()) == apart
+
+
+def test_a_start_that_fails_names_its_phase(model_dir, options, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(model_dir, broken)
+    (broken / "model.safetensors").write_bytes(b"")
+    with pytest.raises(DovetailError) as raised:
+        LLM(broken, **options)
+    assert raised.value.phase == "load_model"
+
+
 # --- a step ---------------------------------------------------------------------------------------
 
 
@@ -160,6 +190,42 @@ def test_block_size_and_number_of_blocks(model_dir, options):
         assert steps[0].num_cached_blocks == used
 
 
+def test_scheduler_cls_decides_who_runs_first(model_dir, options):
+    prompts = [other_prompt(number) for number in range(4)]
+    orders = {}
+    for name in ("fcfs", "priority"):
+        changes = {"scheduler_cls": name, "max_num_seqs": 1}
+        with LLM(model_dir, **(options | changes)) as llm:
+            outputs = llm.generate(prompts, greedy(), priority=[3, 2, 1, 0])
+        ended = [output.metrics.finished_ns for output in outputs]
+        orders[name] = sorted(range(4), key=ended.__getitem__)
+    assert orders == {"fcfs": [0, 1, 2, 3], "priority": [3, 2, 1, 0]}
+
+
+class CountingScheduler(FCFSScheduler):
+    """Counts the plans that are out: made, and their results not yet taken in."""
+
+    num_out = most_out = 0
+
+    def schedule(self):
+        cls = CountingScheduler
+        cls.num_out += 1
+        cls.most_out = max(cls.most_out, cls.num_out)
+        return super().schedule()
+
+    def update_from_output(self, plan, output):
+        CountingScheduler.num_out -= 1
+        return super().update_from_output(plan, output)
+
+
+@pytest.mark.parametrize(("asynchronous", "most"), [(False, 1), (True, 2)])
+def test_async_scheduling_plans_a_step_ahead(model_dir, options, asynchronous, most):
+    CountingScheduler.num_out = CountingScheduler.most_out = 0
+    changes = {"scheduler_cls": CountingScheduler, "async_scheduling": asynchronous}
+    run(model_dir, options | changes, [PROMPT, other_prompt(1)])
+    assert CountingScheduler.most_out == most
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 
@@ -169,6 +235,15 @@ def test_skip_special_tokens_decides_whether_they_are_in_the_text(llm):
         params = greedy(max_tokens=2, allowed_token_ids=special, skip_special_tokens=skip)
         (output,) = llm.generate(PROMPT, params)
         assert output.outputs[0].text == text
+
+
+def test_n_gives_completions_that_differ(llm):
+    params = SamplingParams(n=4, max_tokens=12, seed=3, ignore_eos=True)
+    (output,) = llm.generate(PROMPT, params)
+    texts = [tuple(one.token_ids) for one in output.outputs]
+    assert len(set(texts)) == 4
+    (alone,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, seed=3, ignore_eos=True))
+    assert tuple(alone.outputs[0].token_ids) == texts[0]
 
 
 # --- statistics -----------------------------------------------------------------------------------

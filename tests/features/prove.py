@@ -1,16 +1,20 @@
-"""Holds docs/features.md to its word: `python tests/features/prove.py`, a step of CI.
+"""Checks every claim of docs/features.md: `python tests/features/prove.py`, a step of CI.
 
 Every linked test of a row that claims something has to pass, and not by being skipped: in the run
 that `make test` has recorded, if that was a run of this very tree, otherwise in one of its own.
-Then the tests of each row that names a kind are run again with that contract's fake in the place of
-every implementation (`pytest --with-fake KIND`): there, each of them has to fail, for a test that
-cannot tell an implementation from a fake shows nothing.
+Then faults are tried, in which a linked test has to fail, for a test that passes all the same shows
+nothing: each fault of `wiring_faults.toml` (an option dropped, a statistic zeroed), one or more a
+row; and where a row names a kind, that contract's fake in place of every implementation
+(`pytest --with-fake KIND`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from suite import Outcomes, recorded, run_tests
 from table import Feature, read_features
+from wiring_trial import WiringFault, read_faults, try_faults
 
 
 def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
@@ -43,11 +47,41 @@ def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
     return problems
 
 
+def misplaced_faults(features: Sequence[Feature], faults: Sequence[WiringFault]) -> list[str]:
+    """Return what is wrong with the faults themselves, each a sentence, without trying them.
+
+    Each row that claims something needs a fault, each fault a row that links its test, and a line
+    of the tree that it changes.
+    """
+    tests = {row.id: row.tests for row in features if row.status != "planned"}
+    problems = [
+        f"{row}: no fault in its wiring is tried; add one to tests/features/wiring_faults.toml"
+        for row in sorted(tests.keys() - {fault.feature for fault in faults})
+    ]
+    for fault in faults:
+        if fault.test.partition("[")[0] not in tests.get(fault.feature, ()):
+            problems.append(f"{fault.feature}: the row does not link {fault.test}")
+        if problem := fault.problem():
+            problems.append(f"{fault.feature}: {problem}")
+    return problems
+
+
+def unnoticed_faults(faults: Sequence[WiringFault]) -> list[str]:
+    """Try each fault that can be tried; return which were not noticed, each a sentence."""
+    return [
+        f"{fault.feature}: {fault.name}, and {fault.test} {verdict}"
+        for fault, verdict in try_faults(fault for fault in faults if not fault.problem())
+        if verdict != "failed"
+    ]
+
+
 def main() -> int:
     """Print what is unproven, or how much is proven; return 1 if anything is not."""
     features = read_features()
     known = recorded()
-    problems = unproven(features, known)
+    faults = read_faults()
+    problems = misplaced_faults(features, faults) + unnoticed_faults(faults)
+    problems += unproven(features, known)
     for problem in problems:
         print(problem)
     count = {
@@ -55,7 +89,10 @@ def main() -> int:
         for status in ("works", "in part", "planned")
     }
     source = "a run of its own" if known is None else "the run of `make test` on this tree"
-    print(f"features: {count}; {len(problems)} unproven, by {source}")
+    print(
+        f"features: {count}, {len(faults)} faults in the wiring; {len(problems)} unproven, "
+        f"by {source}"
+    )
     return bool(problems)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from prove import misplaced_faults
 from table import ROOT, STATUSES, read_features
+from wiring_trial import WiringFault, read_faults
 
 IDS = {"P": 8, "E": 13, "S": 12, "W": 17, "M": 11, "D": 5, "A": 6}
 
@@ -34,3 +37,50 @@ def test_rows_are_read_from_text() -> None:
     row = "| X1 | thing | works | `a/test_b.py::test_c` | worker, executor |"
     (feature,) = read_features(row)
     assert (feature.tests, feature.fakes) == (("a/test_b.py::test_c",), ("worker", "executor"))
+
+
+def test_each_claim_has_a_fault_that_can_be_tried() -> None:
+    assert misplaced_faults(read_features(), read_faults()) == []
+
+
+def test_misplaced_faults_are_found() -> None:
+    features = read_features("| X1 | thing | works | `a.py::one` | direct |")
+    elsewhere = WiringFault(
+        feature="X1", name="wrong", path="nothing.py", right="a", wrong="b", test="a.py::two[3]"
+    )
+    assert misplaced_faults(features, ()) == [
+        "X1: no fault in its wiring is tried; add one to tests/features/wiring_faults.toml"
+    ]
+    row, line = misplaced_faults(features, [elsewhere])
+    assert row == "X1: the row does not link a.py::two[3]"
+    assert "'a' occurs 0 times in nothing.py" in line
+
+
+TRIALS = """
+import sys
+sys.path.insert(0, "tests/features")
+from wiring_trial import WiringFault, try_faults
+
+change = {"path": "core/src/dovetail/rows.py", "right": "if num_rows < 1:", "wrong": "if False:"}
+tests = ["test_there_must_be_a_row", "test_no_row_is_left", "test_that_is_not_there"]
+faults = [
+    WiringFault(feature="X1", name=name, test=f"core/tests/test_rows.py::{name}", **change)
+    for name in tests
+]
+for fault, verdict in sorted(try_faults(faults), key=lambda tried: tried[1]):
+    print(fault.name, verdict)
+"""
+
+
+def test_a_fault_is_tried_in_a_copy_of_the_tree() -> None:
+    source = ROOT / "core/src/dovetail/rows.py"
+    before = source.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", TRIALS], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == [
+        "test_that_is_not_there broken",
+        "test_there_must_be_a_row failed",
+        "test_no_row_is_left passed",
+    ], done.stderr
+    assert source.read_bytes() == before

@@ -1,0 +1,199 @@
+"""Tries faults in the wiring: one line of a copy of the tree is changed, and a test must fail.
+
+The parent has imported the heavy libraries and nothing of the project. Each trial is a fork of it
+that works in a copy of the tree whose source folders come first on the path, also in the processes
+that a test starts. A trial that takes too long is ended by its id.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = Path(__file__).with_name("wiring_faults.toml")
+MAX_TRIALS = 2
+"""Trials that run at a time."""
+LIMIT_S = 120.0
+POLL_S = 0.05
+TESTS_FAILED = 1
+"""Exit code of pytest when tests ran and some of them failed."""
+
+_SKIPPED = (
+    ".git",
+    ".venv",
+    ".bench",
+    ".demo",
+    ".gpu-bundle",
+    "build",
+    "dist",
+    "*.egg-info",
+    ".*_cache",
+)
+_HEAVY = ("torch", "numpy", "pydantic", "tokenizers", "jinja2", "safetensors.torch", "tqdm", "zmq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WiringFault:
+    """One fault, in words and as a change of one file.
+
+    feature: id of the row that it belongs to. name: what is wrong, in words. path: a file of the
+    tree. right, wrong: a text that occurs once in it, and what takes its place. test: node id of
+    the linked test that must fail; one case of it may be named.
+    """
+
+    feature: str
+    name: str
+    path: str
+    right: str
+    wrong: str
+    test: str
+
+    def problem(self, root: Path = ROOT) -> str:
+        """Return why it can not be tried on this tree, or ""."""
+        file = root / self.path
+        count = file.read_text("utf-8").count(self.right) if file.is_file() else 0
+        if count == 1:
+            return ""
+        return (
+            f"the fault {self.name!r} cannot be tried: {self.right!r} occurs {count} times in "
+            f"{self.path}; name the line that does this now"
+        )
+
+
+def read_faults(file: Path = FILE) -> tuple[WiringFault, ...]:
+    """Return the faults that `file` lists."""
+    rows = tomllib.loads(file.read_text("utf-8"))["fault"]
+    return tuple(WiringFault(**row) for row in rows)
+
+
+def try_faults(faults: Iterable[WiringFault]) -> Iterator[tuple[WiringFault, str]]:
+    """Yield each fault with the verdict of its test: "failed", "passed", "hung" or "broken".
+
+    broken: the test could not be run at all, so that it shows nothing. Faults come in the order in
+    which their trials end.
+    """
+    import_heavy()
+    with tempfile.TemporaryDirectory(prefix="dovetail-faults-") as folder:
+        free = [Path(folder) / f"tree{number}" for number in range(MAX_TRIALS)]
+        for tree in free:
+            _copy_tree(tree)
+        running: dict[int, tuple[WiringFault, Path, float]] = {}
+        waiting = list(faults)[::-1]
+        while waiting or running:
+            while waiting and free:
+                fault, tree = waiting.pop(), free.pop()
+                running[_start(fault, tree)] = (fault, tree, time.monotonic())
+            for child, verdict in _ended(running):
+                fault, tree, _ = running.pop(child)
+                _restore(fault, tree)
+                free.append(tree)
+                yield fault, verdict
+            time.sleep(POLL_S)
+
+
+def _ended(running: Mapping[int, tuple[WiringFault, Path, float]]) -> list[tuple[int, str]]:
+    """Return the trials that have ended, each with its verdict."""
+    now_s = time.monotonic()
+    verdicts = (
+        (child, _verdict(child, now_s - start_s)) for child, (_, _, start_s) in running.items()
+    )
+    return [(child, verdict) for child, verdict in verdicts if verdict]
+
+
+def import_heavy() -> None:
+    """Import what the project stands on, once for all trials."""
+    for name in _HEAVY:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    ours = [name for name in sys.modules if name.partition(".")[0].startswith("dovetail")]
+    if ours:
+        raise RuntimeError(f"{ours[0]} is imported already: a fault would come too late")
+
+
+def source_folders(tree: Path) -> list[str]:
+    """Return the folders of `tree` from which its members are imported."""
+    patterns = ("core/src", "model_registry/src", "*/*/src")
+    return sorted({str(path) for pattern in patterns for path in tree.glob(pattern)})
+
+
+def _copy_tree(tree: Path) -> None:
+    """Copy the tree with the byte code that goes with it; files are shared until one is changed."""
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_SKIPPED), copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+def _start(fault: WiringFault, tree: Path) -> int:
+    """Change the file and fork; return the id of the child."""
+    text = (ROOT / fault.path).read_text("utf-8")
+    _replace(tree / fault.path, text.replace(fault.right, fault.wrong, 1))
+    child = os.fork()
+    if not child:
+        code = 3
+        try:
+            os.setsid()
+            code = _run_test(fault.test, tree)
+        finally:
+            os._exit(code)
+    return child
+
+
+def _restore(fault: WiringFault, tree: Path) -> None:
+    (tree / fault.path).unlink()
+    _link(str(ROOT / fault.path), str(tree / fault.path))
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a new file: the old one is shared with the tree."""
+    file.unlink()
+    file.write_text(text, "utf-8")
+
+
+def _run_test(test: str, tree: Path) -> int:
+    """Be the child: run one test in `tree`, in silence; return pytest's exit code."""
+    log = os.open(tree / "trial.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.chdir(tree)
+    folders = source_folders(tree)
+    sys.path[:0] = folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    importlib.invalidate_caches()
+    import pytest
+
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", test]
+    return int(pytest.main(arguments))
+
+
+def _verdict(child: int, took_s: float) -> str:
+    """Return what became of a trial, or "" while it runs."""
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if not ended:
+        if took_s < LIMIT_S:
+            return ""
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return "hung"
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what the test has left behind
+    code = os.waitstatus_to_exitcode(status)
+    return {0: "passed", TESTS_FAILED: "failed"}.get(code, "broken")
