@@ -2,8 +2,9 @@
 
 A template comes with a model or with a request, so it is a program by a stranger. It sees only the
 values it is given, cannot change them, and is stopped by counts (steps of loops and macros, lengths
-of texts, sizes of numbers) and not by a time limit, so that the same conversation always gives the
-same answer. Knows no tokens: `dovetail.tokenizers.huggingface` brings their texts as variables.
+of texts, sizes of numbers). Counts do not bound memory and time, so a template runs in a bounded
+child process: use `dovetail.tokenizers.template_renderer`, which runs this module there.
+Knows no tokens: `dovetail.tokenizers.huggingface` brings their texts as variables.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from dovetail.errors import RequestError
+from dovetail.tokenizers.template_input import MAX_TEMPLATE_CHARS, check_messages
 
-MAX_TEMPLATE_CHARS = 1 << 18
 MAX_TEXT_CHARS = 1 << 20
 """Longest text that a template may make, in between or in the end."""
 MAX_STEPS = 200_000
@@ -49,7 +50,7 @@ def render_chat_template(
     Nothing is mutated. Raises RequestError, parameter "messages", if `messages` is no conversation
     or the template refuses it, fails or exceeds a limit.
     """
-    _check_messages(messages)
+    check_messages(messages)
     given = {"tools": None, "documents": None, **variables}
     pieces: list[str] = []
     length = 0
@@ -68,24 +69,9 @@ def render_chat_template(
     return "".join(pieces)
 
 
-def _check_messages(messages: object) -> None:
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise RequestError(
-            f"messages must be a list of messages, not {type(messages).__name__}.",
-            parameter="messages",
-        )
-    if not messages:
-        raise RequestError("messages is empty; give at least one.", parameter="messages")
-    for position, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(
-                f'messages[{position}] must be a mapping with a "role", such as '
-                '{"role": "user", "content": "Hello"}.',
-                parameter="messages",
-            )
-
-
 def _describe(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "it needs too much memory"
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 
@@ -133,7 +119,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )

@@ -11,27 +11,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from dovetail.errors import ModelError, RequestError
 from dovetail.interfaces.tokenizer import Tokenizer, TokenPieces
 from dovetail.model_files import (
     MAX_TEMPLATE_BYTES,
+    MIB,
     file_exists,
     list_model_files,
     read_json_object,
     read_model_file,
     read_model_text,
 )
+from dovetail.sandbox.child import ChildLimits
+from dovetail.tokenizers.template_renderer import TemplateRenderer
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from dovetail.tokenizers.chat_template import ChatTemplateEnvironment
-
 TOKEN_SUFFIX = "_token"
 MAX_ADDITIONAL_TEMPLATES = 64
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class HuggingFaceOptions(BaseModel):
+    """Options of the tokenizer plugin `huggingface`.
+
+    template_timeout_s: wall time in which a chat template has to render a conversation.
+    template_memory_mib: address space of the process that renders it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    template_timeout_s: float = Field(default=2.0, gt=0, le=3600)
+    template_memory_mib: int = Field(default=256, ge=128, le=1 << 20)
+
+
+DEFAULT_OPTIONS = HuggingFaceOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +96,14 @@ class TokenizerFacts:
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json, run by the `tokenizers` library."""
 
-    def __init__(self, core: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
+    options_model: ClassVar[type[BaseModel]] = HuggingFaceOptions
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        facts: TokenizerFacts,
+        options: HuggingFaceOptions = DEFAULT_OPTIONS,
+    ) -> None:
         """Take over `core`: padding and truncation are switched off, special tokens completed."""
         core.no_padding()
         core.no_truncation()
@@ -90,12 +116,22 @@ class HuggingFaceTokenizer(Tokenizer):
         eos = self._id_of("eos_token")
         self._eos_token_id = facts.eos_token_id if eos is None else eos
         self._around = self._forced_surroundings()
-        self._templates: ChatTemplateEnvironment | None = None
         self._pieces: dict[bool, TokenPieces | None] = {}
+        self._renderer = TemplateRenderer(
+            ChildLimits(
+                timeout_s=options.template_timeout_s,
+                memory_bytes=options.template_memory_mib * MIB,
+            )
+        )
 
     @classmethod
-    def from_directory(cls, path: Path) -> HuggingFaceTokenizer:
-        """Load from a model directory; raise ModelError naming the file if it cannot."""
+    def from_directory(
+        cls, path: Path, options: Mapping[str, Any] | None = None
+    ) -> HuggingFaceTokenizer:
+        """Load from a model directory; raise ModelError naming the file if it cannot.
+
+        options: the fields of `HuggingFaceOptions`.
+        """
         import tokenizers
 
         file = Path(path) / "tokenizer.json"
@@ -110,7 +146,8 @@ class HuggingFaceTokenizer(Tokenizer):
             core = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises bare Exception for any bad file
             raise ModelError(f"{file} cannot be read: {error}. Copy it anew; {remedy}") from error
-        return cls(core, TokenizerFacts.read(Path(path)))
+        facts = TokenizerFacts.read(Path(path))
+        return cls(core, facts, HuggingFaceOptions(**(options or {})))
 
     @property
     def vocab_size(self) -> int:
@@ -163,26 +200,26 @@ class HuggingFaceTokenizer(Tokenizer):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Render a conversation to the prompt text, in a sandbox; raise RequestError if it fails.
+        """Render a conversation to the prompt text, in a child process that can be killed.
 
         messages: mappings with "role" and "content". chat_template: a template, or the name of one
         of the model's, instead of the model's default ("tool_use" if tools are given and there is
-        one of that name). variables: further variables of the template.
+        one of that name). variables: further variables of the template, as JSON values.
+        Blocks until the answer or `template_timeout_s`. Raises RequestError if it fails.
         """
-        from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_chat_template
-
-        if self._templates is None:
-            self._templates = ChatTemplateEnvironment()
         source = self._choose_template(chat_template, bool(variables.get("tools")))
         known = {**self._facts.special_tokens, "add_generation_prompt": add_generation_prompt}
-        return render_chat_template(
-            self._templates.compile_template(source), messages, {**known, **variables}
-        )
+        return self._renderer.render(source, messages, {**known, **variables})
 
     def _choose_template(self, asked: str | None, with_tools: bool) -> str:
         own = self._facts.chat_templates
-        if asked is not None:
+        if isinstance(asked, str):
             return own.get(asked, asked)
+        if asked is not None:
+            raise RequestError(
+                f"chat_template must be a text, not {type(asked).__name__}.",
+                parameter="chat_template",
+            )
         if with_tools and "tool_use" in own:
             return own["tool_use"]
         if "default" in own:

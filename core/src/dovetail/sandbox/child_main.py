@@ -1,0 +1,94 @@
+"""What runs in a bounded child: limits itself, then answers one request after the other.
+
+Started by `dovetail.sandbox.child` with an empty environment, in the directory "/", without the
+parent's descriptors. The answers are {"value": …} or {"error": [class name, message, parameter]};
+"last" is set in the last one of a child that has used much memory, which then ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.errors import DovetailError
+from dovetail.sandbox.frames import FrameError, encode, receive_frame, send_frame
+
+MAX_REQUEST_BYTES = (1 << 32) - 1
+_RETIRE_KIB = 96 << 10
+"""A child ends after a request for which it needed this much more memory than before."""
+_NUM_FILES = 32
+
+Handler = Callable[[Any, bytes], Any]
+
+
+def main(arguments: str) -> None:
+    """Serve until the connection is closed.
+
+    arguments: JSON with `descriptor`, `handler` ("module:function"), `memory_bytes`, `timeout_s`.
+    """
+    given = json.loads(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+    connection = socket.socket(fileno=given["descriptor"])
+    module, _, name = given["handler"].partition(":")
+    handler: Handler = getattr(importlib.import_module(module), name)
+    _limit(resource.RLIMIT_AS, given["memory_bytes"])
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_NOFILE, _NUM_FILES)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 2)
+    os.close(nothing)
+    send_frame(connection, encode({"value": "ready"}))
+    limit_kib = _peak_kib() + _RETIRE_KIB
+    while True:
+        try:
+            request, blob = receive_frame(connection, max_bytes=MAX_REQUEST_BYTES)
+        except (FrameError, OSError):
+            return
+        _limit_cpu(given["timeout_s"])
+        answer = _answer(handler, request, blob)
+        answer["last"] = _peak_kib() > limit_kib
+        send_frame(connection, encode(answer))
+        if answer["last"]:
+            return
+        del request, blob, answer
+
+
+def _answer(handler: Handler, request: Any, blob: bytes) -> dict[str, Any]:
+    try:
+        return {"value": handler(request, blob)}
+    except DovetailError as error:
+        parameter = getattr(error, "parameter", "")
+        return {"error": [type(error).__name__, str(error), parameter]}
+    except MemoryError:
+        return {"error": ["MemoryError", "it needs too much memory", ""]}
+    except BaseException as error:  # pyo3's PanicException is no Exception
+        return {"error": [type(error).__name__, " ".join(str(error).split())[:300], ""]}
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = _at_most(hard, value)
+    resource.setrlimit(kind, (value, value))
+
+
+def _at_most(hard: int, value: int) -> int:
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
+
+
+def _limit_cpu(timeout_s: float) -> None:
+    """End this process some time after the parent would, for a parent that was killed."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    seconds = int(used.ru_utime + used.ru_stime + timeout_s) + 5
+    resource.setrlimit(resource.RLIMIT_CPU, (_at_most(hard, seconds), hard))
+
+
+def _peak_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

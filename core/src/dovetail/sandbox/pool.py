@@ -1,0 +1,95 @@
+"""Warm children for one task: started when needed, shared by threads, replaced after a failure.
+
+Several, so that a request that runs until its deadline delays no other. A pool belongs to the
+process that made it; a forked copy starts its own children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from typing import Any
+
+from dovetail.sandbox.child import BoundedChild, ChildLimits, ChildTask
+
+MAX_CHILDREN = 4
+
+
+class ChildPool:
+    """Up to `size` children for `task`; thread-safe. They end with the process or with `close`."""
+
+    def __init__(self, task: ChildTask, limits: ChildLimits, *, size: int = MAX_CHILDREN) -> None:
+        """Start nothing yet."""
+        self._task = task
+        self._limits = limits
+        self._size = size
+        self._reset()
+        _POOLS.add(self)
+
+    def call(self, text: bytes, blob: bytes = b"") -> Any:
+        """Return the handler's value for a request; raise as `BoundedChild.call`, and StartError.
+
+        Waits while all children are busy: at most for the deadline of the requests before.
+        """
+        with self._slots:
+            child = self._take()
+            try:
+                return child.call(text, blob)
+            finally:
+                self._give_back(child)
+
+    def close(self) -> None:
+        """End all children; a request that is under way fails. The pool can be used again."""
+        self._idle.clear()
+        while self._children:
+            self._children.pop().close()
+
+    def forget(self) -> None:
+        """Drop the children in a forked copy of the process."""
+        for child in self._children:
+            child.forget()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._slots = threading.BoundedSemaphore(self._size)
+        self._idle: list[BoundedChild] = []
+        self._children: set[BoundedChild] = set()
+
+    def _take(self) -> BoundedChild:
+        while self._idle:
+            try:
+                child = self._idle.pop()
+            except IndexError:  # another thread took it
+                break
+            if child.is_alive():
+                return child
+            child.close()
+            self._children.discard(child)
+        child = BoundedChild(self._task, self._limits)
+        self._children.add(child)
+        return child
+
+    def _give_back(self, child: BoundedChild) -> None:
+        if child.is_usable:
+            self._idle.append(child)
+        else:
+            self._children.discard(child)
+
+
+_POOLS: weakref.WeakSet[ChildPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in list(_POOLS):
+        pool.close()
+
+
+def _forget_all() -> None:
+    for pool in list(_POOLS):
+        pool.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,90 @@
+"""What a chat template is given: a conversation and JSON values, checked and of bounded size.
+
+A conversation can be of any mappings and sequences; the template sees dicts and lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dovetail.errors import RequestError
+
+MAX_TEMPLATE_CHARS = 1 << 18
+MAX_VALUES = 100_000
+"""Values in a conversation with its variables: texts, numbers, lists, mappings."""
+MAX_CHARS = 1 << 22
+MAX_DEPTH = 64
+MAX_INTEGER_BITS = 1024
+
+
+def check_messages(messages: object) -> None:
+    """Raise RequestError, parameter "messages", for what is no conversation."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages must be a list of messages, not {type(messages).__name__}.",
+            parameter="messages",
+        )
+    if not messages:
+        raise RequestError("messages is empty; give at least one.", parameter="messages")
+    for position, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(
+                f'messages[{position}] must be a mapping with a "role", such as '
+                '{"role": "user", "content": "Hello"}.',
+                parameter="messages",
+            )
+
+
+def plain_value(value: object, parameter: str) -> Any:
+    """Return `value` made of dicts, lists, texts and numbers only; those it has are kept.
+
+    Raises RequestError naming `parameter` for other types, lists that contain themselves, and
+    more than the limits of this module.
+    """
+    return _Reader(parameter).read(value, 0)
+
+
+class _Reader:
+    def __init__(self, parameter: str) -> None:
+        self._parameter = parameter
+        self._values_left = MAX_VALUES
+        self._chars_left = MAX_CHARS
+
+    def read(self, value: object, depth: int) -> Any:
+        self._values_left -= 1
+        if self._values_left < 0:
+            self._refuse(f"holds more than {MAX_VALUES} values")
+        if isinstance(value, str):
+            return self._text(value)
+        if value is None or isinstance(value, (bool, float)):
+            return value
+        if isinstance(value, int):
+            if value.bit_length() > MAX_INTEGER_BITS:
+                self._refuse(f"holds an integer of more than {MAX_INTEGER_BITS} bits")
+            return value
+        if depth >= MAX_DEPTH:
+            self._refuse(f"nests more than {MAX_DEPTH} levels deep")
+        if isinstance(value, Mapping):
+            return dict(self._items(value, depth))
+        if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+            return [self.read(one, depth + 1) for one in value]
+        return self._refuse(
+            f"holds a {type(value).__name__}; it may hold texts, numbers, booleans, None, lists "
+            "and mappings"
+        )
+
+    def _items(self, mapping: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
+        for key, value in mapping.items():
+            if not isinstance(key, str):
+                self._refuse(f"holds a mapping with the key {key!r:.40}; keys must be texts")
+            yield self._text(key), self.read(value, depth + 1)
+
+    def _text(self, text: str) -> str:
+        self._chars_left -= len(text)
+        if self._chars_left < 0:
+            self._refuse(f"holds more than {MAX_CHARS} characters")
+        return text
+
+    def _refuse(self, reason: str) -> Any:
+        raise RequestError(f"{self._parameter} {reason}.", parameter=self._parameter)

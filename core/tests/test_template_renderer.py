@@ -1,0 +1,305 @@
+"""Chat templates in their child process: whatever a template does ends soon and harms nobody."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import UserDict, UserList
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Core
+from tokenizers import models
+
+from dovetail import LLM
+from dovetail.errors import ConfigError, RequestError, StartError
+from dovetail.sandbox import child as child_module
+from dovetail.sandbox.child import ChildFailure, ChildLimits
+from dovetail.sandbox.frames import encode
+from dovetail.sandbox.pool import ChildPool
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
+from dovetail.tokenizers.template_renderer import _TASK, TemplateRenderer
+
+TALK = [{"role": "user", "content": "hi"}]
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+TIGHT = ChildLimits(timeout_s=0.25, memory_bytes=192 << 20)
+NESTED = (
+    "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+)
+TWO_NESTED = NESTED + NESTED.replace("n.x", "n.y").replace("namespace(x", "namespace(x=n.x, y")
+WIDE = "{% set w = ['a' * 1000000] * 60000 %}"
+LONG = "{% set w = 'a' * 1000000 %}"
+ATTACKS = [
+    NESTED + "{{ n.x | tojson }}",
+    NESTED + "{{ n.x | tojson(indent=2) }}",
+    NESTED + "{{ n.x | string }}",
+    NESTED + "{{ n.x | pprint }}",
+    NESTED + "{{ n.x ~ '' }}",
+    NESTED + "{{ n.x }}",
+    TWO_NESTED + "{{ n.x == n.y }}",
+    TWO_NESTED + "{{ n.x < n.y }}",
+    TWO_NESTED + "{{ [n.x] | unique | list }}",
+    NESTED + "{{ '%s' | format(n.x) }}",
+    NESTED + "{{ '{}'.format(n.x) }}",
+    WIDE + "{{ w | tojson }}",
+    WIDE + "{{ w | string }}",
+    WIDE + "{{ w ~ '' }}",
+    WIDE + "{{ w | join }}",
+    WIDE + "{{ ','.join(w) }}",
+    WIDE + "{{ w | batch(1000) | map('join') | join }}",
+    WIDE + "{{ w | sum(start='') }}",
+    LONG + "{{ (w | replace('a', '\\t')).expandtabs(1000000) }}",
+    LONG + "{{ w | wordwrap(1, wrapstring=w) }}",
+    LONG + "{{ w | list | join(w) }}",
+    LONG + "{{ w | replace('a', w) }}",
+    LONG + "{% for i in range(9999) %}{{ w | list | sort | join | length }}{% endfor %}",
+    LONG + "{% for i in range(9999) %}{{ w | urlize | length }}{% endfor %}",
+    LONG + "{% for i in range(9999) %}{{ (w ~ '<') | striptags | length }}{% endfor %}",
+    LONG + "{% for i in range(9999) %}{{ w | title | length }}{% endfor %}",
+    "{% set r = range(99999) | list %}{% for i in range(40) %}{{ (r * 8) | sort | length }}"
+    "{{ (r * 8) | groupby(0) | length }}{% endfor %}",
+    "{% for i in range(99999) %}{{ range(99999) | sum }}{% endfor %}",
+    "{% for i in range(150000) %}{{ [i] * 99999 == [i] * 99999 }}{% endfor %}",
+    "{{ '%1000000000d' | format(1) }}",
+    "{{ '%*d' | format(1000000, 1) }}",
+    "{{ '{:>{w}}'.format(1, w=999999999) }}",
+    "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% set n = namespace(x=[]) %}{% for i in range(150000) %}{% set n.x = [n.x] %}{% endfor %}"
+    "{{ n.x }}",
+    "{% for i in range(199999) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaa' }}{% endfor %}",
+    "{{ lipsum(n=1000) }}",
+    "{{ cycler.__init__.__globals__.os.system('touch /tmp/x') }}",
+]  # fmt: skip
+
+
+def rss_kib():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def children():
+    return [
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if f"\nPPid:\t{os.getpid()}\n" in (path / "status").read_text(errors="replace")
+    ]
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    return TemplateRenderer()
+
+
+@pytest.fixture
+def pool():
+    made = ChildPool(_TASK, TIGHT)
+    yield made
+    made.close()
+
+
+def test_every_attack_ends_in_a_typed_error_beside_an_innocent_chat(renderer):
+    """Peak memory of this process may not grow, and an innocent conversation is rendered alike."""
+    attacked, refused = TemplateRenderer(TIGHT), []
+    expected = renderer.render(PLAIN, TALK, {})
+    stop, gaps = threading.Event(), []
+
+    def chat():
+        while not stop.is_set():
+            before = time.perf_counter()
+            assert renderer.render(PLAIN, TALK, {}) == expected
+            gaps.append(time.perf_counter() - before)
+            time.sleep(0.01)
+
+    innocent = threading.Thread(target=chat)
+    innocent.start()
+    gc.collect()
+    before = rss_kib()
+    try:
+        for source in ATTACKS:
+            began = time.perf_counter()
+            try:
+                text = attacked.render(source, TALK, {})
+            except RequestError as error:
+                refused.append(source)
+                assert error.parameter in ("messages", "chat_template") and len(str(error)) < 800
+            else:
+                assert len(text) <= 1 << 20 and "class" not in text
+            assert time.perf_counter() - began < 20, source
+    finally:
+        stop.set()
+        innocent.join()
+    assert rss_kib() - before < 40 << 10
+    assert len(refused) >= len(ATTACKS) - 8, set(ATTACKS) - set(refused)
+    assert len(gaps) > 10
+
+
+def test_attacks_at_once_do_not_delay_an_innocent_chat(pool):
+    """Three children run into their deadline; a fourth answers meanwhile."""
+
+    def request(template):
+        now = datetime(2026, 2, 3).isoformat()
+        return encode({"template": template, "messages": TALK, "variables": {}, "now": now})
+
+    failures = []
+
+    def attack():
+        try:
+            pool.call(request(NESTED + "{{ n.x | string }}"))
+        except ChildFailure as failure:
+            failures.append(str(failure))
+
+    attackers = [threading.Thread(target=attack) for _ in range(3)]
+    for attacker in attackers:
+        attacker.start()
+    assert pool.call(request(PLAIN)) == "[user]hi"
+    for attacker in attackers:
+        attacker.join()
+    assert len(failures) == 3 and all("0.25 s" in one or "memory" in one for one in failures)
+    assert pool.call(request(PLAIN)) == "[user]hi"
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([{"role": "user", "content": b"x"}], "bytes"),
+        ([{"role": "user", "content": object()}], "object"),
+        ([{"role": "user", "content": {1: 2}}], "keys must be texts"),
+        ([{"role": "user", "content": 1 << 2000}], "1024 bits"),
+        ([{"role": "user", "content": "x" * (1 << 23)}], "characters"),
+        ([{"role": "user", "content": [1] * 200_000}], "values"),
+        ([], "empty"),
+        ("hello", "list of messages"),
+    ],
+)
+def test_what_no_template_can_be_given_is_refused_by_name(renderer, messages, reason):
+    for given, name in ((messages, "messages"), (TALK, "tools")):
+        variables = {"tools": messages} if name == "tools" else {}
+        if name == "tools" and not isinstance(messages, list):
+            continue
+        if name == "tools" and not messages:
+            continue
+        with pytest.raises(RequestError, match=reason) as refusal:
+            renderer.render(PLAIN, given, variables)
+        assert refusal.value.parameter == name
+
+
+def test_a_list_that_holds_itself_is_refused(renderer):
+    own = []
+    own.append(own)
+    with pytest.raises(RequestError, match="64 levels") as refusal:
+        renderer.render(PLAIN, TALK, {"tools": own})
+    assert refusal.value.parameter == "tools"
+
+
+def test_mappings_and_sequences_of_any_class_and_odd_texts_are_taken(renderer):
+    talk = UserList([UserDict(role="user", content=("a\ud800", "é😀\0", 2**70, 1.5, None, True))])
+    text = renderer.render("{{ messages[0].content | tojson }}|{{ messages[0].role }}", talk, {})
+    assert text == '["a\ud800", "é😀\\u0000", 1180591620717411303424, 1.5, null, true]|user'
+
+
+@pytest.mark.parametrize("template", [3, b"x", ["x"], "x" * (1 << 19)])
+def test_what_is_no_template_is_refused(renderer, template):
+    with pytest.raises(RequestError) as refusal:
+        renderer.render(template, TALK, {})
+    assert refusal.value.parameter == "chat_template" and len(str(refusal.value)) < 300
+
+
+def test_the_local_date_is_the_parents():
+    renderer = TemplateRenderer(now=lambda: datetime(2026, 2, 3))
+    assert renderer.render("{{ strftime_now('%d %b %Y') }}", TALK, {}) == "03 Feb 2026"
+
+
+def test_the_child_has_nothing_of_the_parents(pool, monkeypatch):
+    monkeypatch.setenv("SECRET", "x")
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    child = child_module.BoundedChild(_TASK, TIGHT)
+    try:
+        folder = Path(f"/proc/{child.pid}")
+        environment = (folder / "environ").read_bytes()
+        assert b"SECRET" not in environment and b"PYTHON" not in environment
+        assert (folder / "cwd").readlink() == Path("/")
+        links = [os.readlink(path) for path in (folder / "fd").iterdir()]
+        assert sorted(link.split(":")[0] for link in links) == ["/dev/null"] * 3 + ["socket"]
+        limits = (folder / "limits").read_text()
+        assert str(TIGHT.memory_bytes) in limits.split("Max address space")[1].split("\n")[0]
+    finally:
+        child.close()
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_child_that_was_killed_is_replaced(pool):
+    text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
+    assert pool.call(text) == "[user]hi"
+    (child,) = pool._children
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert pool.call(text) == "[user]hi"
+    assert len(pool._children) == 1 and child not in pool._children
+
+
+def test_a_forked_copy_has_children_of_its_own(renderer):
+    """A fork neither uses nor ends its parent's child, and holds none of its connections."""
+    assert renderer.render(PLAIN, TALK, {}) == "[user]hi"
+    before = children()
+    forked = os.fork()
+    if forked == 0:
+        os._exit(0 if renderer.render(PLAIN, TALK, {}) == "[user]hi" else 1)
+    assert os.waitpid(forked, 0)[1] == 0
+    assert renderer.render(PLAIN, TALK, {}) == "[user]hi"
+    assert set(before) <= set(children())
+
+
+def test_a_child_ends_with_its_parent(tmp_path):
+    program = (
+        "import os, signal\n"
+        "from dovetail.tokenizers.template_renderer import *\n"
+        "from dovetail.tokenizers.template_renderer import _pool\n"
+        f"TemplateRenderer().render({PLAIN!r}, {TALK!r}, {{}})\n"
+        "(child,) = _pool(DEFAULT_LIMITS)._children\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    pid = int(done.stdout)
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists() or "Z (" in Path(f"/proc/{pid}/status").read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the child outlives its parent")
+
+
+def test_a_child_that_cannot_start_is_a_typed_error(monkeypatch):
+    pool = ChildPool(_TASK, TIGHT)
+    monkeypatch.setattr(child_module.sys, "executable", "/nowhere/python")
+    with pytest.raises(StartError, match="could not start"):
+        pool.call(b"{}")
+    monkeypatch.setattr(child_module.sys, "executable", "/bin/false")
+    with pytest.raises(StartError, match="status 1"):
+        pool.call(b"{}")
+    assert not pool._children
+
+
+def test_the_limits_are_options_of_the_tokenizer(tmp_path):
+    write_fake_config(tmp_path, vocab_size=300)
+    Core(models.WordLevel({"<s>": 0}, unk_token="<s>")).save(str(tmp_path / "tokenizer.json"))
+    options = {"template_timeout_s": 0.25, "template_memory_mib": 160}
+    given = HuggingFaceTokenizer.options_model(**options)
+    tokenizer = HuggingFaceTokenizer.from_directory(tmp_path, options=given.model_dump())
+    with pytest.raises(RequestError, match=r"0\.25 s"):
+        tokenizer.apply_chat_template(TALK, chat_template=NESTED + "{{ n.x | string }}")
+    with pytest.raises(ConfigError, match="template_timeout_s"):
+        LLM(
+            tmp_path,
+            worker_cls="dovetail.testing.fake_worker:FakeWorker",
+            plugin_options={"huggingface": {"template_timeout_s": 0}},
+            **SMALL_ENGINE,
+        )
