@@ -5,7 +5,7 @@ import pytest
 
 from dovetail.clock import ManualClock
 from dovetail.engine.input_processor import InputFacts, InputProcessor, completion_id
-from dovetail.engine.prompt_reading import prompt_text
+from dovetail.engine.prompt_reading import read_prompt
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import ConfigError, ModelError, RequestError
 from dovetail.sampling_params import SamplingParams
@@ -73,8 +73,8 @@ def test_what_stands_beside_a_prompt_is_checked(name, value):
 
 
 def test_the_text_of_a_prompt():
-    assert prompt_text("ab") == prompt_text({"prompt": "ab"}) == "ab"
-    assert prompt_text([1]) is prompt_text({"prompt_token_ids": [1]}) is None
+    assert read_prompt("ab").text == read_prompt({"prompt": "ab"}).text == "ab"
+    assert read_prompt([1]).text is read_prompt({"prompt_token_ids": [1]}).text is None
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,16 @@ def test_bad_words_are_forbidden_with_and_without_a_space():
     assert len(request.bad_words_token_ids) == 4
 
 
-def test_a_users_seed_is_kept_and_counted_up():
-    requests = processor().process("r", [1], SamplingParams(n=3, seed=2**64 - 2))
-    assert [request.seed for request in requests] == [2**64 - 2, 2**64 - 1, 0]
-    assert one([1], seed=-1).seed == 2**64 - 1
+def test_a_users_seed_is_kept_by_the_first_completion_and_hashed_for_the_others():
+    def seeds(seed, n=3):
+        requests = processor().process("r", [1], SamplingParams(n=n, seed=seed))
+        return [request.seed for request in requests]
+
+    assert seeds(2**64 - 2)[0] == 2**64 - 2 and seeds(-1)[0] == 2**64 - 1
+    assert seeds(7) == seeds(7) and seeds(7)[:2] == seeds(7, n=2)
+    # No completion of one seed has the random numbers of any completion of another.
+    found = [seed for user_seed in range(100) for seed in seeds(user_seed, n=10)]
+    assert len(set(found)) == 1000
 
 
 def test_derived_seeds_differ_and_are_repeatable():

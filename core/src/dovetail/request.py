@@ -74,7 +74,8 @@ class EngineCoreRequest:
     priority: lower is served first, by schedulers that look at it.
     cache_salt: requests share cached prefixes only with those of the same salt.
     tenant: on whose behalf it runs, for policies that share out by tenant; "" for nobody's.
-    deadline_ns: when its answer is due, on the engine's clock, for policies that look; 0: never.
+    deadline_ns: when its first token is due, on the engine's clock, for policies that look at it;
+        0: never.
     lora_id: the adapter that it runs with; "" for the bare model.
     encoder_inputs: multimodal content, by position; placeholders do not overlap.
     """

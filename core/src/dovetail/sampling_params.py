@@ -7,16 +7,36 @@ strings as text, bad words as tokens) is checked and resolved by the input proce
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.errors import RequestError
+from dovetail.value_checks import (
+    check_flag,
+    check_integer,
+    check_number,
+    check_text,
+    guarded,
+    plain_copy,
+    refuse,
+    take_items,
+)
 
 MAX_N = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_LOGPROBS = 1024
 MAX_STOP_STRINGS = 64
 MAX_WORDS = 4096
+MAX_TEXT_CHARS = 2**16
+"""Characters of a stop string or a bad word; an engine's `LimitsConfig` allows fewer."""
+
+MAX_TOKEN_IDS = 2**19
+"""Token ids in a list, repetitions included: more than any vocabulary has."""
+
+MAX_BIAS = 100.0
+MAX_EXTRA_ARGS_BYTES = 2**18
+"""Size of `extra_args` as a message; an engine's `LimitsConfig` allows less."""
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would leave no finite logits."""
 
@@ -36,6 +56,9 @@ class SamplingParams:
     logit_bias: token id to an addend in [-100, 100]. allowed_token_ids: nothing else may be chosen.
     bad_words: texts that may not be produced.
     truncate_prompt_tokens: keep only the last so many tokens of the prompt.
+    extra_args: plain data for plugins (None, booleans, numbers, strings, bytes, lists, mappings),
+        copied when the parameters are made; tuples become lists.
+    Repeated token ids count once. Limits of one engine are in `LimitsConfig`.
     Raises RequestError, naming the parameter, its value and its bounds.
     """
 
@@ -65,21 +88,23 @@ class SamplingParams:
     extra_args: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        for name, value in (
-            ("stop", stop),
-            ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", self.allowed_token_ids),
-            ("bad_words", self.bad_words),
-        ):
-            if value is not None and not isinstance(value, (list, tuple)):
-                raise _refusal(name, value, "a list")
-            if name != "allowed_token_ids":
-                value = value or ()
-            object.__setattr__(self, name, None if value is None else tuple(value))
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
-        self.validate()
+        if type(self.top_k) is int and self.top_k == -1:
+            self._normalize("top_k", 0)
+        self._check_numbers()
+        for name in _FLOAT_FIELDS:
+            if type(getattr(self, name)) is not float:
+                self._normalize(name, float(getattr(self, name)))
+        self._normalize("stop", _take_texts("stop", self.stop, MAX_STOP_STRINGS))
+        self._normalize("bad_words", _take_texts("bad_words", self.bad_words, MAX_WORDS))
+        self._normalize("stop_token_ids", _take_ids("stop_token_ids", self.stop_token_ids) or ())
+        self._normalize("allowed_token_ids", _take_ids("allowed_token_ids", self.allowed_token_ids))
+        if self.logit_bias is not None:
+            self._normalize("logit_bias", _take_biases(self.logit_bias))
+        self._normalize("extra_args", _take_extra_args(self.extra_args))
+        self._check_contradictions()
+
+    def _normalize(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:
@@ -98,6 +123,9 @@ class SamplingParams:
         """
         self._check_numbers()
         self._check_lists()
+        self._check_contradictions()
+
+    def _check_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; "
@@ -111,69 +139,137 @@ class SamplingParams:
             )
 
     def _check_numbers(self) -> None:
-        _check_int("n", self.n, 1, MAX_N)
-        _check_int("top_k", self.top_k, 0, MAX_TOKENS)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS)
-        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS, optional=True)
-        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
-        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
-        _check_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
-        _check_int(
+        check_integer("n", self.n, 1, MAX_N)
+        check_integer("top_k", self.top_k, 0, MAX_TOKENS)
+        check_integer("min_tokens", self.min_tokens, 0, MAX_TOKENS)
+        check_integer("max_tokens", self.max_tokens, 1, MAX_TOKENS, optional=True)
+        check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
+        check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
+        check_integer("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        check_integer(
             "truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKENS, optional=True
         )
-        _check_real("temperature", self.temperature, 0.0, 100.0)
-        _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_real("min_p", self.min_p, 0.0, 1.0)
-        _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        check_number("temperature", self.temperature, 0.0, 100.0)
+        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        for name in _FLAG_FIELDS:
+            check_flag(name, getattr(self, name))
 
     def _check_lists(self) -> None:
         _check_texts("stop", self.stop_strings, MAX_STOP_STRINGS)
         _check_texts("bad_words", self.bad_words or (), MAX_WORDS)
-        for name, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", self.allowed_token_ids),
-        ):
-            for token in ids or ():
-                _check_int(name, token, 0, MAX_TOKENS)
+        _check_ids("stop_token_ids", self.stop_token_ids or ())
+        _check_ids("allowed_token_ids", self.allowed_token_ids or ())
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise _refusal("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
-        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
-            raise _refusal("logit_bias", self.logit_bias, "a mapping from token id to number")
-        for token, bias in (self.logit_bias or {}).items():
-            _check_int("logit_bias", token, 0, MAX_TOKENS)
-            _check_real("logit_bias", bias, -100.0, 100.0)
+            raise refuse("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
+        if self.logit_bias is not None:
+            _check_biases(self.logit_bias)
+        if self.extra_args:
+            _take_extra_args(self.extra_args)
 
 
-def _refusal(name: str, value: object, bounds: str) -> RequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return RequestError(f"{name}={shown} must be {bounds}.", parameter=name)
+_FLOAT_FIELDS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_FLAG_FIELDS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
 
-def _check_int(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        also = "None or " if optional else ""
-        raise _refusal(name, value, f"{also}an integer from {low} to {high}")
+def _take_texts(name: str, given: object, most: int) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if name == "stop" and isinstance(given, str):
+        given = (given,)
+    if not isinstance(given, (list, tuple)):
+        raise refuse(name, given, "a list of strings")
+    texts = take_items(name, given, most, what="strings")
+    _check_texts(name, texts, most)
+    return tuple(text if type(text) is str else str.__str__(text) for text in texts)
 
 
-def _check_real(
-    name: str, value: object, low: float, high: float, *, open_low: bool = False
-) -> None:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not real or not math.isfinite(value):  # type: ignore[arg-type]  # real says so
-        raise _refusal(name, value, "a finite number")
-    if not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
-        above = f"above {low:g} and at most" if open_low else f"from {low:g} to"
-        raise _refusal(name, value, f"{above} {high:g}")
-
-
-def _check_texts(name: str, texts: tuple[str, ...] | list[str], most: int) -> None:
+def _check_texts(name: str, texts: Sequence[str], most: int) -> None:
+    if not isinstance(texts, (list, tuple)):
+        raise refuse(name, texts, "a list of strings")
     if len(texts) > most:
-        raise _refusal(name, texts, f"at most {most} strings")
+        raise refuse(name, texts, f"at most {most} strings")
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise _refusal(name, texts, "strings of at least one character")
+            raise refuse(name, texts, "strings of at least one character")
+        check_text(name, text, max_chars=MAX_TEXT_CHARS)
+
+
+def _take_ids(name: str, given: object) -> tuple[int, ...] | None:
+    """Return token ids without repetitions, in their order; None for None."""
+    if given is None:
+        return None
+    if not isinstance(given, (list, tuple)):
+        raise refuse(name, given, "a list of token ids")
+    ids = take_items(name, given, MAX_TOKEN_IDS, what="token ids")
+    if not ids and name == "allowed_token_ids":
+        raise refuse(name, given, "None, or at least one id")
+    _check_ids(name, ids)
+    return tuple(dict.fromkeys(ids))
+
+
+def _check_ids(name: str, ids: Sequence[int]) -> None:
+    if not isinstance(ids, (list, tuple)):
+        raise refuse(name, ids, "a list of token ids")
+    if not ids:
+        return
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_TOKENS:
+        wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= MAX_TOKENS)
+        check_integer(name, wrong, 0, MAX_TOKENS)
+
+
+def _take_biases(given: object) -> dict[int, float]:
+    if not isinstance(given, Mapping):
+        raise refuse("logit_bias", given, "a mapping from token id to number")
+    if type(given) is dict and len(given) <= MAX_TOKEN_IDS:
+        biases = given.copy()
+    else:
+        pairs = given.items() if type(given) is dict else guarded("logit_bias", given.items)
+        taken = take_items("logit_bias", pairs, MAX_TOKEN_IDS, what="token ids")
+        biases = guarded("logit_bias", lambda: dict(taken))
+    _check_biases(biases)
+    if set(map(type, biases.values())) <= {float}:
+        return biases
+    return {token: float(bias) for token, bias in biases.items()}
+
+
+def _check_biases(biases: Mapping[int, float]) -> None:
+    if not isinstance(biases, Mapping):
+        raise refuse("logit_bias", biases, "a mapping from token id to number")
+    if not biases:
+        return
+    _check_ids("logit_bias", tuple(biases))
+    values = tuple(biases.values())
+    # Floats are compared all at once; a sum with NaN in it is NaN.
+    plain = set(map(type, values)) == {float} and not math.isnan(sum(values))
+    if plain and min(values) >= -MAX_BIAS and max(values) <= MAX_BIAS:
+        return
+    for value in values:
+        check_number("logit_bias", value, -MAX_BIAS, MAX_BIAS)
+
+
+def _take_extra_args(given: object) -> dict[str, object]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise refuse("extra_args", given, "a mapping from names to plain data")
+    if type(given) is dict and not given:
+        return given
+    copied: dict[str, object] = plain_copy("extra_args", given, max_bytes=MAX_EXTRA_ARGS_BYTES)
+    for key in copied:
+        if not isinstance(key, str):
+            raise RequestError(
+                f"extra_args has the key {key!r}; its keys must be strings.",
+                parameter="extra_args",
+            )
+    return copied

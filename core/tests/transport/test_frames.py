@@ -304,7 +304,7 @@ def test_every_field_of_parameters_travels():
     [
         {"prompt_token_ids": ["a"]},
         {"prompt_token_ids": [2**31]},
-        {"sampling_params": SamplingParams(extra_args={"call": print})},
+        {"tenant": "a lone surrogate: \ud800"},
         {"seed": 2**64},
     ],
 )

@@ -18,6 +18,7 @@ from dovetail.config.engine_config import (
     ConfigNode,
     EngineConfig,
     ExtensionsConfig,
+    LimitsConfig,
     LoadConfig,
     ModelConfig,
     ObservabilityConfig,
@@ -49,6 +50,7 @@ _GROUPS: dict[str, type[ConfigNode]] = {
     "compute": ComputeConfig,
     "observability": ObservabilityConfig,
     "extensions": ExtensionsConfig,
+    "limits": LimitsConfig,
     "plugins": PluginsConfig,
 }
 

@@ -208,6 +208,29 @@ class EngineArgs:
     hooks: tuple[str | type, ...] = field(
         default=(), metadata=_help("Hooks plugins, told of start, steps, errors and stop.")
     )
+    max_prompt_chars: int | None = field(
+        default=None,
+        metadata=_help("Most characters of a prompt; None: max_model_len * the longest token's."),
+    )
+    max_id_chars: int = field(
+        default=1024, metadata=_help("Most characters of a request_id, salt, tenant or lora_id.")
+    )
+    max_stop_strings: int = field(default=64, metadata=_help("Most stop strings of a request."))
+    max_stop_chars: int = field(default=1024, metadata=_help("Most characters of a stop string."))
+    max_bad_words: int = field(default=4096, metadata=_help("Most bad words of a request."))
+    max_bad_word_chars: int = field(default=256, metadata=_help("Most characters of a bad word."))
+    max_bad_words_chars: int = field(
+        default=131_072, metadata=_help("Most characters of all bad words of a request.")
+    )
+    max_extra_args_bytes: int = field(
+        default=65_536, metadata=_help("Most bytes of a request's extra_args.")
+    )
+    max_prompts: int = field(
+        default=1_048_576, metadata=_help("Most prompts in one call of LLM.generate.")
+    )
+    max_chat_messages: int = field(
+        default=4096, metadata=_help("Most messages of a conversation in LLM.chat.")
+    )
     plugin_options: Mapping[str, Any] = field(
         default_factory=dict, metadata=_help("Options of plugins, by plugin name.")
     )

@@ -32,7 +32,13 @@ from dovetail.config.field_types import (
 )
 from dovetail.errors import ConfigError, nearest
 from dovetail.plugins.plugin_policy import PluginPolicy
-from dovetail.sampling_params import MAX_LOGPROBS
+from dovetail.sampling_params import (
+    MAX_EXTRA_ARGS_BYTES,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_TEXT_CHARS,
+    MAX_WORDS,
+)
 
 MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
@@ -207,6 +213,29 @@ class ObservabilityConfig(ConfigNode):
     decision_log: Path | None = None
 
 
+class LimitsConfig(ConfigNode):
+    """How large the values of a request may be; what is larger is refused before it is used.
+
+    max_prompt_chars: of a prompt as text; None for max_model_len times the characters of the
+    vocabulary's longest token (at least 8), 16,777,216 at most. max_id_chars: of request_id,
+    cache_salt, tenant and lora_id. max_stop_chars, max_bad_word_chars: of one of them;
+    max_bad_words_chars: of all bad words together. max_extra_args_bytes: of `extra_args` as a
+    message. max_prompts, max_chat_messages: in a call of `LLM.generate` and in a conversation of
+    `LLM.chat`. Lists of token ids are limited by the vocabulary, prompts of them by max_model_len.
+    """
+
+    max_prompt_chars: Annotated[int | None, integer(1, MAX_INT, optional=True)] = None
+    max_id_chars: Annotated[int, integer(1, 2**16)] = 1024
+    max_stop_strings: Annotated[int, integer(0, MAX_STOP_STRINGS)] = MAX_STOP_STRINGS
+    max_stop_chars: Annotated[int, integer(1, MAX_TEXT_CHARS)] = 1024
+    max_bad_words: Annotated[int, integer(0, MAX_WORDS)] = MAX_WORDS
+    max_bad_word_chars: Annotated[int, integer(1, MAX_TEXT_CHARS)] = 256
+    max_bad_words_chars: Annotated[int, integer(1, MAX_INT)] = 2**17
+    max_extra_args_bytes: Annotated[int, integer(0, MAX_EXTRA_ARGS_BYTES)] = 2**16
+    max_prompts: Annotated[int, integer(1, MAX_INT)] = 2**20
+    max_chat_messages: Annotated[int, integer(1, MAX_INT)] = 4096
+
+
 class ExtensionsConfig(ConfigNode):
     """Plugins that no engine needs: what the user adds to it, in the order given."""
 
@@ -258,6 +287,7 @@ class EngineConfig(ConfigNode):
     compute: ComputeConfig = ComputeConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     extensions: ExtensionsConfig = ExtensionsConfig()
+    limits: LimitsConfig = LimitsConfig()
     plugins: PluginsConfig = PluginsConfig()
     plugin_options: FrozenMapping = Field(default={}, validate_default=True)
     changes: tuple[Change, ...] = ()

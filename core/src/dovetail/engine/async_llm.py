@@ -13,6 +13,7 @@ from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import AskedRequest, FrontEnd, Preparation
 from dovetail.engine.process.factory import make_client
+from dovetail.engine.request_checks import read_pause_scope, read_request_ids
 from dovetail.engine.streaming.desk import RequestDesk
 from dovetail.engine.supervision.async_client import AsyncSupervisedClient
 from dovetail.engine.supervision.rules import EngineState, SupervisionRules
@@ -21,12 +22,13 @@ from dovetail.errors import (
     EngineDeadError,
     StalledError,
     UnavailableError,
-    UserError,
 )
 from dovetail.interfaces import PauseScope
 from dovetail.outputs import RequestOutputKind
+from dovetail.value_checks import shorten
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from dovetail.config import EngineConfig
@@ -46,30 +48,35 @@ MAX_SILENCE_S = 4.0
 class AsyncLLM:
     """A model that answers many callers at a time, in one event loop: the first that uses it.
 
-    `AsyncLLM.from_engine_args(EngineArgs(model=…))` starts the engine, which blocks until it is
-    ready; then `async for output in llm.generate(…)`. Use it with `async with`, or call `shutdown`.
-    Not thread-safe. Once the engine is dead, every coroutine raises EngineDeadError.
+    `AsyncLLM(model=…)`, with the options of `EngineArgs` as keywords, or
+    `AsyncLLM.from_engine_args(EngineArgs(…))` starts the engine, which blocks until it is ready;
+    then `async for output in llm.generate(…)`. Use it with `async with`, or call `shutdown`.
+    Not thread-safe: coroutines raise UserError in another thread or loop; only `shutdown` may be
+    called from any thread. Once the engine is dead, every coroutine raises EngineDeadError.
     client: speaks with the engine's process.
     """
 
     def __init__(
         self,
-        config: EngineConfig,
+        model: EngineConfig | str | Path,
         *,
         max_waiting: int = MAX_WAITING,
         rules: SupervisionRules | None = None,
         clock: Clock | None = None,
+        **options: Any,
     ) -> None:
         """Start the engine; raise a DovetailError that names the part at fault.
 
+        model, options: as for `LLM`; or a configuration that was made before, without options.
         max_waiting: see `generate`. rules: when an engine that dies is started again; None for
         never. What was under way ends with "error" then, and calls raise UnavailableError until
         the next engine is ready.
         """
-        if not isinstance(max_waiting, int) or max_waiting < 0:
-            raise ConfigError(f"max_waiting={max_waiting!r} must be a whole number from 0.")
+        config = _make_config(model, options)
+        if type(max_waiting) is not int or max_waiting < 0:
+            raise ConfigError(f"max_waiting={shorten(max_waiting)} must be an integer from 0.")
         if not isinstance(rules, SupervisionRules | None):
-            raise ConfigError(f"rules={rules!r} must be a SupervisionRules, or None.")
+            raise ConfigError(f"rules={shorten(rules)} must be a SupervisionRules, or None.")
         clock = clock or MonotonicClock()
         prepared = Preparation.of(config)
         self.client: AsyncMPClient | AsyncSupervisedClient = (
@@ -174,7 +181,7 @@ class AsyncLLM:
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; their readers get a last output. Unknown ids are ignored."""
         self._desk.begin()
-        await self._desk.end([request_ids] if isinstance(request_ids, str) else list(request_ids))
+        await self._desk.end(read_request_ids(request_ids))
 
     async def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
         """Hold requests where they are until `resume`; others may come and wait meanwhile.
@@ -182,10 +189,9 @@ class AsyncLLM:
         scope: "all": nothing runs; or "new": those that have begun run on to their end. Raises
         UserError for any other scope.
         """
-        if scope not in tuple(PauseScope):
-            raise UserError(f"scope={scope!r} is no scope of a pause; it can be 'all' or 'new'.")
+        asked = read_pause_scope(scope)
         self._desk.begin()
-        await self.client.pause(PauseScope(scope))
+        await self.client.pause(asked)
 
     async def resume(self) -> None:
         """Lift a pause; do nothing if there is none."""
@@ -248,3 +254,16 @@ class AsyncLLM:
         trace: TracebackType | None,
     ) -> None:
         self.shutdown()
+
+
+def _make_config(model: EngineConfig | str | Path, options: dict[str, Any]) -> EngineConfig:
+    from dovetail.config import EngineConfig  # not before an engine is made
+
+    if not isinstance(model, EngineConfig):
+        return EngineArgs.from_kwargs(model=model, **options).create_engine_config()
+    if options:
+        raise ConfigError(
+            f"{next(iter(options))}={shorten(next(iter(options.values())))} is given beside an "
+            "EngineConfig; give the path of a model with options, or a configuration alone."
+        )
+    return model

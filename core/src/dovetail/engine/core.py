@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from dovetail.config.engine_config import LimitsConfig
 from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import DovetailError, EngineDeadError
@@ -40,8 +41,9 @@ class EngineCore:
         max_model_len: int,
         params_checks: tuple[ParamsCheck, ...] = (),
         worker_provides: frozenset[str] = frozenset(),
+        limits: LimitsConfig | None = None,
     ) -> None:
-        """params_checks: what else is asked of each request's parameters.
+        """params_checks: what else is asked of each request's parameters. limits: of its values.
 
         worker_provides: the worker's capability ids; a request that needs another is refused.
         """
@@ -52,6 +54,7 @@ class EngineCore:
         self._max_model_len = max_model_len
         self._params_checks = params_checks
         self._worker_provides = worker_provides
+        self._limits = limits or LimitsConfig()
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._dead = False
 
@@ -67,6 +70,7 @@ class EngineCore:
             vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,
             worker_provides=self._worker_provides,
+            limits=self._limits,
         )
         for check in self._params_checks:
             check(request.sampling_params)

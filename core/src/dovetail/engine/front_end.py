@@ -6,21 +6,24 @@ In two parts, since a wrong pick is told before the core is started, and sizes a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
-from dovetail.engine.input_processor import InputFacts, InputProcessor
+from dovetail.engine.input_processor import InputFacts, InputProcessor, core_request_id
 from dovetail.engine.listeners import Listeners
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.plugin_picks import check_picks, make_registry
-from dovetail.engine.prompt_reading import prompt_text
+from dovetail.engine.prompt_reading import ReadPrompt, read_prompt
+from dovetail.engine.request_checks import check_place, check_request_id
+from dovetail.engine.tokenizer_checks import usable_eos_token_ids
 from dovetail.errors import RequestError, UserError
 from dovetail.hooks import HookPlugins, load_hooks
 from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.instance import Options, make_instance
+from dovetail.value_checks import shorten
 
 if TYPE_CHECKING:
     from dovetail.clock import Clock
@@ -42,6 +45,19 @@ class AskedRequest:
     priority: int = 0
     cache_salt: str = ""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRequest:
+    """A user's request whose cheap checks are done.
+
+    read: its prompt. core_id: what the core calls it. arrival_ns: on the front end's clock.
+    """
+
+    asked: AskedRequest
+    read: ReadPrompt
+    core_id: str
+    arrival_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +87,20 @@ class FrontEnd:
         self.tokenizer = prepared.tokenizer
         self._plugins = prepared.plugins
         model = facts.config.model
+        self._clock = clock
+        self._num_checked = 0
+        vocab_size = facts.model_info.vocab_size
         known = eos_token_ids(model.hf_config, model.generation_config)
         own = self.tokenizer.eos_token_id if self.tokenizer is not None else None
         self.inputs = InputProcessor(
             InputFacts(
-                vocab_size=facts.model_info.vocab_size,
+                vocab_size=vocab_size,
                 max_model_len=facts.max_model_len,
-                eos_token_ids=known if own is None else known | {own},
+                eos_token_ids=usable_eos_token_ids(known, own, vocab_size),
                 max_logprobs=model.max_logprobs,
                 default_sampling=default_sampling_params(model.generation_config),
                 seed=model.seed,
+                limits=facts.config.limits,
             ),
             tokenizer=self.tokenizer,
             clock=clock,
@@ -98,30 +118,60 @@ class FrontEnd:
                 f"{', '.join(tasks)}."
             )
 
-    def expect(
-        self, asked: AskedRequest, core_id: str = ""
-    ) -> tuple[list[EngineCoreRequest], CompletionGroup]:
+    def expect(self, asked: AskedRequest) -> tuple[list[EngineCoreRequest], CompletionGroup]:
         """Make the core's requests of a user's and expect their outputs; return both.
 
-        core_id: what the core is to call it; "" for the user's own id. Raises RequestError, naming
-        the parameter; nothing is expected then.
+        Raises RequestError, naming the parameter; nothing is expected then.
         """
+        checked = self.check(asked)
+        return self.register(checked, self.prepare(checked))
+
+    def check(self, asked: AskedRequest) -> CheckedRequest:
+        """Check what costs little; raise RequestError, naming the parameter."""
         self.check_can_generate()
+        limits = self.facts.config.limits
+        request_id = check_request_id(asked.request_id, limits)
+        check_place(priority=asked.priority, cache_salt=asked.cache_salt, limits=limits)
         if not isinstance(asked.output_kind, RequestOutputKind):
             raise RequestError(
-                f"output_kind={asked.output_kind!r} is no RequestOutputKind; it can be "
+                f"output_kind={shorten(asked.output_kind)} is no RequestOutputKind; it can be "
                 f"{', '.join(f'RequestOutputKind.{kind.name}' for kind in RequestOutputKind)}.",
                 parameter="output_kind",
             )
-        requests = self.inputs.process(
-            core_id or asked.request_id,
-            asked.prompt,
+        read = read_prompt(asked.prompt, limits)
+        # The core gets an id that never comes again: tokens of an aborted request, still on their
+        # way, must not be taken for those of another one with the same id.
+        self._num_checked += 1
+        return CheckedRequest(
+            asked=replace(asked, request_id=request_id),
+            read=read,
+            core_id=core_request_id(request_id, self._num_checked),
+            arrival_ns=self._clock.now_ns(),
+        )
+
+    def prepare(self, checked: CheckedRequest) -> EngineCoreRequest:
+        """Check the rest and tokenize; may run in another thread. Raises RequestError."""
+        asked = checked.asked
+        return self.inputs.prepare(
+            checked.core_id,
+            checked.read,
             asked.params,
             priority=asked.priority,
             cache_salt=asked.cache_salt,
+            arrival_ns=checked.arrival_ns,
         )
+
+    def register(
+        self, checked: CheckedRequest, prepared: EngineCoreRequest
+    ) -> tuple[list[EngineCoreRequest], CompletionGroup]:
+        """Expect the outputs of a prepared request; return what the core is to be given.
+
+        Raises RequestError if the user's id is in use.
+        """
+        asked = checked.asked
+        requests = self.inputs.complete(prepared)
         group = self.outputs.add_request(
-            asked.request_id, requests, prompt=prompt_text(asked.prompt), kind=asked.output_kind
+            asked.request_id, requests, prompt=checked.read.text, kind=asked.output_kind
         )
         return requests, group
 

@@ -11,21 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from dovetail.clock import Clock
-from dovetail.engine.prompt_reading import read_prompt
+from dovetail.config.engine_config import LimitsConfig
+from dovetail.engine.prompt_reading import ReadPrompt, read_prompt, take_token_ids
 from dovetail.engine.request_checks import (
+    check_params_limits,
     check_place,
     check_prompt,
     check_sampling_tokens,
     check_token_ids,
 )
-from dovetail.engine.tokenizer_checks import check_tokenizer
-from dovetail.errors import ConfigError, RequestError, nearest
+from dovetail.engine.tokenizer_checks import check_tokenizer, longest_token_chars
+from dovetail.errors import ConfigError, DovetailError, RequestError, nearest
 from dovetail.inputs import Prompt
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
+from dovetail.value_checks import check_text, shorten
 
 SEED_MASK = 2**64 - 1
+
+USUAL_TOKEN_CHARS = 8
+"""Prompts of so many characters for each token that fits are not too long in any vocabulary."""
+
+MAX_DEFAULT_PROMPT_CHARS = 2**24
+"""Most characters of a prompt where `max_prompt_chars` is not set, whatever the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +44,8 @@ class InputFacts:
     vocab_size: the width of the logits. max_model_len: tokens, prompt and output together.
     eos_token_ids: tokens that end a text. max_logprobs: most that a request may ask for.
     default_sampling: fields of SamplingParams for requests that bring none; `max_new_tokens` is
-        taken for max_tokens. seed: the engine's; seeds of requests derive from it.
+        taken for max_tokens. seed: the engine's; seeds of requests derive from it. limits: sizes
+        of what clients give.
     """
 
     vocab_size: int
@@ -44,6 +54,20 @@ class InputFacts:
     max_logprobs: int = 20
     default_sampling: Mapping[str, object] = field(default_factory=dict)
     seed: int = 0
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+
+def core_request_id(request_id: str, serial: int) -> str:
+    """Return the core's id of a user's request; no other one has it, whatever users call theirs.
+
+    serial: of the front end, never used twice.
+    """
+    return f"{request_id}~{serial}"
+
+
+def user_request_id(core_id: str) -> str:
+    """Return the user's id in an id of the core, be it a completion's or not."""
+    return core_id.rpartition("~")[0] or core_id
 
 
 def completion_id(request_id: str, index: int, n: int) -> str:
@@ -51,8 +75,15 @@ def completion_id(request_id: str, index: int, n: int) -> str:
     return request_id if n == 1 else f"{request_id}#{index}"
 
 
+def completion_seed(seed: int, index: int) -> int:
+    """Return the seed of completion `index`: the user's for the first, a hash for the others."""
+    if index == 0:
+        return seed & SEED_MASK
+    return _hash_seed(f"completion:{seed & SEED_MASK}:{index}")
+
+
 class InputProcessor:
-    """Makes core requests. Not thread-safe: it counts the requests that it has seen."""
+    """Makes core requests. `prepare` may run in several threads, the other methods in one."""
 
     def __init__(self, facts: InputFacts, *, tokenizer: Tokenizer | None, clock: Clock) -> None:
         """tokenizer: None if prompts come as token ids only.
@@ -66,10 +97,20 @@ class InputProcessor:
         self._clock = clock
         self._num_requests = 0
         self._default_params = _default_params(facts.default_sampling)
+        self._max_prompt_chars = facts.limits.max_prompt_chars
 
     def default_params(self) -> SamplingParams:
         """Return what a request without sampling parameters gets."""
         return self._default_params
+
+    @property
+    def max_prompt_chars(self) -> int:
+        """Characters that a prompt may have; found by decoding every token once, when needed."""
+        if self._max_prompt_chars is None:
+            longest = longest_token_chars(self._tokenizer) if self._tokenizer is not None else 1
+            most = self._facts.max_model_len * max(longest, USUAL_TOKEN_CHARS)
+            self._max_prompt_chars = min(most, MAX_DEFAULT_PROMPT_CHARS)
+        return self._max_prompt_chars
 
     def process(
         self,
@@ -88,51 +129,78 @@ class InputProcessor:
         Their ids are `completion_id(request_id, index, n)`; all share one tuple of prompt tokens.
         Raises RequestError naming the parameter at fault.
         """
-        params = self._default_params if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise RequestError(
-                f"params must be SamplingParams, not {type(params).__name__}.", parameter="params"
-            )
-        facts = self._facts
-        self._check_params(params)
-        check_place(priority=priority, cache_salt=cache_salt)
-        read = read_prompt(prompt)
-        prompt_token_ids = self._tokens_of(read.content, params.truncate_prompt_tokens)
-        room = facts.max_model_len - len(prompt_token_ids)
+        read = read_prompt(prompt, self._facts.limits)
+        first = self.prepare(
+            request_id,
+            read,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_ns=self._clock.now_ns(),
+        )
+        return self.complete(first)
+
+    def prepare(
+        self,
+        request_id: str,
+        read: ReadPrompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        arrival_ns: int = 0,
+    ) -> EngineCoreRequest:
+        """Check a request and tokenize its texts; return it for `complete`, without a seed.
+
+        Holds the interpreter for milliseconds at a time only, so that it can run in a thread.
+        Raises RequestError naming the parameter at fault.
+        """
+        params = self.checked_params(params)
+        check_place(priority=priority, cache_salt=cache_salt, limits=self._facts.limits)
+        prompt_token_ids = self._tokens_of(read, params.truncate_prompt_tokens)
+        room = self._facts.max_model_len - len(prompt_token_ids)
         if params.min_tokens > room:
             raise RequestError(
                 f"min_tokens={params.min_tokens} does not fit: the prompt has "
                 f"{len(prompt_token_ids)} tokens, which leaves {room} of "
-                f"max_model_len={facts.max_model_len}. Lower it or shorten the prompt.",
+                f"max_model_len={self._facts.max_model_len}. Lower it or shorten the prompt.",
                 parameter="min_tokens",
             )
-        now_ns = self._clock.now_ns()
-        first = EngineCoreRequest(
-            request_id=completion_id(request_id, 0, params.n),
+        return EngineCoreRequest(
+            request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             sampling_params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=self._stop_token_ids(params),
             bad_words_token_ids=self._bad_words(params.bad_words or ()),
-            seed=self._seed(params, 0),
             priority=priority,
-            arrival_ns=now_ns,
+            arrival_ns=arrival_ns,
             cache_salt=cache_salt or read.cache_salt,
             tenant=read.tenant,
-            deadline_ns=read.deadline_ns(now_ns),
+            deadline_ns=read.deadline_ns(arrival_ns),
         )
-        others = [
+
+    def complete(self, prepared: EngineCoreRequest) -> list[EngineCoreRequest]:
+        """Return the requests of a prepared one's completions, each with its id and its seed."""
+        params = prepared.sampling_params
+        requests = [
             replace(
-                first,
-                request_id=completion_id(request_id, index, params.n),
+                prepared,
+                request_id=completion_id(prepared.request_id, index, params.n),
                 seed=self._seed(params, index),
             )
-            for index in range(1, params.n)
+            for index in range(params.n)
         ]
         self._num_requests += 1
-        return [first, *others]
+        return requests
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def checked_params(self, params: SamplingParams | None) -> SamplingParams:
+        """Return the parameters or the defaults; raise RequestError for what is no such thing."""
+        params = self._default_params if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"params must be SamplingParams, not {type(params).__name__}.", parameter="params"
+            )
         facts = self._facts
         for name, asked in (
             ("logprobs", params.logprobs),
@@ -144,22 +212,49 @@ class InputProcessor:
                     f"{facts.max_logprobs}; ask for fewer, or start it with more.",
                     parameter=name,
                 )
+        check_params_limits(params, facts.limits)
         check_sampling_tokens(params, facts.vocab_size)
         if self._tokenizer is None:
             for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words)):
                 if texts:
                     raise _no_tokenizer(name)
+        return params
 
-    def _tokens_of(self, given: str | Sequence[int], most: int | None) -> tuple[int, ...]:
-        """Return the checked ids of a text or of ids, only the last `most` of them."""
+    def encode_chat(self, text: str) -> Sequence[int]:
+        """Return the ids of a rendered chat template, which holds its own special tokens."""
+        self._check_length("messages", text)
+        return self._encode("messages", text, add_special_tokens=False)
+
+    def _tokens_of(self, read: ReadPrompt, keep_last: int | None) -> tuple[int, ...]:
+        """Return the checked ids of a text or of ids, only the last `keep_last` of them."""
+        facts, given = self._facts, read.content
+        if read.text is not None:
+            self._check_length("prompt", read.text)
         if isinstance(given, str):
-            if self._tokenizer is None:
-                raise _no_tokenizer("prompt")
-            given = self._tokenizer.encode(given)
-        token_ids = tuple(given if most is None else given[-most:])
-        facts = self._facts
+            given = self._encode("prompt", given, add_special_tokens=True)
+        token_ids = take_token_ids(given, keep_last=keep_last, max_model_len=facts.max_model_len)
         check_prompt(token_ids, vocab_size=facts.vocab_size, max_model_len=facts.max_model_len)
         return token_ids
+
+    def _check_length(self, parameter: str, text: str) -> None:
+        # Texts of usual length are told from others without looking at the vocabulary.
+        most = USUAL_TOKEN_CHARS * self._facts.max_model_len
+        if len(text) > most or self._max_prompt_chars is not None:
+            most = self.max_prompt_chars
+        check_text(parameter, text, max_chars=most, limit="max_prompt_chars")
+
+    def _encode(self, parameter: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        if self._tokenizer is None:
+            raise _no_tokenizer(parameter)
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a tokenizer's panic is no Exception
+            told = str(error) if isinstance(error, DovetailError) else shorten(error)
+            raise RequestError(
+                f"{parameter}={shorten(text)} cannot be tokenized: {told}", parameter=parameter
+            ) from error
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         asked = frozenset(params.stop_token_ids or ())
@@ -168,12 +263,13 @@ class InputProcessor:
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of each word as it begins a text and as it follows a space."""
         found: dict[tuple[int, ...], None] = {}
-        for word in words:
+        for word in dict.fromkeys(words):
             bare = word.lstrip()
             spellings = self._spell(bare), self._spell(" " + bare)
             if not bare or not all(spellings):
                 raise RequestError(
-                    f"bad_words holds {word!r}, which is no token of this model; leave it out.",
+                    f"bad_words holds {shorten(word)}, which is no token of this model; leave it "
+                    "out.",
                     parameter="bad_words",
                 )
             found |= dict.fromkeys(spellings)
@@ -182,19 +278,20 @@ class InputProcessor:
         return tuple(found)
 
     def _spell(self, text: str) -> tuple[int, ...]:
-        if self._tokenizer is None:
-            raise _no_tokenizer("bad_words")
-        try:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
-        except RequestError as error:
-            raise RequestError(f"bad_words: {error}", parameter="bad_words") from error
+        return tuple(self._encode("bad_words", text, add_special_tokens=False))
 
     def _seed(self, params: SamplingParams, index: int) -> int:
-        """Return the user's seed plus the completion's number, or one derived from the engine's."""
+        """Return a completion's seed: of the user's, or of the engine's and the request's number.
+
+        A hash of seed and index, so that no completion of one seed is one of another seed.
+        """
         if params.seed is not None:
-            return (params.seed + index) & SEED_MASK
-        origin = f"{self._facts.seed}:{self._num_requests}:{index}".encode()
-        return int.from_bytes(hashlib.blake2b(origin, digest_size=8).digest(), "little")
+            return completion_seed(params.seed, index)
+        return _hash_seed(f"{self._facts.seed}:{self._num_requests}:{index}")
+
+
+def _hash_seed(origin: str) -> int:
+    return int.from_bytes(hashlib.blake2b(origin.encode(), digest_size=8).digest(), "little")
 
 
 def _no_tokenizer(parameter: str) -> RequestError:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 from dovetail.clock import Clock
 from dovetail.config import EngineConfig
+from dovetail.engine.input_processor import user_request_id
 from dovetail.errors import ConfigError, RequestError
 from dovetail.hooks import HookPlugins, Subscriber, failure
 from dovetail.interfaces import EngineCoreOutputs, StatLogger, StatLoggerContext, StepStats
@@ -74,7 +75,9 @@ class Listeners:
                 )
             )
         for end in failed:
-            self.request_failed(end.request_id, RequestError(end.message or "no reason was given"))
+            self.request_failed(
+                user_request_id(end.request_id), RequestError(end.message or "no reason was given")
+            )
 
     def request_failed(self, request_id: str, error: RequestError) -> None:
         """Tell of a request that was refused or ended with an error."""

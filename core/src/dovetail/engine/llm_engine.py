@@ -14,9 +14,12 @@ from dovetail.config import EngineArgs
 from dovetail.engine.front_end import AskedRequest, FrontEnd, Preparation
 from dovetail.engine.process.client import EngineClient
 from dovetail.engine.process.factory import make_client
-from dovetail.errors import RequestError, UserError
+from dovetail.engine.request_checks import read_pause_scope, read_request_ids
+from dovetail.engine.thread_guard import ThreadGuard, one_thread_at_a_time
+from dovetail.errors import RequestError
 from dovetail.interfaces import PauseScope
 from dovetail.outputs import RequestOutputKind
+from dovetail.value_checks import refuse, shorten
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
@@ -32,13 +35,16 @@ _MAX_WAIT_S = 0.2
 
 
 class LLMEngine:
-    """A model that answers requests while somebody calls `step`. Not thread-safe.
+    """A model that answers requests while somebody calls `step`.
 
-    client: the engine core; with `engine_process` that of a process.
+    Several threads may call it: one call runs at a time, the others wait. `guard` is the lock; who
+    calls `step` in a loop, in one of several threads, gets the outputs of all of them.
+    client: the engine core; with `engine_process` that of a process. front: the parts around it.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         """Start everything; raise a DovetailError that names the part at fault."""
+        self.guard = ThreadGuard()
         prepared = Preparation.of(config)
         self.plugins = prepared.plugins
         self.tokenizer = prepared.tokenizer
@@ -52,12 +58,12 @@ class LLMEngine:
         self.last_stats: SchedulerStats | None = None
         self._ended_early: list[RequestOutput] = []
         try:
-            self._front = FrontEnd(prepared, facts, MonotonicClock())
+            self.front = FrontEnd(prepared, facts, MonotonicClock())
         except BaseException:
             self.client.shutdown()
             raise
-        self.io_processor = self._front.io_processor
-        self._outputs, self._listeners = self._front.outputs, self._front.listeners
+        self.io_processor = self.front.io_processor
+        self._outputs, self._listeners = self.front.outputs, self.front.listeners
         self._next_outputs = self._listeners.watch(self._get_outputs)
 
     @classmethod
@@ -72,8 +78,9 @@ class LLMEngine:
 
     def default_sampling_params(self) -> SamplingParams:
         """Return what a request gets that brings no parameters: the model's own defaults."""
-        return self._front.inputs.default_params()
+        return self.front.inputs.default_params()
 
+    @one_thread_at_a_time
     def add_request(
         self,
         request_id: str,
@@ -98,23 +105,26 @@ class LLMEngine:
             output_kind=output_kind,
         )
         try:
-            requests, _ = self._front.expect(asked)
+            requests, _ = self.front.expect(asked)
             self._hand_over(request_id, requests)
         except RequestError as error:
-            self._listeners.request_failed(request_id, error)
+            self._tell_refused(request_id, error)
             raise
 
+    @one_thread_at_a_time
     def add_requests(self, asked: Sequence[AskedRequest]) -> dict[str, RequestError]:
         """Take requests in before anything more runs; return the refusals by request id.
 
-        A request is refused as a whole, all others go on.
+        A request is refused as a whole, all others go on. Raises RequestError, before anything is
+        taken in, if an id is no string or given twice.
         """
+        _check_different(asked)
         refused: dict[str, RequestError] = {}
         ready: list[EngineCoreRequest] = []
         owners: dict[str, str] = {}
         for one in asked:
             try:
-                requests, _ = self._front.expect(one)
+                requests, _ = self.front.expect(one)
             except RequestError as error:
                 refused[one.request_id] = error
                 continue
@@ -126,9 +136,10 @@ class LLMEngine:
         self.client.abort_requests(self._outputs.abort(late).to_abort)
         refused |= late
         for request_id, refusal in refused.items():
-            self._listeners.request_failed(request_id, refusal)
+            self._tell_refused(request_id, refusal)
         return refused
 
+    @one_thread_at_a_time
     def step(self) -> list[RequestOutput]:
         """Run one step and return the outputs that are due, finished ones among them.
 
@@ -144,18 +155,20 @@ class LLMEngine:
             outputs += processed.request_outputs
         return outputs
 
+    @one_thread_at_a_time
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests; the next step returns their last outputs. Unknown ids are ignored."""
-        ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        processed = self._outputs.abort(ids)
+        processed = self._outputs.abort(read_request_ids(request_ids))
         self.client.abort_requests(processed.to_abort)
         self._ended_early += processed.request_outputs
 
+    @one_thread_at_a_time
     def discard_ended(self, request_ids: Iterable[str]) -> None:
         """Let nobody hear of the ends of these aborted requests."""
-        unwanted = set(request_ids)
+        unwanted = set(read_request_ids(request_ids))
         self._ended_early = [out for out in self._ended_early if out.request_id not in unwanted]
 
+    @one_thread_at_a_time
     def has_unfinished_requests(self) -> bool:
         """Return whether `step` still has something to bring."""
         return bool(self._outputs.num_unfinished or self._ended_early)
@@ -165,6 +178,7 @@ class LLMEngine:
         """How far the engine is paused, or None."""
         return self.client.paused
 
+    @one_thread_at_a_time
     def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
         """Hold requests where they are until `resume`; they can be added and aborted all the same.
 
@@ -172,14 +186,14 @@ class LLMEngine:
         run on to their end, and nobody else begins. `step` then returns at once if nothing is to
         be done. Raises UserError for any other scope.
         """
-        if scope not in tuple(PauseScope):
-            raise UserError(f"scope={scope!r} is no scope of a pause; it can be 'all' or 'new'.")
-        self.client.pause(PauseScope(scope))
+        self.client.pause(read_pause_scope(scope))
 
+    @one_thread_at_a_time
     def resume(self) -> None:
         """Lift a pause; do nothing if there is none."""
         self.client.resume()
 
+    @one_thread_at_a_time
     def collective_rpc(
         self, operation: str | Callable[..., Any], *args: Any, **kwargs: Any
     ) -> list[Any]:
@@ -189,10 +203,12 @@ class LLMEngine:
         """
         return self.client.call_workers(operation, args, kwargs)
 
+    @one_thread_at_a_time
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False if requests are under way."""
         return self.client.reset_prefix_cache()
 
+    @one_thread_at_a_time
     def shutdown(self) -> None:
         """End the engine. May be called twice."""
         try:
@@ -205,6 +221,10 @@ class LLMEngine:
         waited_for = self._outputs.num_unfinished and not self._ended_early
         return self.client.get_outputs(_MAX_WAIT_S if waited_for else 0)
 
+    def _tell_refused(self, request_id: object, error: RequestError) -> None:
+        if isinstance(request_id, str):  # listeners are promised one
+            self._listeners.request_failed(request_id, error)
+
     def _hand_over(self, request_id: str, requests: list[EngineCoreRequest]) -> None:
         try:
             for request in requests:
@@ -212,3 +232,18 @@ class LLMEngine:
         except BaseException:
             self.client.abort_requests(self._outputs.abort([request_id]).to_abort)
             raise
+
+
+def _check_different(asked: Sequence[AskedRequest]) -> None:
+    """Raise RequestError unless the ids are strings, each given once."""
+    seen: set[str] = set()
+    for one in asked:
+        if not isinstance(one.request_id, str):
+            raise refuse("request_id", one.request_id, "a string")
+        if one.request_id in seen:
+            raise RequestError(
+                f"request_id={shorten(one.request_id)} is given twice in one call; give each "
+                "request an id of its own.",
+                parameter="request_id",
+            )
+        seen.add(one.request_id)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from dovetail.config.engine_config import LimitsConfig
 from dovetail.errors import RequestError, nearest
 from dovetail.inputs import Prompt
+from dovetail.value_checks import check_text, guarded, refuse, shorten
 
 _CONTENTS = ("prompt_token_ids", "prompt")
 _TRAITS = ("cache_salt", "tenant", "deadline_s")
 _MAX_DEADLINE_S = 1e9
+_NOT_TOKENS = (bytes, bytearray, memoryview, Mapping, Set)
+DEFAULT_LIMITS = LimitsConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
     """A prompt, whatever its form was. content: its text or its token ids, not yet checked.
 
-    The others are those of `dovetail.inputs.PromptTraits`; deadline_s is None for no deadline.
+    text: its text, if it was given. The others are those of `dovetail.inputs.PromptTraits`;
+    deadline_s is None for no deadline.
     """
 
-    content: str | Sequence[int]
+    content: str | Iterable[int]
+    text: str | None = None
     cache_salt: str = ""
     tenant: str = ""
     deadline_s: float | None = None
@@ -31,41 +38,81 @@ class ReadPrompt:
         return 0 if self.deadline_s is None else max(1, now_ns + round(self.deadline_s * 1e9))
 
 
-def read_prompt(prompt: Prompt) -> ReadPrompt:
-    """Return what `prompt` says; raise RequestError, naming the key at fault."""
+def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPrompt:
+    """Return what `prompt` says; raise RequestError, naming the key at fault.
+
+    Sizes are checked of names only; texts and tokens are left to who uses them.
+    """
     if not isinstance(prompt, Mapping):
-        return ReadPrompt(content=_content(prompt))
-    known = (*_CONTENTS, *_TRAITS)
-    if unknown := sorted(str(key) for key in prompt if key not in known):
-        raise RequestError(
-            f'the prompt has {unknown[0]!r}, which is not known; it may have "prompt" or '
-            f'"prompt_token_ids", and {", ".join(_TRAITS)}.' + nearest(unknown[0], known),
-            parameter="prompt",
-        )
-    told: Mapping[str, Any] = prompt
-    traits = {name: told[name] for name in _TRAITS if name in told}
-    for name in ("cache_salt", "tenant"):
-        if not isinstance(traits.get(name, ""), str):
-            raise RequestError(f"{name}={traits[name]!r} must be a string.", parameter=name)
-    due = traits.get("deadline_s")
+        content = _content(prompt)
+        return ReadPrompt(content=content, text=content if isinstance(content, str) else None)
+    told = _known_entries(prompt)
+    traits: dict[str, Any] = {
+        name: check_text(name, told[name], max_chars=limits.max_id_chars, limit="max_id_chars")
+        for name in ("cache_salt", "tenant")
+        if name in told
+    }
+    due = told.get("deadline_s")
     is_number = isinstance(due, int | float) and not isinstance(due, bool)
     if due is not None and not (is_number and 0 < due < _MAX_DEADLINE_S):
-        raise RequestError(
-            f"deadline_s={due!r} must be a positive number of seconds from now.",
-            parameter="deadline_s",
-        )
-    content = told.get("prompt_token_ids", told.get("prompt"))
-    return ReadPrompt(content=_content(content), **traits)
+        raise refuse("deadline_s", due, "None, or a positive number of seconds from now")
+    text, ids = told.get("prompt"), told.get("prompt_token_ids")
+    if ids is not None and text is not None and not isinstance(text, str):
+        raise refuse("prompt", text, "a string where prompt_token_ids are given, too")
+    content = _content(text if ids is None else ids)
+    own = _content(text) if isinstance(text, str) else None
+    return ReadPrompt(
+        content=content,
+        text=own if isinstance(own, str) else None,
+        deadline_s=due,
+        **traits,
+    )
 
 
-def prompt_text(prompt: Prompt) -> str | None:
-    """Return the prompt's text, or None if it was given as token ids."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
+def take_token_ids(
+    given: Iterable[int], *, keep_last: int | None, max_model_len: int
+) -> tuple[int, ...]:
+    """Return token ids, not yet checked, of which `max_model_len` are read at most.
+
+    keep_last: only so many, from the end; None for all. Raises RequestError for more, before they
+    are read, and for an iterable that fails.
+    """
+    if keep_last is not None and isinstance(given, Sequence):
+        sequence = given
+        given = guarded("prompt", lambda: sequence[-keep_last:])
+    known_length = type(given) in (list, tuple, range)
+    count = len(given) if known_length else None  # type: ignore[arg-type]  # those have one
+    if count is None or count < max_model_len:
+        token_ids = guarded("prompt", lambda: tuple(islice(given, max_model_len)))
+        if len(token_ids) < max_model_len:
+            return token_ids if keep_last is None else token_ids[-keep_last:]
+        count = None
+    shown = f"more than {max_model_len - 1}" if count is None else count
+    raise RequestError(
+        f"the prompt has {shown} tokens, but at most {max_model_len - 1} fit: max_model_len="
+        f"{max_model_len} must leave room for one more. Shorten the prompt, or give a list and set "
+        f"truncate_prompt_tokens={max_model_len - 1}.",
+        parameter="prompt",
+    )
 
 
-def _content(given: object) -> str | Sequence[int]:
-    if isinstance(given, Sequence) and not isinstance(given, bytes | bytearray):
+def _known_entries(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    known = (*_CONTENTS, *_TRAITS)
+    entries = guarded("prompt", lambda: dict(islice(prompt.items(), len(known) + 1)))
+    for name in entries:
+        if not isinstance(name, str) or name not in known:
+            raise RequestError(
+                f'the prompt has {shorten(name)}, which is not known; it may have "prompt" or '
+                f'"prompt_token_ids", and {", ".join(_TRAITS)}.{nearest(str(name)[:80], known)}',
+                parameter="prompt",
+            )
+    return entries
+
+
+def _content(given: object) -> str | Iterable[int]:
+    if isinstance(given, str):
+        return given if type(given) is str else str.__str__(given)
+    if isinstance(given, Iterable) and not isinstance(given, _NOT_TOKENS):
         return given
     raise RequestError(
         f"the prompt is a {type(given).__name__}; give a string, a list of token ids, "

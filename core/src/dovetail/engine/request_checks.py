@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from dovetail.errors import RequestError
+from dovetail.config.engine_config import LimitsConfig
+from dovetail.engine.prompt_reading import DEFAULT_LIMITS
+from dovetail.errors import RequestError, UserError
 from dovetail.interfaces.sampling_support import missing_capability
+from dovetail.interfaces.scheduler import PauseScope
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
+from dovetail.value_checks import check_integer, check_text, guarded, plain_copy, refuse, shorten
 
-SHOWN_CHARS = 80
+CORE_ID_CHARS = 64
+"""What front ends may add to a user's id: `EngineCoreRequest.request_id` may be longer by that."""
+
+MAX_TOKENS_PER_CHAR = 4
+"""Tokens that a character of a bad word can become: bytes of UTF-8."""
 
 
 def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int) -> None:
@@ -26,13 +35,13 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
     if not known_ints and set(map(type, ids)) != {int}:
         wrong = next(token for token in ids if type(token) is not int)
         raise RequestError(
-            f"{parameter} holds {_shown(wrong)}, which is no integer; give token ids.",
+            f"{parameter} holds {shorten(wrong)}, which is no integer; give token ids.",
             parameter=parameter,
         )
     for wrong in (min(ids), max(ids)):
         if not 0 <= wrong < vocab_size:
             raise RequestError(
-                f"{parameter} holds token id {wrong}, but the model's vocabulary has ids from 0 "
+                f"{parameter} holds token id {shorten(wrong)}, but the model's vocabulary has ids from 0 "
                 f"to {vocab_size - 1}.",
                 parameter=parameter,
             )
@@ -89,27 +98,30 @@ def validate_core_request(
     vocab_size: int,
     max_model_len: int,
     worker_provides: frozenset[str] = frozenset(),
+    limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> None:
     """Check a request as the engine receives it; raise RequestError naming the parameter.
 
-    vocab_size: the width of the logits. worker_provides: the worker's capability ids. Changes
-    nothing.
+    vocab_size: the width of the logits. worker_provides: the worker's capability ids. limits: of
+    strings and lists. Changes nothing.
     """
-    if not isinstance(request.request_id, str) or not request.request_id:
-        raise RequestError(
-            f"request_id={_shown(request.request_id)} must be a string of at least one character.",
-            parameter="request_id",
-        )
+    check_text(
+        "request_id",
+        request.request_id,
+        max_chars=limits.max_id_chars + CORE_ID_CHARS,
+        min_chars=1,
+        limit="max_id_chars",
+    )
     if not isinstance(request.sampling_params, SamplingParams):
         raise RequestError("sampling_params must be SamplingParams.", parameter="sampling_params")
     check_prompt(request.prompt_token_ids, vocab_size=vocab_size, max_model_len=max_model_len)
-    _check_integer("max_tokens", request.max_tokens, 1, 2**31 - 1)
-    _check_integer("seed", request.seed, 0, 2**64 - 1)
-    _check_integer("arrival_ns", request.arrival_ns, 0, 2**63 - 1)
-    _check_integer("deadline_ns", request.deadline_ns, 0, 2**63 - 1)
-    check_place(priority=request.priority, cache_salt=request.cache_salt)
-    _check_string("tenant", request.tenant)
-    _check_string("lora_id", request.lora_id)
+    check_integer("max_tokens", request.max_tokens, 1, 2**31 - 1)
+    check_integer("seed", request.seed, 0, 2**64 - 1)
+    check_integer("arrival_ns", request.arrival_ns, 0, 2**63 - 1)
+    check_integer("deadline_ns", request.deadline_ns, 0, 2**63 - 1)
+    check_place(priority=request.priority, cache_salt=request.cache_salt, limits=limits)
+    _check_id("tenant", request.tenant, limits)
+    _check_id("lora_id", request.lora_id, limits)
     if request.lora_id:
         _check_provided("lora_id", "lora", worker_provides)
     if request.encoder_inputs:
@@ -117,25 +129,114 @@ def validate_core_request(
         check_encoder_inputs(request.encoder_inputs, len(request.prompt_token_ids))
     request.sampling_params.validate()
     check_sampling_support(request.sampling_params, worker_provides)
+    check_params_limits(request.sampling_params, limits)
     check_sampling_tokens(request.sampling_params, vocab_size)
+    if not isinstance(request.stop_token_ids, frozenset):
+        raise refuse("stop_token_ids", request.stop_token_ids, "a frozenset of token ids")
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
-    for word in request.bad_words_token_ids:
-        if not word:
-            raise RequestError("bad_words holds a word without tokens.", parameter="bad_words")
-        check_token_ids("bad_words", word, vocab_size)
+    _check_bad_words(request.bad_words_token_ids, vocab_size, limits)
 
 
-def check_place(*, priority: object, cache_salt: object) -> None:
-    """Raise RequestError unless they are an integer of 64 bits and a string."""
-    _check_integer("priority", priority, -(2**63), 2**63 - 1)
-    _check_string("cache_salt", cache_salt)
+def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> None:
+    if not words:
+        return
+    if not isinstance(words, tuple) or not all(isinstance(word, tuple) for word in words):
+        raise refuse("bad_words", words, "a tuple of tuples of token ids")
+    if not all(words):
+        raise RequestError("bad_words holds a word without tokens.", parameter="bad_words")
+    # Two spellings a word, the second with a space in front.
+    chars = limits.max_bad_words_chars + limits.max_bad_words
+    num_tokens = sum(map(len, words))
+    if len(words) > 2 * limits.max_bad_words or num_tokens > 2 * MAX_TOKENS_PER_CHAR * chars:
+        raise RequestError(
+            f"bad_words has {len(words)} words of {num_tokens} tokens; at most "
+            f"{limits.max_bad_words} words of {limits.max_bad_words_chars} characters are accepted "
+            "(max_bad_words, max_bad_words_chars).",
+            parameter="bad_words",
+        )
+    check_token_ids("bad_words", tuple(chain.from_iterable(words)), vocab_size)
+
+
+def check_place(
+    *, priority: object, cache_salt: object, limits: LimitsConfig = DEFAULT_LIMITS
+) -> None:
+    """Raise RequestError unless they are an integer of 64 bits and a string of limited length."""
+    check_integer("priority", priority, -(2**63), 2**63 - 1)
+    _check_id("cache_salt", cache_salt, limits)
+
+
+def check_request_id(request_id: object, limits: LimitsConfig) -> str:
+    """Return a user's id as a plain str; raise RequestError if it is empty, long or no Unicode."""
+    return check_text(
+        "request_id", request_id, max_chars=limits.max_id_chars, min_chars=1, limit="max_id_chars"
+    )
+
+
+def read_request_ids(request_ids: object) -> list[str]:
+    """Return one id or an iterable of ids as a list; raise RequestError for anything else."""
+    if isinstance(request_ids, str):
+        return [request_ids]
+    if not isinstance(request_ids, Iterable) or isinstance(request_ids, (bytes, bytearray)):
+        raise refuse("request_ids", request_ids, "a request id or a list of them")
+    ids = guarded("request_ids", lambda: list(request_ids))
+    for one in ids:
+        if not isinstance(one, str):
+            raise refuse("request_ids", one, "a string")
+    return ids
+
+
+def read_pause_scope(scope: object) -> PauseScope:
+    """Return the scope of a pause; raise UserError for anything else."""
+    if isinstance(scope, str) and scope in tuple(PauseScope):
+        return PauseScope(scope)
+    raise UserError(f"scope={shorten(scope)} is no scope of a pause; it can be 'all' or 'new'.")
+
+
+def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:
+    """Raise RequestError if a text, a list of texts or `extra_args` is larger than allowed."""
+    for name, texts, most, most_chars, option in (
+        ("stop", params.stop_strings, limits.max_stop_strings, limits.max_stop_chars, "stop"),
+        (
+            "bad_words",
+            params.bad_words or (),
+            limits.max_bad_words,
+            limits.max_bad_word_chars,
+            "bad_word",
+        ),
+    ):
+        if len(texts) > most:
+            raise RequestError(
+                f"{name} has {len(texts)} strings; at most {most} are accepted "
+                f"({'max_stop_strings' if name == 'stop' else 'max_bad_words'}).",
+                parameter=name,
+            )
+        for text in texts:
+            check_text(name, text, max_chars=most_chars, limit=f"max_{option}_chars")
+    num_chars = sum(map(len, params.bad_words or ()))
+    if num_chars > limits.max_bad_words_chars:
+        raise RequestError(
+            f"bad_words has {num_chars} characters in all; at most {limits.max_bad_words_chars} "
+            "are accepted (max_bad_words_chars).",
+            parameter="bad_words",
+        )
+    if params.extra_args:
+        plain_copy(
+            "extra_args",
+            params.extra_args,
+            max_bytes=limits.max_extra_args_bytes,
+            limit="max_extra_args_bytes",
+        )
+
+
+def _check_id(parameter: str, value: object, limits: LimitsConfig, *, more: int = 0) -> None:
+    check_text(parameter, value, max_chars=limits.max_id_chars + more, limit="max_id_chars")
 
 
 def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
     """Raise RequestError unless all stand within the prompt, in order, none over another."""
     if not isinstance(inputs, tuple):
         raise RequestError(
-            f"encoder_inputs={_shown(inputs)} must be a tuple of EncoderInput.",
+            f"encoder_inputs={shorten(inputs)} must be a tuple of EncoderInput.",
             parameter="encoder_inputs",
         )
     end = 0
@@ -148,7 +249,7 @@ def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
             or not item.content_hash
         ):
             raise RequestError(
-                f"encoder_inputs holds {_shown(item)}; give EncoderInput(position, num_tokens, "
+                f"encoder_inputs holds {shorten(item)}; give EncoderInput(position, num_tokens, "
                 "content_hash), the hash not empty.",
                 parameter="encoder_inputs",
             )
@@ -174,21 +275,3 @@ def _check_provided(parameter: str, capability: str, worker_provides: frozenset[
             "or choose a worker_cls that does.",
             parameter=parameter,
         )
-
-
-def _check_string(parameter: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise RequestError(f"{parameter}={_shown(value)} must be a string.", parameter=parameter)
-
-
-def _check_integer(parameter: str, value: object, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise RequestError(
-            f"{parameter}={_shown(value)} must be an integer from {low} to {high}.",
-            parameter=parameter,
-        )
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN_CHARS else shown[: SHOWN_CHARS - 3] + "..."

@@ -132,6 +132,7 @@ def _start_parts(
         max_model_len=max_model_len,
         params_checks=params_checks,
         worker_provides=declared_ids(worker_cls, "provides"),
+        limits=config.limits,
     )
     return StartedEngine(
         core=core,

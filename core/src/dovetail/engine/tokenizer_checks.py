@@ -9,6 +9,7 @@ import logging
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.value_checks import shorten
 
 logger = logging.getLogger(__name__)
 
@@ -33,3 +34,36 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
         f"{found}: tokenizer.json and weights do not belong together. Copy the tokenizer that "
         "came with the weights, or name its directory with tokenizer."
     )
+
+
+def longest_token_chars(tokenizer: Tokenizer) -> int:
+    """Return the characters of the longest token; decodes every id once (0.3 s for 150,000)."""
+    return max((len(tokenizer.decode([token])) for token in range(tokenizer.vocab_size)), default=1)
+
+
+def usable_eos_token_ids(
+    configured: frozenset[int], tokenizer_eos: int | None, vocab_size: int
+) -> frozenset[int]:
+    """Return the ids that end a text; raise ModelError if the model's files name an unknown one.
+
+    configured: of config.json or generation_config.json. tokenizer_eos: the tokenizer's own; left
+    out with a warning if the model cannot produce it.
+    """
+    for token in sorted(configured):
+        if token >= vocab_size:
+            raise ModelError(
+                f"eos_token_id={shorten(token)} of generation_config.json or config.json is not in "
+                f"the model's vocabulary, which has ids from 0 to {vocab_size - 1}; correct the "
+                "file, or use override_generation_config."
+            )
+    if tokenizer_eos is None:
+        return configured
+    if not 0 <= tokenizer_eos < vocab_size:
+        logger.warning(
+            "the tokenizer's end-of-text token %s is not in the model's vocabulary (ids from 0 to "
+            "%d): no text ends with it.",
+            shorten(tokenizer_eos),
+            vocab_size - 1,
+        )
+        return configured
+    return configured | {tokenizer_eos}

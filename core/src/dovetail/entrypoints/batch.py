@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import RequestError, UserError
 from dovetail.outputs import RequestMetrics, RequestOutput
+from dovetail.value_checks import shorten
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from dovetail.engine.front_end import AskedRequest
     from dovetail.engine.llm_engine import LLMEngine
     from dovetail.inputs import Prompt
+
+SHOWN_PROMPT_CHARS = 4096
+"""Of a refused prompt, how much its output repeats."""
 
 
 def run_batch(
@@ -29,6 +33,7 @@ def run_batch(
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
+    refused: Mapping[str, RequestError] = {}
     try:
         refused = engine.add_requests(requests)
         if refused and on_error == "raise":
@@ -40,8 +45,14 @@ def run_batch(
         }
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
-        _withdraw(engine, requests)
+        # A refused id may be in use by a request of somebody else's, which goes on.
+        _withdraw(engine, [one for one in requests if one.request_id not in refused])
         raise
+    if missing := [one.request_id for one in requests if one.request_id not in results]:
+        raise UserError(
+            f"the outputs of {len(missing)} requests, {shorten(missing[0])} among them, were taken "
+            "by another caller of this engine's step(); do not call it during LLM.generate."
+        )
     return [results[one.request_id] for one in requests]
 
 
@@ -101,7 +112,7 @@ def _withdraw(engine: LLMEngine, requests: Sequence[AskedRequest]) -> None:
 def _refused(request_id: str, prompt: Prompt, error: RequestError) -> RequestOutput:
     return RequestOutput(
         request_id=request_id,
-        prompt=prompt if isinstance(prompt, str) else None,
+        prompt=prompt[:SHOWN_PROMPT_CHARS] if isinstance(prompt, str) else None,
         prompt_token_ids=[],
         outputs=[],
         finished=True,

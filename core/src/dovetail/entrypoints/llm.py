@@ -5,7 +5,7 @@ Importing this module is light: the engine and its parts are loaded when an `LLM
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.config.engine_args import EngineArgs
@@ -30,6 +30,7 @@ class LLM:
 
     `LLM("path/to/model", max_num_seqs=64, scheduler_cls="priority", …)`: the options are those of
     `EngineArgs`. Use it as a context manager, or call `shutdown`, to give everything back.
+    Several threads may call it; one call runs at a time, the others wait.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -42,7 +43,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -51,31 +52,39 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return one output a prompt, in the order of the prompts.
 
-        prompts: one or a list of texts, lists of token ids, or mappings (`dovetail.inputs`).
+        prompts: one or several texts, lists of token ids, or mappings (`dovetail.inputs`);
+            several in any iterable.
         sampling_params: one for all, one each, or None for the model's defaults.
         use_tqdm: show a progress bar on stderr where that is a terminal.
         on_error: "raise" refuses the whole call, before anything runs, if one request is refused
             (RequestError, naming its place); "return" gives that request an output with `error`
             set, and serves the others.
         """
-        several = _as_list(prompts)
-        params = _one_each(sampling_params, len(several), "sampling_params")
-        ranks = _one_each(priority if priority is not None else 0, len(several), "priority")
         from dovetail.engine.front_end import AskedRequest  # with the engine, not before
         from dovetail.entrypoints.batch import run_batch
+        from dovetail.entrypoints.call_arguments import check_choice, list_prompts, one_each
 
-        first, self._num_requests = self._num_requests, self._num_requests + len(several)
-        requests = [
-            AskedRequest(
-                request_id=str(first + place),
-                prompt=prompt,
-                params=params[place],
-                priority=ranks[place],
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            for place, prompt in enumerate(several)
-        ]
-        return run_batch(self.llm_engine, requests, use_tqdm=use_tqdm, on_error=on_error)
+        engine = self.llm_engine
+        check_choice("use_tqdm", use_tqdm, (True, False))
+        check_choice("on_error", on_error, ("raise", "return"))
+        several = list_prompts(
+            prompts, limits=engine.config.limits, max_model_len=engine.max_model_len
+        )
+        params = one_each(sampling_params, len(several), "sampling_params")
+        ranks = one_each(priority if priority is not None else 0, len(several), "priority")
+        with engine.guard:  # the outputs of all steps are this call's until it returns
+            first, self._num_requests = self._num_requests, self._num_requests + len(several)
+            requests = [
+                AskedRequest(
+                    request_id=str(first + place),
+                    prompt=prompt,
+                    params=params[place],
+                    priority=ranks[place],
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                )
+                for place, prompt in enumerate(several)
+            ]
+            return run_batch(engine, requests, use_tqdm=use_tqdm, on_error=on_error)
 
     def chat(
         self,
@@ -90,19 +99,30 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return the model's next message for one conversation or each of a list of them.
 
+        Raises RequestError for messages that are no plain data or larger than `LimitsConfig` says.
+
         messages: mappings with "role" and "content". chat_template: instead of the model's own.
         """
+        from dovetail.entrypoints.call_arguments import check_template_arguments, list_conversations
+
+        front = self.llm_engine.front
         tokenizer = self.get_tokenizer()
-        conversations = [messages] if _is_conversation(messages) else messages
+        variables = check_template_arguments(
+            chat_template, chat_template_kwargs, add_generation_prompt
+        )
         prompts = []
-        for conversation in conversations:
+        for conversation in list_conversations(
+            messages,
+            limits=self.llm_engine.config.limits,
+            max_prompt_chars=front.inputs.max_prompt_chars,
+        ):
             text = tokenizer.apply_chat_template(
-                conversation,  # type: ignore[arg-type]  # told apart by _is_conversation
+                conversation,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
-                **(chat_template_kwargs or {}),
+                **variables,
             )
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
+            token_ids = front.inputs.encode_chat(text)
             prompts.append({"prompt": text, "prompt_token_ids": token_ids})
         return self.generate(
             prompts,  # type: ignore[arg-type]  # text and its tokens, both known
@@ -171,30 +191,3 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.shutdown()
-
-
-def _as_list(prompts: Any) -> list[Any]:
-    """Return the prompts as a list: a text, a mapping or a list of token ids is one prompt.
-
-    What is no prompt is let through: it is refused where its place can be named.
-    """
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    listed = list(prompts)
-    one_prompt = bool(listed) and all(isinstance(item, int) for item in listed)
-    return [listed] if one_prompt else listed
-
-
-def _one_each(value: Any, count: int, name: str) -> list[Any]:
-    if not isinstance(value, (list, tuple)):
-        return [value] * count
-    if len(value) != count:
-        raise RequestError(
-            f"{len(value)} {name} are given for {count} prompts; give one, or one each.",
-            parameter=name,
-        )
-    return list(value)
-
-
-def _is_conversation(messages: Messages | Sequence[Messages]) -> bool:
-    return not messages or isinstance(messages[0], Mapping)

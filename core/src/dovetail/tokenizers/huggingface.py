@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 TOKEN_SUFFIX = "_token"
 MAX_ADDITIONAL_TEMPLATES = 64
+LONG_TEXT_CHARS = 4096
+"""Texts longer than this are tokenized without holding the interpreter."""
+
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -167,10 +170,14 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; raise RequestError if it is not valid Unicode."""
         around = self._around if add_special_tokens else None
+        with_own = add_special_tokens and around is None
         try:
-            ids: list[int] = self._core.encode(
-                text, add_special_tokens=add_special_tokens and around is None
-            ).ids
+            if len(text) > LONG_TEXT_CHARS:
+                # Unlike `encode`, this lets other threads run while it works.
+                (found,) = self._core.encode_batch_fast([text], add_special_tokens=with_own)
+            else:
+                found = self._core.encode(text, add_special_tokens=with_own)
+            ids: list[int] = found.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError(
                 "the text cannot be encoded: it must be a str without lone surrogates.",

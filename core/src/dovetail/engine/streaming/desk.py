@@ -8,14 +8,15 @@ when they take them. Knows neither how an engine starts nor what else it can be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dovetail.engine.prompt_reading import read_prompt
 from dovetail.engine.streaming.output_stream import OutputStream
 from dovetail.engine.streaming.portions import cut_outputs
+from dovetail.engine.streaming.preparation import Preparers
 from dovetail.errors import (
     CapacityError,
     DovetailError,
@@ -25,19 +26,19 @@ from dovetail.errors import (
 )
 from dovetail.plugins.containment import describe_failure
 from dovetail.sampling_params import SamplingParams
+from dovetail.value_checks import refuse, shorten
 
 if TYPE_CHECKING:
     from dovetail.clock import Clock
-    from dovetail.engine.front_end import AskedRequest, FrontEnd
+    from dovetail.engine.front_end import AskedRequest, CheckedRequest, FrontEnd
     from dovetail.engine.output_processor import CompletionGroup
     from dovetail.engine.process.async_client import AsyncMPClient
     from dovetail.engine.supervision.async_client import AsyncSupervisedClient
-    from dovetail.inputs import Prompt
     from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
     from dovetail.outputs import RequestOutput
+    from dovetail.request import EngineCoreRequest
 
-LONG_TEXT_CHARS = 4096
-"""Texts longer than this take some milliseconds to tokenise; a thread does it."""
+logger = logging.getLogger(__name__)
 
 MAX_TIMEOUT_S = 1e9
 
@@ -65,6 +66,7 @@ class RequestDesk:
         self._client = client
         self._clock = clock
         self._max_asked = max_asked
+        self._preparers = Preparers(front)
         self._num_asked = 0
         self._num_requests = 0
         self._arriving: set[str] = set()
@@ -80,7 +82,9 @@ class RequestDesk:
         """
         if self._error is not None:
             raise copy(self._error)  # each caller's own, with its own traceback
-        loop = asyncio.get_running_loop()
+        loop = _running_loop()
+        if loop is None:
+            raise UserError("an AsyncLLM is used within an event loop; call this from a coroutine.")
         if self._reader is None:
             self._reader = loop.create_task(self._read_outputs(), name="engine-outputs")
         elif self._reader.get_loop() is not loop:
@@ -91,17 +95,14 @@ class RequestDesk:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request; see `AsyncLLM.generate`."""
         self.begin()
-        _check_timeout(timeout_s)
-        self._num_requests += 1
-        serial = f"~{self._num_requests}"
-        asked = replace(asked, request_id=asked.request_id or serial)
-        request_id = asked.request_id
+        checked = self._check(asked, timeout_s)
+        request_id = checked.asked.request_id
         num = asked.params.n if isinstance(asked.params, SamplingParams) else 1
         self._check_room(request_id, num)
         self._num_asked += num
         self._arriving.add(request_id)
         try:
-            stream = await self._open(asked, serial, timeout_s)
+            stream = await self._open(checked, timeout_s)
             while not stream.ended:
                 yield await stream.next()
         finally:
@@ -114,23 +115,44 @@ class RequestDesk:
         await self._abort(self._settle(request_ids, error))
 
     def close(self, error: DovetailError) -> None:
-        """Read no more, and let everybody who waits have `error`."""
+        """Read no more, and let everybody who waits have `error`; from any thread."""
+        loop = None if self._reader is None else self._reader.get_loop()
+        if loop is None or loop is _running_loop() or not loop.is_running():
+            self._close(error)
+        else:
+            loop.call_soon_threadsafe(self._close, error)
+
+    def _close(self, error: DovetailError) -> None:
         self._fail(error)
+        self._preparers.close()
         for task in (self._reader, *self._chores):
             if task is not None:
                 task.cancel()
 
     # --- one request --------------------------------------------------------------------------
 
+    def _check(self, asked: AskedRequest, timeout_s: float | None) -> CheckedRequest:
+        """Check what costs little; give a request without an id one that is not in use."""
+        _check_timeout(timeout_s)
+        while asked.request_id == "":
+            self._num_requests += 1
+            if not self._in_use(f"~{self._num_requests}"):
+                asked = replace(asked, request_id=f"~{self._num_requests}")
+        try:
+            return self._front.check(asked)
+        except RequestError as error:
+            if isinstance(asked.request_id, str):
+                self._front.listeners.request_failed(asked.request_id, error)
+            raise
+
+    def _in_use(self, request_id: str) -> bool:
+        return request_id in self._streams or request_id in self._arriving
+
     def _check_room(self, request_id: str, num: int) -> None:
-        if not isinstance(request_id, str):
+        if self._in_use(request_id):
             raise RequestError(
-                f"request_id must be a string, not {type(request_id).__name__}.",
-                parameter="request_id",
-            )
-        if request_id in self._streams or request_id in self._arriving:
-            raise RequestError(
-                f"request_id={request_id!r} is in use by a request under way; choose another.",
+                f"request_id={shorten(request_id)} is in use by a request under way; choose "
+                "another.",
                 parameter="request_id",
             )
         if self._num_asked + num > self._max_asked:
@@ -140,40 +162,41 @@ class RequestDesk:
                 "until some have been read to their end, or start it with a larger max_waiting."
             )
 
-    async def _open(
-        self, asked: AskedRequest, serial: str, timeout_s: float | None
-    ) -> OutputStream:
+    async def _open(self, checked: CheckedRequest, timeout_s: float | None) -> OutputStream:
         """Hand a request over to the engine; return where its outputs will be."""
-        request_id = asked.request_id
+        request_id = checked.asked.request_id
         try:
-            asked = replace(asked, prompt=await self._tokenized(asked.prompt))
-            # The engine gets a name that never comes again: tokens of an aborted request, still
-            # on their way, must not be taken for those of another one with the same id.
-            requests, group = self._front.expect(asked, request_id + serial)
+            prepared = await self._preparers.prepare(checked)
+            self.begin()  # the engine may have died meanwhile
+            requests, group = self._front.register(checked, prepared)
         except RequestError as error:
             self._front.listeners.request_failed(request_id, error)
             raise
         stream = self._streams[request_id] = OutputStream(group.output)
-        if request_id not in self._arriving:  # aborted while it was tokenised
+        if request_id not in self._arriving:  # aborted while it was prepared
             self._front.outputs.end([request_id])
             stream.tell()
             return stream
         self._arriving.discard(request_id)
         self._set_timers(stream, group, timeout_s)
-        for request in requests:
-            await self._client.add_request(request)
+        await self._send(requests, group)
         return stream
 
-    async def _tokenized(self, prompt: Prompt) -> Prompt:
-        """Return a long text with its tokens, made in a thread; any other prompt as it is."""
-        content = read_prompt(prompt).content
-        tokenizer = self._front.tokenizer
-        if not isinstance(content, str) or len(content) <= LONG_TEXT_CHARS or tokenizer is None:
-            return prompt
-        token_ids = await asyncio.to_thread(tokenizer.encode, content)
-        told: Any = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-        both: Prompt = told | {"prompt_token_ids": token_ids}
-        return both
+    async def _send(self, requests: Sequence[EngineCoreRequest], group: CompletionGroup) -> None:
+        """Send the requests of a group; others in the loop have a turn in between."""
+        start_ns = self._clock.now_ns()
+        for request in requests:
+            if not group.num_open:  # ended meanwhile, those that were sent are aborted
+                return
+            await self._client.add_request(request)
+            start_ns = await self._pause_after(start_ns)
+
+    async def _pause_after(self, start_ns: int) -> int:
+        """Let others have a turn if a slice of work is done; return when the next one began."""
+        if self._clock.now_ns() - start_ns <= SLICE_NS:
+            return start_ns
+        await asyncio.sleep(0)
+        return self._clock.now_ns()
 
     def _set_timers(
         self, stream: OutputStream, group: CompletionGroup, timeout_s: float | None
@@ -217,8 +240,10 @@ class RequestDesk:
             return
         try:
             await self._client.abort_requests(core_ids)
-        except DovetailError as error:  # raised here it would hide why a reader left
-            self._fail(error)
+        except DovetailError as error:
+            # It concerns these requests alone; the death of the engine is told by who reads its
+            # outputs. Raised here it would hide why a reader left.
+            logger.warning("requests could not be aborted: %s", error)
 
     # --- all of them --------------------------------------------------------------------------
 
@@ -262,7 +287,11 @@ def _check_timeout(timeout_s: object) -> None:
         return
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not (is_number and 0 < timeout_s <= MAX_TIMEOUT_S):  # type: ignore[operator]
-        raise RequestError(
-            f"timeout_s={timeout_s!r} must be a positive number of seconds, or None.",
-            parameter="timeout_s",
-        )
+        raise refuse("timeout_s", timeout_s, "None, or a positive number of seconds")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,148 @@
+"""Reads what callers of `LLM` give: one prompt or several, one value for all or one each.
+
+Looks at an iterable no further than an engine's limits allow. What is no prompt is let through: it
+is refused where its place can be named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import RequestError
+from dovetail.value_checks import guarded, plain_copy, refuse, shorten, take_items
+
+if TYPE_CHECKING:
+    from dovetail.config.engine_config import LimitsConfig
+
+_ONE_PROMPT = (str, bytes, bytearray, memoryview, Mapping, set, frozenset, range)
+_TEMPLATE_PARAMETERS = ("messages", "chat_template", "add_generation_prompt")
+_MAX_KWARGS_BYTES = 2**20
+_BYTES_PER_CHAR = 8
+"""Bytes that a conversation may have for each character of the longest prompt."""
+
+
+def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> list[Any]:
+    """Return the prompts as a list: a text, a mapping or some token ids are one prompt.
+
+    Raises RequestError for more than `limits.max_prompts`, and for an iterable that fails.
+    """
+    if isinstance(prompts, _ONE_PROMPT) or not isinstance(prompts, Iterable):
+        return [prompts]
+    if isinstance(prompts, (list, tuple)) and _begins_with_token(prompts):
+        return _one_or_several(list(prompts)) if len(prompts) <= max_model_len else [prompts]
+    items: Iterator[Any] = guarded("prompts", lambda: iter(prompts))
+    head = guarded("prompts", lambda: list(islice(items, 1)))
+    if not head:
+        return []
+    if not _is_token(head[0]):
+        found = take_items(
+            "prompts",
+            chain(head, items),
+            limits.max_prompts,
+            what="prompts",
+            limit="max_prompts",
+        )
+        return _one_or_several(found)
+    # One token more than fits is enough to see that there are too many.
+    return _one_or_several(guarded("prompts", lambda: head + list(islice(items, max_model_len))))
+
+
+def one_each(value: Any, count: int, name: str) -> list[Any]:
+    """Return `count` values: the elements of a list or tuple, or one value again and again."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(
+            f"{len(value)} {name} are given for {count} prompts; give one, or one each.",
+            parameter=name,
+        )
+    return list(value)
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raise RequestError unless `value` is one of `choices`, of the same type."""
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise refuse(name, value, " or ".join(map(repr, choices)))
+
+
+def list_conversations(
+    messages: Any, *, limits: LimitsConfig, max_prompt_chars: int
+) -> list[list[dict[str, Any]]]:
+    """Return one conversation, or each of several, as lists of messages of plain data.
+
+    Raises RequestError for what is no conversation, and for one that is larger than allowed.
+    """
+    given = _items(messages, max(limits.max_prompts, limits.max_chat_messages))
+    conversations = [given] if not given or isinstance(given[0], Mapping) else given
+    return [
+        _conversation(conversation, limits=limits, max_prompt_chars=max_prompt_chars)
+        for conversation in conversations
+    ]
+
+
+def check_template_arguments(
+    chat_template: object, kwargs: object, add_generation_prompt: object
+) -> dict[str, Any]:
+    """Return the template's further variables as plain data; raise RequestError for a wrong one."""
+    if chat_template is not None and not isinstance(chat_template, str):
+        raise refuse("chat_template", chat_template, "None or a string")
+    check_choice("add_generation_prompt", add_generation_prompt, (True, False))
+    if kwargs is None:
+        return {}
+    name = "chat_template_kwargs"
+    if not isinstance(kwargs, Mapping):
+        raise refuse(name, kwargs, "None, or a mapping from names to values")
+    copied: dict[str, Any] = plain_copy(name, kwargs, max_bytes=_MAX_KWARGS_BYTES)
+    for key in copied:
+        if not isinstance(key, str) or key in _TEMPLATE_PARAMETERS:
+            raise RequestError(
+                f"{name} has the key {shorten(key)}; give names of further variables of the "
+                "template.",
+                parameter=name,
+            )
+    return copied
+
+
+def _conversation(
+    given: Any, *, limits: LimitsConfig, max_prompt_chars: int
+) -> list[dict[str, Any]]:
+    messages = _items(given, limits.max_chat_messages, limit="max_chat_messages")
+    if not messages:
+        raise RequestError("messages is empty; give at least one message.", parameter="messages")
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise refuse("messages", message, 'a mapping with "role" and "content"')
+    copied: list[dict[str, Any]] = plain_copy(
+        "messages",
+        messages,
+        max_bytes=max_prompt_chars * _BYTES_PER_CHAR,
+        limit="max_prompt_chars",
+    )
+    for message in copied:
+        if not isinstance(message.get("role"), str):
+            raise RequestError(
+                f'messages has {shorten(message)}, whose "role" is no string; give mappings with '
+                '"role" and "content".',
+                parameter="messages",
+            )
+    return copied
+
+
+def _items(given: Any, most: int, limit: str = "") -> list[Any]:
+    if isinstance(given, _ONE_PROMPT) or not isinstance(given, Iterable):
+        raise refuse("messages", given, "a list of messages, or a list of such lists")
+    return take_items("messages", given, most, what="messages", limit=limit)
+
+
+def _begins_with_token(prompts: Sequence[Any]) -> bool:
+    return type(prompts) in (list, tuple) and bool(prompts) and _is_token(prompts[0])
+
+
+def _is_token(item: object) -> bool:
+    return isinstance(item, int)
+
+
+def _one_or_several(listed: list[Any]) -> list[Any]:
+    return [listed] if listed and all(map(_is_token, listed)) else listed

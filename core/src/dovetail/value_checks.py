@@ -1,0 +1,251 @@
+"""Checks of the values that clients give: type, size, and whether a value can be sent as a message.
+
+Every check compares sizes before it copies or converts, never trusts `len` or `repr` of an object
+that is not a built-in, and raises RequestError naming the parameter. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, TypeVar
+
+from dovetail.errors import RequestError
+
+T = TypeVar("T")
+
+MAX_SHOWN_CHARS = 80
+MAX_NESTING = 16
+_BUILT_IN: tuple[type, ...] = (list, tuple, range, dict, set, frozenset, type({}.items()))
+"""Containers whose `len` is right and costs nothing."""
+
+_SHOWN_ITEMS = 6
+_SHOWN_BITS = 256
+_NUMBER_BYTES = 9
+"""Bytes that a number, None or the head of a string or container takes in a message, at most."""
+
+
+def shorten(value: object) -> str:
+    """Return `value` as error messages show it: one line of at most 80 characters; never raise."""
+    shown = _shown(value, 2)
+    return shown if len(shown) <= MAX_SHOWN_CHARS else shown[: MAX_SHOWN_CHARS - 3] + "..."
+
+
+def _shown(value: object, depth: int) -> str:
+    kind = type(value)
+    if kind is str or kind is bytes or kind is bytearray:
+        head = repr(value[:MAX_SHOWN_CHARS])  # type: ignore[index]  # one of the three
+        return head if len(value) <= MAX_SHOWN_CHARS else f"{head}..."  # type: ignore[arg-type]
+    if kind is int and value.bit_length() > _SHOWN_BITS:  # type: ignore[attr-defined]
+        return f"an integer of {value.bit_length()} bits"  # type: ignore[attr-defined]
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        return _shown_container(value, depth)
+    try:
+        return repr(value)[: MAX_SHOWN_CHARS + 1].replace("\n", " ")
+    except Exception:
+        return f"<{kind.__name__}>"
+
+
+def _shown_container(value: Any, depth: int) -> str:
+    kind = type(value)
+    if kind not in (list, tuple, set, frozenset, dict) or not depth:
+        return f"<{kind.__name__}>"
+    items = list(islice(value.items() if kind is dict else value, _SHOWN_ITEMS))
+    more = ", ..." if len(value) > len(items) else ""
+    if kind is dict:
+        shown = (f"{_shown(key, depth - 1)}: {_shown(item, depth - 1)}" for key, item in items)
+        return "{" + ", ".join(shown) + more + "}"
+    listed = ", ".join(_shown(item, depth - 1) for item in items) + more
+    if kind is tuple:
+        return f"({listed},)" if len(value) == 1 else f"({listed})"
+    if kind is list:
+        return f"[{listed}]"
+    return f"{kind.__name__}({{{listed}}})" if kind is frozenset or not items else f"{{{listed}}}"
+
+
+def refuse(parameter: str, value: object, wanted: str) -> RequestError:
+    """Return the refusal of `value`: what was given, shortened, and what would be accepted."""
+    return RequestError(f"{parameter}={shorten(value)} must be {wanted}.", parameter=parameter)
+
+
+def check_integer(
+    parameter: str, value: object, low: int, high: int, *, optional: bool = False
+) -> None:
+    """Raise RequestError unless `value` is an int in [low, high], or None if `optional`."""
+    if optional and value is None:
+        return
+    if type(value) is not int or not low <= value <= high:
+        also = "None or " if optional else ""
+        raise refuse(parameter, value, f"{also}an integer from {low} to {high}")
+
+
+def check_number(
+    parameter: str, value: object, low: float, high: float, *, open_low: bool = False
+) -> float:
+    """Return `value` as float; raise RequestError unless it is a finite number in the bounds."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise refuse(parameter, value, "a finite number")
+    # Compared before it is converted: an int may be too large for a float.
+    if not low <= value <= high or (open_low and value == low):
+        if not isinstance(value, int) and not math.isfinite(value):
+            raise refuse(parameter, value, "a finite number")
+        above = f"above {low:g} and at most" if open_low else f"from {low:g} to"
+        raise refuse(parameter, value, f"{above} {high:g}")
+    return float(value)
+
+
+def check_flag(parameter: str, value: object) -> None:
+    """Raise RequestError unless `value` is True or False."""
+    if type(value) is not bool:
+        raise refuse(parameter, value, "True or False")
+
+
+def check_text(
+    parameter: str, value: object, *, max_chars: int, min_chars: int = 0, limit: str = ""
+) -> str:
+    """Return `value` as a plain str; raise RequestError if it is none, too long or not Unicode.
+
+    limit: the engine option that sets `max_chars`, for the message; "" for none.
+    """
+    if not isinstance(value, str):
+        raise refuse(parameter, value, "a string")
+    text = value if type(value) is str else str.__str__(value)
+    if not min_chars <= len(text) <= max_chars:
+        least = f"at least {min_chars} character{'s' if min_chars > 1 else ''} and " * bool(
+            min_chars
+        )
+        option = f" ({limit})" if limit else ""
+        raise RequestError(
+            f"{parameter}={shorten(text)} has {len(text)} characters; it must have {least}at most "
+            f"{max_chars}{option}.",
+            parameter=parameter,
+        )
+    if not text.isascii():
+        check_encodable(parameter, text)
+    return text
+
+
+def check_encodable(parameter: str, text: str) -> None:
+    """Raise RequestError if `text` has lone surrogates, which UTF-8 cannot encode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{parameter} has the lone surrogate {text[error.start]!a} at character "
+            f"{error.start}; it must be valid Unicode, encodable as UTF-8.",
+            parameter=parameter,
+        ) from None
+
+
+def take_items(
+    parameter: str, given: Iterable[T], max_items: int, *, what: str, limit: str = ""
+) -> list[T]:
+    """Return the items of an iterable; raise RequestError for more than `max_items` of them.
+
+    Nothing is asked of `given` but its iterator, and that for one item too many at most. An
+    iterator that raises gives a RequestError, too. what: the items, for the message.
+    """
+    built_in = type(given) in _BUILT_IN
+    if built_in and len(given) > max_items:  # type: ignore[arg-type]  # those have a length
+        raise _too_many(parameter, len(given), max_items, what, limit)  # type: ignore[arg-type]
+    found = guarded(parameter, lambda: list(islice(given, max_items + 1)))
+    if len(found) > max_items:
+        raise _too_many(parameter, f"more than {max_items}", max_items, what, limit)
+    return found
+
+
+def _too_many(parameter: str, count: int | str, most: int, what: str, limit: str) -> RequestError:
+    option = f" ({limit})" if limit else ""
+    return RequestError(
+        f"{parameter} has {count} {what}; at most {most} are accepted{option}.",
+        parameter=parameter,
+    )
+
+
+def guarded(parameter: str, read: Callable[[], T]) -> T:
+    """Return what `read` gives; an exception of a client's own object becomes a RequestError."""
+    try:
+        return read()
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(
+            f"{parameter} cannot be read: {type(error).__name__}: {shorten(str(error))}. Give "
+            "built-in strings, lists, mappings and numbers.",
+            parameter=parameter,
+        ) from error
+
+
+def plain_copy(parameter: str, value: object, *, max_bytes: int, limit: str = "") -> Any:
+    """Return a deep copy of plain data: None, bool, int, float, str, bytes, lists and mappings.
+
+    Tuples become lists, mappings dicts: what another process would receive. max_bytes: of the
+    message that it takes, roughly. Raises RequestError for anything else, for integers of more
+    than 64 bits, and for more than 16 levels of nesting.
+    """
+    return guarded(parameter, lambda: _PlainCopy(parameter, max_bytes, limit).copy(value, 0))
+
+
+class _PlainCopy:
+    """One walk over plain data, with the bytes that are left."""
+
+    def __init__(self, parameter: str, max_bytes: int, limit: str) -> None:
+        self._parameter = parameter
+        self._max_bytes = max_bytes
+        self._left = max_bytes
+        self._limit = f" ({limit})" if limit else ""
+
+    def copy(self, value: object, depth: int) -> Any:
+        self._take(_NUMBER_BYTES)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, (str, bytes)):
+            return self._text(value)
+        if isinstance(value, float):
+            return float(value)
+        if isinstance(value, int):
+            check_integer(self._parameter, int(value), -(2**63), 2**64 - 1)
+            return int(value)
+        if depth == MAX_NESTING:
+            raise RequestError(
+                f"{self._parameter} is nested more than {MAX_NESTING} levels deep; flatten it.",
+                parameter=self._parameter,
+            )
+        if isinstance(value, Mapping):
+            pairs = value.items()
+            return {self._key(key): self.copy(item, depth + 1) for key, item in pairs}
+        if isinstance(value, (list, tuple)):
+            self._take(0 if type(value) not in _BUILT_IN else len(value))
+            return [self.copy(item, depth + 1) for item in value]
+        raise RequestError(
+            f"{self._parameter} holds {shorten(value)}, a {type(value).__name__}; it must be plain "
+            "data: None, booleans, numbers, strings, bytes, lists and mappings.",
+            parameter=self._parameter,
+        )
+
+    def _key(self, key: object) -> str | int:
+        self._take(_NUMBER_BYTES)
+        if isinstance(key, str):
+            return str(self._text(key))
+        check_integer(f"{self._parameter}", key, -(2**63), 2**63 - 1)
+        return int(key)  # type: ignore[call-overload,no-any-return]  # checked
+
+    def _text(self, value: str | bytes) -> str | bytes:
+        self._take(len(value))
+        if isinstance(value, bytes):
+            return bytes(value)
+        text = str.__str__(value)
+        if not text.isascii():
+            check_encodable(self._parameter, text)
+            self._take(len(text.encode()) - len(text))
+        return text
+
+    def _take(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise RequestError(
+                f"{self._parameter} is too large: at most {self._max_bytes} bytes are accepted"
+                f"{self._limit}; send less.",
+                parameter=self._parameter,
+            )

@@ -1,0 +1,96 @@
+"""Engines on plain Python parts, and one way to ask each of them: in process, over one, async."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from dovetail import LLM, AsyncLLM
+from dovetail.config import EngineArgs
+from dovetail.engine.llm_engine import LLMEngine
+from dovetail.outputs import RequestOutputKind
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail.testing.fake_worker import FakeWorker
+
+MAX_MODEL_LEN = 256
+CONFIG = {"architectures": ["Fake"], "vocab_size": 300, "max_position_embeddings": MAX_MODEL_LEN}
+FINAL = RequestOutputKind.FINAL_ONLY
+
+
+def engine_options(folder, **changes):
+    """Return options of a small engine of fakes whose model directory is `folder`."""
+    config = CONFIG | changes.pop("config", {})
+    (folder / "config.json").write_text(json.dumps(config))
+    return {
+        "model": str(folder),
+        "platform": FakePlatform,
+        "worker_cls": FakeWorker,
+        "scheduler_cls": Scheduler,
+        "tokenizer_mode": ByteTokenizer,
+        "max_num_seqs": 16,
+    } | changes
+
+
+class EngineDoor:
+    """Asks an `LLMEngine`."""
+
+    def __init__(self, options):
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**options))
+
+    def ask_all(self, requests):
+        """Return each request's last output, or the exception that refused it."""
+        found = []
+        for _, request in enumerate(requests):
+            given = {"output_kind": FINAL} | request
+            try:
+                self.engine.add_request(**given)
+                found.append(given["request_id"])
+            except Exception as error:
+                found.append(error)
+        ended = {}
+        while self.engine.has_unfinished_requests():
+            ended |= {one.request_id: one for one in self.engine.step() if one.finished}
+        return [one if isinstance(one, Exception) else ended[one] for one in found]
+
+    def close(self):
+        self.engine.shutdown()
+
+
+class AsyncDoor:
+    """Asks an `AsyncLLM`, all requests at once."""
+
+    def __init__(self, options):
+        self.llm = AsyncLLM(**options)
+        self.loop = asyncio.new_event_loop()
+
+    def ask_all(self, requests):
+        """Return each request's last output, or the exception that refused it."""
+        return self.loop.run_until_complete(asyncio.wait_for(self._ask_all(requests), 60))
+
+    async def _ask_all(self, requests):
+        asked = [self._last({"output_kind": FINAL} | one) for one in requests]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        await self.llm.check_health()
+        return found
+
+    async def _last(self, given):
+        return [output async for output in self.llm.generate(**given)][-1]
+
+    def close(self):
+        self.llm.shutdown()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+def open_door(kind, options):
+    """Return the way to ask an engine: "in process", "over a process" or "async"."""
+    if kind == "async":
+        return AsyncDoor(options)
+    return EngineDoor(options | {"engine_process": kind == "over a process"})
+
+
+def open_llm(kind, options):
+    """Return an `LLM`, in process or over one."""
+    return LLM(**options, engine_process=kind == "over a process")

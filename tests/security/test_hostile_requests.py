@@ -1,0 +1,399 @@
+"""Hostile values in every place of a request: refused by name, the same through every front end.
+
+Beside each of them an innocent request runs, whose tokens must be those that it gets alone.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import json
+import math
+
+import pytest
+from security.engines import MAX_MODEL_LEN, engine_options, open_door, open_llm
+
+from dovetail import SamplingParams
+from dovetail.errors import ModelError, RequestError
+from dovetail.value_checks import shorten
+
+SURROGATE = "\ud800"
+HUGE = 70_000_000
+KINDS = ("in process", "over a process", "async")
+INNOCENT = {"prompt": "the innocent", "params": SamplingParams(max_tokens=6, seed=3)}
+
+
+class LyingList(list):
+    """Says that it is short, and is not."""
+
+    def __len__(self):
+        return 1
+
+
+class LongerThanSaid(list):
+    """Says that it is huge, and is short."""
+
+    def __len__(self):
+        return 10**12
+
+
+class RaisingList(list):
+    def __len__(self):
+        raise OSError("no length")
+
+    def __iter__(self):
+        raise OSError("no items")
+
+
+class Unshowable:
+    def __repr__(self):
+        raise OSError("no words")
+
+
+class RaisingMapping(dict):
+    def items(self):
+        raise OSError("no items")
+
+
+def endless():
+    return itertools.repeat(5)
+
+
+def nested(depth):
+    value = "end"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+# What is given beside a good prompt and good parameters, and the parameter that is to be named.
+HOSTILE_ARGUMENTS = {
+    "id with a surrogate": ("request_id", {"request_id": f"a{SURROGATE}"}),
+    "id of 70 MB": ("request_id", {"request_id": "x" * HUGE}),
+    "id over the limit": ("request_id", {"request_id": "x" * 1025}),
+    "id that is bytes": ("request_id", {"request_id": b"a"}),
+    "id that cannot be shown": ("request_id", {"request_id": Unshowable()}),
+    "salt with a surrogate": ("cache_salt", {"cache_salt": SURROGATE}),
+    "salt of 70 MB": ("cache_salt", {"cache_salt": "x" * HUGE}),
+    "salt that is None": ("cache_salt", {"cache_salt": None}),
+    "priority of 64 bits and one": ("priority", {"priority": 2**63}),
+    "priority of 20,000 digits": ("priority", {"priority": 10**20_000}),
+    "priority that is a flag": ("priority", {"priority": True}),
+    "priority nan": ("priority", {"priority": math.nan}),
+    "output kind as text": ("output_kind", {"output_kind": "delta"}),
+    "params as a mapping": ("params", {"params": {"n": 1}}),
+    "params that cannot be shown": ("params", {"params": Unshowable()}),
+}
+HOSTILE_PROMPTS = {
+    "surrogate": ("prompt", f"a{SURROGATE}b"),
+    "10 MB": ("prompt", "word " * 2_000_000),
+    "range of a billion": ("prompt", range(5, 10**9)),
+    "endless iterator": ("prompt", endless()),
+    "lying list": ("prompt", LyingList([5] * (MAX_MODEL_LEN + 1))),
+    "list that raises": ("prompt", RaisingList([5])),
+    "set of ids": ("prompt", {5, 6}),
+    "bytes": ("prompt", b"abc"),
+    "memory": ("prompt", memoryview(b"abc")),
+    "ids of 5,000 digits": ("prompt", [5, 10**5000]),
+    "ids nan": ("prompt", [math.nan]),
+    "what cannot be shown": ("prompt", [Unshowable()]),
+    "mapping that raises": ("prompt", RaisingMapping(prompt="a")),
+    "mapping with odd keys": ("prompt", {5: "a"}),
+    "text beside ids that is no text": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
+    "text beside ids of 70 MB": ("prompt", {"prompt": "x" * HUGE, "prompt_token_ids": [5]}),
+    "tenant with a surrogate": ("tenant", {"prompt": "a", "tenant": SURROGATE}),
+    "tenant of 70 MB": ("tenant", {"prompt": "a", "tenant": "x" * HUGE}),
+    "own salt of 70 MB": ("cache_salt", {"prompt": "a", "cache_salt": "x" * HUGE}),
+    "deadline of 5,000 digits": ("deadline_s", {"prompt": "a", "deadline_s": 10**5000}),
+    "deadline nan": ("deadline_s", {"prompt": "a", "deadline_s": math.nan}),
+}
+HOSTILE_PARAMS = {
+    "stop with a surrogate": ("stop", {"stop": [SURROGATE]}),
+    "stop of 70 MB": ("stop", {"stop": "x" * HUGE}),
+    "stop that is a number": ("stop", {"stop": 5}),
+    "stop that raises": ("stop", {"stop": RaisingList(["a"])}),
+    "bad word with a surrogate": ("bad_words", {"bad_words": [f"a{SURROGATE}"]}),
+    "bad word of 6 MB": ("bad_words", {"bad_words": ["x" * 6_000_000]}),
+    "too many bad words": ("bad_words", {"bad_words": ["a"] * 4097}),
+    "bad words that lie": ("bad_words", {"bad_words": LyingList(["a"] * 5000)}),
+    "ten million stop ids": ("stop_token_ids", {"stop_token_ids": [5] * 10**7}),
+    "ten million allowed ids": ("allowed_token_ids", {"allowed_token_ids": [5] * 10**7}),
+    "stop ids that raise": ("stop_token_ids", {"stop_token_ids": RaisingList([1])}),
+    "stop ids as text": ("stop_token_ids", {"stop_token_ids": "123"}),
+    "stop id of 5,000 digits": ("stop_token_ids", {"stop_token_ids": [10**5000]}),
+    "bias that raises": ("logit_bias", {"logit_bias": RaisingMapping({1: 1.0})}),
+    "bias of a huge number": ("logit_bias", {"logit_bias": {1: 10**5000}}),
+    "bias on a flag": ("logit_bias", {"logit_bias": {True: 1.0}}),
+    "extra args of 70 MB": ("extra_args", {"extra_args": {"a": "x" * HUGE}}),
+    "extra args with a surrogate": ("extra_args", {"extra_args": {"a": [SURROGATE]}}),
+    "extra args of 65 bits": ("extra_args", {"extra_args": {"a": 2**64}}),
+    "extra args a thousand deep": ("extra_args", {"extra_args": {"a": nested(1000)}}),
+    "extra args with an object": ("extra_args", {"extra_args": {"a": Unshowable()}}),
+    "extra args with a number as key": ("extra_args", {"extra_args": {5: "a"}}),
+    "extra args that raise": ("extra_args", {"extra_args": RaisingMapping(a=1)}),
+    "a flag that is text": ("ignore_eos", {"ignore_eos": "yes"}),
+    "seed of 5,000 digits": ("seed", {"seed": 10**5000}),
+    "temperature of 5,000 digits": ("temperature", {"temperature": 10**5000}),
+}
+# Good for every engine, and too large for the one here.
+OVER_THE_LIMITS = {
+    "stop over the limit": ("stop", {"stop": "x" * 1025}),
+    "bad word over the limit": ("bad_words", {"bad_words": ["x" * 257]}),
+    "bad words over the limit together": ("bad_words", {"bad_words": ["x" * 200] * 1000}),
+    "extra args over the limit": ("extra_args", {"extra_args": {"a": "x" * 70_000}}),
+    "stop id beyond the vocabulary": ("stop_token_ids", {"stop_token_ids": [300]}),
+    "bias beyond the vocabulary": ("logit_bias", {"logit_bias": {2**30: 1.0}}),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def door(request, tmp_path_factory):
+    opened = open_door(request.param, engine_options(tmp_path_factory.mktemp("model")))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def refusals():
+    """Message by case, of the first front end that was asked."""
+    return {}
+
+
+def hostile_requests():
+    for name, (parameter, given) in HOSTILE_ARGUMENTS.items():
+        yield name, parameter, {"prompt": "a", "params": INNOCENT["params"]} | given
+    for name, (parameter, prompt) in HOSTILE_PROMPTS.items():
+        yield name, parameter, {"prompt": prompt, "params": INNOCENT["params"]}
+    for name, (parameter, params) in OVER_THE_LIMITS.items():
+        yield name, parameter, {"prompt": "a", "params": SamplingParams(**params)}
+
+
+def tokens_of(output):
+    assert not isinstance(output, Exception), repr(output)
+    return [completion.token_ids for completion in output.outputs]
+
+
+def test_hostile_values_are_refused_by_name_and_innocent_requests_go_on(door, refusals):
+    (alone,) = door.ask_all([{"request_id": "alone"} | INNOCENT])
+    expected = tokens_of(alone)
+    for name, parameter, given in hostile_requests():
+        hostile = {"request_id": "hostile"} | given
+        before, refused, after = door.ask_all(
+            [{"request_id": "before"} | INNOCENT, hostile, {"request_id": "after"} | INNOCENT]
+        )
+        assert isinstance(refused, RequestError), (name, refused)
+        assert refused.parameter == parameter, (name, refused)
+        assert len(str(refused)) < 400, name
+        assert tokens_of(before) == tokens_of(after) == expected, name
+        # The same words through every front end.
+        assert refusals.setdefault(name, str(refused)) == str(refused)
+
+
+@pytest.mark.parametrize(("parameter", "given"), HOSTILE_PARAMS.values(), ids=HOSTILE_PARAMS)
+def test_hostile_parameters_cannot_be_made(parameter, given):
+    with pytest.raises(RequestError) as refused:
+        SamplingParams(**given)
+    assert refused.value.parameter == parameter
+    assert parameter in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_good_values_in_odd_forms_are_served_alike(door):
+    prompts = (range(5, 9), array.array("i", [5, 6, 7, 8]), LongerThanSaid([5, 6, 7, 8]))
+    prompts += (iter([5, 6, 7, 8]), (5, 6, 7, 8), {"prompt_token_ids": [5, 6, 7, 8]})
+    params = INNOCENT["params"]
+    requests = [
+        {"request_id": f"odd~{place}#{place}", "prompt": prompt, "params": params}
+        for place, prompt in enumerate(prompts)
+    ]
+    found = [tokens_of(output) for output in door.ask_all(requests)]
+    assert found == [found[0]] * len(prompts)
+
+
+def test_ids_may_look_like_those_of_the_core(door):
+    """The ids of one request's completions, and other users' ids of the same look."""
+    names = ["a", "a#0", "a#1", "a~1", "a~1#0", "~1", "~2", "#", "\0", "é", "a\n", " "]
+    several = SamplingParams(max_tokens=4, seed=1, n=2)
+    requests = [{"request_id": name, "prompt": "p", "params": several} for name in names]
+    found = door.ask_all(requests)
+    assert [output.request_id for output in found] == names
+    assert [tokens_of(output) for output in found] == [tokens_of(found[0])] * len(names)
+
+
+def test_repeated_token_ids_count_once():
+    params = SamplingParams(stop_token_ids=[7, 5, 7] * 100_000, allowed_token_ids=[1] * 1000)
+    assert params.stop_token_ids == (7, 5) and params.allowed_token_ids == (1,)
+
+
+def test_parameters_are_copied_when_they_are_made():
+    extra, biases = {"a": [1, {"b": (2,)}]}, {1: 2}
+    params = SamplingParams(extra_args=extra, logit_bias=biases)
+    extra["a"].append(object())
+    biases[5] = "much"
+    assert params.extra_args == {"a": [1, {"b": [2]}]} and params.logit_bias == {1: 2.0}
+
+
+# --- lists of prompts, conversations ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=KINDS[:2])
+def llm(request, tmp_path_factory):
+    options = engine_options(tmp_path_factory.mktemp("model"), max_prompts=1000)
+    with open_llm(request.param, options) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("prompts", "parameter"),
+    [
+        (range(5, 10**9), "prompt"),
+        (endless(), "prompt"),
+        ([5] * 10**7, "prompt"),
+        (itertools.repeat("again"), "prompts"),
+        (["again"] * 1001, "prompts"),
+        (RaisingList(["a"]), "prompts"),
+        (LyingList(["a"] * 2000), "prompts"),
+        ({"a", "b"}, "prompt"),
+        (b"bytes", "prompt"),
+        (5, "prompt"),
+        (None, "prompt"),
+        ([iter([5]), endless()], "prompt"),
+    ],
+    ids=shorten,
+)
+def test_what_is_no_list_of_prompts_is_refused_unread(llm, prompts, parameter):
+    with pytest.raises(RequestError) as refused:
+        llm.generate(prompts, INNOCENT["params"])
+    assert refused.value.parameter == parameter
+    (output,) = llm.generate("the innocent", INNOCENT["params"])
+    assert output.error is None
+
+
+def test_prompts_may_come_from_any_iterable(llm):
+    params = INNOCENT["params"]
+    listed = [output.outputs for output in llm.generate(["a", "b"], params)]
+    assert [one.outputs for one in llm.generate((text for text in "ab"), params)] == listed
+    assert [one.outputs for one in llm.generate(dict.fromkeys("ab").keys(), params)] != []
+    tokens = llm.generate([5, 6, 7], params)
+    assert [one.outputs for one in llm.generate(range(5, 8), params)] == [tokens[0].outputs]
+    assert [one.outputs for one in llm.generate(iter([5, 6, 7]), params)] == [tokens[0].outputs]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("on_error", "ignore"),
+        ("on_error", None),
+        ("use_tqdm", "yes"),
+        ("priority", "high"),
+        ("sampling_params", [INNOCENT["params"]] * 2),
+        ("sampling_params", "hot"),
+    ],
+)
+def test_wrong_arguments_of_generate_are_refused(llm, name, value):
+    with pytest.raises(RequestError) as refused:
+        llm.generate("a", **{name: value})
+    assert refused.value.parameter in (name, "params")
+
+
+USER = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "given"),
+    [
+        ("messages", {"messages": "hello"}),
+        ("messages", {"messages": []}),
+        ("messages", {"messages": [USER, "hello"]}),
+        ("messages", {"messages": [USER] * 5000}),
+        ("messages", {"messages": [{"role": "user", "content": "x" * HUGE}]}),
+        ("messages", {"messages": [{"role": "user", "content": SURROGATE}]}),
+        ("messages", {"messages": [{"role": "user", "content": Unshowable()}]}),
+        ("messages", {"messages": [{"role": 5, "content": "a"}]}),
+        ("messages", {"messages": [{"content": "a"}]}),
+        ("messages", {"messages": RaisingList([USER])}),
+        ("messages", {"messages": itertools.repeat(USER)}),
+        ("chat_template", {"messages": [USER], "chat_template": 5}),
+        ("chat_template_kwargs", {"messages": [USER], "chat_template_kwargs": 5}),
+        ("chat_template_kwargs", {"messages": [USER], "chat_template_kwargs": {"messages": []}}),
+        (
+            "chat_template_kwargs",
+            {"messages": [USER], "chat_template_kwargs": {"a": Unshowable()}},
+        ),
+        ("add_generation_prompt", {"messages": [USER], "add_generation_prompt": "yes"}),
+    ],
+    ids=shorten,
+)
+def test_wrong_conversations_are_refused(llm, parameter, given):
+    with pytest.raises(RequestError) as refused:
+        llm.chat(**given)
+    assert refused.value.parameter == parameter and len(str(refused.value)) < 400
+    assert llm.chat([USER], INNOCENT["params"])[0].error is None
+
+
+def test_a_failed_call_leaves_another_request_of_the_same_id_alone(llm):
+    """`LLM` numbers its requests; somebody's own request may have the next number."""
+    engine = llm.llm_engine
+    number = str(int(llm.generate("a", INNOCENT["params"])[0].request_id) + 1)
+    engine.add_request(number, "mine", SamplingParams(max_tokens=50, ignore_eos=True))
+    with pytest.raises(RequestError, match="in use"):
+        llm.generate("a", INNOCENT["params"])
+    ended = []
+    while engine.has_unfinished_requests():
+        ended += [output for output in engine.step() if output.finished]
+    assert [(one.request_id, len(one.outputs[0].token_ids)) for one in ended] == [(number, 50)]
+
+
+# --- limits -----------------------------------------------------------------------------------
+
+
+def test_limits_are_options(tmp_path):
+    options = engine_options(
+        tmp_path,
+        max_prompt_chars=20,
+        max_id_chars=5,
+        max_stop_strings=1,
+        max_stop_chars=3,
+        max_bad_words=2,
+        max_bad_word_chars=4,
+        max_bad_words_chars=6,
+        max_extra_args_bytes=30,
+    )
+    refused = [
+        ("prompt", {"prompt": "x" * 21}),
+        ("request_id", {"request_id": "123456"}),
+        ("tenant", {"prompt": {"prompt": "a", "tenant": "123456"}}),
+        ("cache_salt", {"cache_salt": "123456"}),
+        ("stop", {"params": SamplingParams(stop=["a", "b"])}),
+        ("stop", {"params": SamplingParams(stop="abcd")}),
+        ("bad_words", {"params": SamplingParams(bad_words=["a", "b", "c"])}),
+        ("bad_words", {"params": SamplingParams(bad_words=["abcde"])}),
+        ("bad_words", {"params": SamplingParams(bad_words=["abcd", "abc"])}),
+        ("extra_args", {"params": SamplingParams(extra_args={"a": "x" * 30})}),
+    ]
+    served = {
+        "params": SamplingParams(
+            max_tokens=1, stop="abc", bad_words=["abcd", "ab"], extra_args={"a": 1}
+        ),
+        "prompt": {"prompt": "x" * 20, "tenant": "12345"},
+    }
+    door = open_door("in process", options)
+    try:
+        for parameter, given in refused:
+            base = {"request_id": "a", "prompt": "a", "params": SamplingParams(max_tokens=1)}
+            (error,) = door.ask_all([base | given])
+            assert isinstance(error, RequestError) and error.parameter == parameter, given
+        (output,) = door.ask_all([{"request_id": "12345"} | served])
+        assert output.finished
+    finally:
+        door.close()
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("token", [300, 2**33, [5, 2**33]])
+def test_an_end_of_text_token_beyond_the_vocabulary_is_found_at_the_start(tmp_path, file, token):
+    options = engine_options(tmp_path)
+    path = tmp_path / file
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {"eos_token_id": token}))
+    with pytest.raises(ModelError, match="eos_token_id"):
+        open_llm("in process", options)
