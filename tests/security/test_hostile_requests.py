@@ -371,9 +371,7 @@ def test_limits_are_options(tmp_path):
         ("extra_args", {"params": SamplingParams(extra_args={"a": "x" * 30})}),
     ]
     served = {
-        "params": SamplingParams(
-            max_tokens=1, stop="abc", bad_words=["abcd", "ab"], extra_args={"a": 1}
-        ),
+        "params": SamplingParams(max_tokens=1, stop="abc", extra_args={"a": 1}),
         "prompt": {"prompt": "x" * 20, "tenant": "12345"},
     }
     door = open_door("in process", options)

@@ -41,8 +41,8 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
     for wrong in (min(ids), max(ids)):
         if not 0 <= wrong < vocab_size:
             raise RequestError(
-                f"{parameter} holds token id {shorten(wrong)}, but the model's vocabulary has ids from 0 "
-                f"to {vocab_size - 1}.",
+                f"{parameter} holds token id {shorten(wrong)}, but the model's vocabulary has ids "
+                f"from 0 to {vocab_size - 1}.",
                 parameter=parameter,
             )
 
@@ -85,7 +85,7 @@ def check_sampling_support(params: SamplingParams, worker_provides: frozenset[st
         return
     name, capability = missing
     raise RequestError(
-        f"{name}={_shown(getattr(params, name))} needs a worker with the capability "
+        f"{name}={shorten(getattr(params, name))} needs a worker with the capability "
         f"{capability!r}, and this one does not declare it. Leave {name} out, or choose a "
         f"worker_cls that has {capability!r} in `provides`.",
         parameter=name,
@@ -128,8 +128,8 @@ def validate_core_request(
         _check_provided("encoder_inputs", "encoder", worker_provides)
         check_encoder_inputs(request.encoder_inputs, len(request.prompt_token_ids))
     request.sampling_params.validate()
-    check_sampling_support(request.sampling_params, worker_provides)
     check_params_limits(request.sampling_params, limits)
+    check_sampling_support(request.sampling_params, worker_provides)
     check_sampling_tokens(request.sampling_params, vocab_size)
     if not isinstance(request.stop_token_ids, frozenset):
         raise refuse("stop_token_ids", request.stop_token_ids, "a frozenset of token ids")
