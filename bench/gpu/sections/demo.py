@@ -27,7 +27,7 @@ def run(task: Task, report: Report) -> None:
         use_tqdm_on_load=False,
     ) as llm:
         outputs = llm.chat(chats, params, use_tqdm=False)
-        found = llm.llm_engine.plugins.resolutions
+        found = llm.llm_engine.plugins.chosen
     right = sum(
         output.outputs[0].finish_reason == "stop" and one.check(text, output.outputs[0].text)
         for (one, text), output in zip(asked, outputs, strict=True)

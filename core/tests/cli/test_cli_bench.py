@@ -57,6 +57,19 @@ def test_latency_asks_one_at_a_time(spell, asked, tmp_path, capsys) -> None:
         assert words in shown
 
 
+def test_the_platform_that_was_chosen_is_named(spell, tmp_path, capsys, monkeypatch) -> None:
+    """Not the last one that was loaded to be asked whether it can be used."""
+    file = tmp_path / "out.json"
+    options = spell()
+    place = options.index("--platform")
+    del options[place : place + 2]
+    command = bench("latency", options, "--repeats", "1", "--warmup", "0", "--json", str(file))
+    assert main(command) == 0
+    assert "platform cpu," in capsys.readouterr().out
+    plugins = json.loads(file.read_text())["engine"]["plugins"]
+    assert [one["name"] for one in plugins if one["kind"] == "platform"] == ["cpu"]
+
+
 def test_throughput_asks_all_at_once(spell, asked, tmp_path) -> None:
     file = tmp_path / "out.json"
     more = ("--num-prompts", "4", "--repeats", "2", "--warmup", "0", "--json", str(file))

@@ -71,6 +71,9 @@ def test_two_runs_with_different_parts_agree(no_demo_model, capsys) -> None:
         "config.json names it",
     ):
         assert words in told
+    # Other platforms were loaded and asked, too.
+    (row,) = [line for line in told.splitlines() if line.startswith("platform ")]
+    assert row.split()[1:3] == ["cpu", "dovetail-cpu"]
 
 
 def test_the_demo_model_is_asked_its_tasks_and_graded(demo_model, capsys) -> None:

@@ -56,7 +56,7 @@ def print_report(report: Report, engine: LLMEngine) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    parts = {found.kind: found.name for found in engine.plugins.resolutions}
+    parts = {found.kind: found.name for found in engine.plugins.chosen}
     model = engine.config.model
     chosen = ", ".join(f"{kind} {parts[kind]}" for kind in _TOLD if kind in parts)
     case = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report.case.items())
@@ -88,7 +88,7 @@ def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
             **config.model_dump(mode="json", include={"cache", "scheduler", "parallel", "compute"}),
             "dtype": config.model.dtype,
             "load_format": config.load.model_dump(mode="json")["load_format"],
-            "plugins": [asdict(found) for found in engine.plugins.resolutions],
+            "plugins": [asdict(found) for found in engine.plugins.chosen],
         },
         "machine": {
             "architecture": platform.machine(),

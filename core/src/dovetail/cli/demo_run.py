@@ -83,7 +83,7 @@ def run_demo(subject: Subject, picks: Mapping[str, str]) -> DemoRun:
         engine = llm.llm_engine
         parts = {
             found.kind: Part(resolution=found, reason=_reason(found, engine.config, set(picks)))
-            for found in engine.plugins.resolutions
+            for found in engine.plugins.chosen
         }
         return DemoRun(
             outputs=tuple(outputs),

@@ -69,6 +69,7 @@ class PluginRegistry:
         self._failures: dict[str, str] = {}
         self._platform = ""
         self._warned: set[str] = set()
+        self._chosen: set[tuple[str, str]] = set()
         self._outside_platform = True
         self._provided: frozenset[str] | None = None
 
@@ -116,6 +117,25 @@ class PluginRegistry:
     def resolutions(self) -> tuple[Resolution, ...]:
         """Everything loaded so far, in the order of loading, each once."""
         return tuple(dict.fromkeys(plugin.resolution for plugin in self._loaded.values()))
+
+    @property
+    def chosen(self) -> tuple[Resolution, ...]:
+        """What was loaded and fills a place; without candidates that were loaded and passed over.
+
+        In the order of loading.
+        """
+        passed_over = {kind for kind, _ in self._chosen}
+        return tuple(
+            one
+            for one in self.resolutions
+            if one.kind not in passed_over or (one.kind, one.target) in self._chosen
+        )
+
+    def note_choice(self, kind: str, cls: type[Any]) -> None:
+        """Take note that of all plugins of `kind` that were loaded this one is used."""
+        found = self.resolution_of(kind, cls)
+        if found is not None:
+            self._chosen = {one for one in self._chosen if one[0] != kind} | {(kind, found.target)}
 
     @property
     def set_aside(self) -> tuple[str, ...]:
@@ -271,6 +291,7 @@ class PluginRegistry:
         loaded = (p for p in self._loaded.values() if p.cls is type(platform))
         claimed = next((plugin.provides for plugin in loaded), frozenset[str]())
         self._platform = platform.info.name
+        self.note_choice("platform", type(platform))
         self._outside_platform = not first_party_owner(type(platform).__module__)
         own = ask(f"platform {platform.info.name!r}", "capabilities", platform.capabilities)
         self._provided = CORE_CAPABILITIES | own | claimed

@@ -128,6 +128,7 @@ def choose(
                 f"The {kind} {reference!r} was asked for, but {reason}."
                 f"{_alternatives(registry, kind, platform)}"
             )
+        registry.note_choice(kind, picked)
         return picked
     refused = []
     for candidate in registry.automatic(kind, platform.prefer(kind)):
@@ -135,6 +136,7 @@ def choose(
         if found is not None:
             reason = device_refusal(kind, found, device_type)
             if not reason:
+                registry.note_choice(kind, found)
                 return found
         refused.append(f"{candidate.name}: {reason}")
     names = sorted(candidate.name for candidate in registry.candidates(kind))
@@ -242,12 +244,14 @@ def choose_attention(
                 f"The attention backend {backend.name!r} was asked for, but: {'; '.join(reasons)}."
                 f"{_alternatives(registry, 'attention', platform, ask)}"
             )
+        registry.note_choice("attention", backend)
         return backend
     refused = []
     for candidate in registry.automatic("attention", platform.prefer("attention")):
         found, reason = try_candidate(registry, candidate)
         reasons = [reason] if found is None else attention_refusals(found, ask)
         if found is not None and not reasons:
+            registry.note_choice("attention", found)
             return found
         refused.append(f"{candidate.name}: {'; '.join(reasons)}")
     names = "\n".join(refused) or "none is installed; try: pip install dovetail-attn-torch"
