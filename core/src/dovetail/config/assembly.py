@@ -36,6 +36,7 @@ from dovetail.config.model_directory import (
 )
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
+from dovetail.working_directory import check_working_directory
 
 if TYPE_CHECKING:
     from dovetail.config.engine_args import EngineArgs
@@ -74,6 +75,7 @@ def assemble(args: EngineArgs) -> EngineConfig:
 
     Raises ConfigError naming option, value and remedy; ModelError for the directory.
     """
+    check_working_directory()
     values = {name: getattr(args, name) for name in args.descriptions()}
     _refuse_unsupported(values)
     _replace_other_names(values)

@@ -22,6 +22,7 @@ from dovetail.config.installed_checkpoints import (
 from dovetail.errors import ModelError, RequestError, nearest
 from dovetail.model_files import file_exists, read_json_object
 from dovetail.sampling_params import SamplingParams
+from dovetail.working_directory import check_working_directory
 
 SAMPLING_NAMES = {
     "temperature": "temperature",
@@ -143,6 +144,8 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
 
 def _locate(asked: str, *, first_party_only: bool) -> Path:
     """Return the absolute path that was meant; a directory wins over an installed name."""
+    if not os.path.isabs(asked):
+        check_working_directory()
     directory = Path(asked).expanduser().absolute()
     if os.path.isdir(directory) or not _BARE_NAME.fullmatch(asked):
         return directory

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from dovetail.doctor.finding import NOTE, OK, WARNING, Finding
+from dovetail.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 from dovetail.machine import (
     find_compilers,
     find_devices,
     read_cores,
     read_memory,
 )
+from dovetail.working_directory import working_directory_problem
 
 OLDEST_TORCH = (2, 11)
 LITTLE_BYTES = 1 << 30
@@ -56,6 +57,14 @@ def check_environment() -> Iterator[Finding]:
     text = f"{platform.python_implementation()} {platform.python_version()}, {isolated}"
     yield Finding(area=_ENVIRONMENT, subject="Python", verdict=OK, text=text)
     yield _torch()
+    if problem := working_directory_problem():
+        yield Finding(
+            area=_ENVIRONMENT,
+            subject="working directory",
+            verdict=BROKEN,
+            text=f"it {problem}: no engine can start here",
+            remedy="change to a directory that exists and can be used",
+        )
 
 
 def _cores() -> Finding:

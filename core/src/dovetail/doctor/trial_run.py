@@ -27,6 +27,7 @@ from dovetail.doctor.trial import BEGIN
 from dovetail.machine import read_cores
 from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.first_party import normalize_distribution
+from dovetail.working_directory import working_directory_problem
 
 MAX_PROCESSES = 4
 HEAVY = ("torch",)
@@ -103,6 +104,7 @@ def _run_process(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            cwd="/" if working_directory_problem() else None,
         )
         os.close(writing)
         try:

@@ -39,6 +39,7 @@ from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
 from dovetail.start_phases import PhaseRecord, StartUp, describe_phases
+from dovetail.working_directory import check_working_directory
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ def start_engine(
     tell_phase: is given the name of each phase of the start as it begins. The phase in which an
     error was raised is in its `phase`; nothing is left of what was made before.
     """
+    check_working_directory()
     clock = clock or MonotonicClock()
     deadline_s = wishes.parallel.start_timeout_s
     with StartUp(clock, deadline_s=deadline_s, tell=tell_phase) as start:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.errors import PluginError
+from dovetail.working_directory import check_working_directory
 
 FORMS = "a name, name@distribution, or a class as package.module:Class"
 """The forms that always work, for messages."""
@@ -63,13 +64,15 @@ Reference = NamedReference | QualifiedReference | FileReference
 
 
 def parse_reference(text: str) -> Reference:
-    """Return what `text` refers to; raise PluginError if it has none of the forms."""
+    """Return what `text` refers to; raise PluginError if it has none of the forms.
+
+    Raises ConfigError for a relative path where there is no working directory.
+    """
     text = text.strip()
     before, colon, attribute = text.rpartition(":")
     is_path = before.endswith(".py") or before.startswith(("./", "../", "/", "~"))
     if colon and is_path and _is_dotted_name(attribute):
-        path = Path(before).expanduser().absolute()
-        return FileReference(path=path, attribute=attribute)
+        return FileReference(path=_absolute(before), attribute=attribute)
     if colon and _is_dotted_name(before) and _is_dotted_name(attribute):
         return QualifiedReference(module=before, attribute=attribute)
     if text.endswith(".py"):
@@ -81,6 +84,16 @@ def parse_reference(text: str) -> Reference:
         module, _, last = name.rpartition(".")
         return QualifiedReference(module=module, attribute=last, dotted=True)
     return NamedReference(name=name, distribution=distribution)
+
+
+def _absolute(text: str) -> Path:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise PluginError(f"{text!r} names a file, but: {error}") from None
+    if not path.is_absolute():
+        check_working_directory()
+    return path.absolute()
 
 
 def _is_dotted_name(text: str) -> bool:
