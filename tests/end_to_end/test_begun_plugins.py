@@ -1,0 +1,151 @@
+"""Plugins begun with `dovetail plugins new` serve in an engine, with options and two KV groups."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+import tomllib
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.scaffold import BLUEPRINTS, write_package
+from end_to_end.checkpoints import OPTIONS, make_checkpoint
+
+PROMPTS = [list(range(5, 45)), list(range(60, 90)), [7, 8, 9] * 11]
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+FIELDS = {
+    "attention": "attention_backend",
+    "executor": "executor_backend",
+    "platform": "platform",
+    "policy": "scheduler_cls",
+    "scheduler": "scheduler_cls",
+}
+WITH_OPTIONS = """
+
+# Appended by the test: the plugin takes an option, and what its class is given is kept.
+from pydantic import BaseModel
+
+
+class Knobs(BaseModel, extra="forbid"):
+    knob: int = 1
+
+
+def _watched(make):
+    def wrapper(*args, **kwargs):
+        SEEN.append(dict(kwargs.pop("options", None) or getattr(args[-1], "options", {{}})))
+        return make(*args, **kwargs)
+
+    return wrapper
+
+
+SEEN = []
+{cls}.options_model = Knobs
+if "{kind}" == "attention":
+    {cls}.create_layer = staticmethod(_watched({cls}.create_layer))
+else:
+    {cls}.__init__ = _watched({cls}.__init__)
+"""
+WORKER = """
+from dataclasses import replace
+from pydantic import BaseModel
+from dovetail_cpu.worker import CPUWorker
+
+
+class Knobs(BaseModel, extra="forbid"):
+    knob: int = 1
+
+
+class OptionWorker(CPUWorker):
+    options_model = Knobs
+
+    def __init__(self, context):
+        super().__init__(replace(context, options={}))
+        self.given = dict(context.options)
+
+    def tell(self):
+        return self.given
+"""
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Write a package of a kind and install it: `begin(kind, appended="")`; return its module."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    before = set(sys.modules)
+
+    def install(kind, appended=""):
+        name = "BegunForCausalLM" if kind == "model" else f"begun_{kind}"
+        made = write_package(kind, name, tmp_path)
+        project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
+        (source,) = (made.folder / "src").iterdir()
+        package = shutil.copytree(source, site / source.name)
+        target = project["entry-points"][f"dovetail.{kind}"][name]
+        module, _, cls = target.partition(":")
+        file = site / f"{module.replace('.', '/')}.py"
+        file.write_text(file.read_text() + appended.format(kind=kind, cls=cls))
+        info = site / f"{package.name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: 1.0\n")
+        lines = [
+            f"[{group}]\n{one} = {path}\n"
+            for group, points in project["entry-points"].items()
+            for one, path in points.items()
+        ]
+        (info / "entry_points.txt").write_text("".join(lines))
+        importlib.invalidate_caches()
+        return name, importlib.import_module(module)
+
+    yield install
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0].startswith("begun") or name == "option_worker":
+            del sys.modules[name]
+
+
+def answers(model, **options):
+    with LLM(model, **{**OPTIONS, **options}) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in outputs]
+
+
+@pytest.mark.parametrize("kind", BLUEPRINTS)
+def test_an_option_reaches_the_part(kind, begin, model_dir, tmp_path):
+    name, module = begin(kind, WITH_OPTIONS)
+    given = {"plugin_options": {f"{kind}:{name}": {"knob": 7}}}
+    if kind == "model":
+        model_dir = shutil.copytree(model_dir, tmp_path / "model")
+        config = json.loads((model_dir / "config.json").read_text())
+        (model_dir / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
+    elif kind == "logits_processor":
+        given["logits_processors"] = (name,)
+    else:
+        given[FIELDS[kind]] = name
+    assert all(answers(model_dir, **given))
+    assert module.SEEN and all(seen == {"knob": 7} for seen in module.SEEN)
+
+
+def test_an_executor_hands_the_workers_options_on(begin, model_dir, tmp_path):
+    name, _ = begin("executor")
+    (tmp_path / "site" / "option_worker.py").write_text(WORKER)
+    worker = "option_worker:OptionWorker"
+    given = {"worker_cls": worker, "plugin_options": {worker: {"knob": 7}}}
+    for executor in ("uniproc", name):
+        with LLM(model_dir, **OPTIONS, executor_backend=executor, **given) as llm:
+            assert llm.llm_engine.collective_rpc("tell") == [{"knob": 7}]
+
+
+@pytest.fixture(scope="module")
+def two_groups(tmp_path_factory):
+    """A model with a sliding window in one layer and none in the other: two KV-cache groups."""
+    sizes = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
+    return make_checkpoint(tmp_path_factory.mktemp("windows"), "Qwen2", **sizes)
+
+
+def test_a_scheduler_gives_each_group_its_own_blocks(begin, two_groups):
+    expected = answers(two_groups)
+    assert answers(two_groups, scheduler_cls=begin("scheduler")[0]) == expected
+    assert len({tuple(one) for one in expected}) == len(PROMPTS)
