@@ -3,10 +3,12 @@
 import pytest
 
 from dovetail.clock import ManualClock
+from dovetail.engine.supervision.crash_tracker import CrashTracker
 from dovetail.engine.supervision.restarts import Restarts
 from dovetail.engine.supervision.rules import SupervisionRules
-from dovetail.engine.supervision.suspects import Suspects
-from dovetail.errors import RequestError, UserError
+from dovetail.errors import RequestError, UnavailableError, UserError
+from dovetail.request import EngineCoreRequest
+from dovetail.sampling_params import SamplingParams
 
 
 def test_restarts_come_later_each_time_and_then_no_more():
@@ -46,20 +48,129 @@ def test_deaths_of_long_ago_are_forgiven():
     assert restarts.next_delay_s() is None
 
 
-def test_a_request_is_refused_after_so_many_deaths():
-    suspects = Suspects(max_deaths=2)
-    suspects.accuse(["a", "b"])
-    suspects.check("a")
-    suspects.accuse(["a"])
-    with pytest.raises(RequestError, match=r"'a' was under way when the engine died, 2 times"):
-        suspects.check("a")
-    suspects.check("b")
-    suspects.check("unheard of")
+def request(request_id, prompt=(1, 2, 3), **params):
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(**params),
+        max_tokens=8,
+    )
 
 
-def test_suspects_are_bounded_and_the_latest_are_kept():
-    suspects = Suspects(max_deaths=1)
-    suspects.accuse(str(number) for number in range(10_000))
-    suspects.check("0")
+def die(tracker, *requests, restarts_left=9, was_killed=False):
+    tracker.restarts_left = restarts_left
+    tracker.record_death([(one.request_id, one) for one in requests], was_killed=was_killed)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def tracker(clock):
+    clock.advance(1)
+    return CrashTracker(SupervisionRules(max_deaths=2), clock)
+
+
+@pytest.mark.parametrize(
+    ("again", "parameter"),
+    [
+        (request("a", (7, 7)), "request_id"),
+        (request("other"), "prompt"),
+        (request("other", n=2, seed=5), "prompt"),
+    ],
+    ids=["same id", "same prompt", "another seed"],
+)
+def test_what_engines_died_of_alone_is_refused(tracker, again, parameter):
+    die(tracker, request("a"))
+    tracker.admit("a", request("a"))
+    die(tracker, request("a"))
+    with pytest.raises(RequestError, match="engine died, 2 times") as refused:
+        tracker.admit(again.request_id, again)
+    assert refused.value.parameter == parameter
+    tracker.admit("b", request("b", (9, 9)))
+    tracker.admit("b", request("b", temperature=0.5))
+
+
+def test_one_prompt_with_other_parameters_each_time_is_refused_after_one_more(tracker):
+    for number in range(3):
+        poison = request(f"p{number}", temperature=0.1 + number / 10)
+        tracker.admit(poison.request_id, poison)
+        die(tracker, poison)
+    with pytest.raises(RequestError, match=r"its prompt was under way .* 3 times"):
+        tracker.admit("p", request("p", temperature=0.9))
+
+
+def test_who_merely_ran_beside_is_not_refused(tracker):
+    poison, innocent = request("p", (6, 6)), request("i")
+    for restarts_left in (4, 3, 2):
+        tracker.admit("p", poison)
+        tracker.admit("i", innocent)
+        die(tracker, poison, innocent, restarts_left=restarts_left)
+    tracker.admit("p", poison)  # only two restarts are left: one suspect runs at a time
+    with pytest.raises(UnavailableError, match="Ask again"):
+        tracker.admit("i", innocent)
+    tracker.admit("new", request("new", (5,)))
+    die(tracker, poison, request("new", (5,)), restarts_left=1)
+    with pytest.raises(RequestError, match="4 times"):
+        tracker.admit("p", poison)
+    tracker.admit("i", innocent)
+    tracker.record_end("i", innocent, is_normal=True)
+    tracker.admit("new", request("new", (5,)))
+    tracker.admit("i2", innocent)
+
+
+def test_a_suspect_that_is_aborted_lets_the_next_one_run(tracker):
+    pair = [request("a"), request("b", (4, 4))]
+    for _ in range(2):
+        die(tracker, *pair, restarts_left=2)
+    tracker.admit("a", pair[0])
+    tracker.record_end("a", pair[0], is_normal=False)
+    tracker.admit("b", pair[1])
+    with pytest.raises(UnavailableError):
+        tracker.admit("a", pair[0])
+
+
+def test_a_kill_from_outside_is_no_proof_until_few_restarts_are_left(tracker):
+    alone = request("a")
+    for restarts_left in (4, 3):
+        die(tracker, alone, restarts_left=restarts_left, was_killed=True)
+        tracker.admit("a", alone)
+    die(tracker, alone, restarts_left=2, was_killed=True)
     with pytest.raises(RequestError):
-        suspects.check("9999")
+        tracker.admit("a", alone)
+
+
+def test_several_requests_of_one_prompt_are_no_proof_until_few_restarts_are_left(tracker):
+    crowd = [request(f"{number}") for number in range(4)]
+    for restarts_left in (4, 3):
+        die(tracker, *crowd, restarts_left=restarts_left)
+        for one in crowd:
+            tracker.admit(one.request_id, one)
+    die(tracker, *crowd, restarts_left=2)
+    with pytest.raises(RequestError):
+        tracker.admit("x", request("x"))
+
+
+def test_a_request_that_ends_well_is_cleared(tracker):
+    die(tracker, request("a"))
+    tracker.record_end("a", request("a"), is_normal=True)
+    die(tracker, request("a"))
+    tracker.admit("a", request("a"))
+
+
+def test_a_ban_ends_with_the_window(tracker, clock):
+    for _ in range(2):
+        die(tracker, request("a"))
+    clock.advance(601_000_000_000)
+    tracker.admit("a", request("a"))
+
+
+def test_records_are_bounded_and_the_latest_are_kept():
+    tracker = CrashTracker(SupervisionRules(max_deaths=1), ManualClock())
+    for number in range(5000):
+        die(tracker, request(f"r{number}", (number,)))
+    tracker.admit("r0", request("r0", (0,)))
+    with pytest.raises(RequestError):
+        tracker.admit("r4999", request("r4999", (4999,)))

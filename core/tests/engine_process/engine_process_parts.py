@@ -1,6 +1,7 @@
 """Parts of an engine that a child process can import: a worker that obeys its config.json.
 
-step_s: how long each step takes. fails_at: the step that raises. start: "hangs", "exits", "raises".
+step_s: how long each step takes. fails_at: the step that raises. dies_of: a token that no prompt
+may begin with. start: "hangs", "exits", "raises".
 """
 
 import os
@@ -31,6 +32,8 @@ class Obedient(FakeWorker):
     def execute_model(self, plan):
         time.sleep(self.told.get("step_s", 0))
         if plan.step_id == self.told.get("fails_at"):
+            raise RuntimeError("the chip melted")
+        if self.told.get("dies_of") in [join.token_ids[0] for join in plan.joins]:
             raise RuntimeError("the chip melted")
         super().execute_model(plan)
 

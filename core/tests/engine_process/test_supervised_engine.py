@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -13,6 +14,7 @@ from dovetail.engine.supervision.async_client import AsyncSupervisedClient
 from dovetail.engine.supervision.client import SupervisedClient
 from dovetail.engine.supervision.rules import EngineState, SupervisionRules
 from dovetail.errors import EngineDeadError, RequestError, UnavailableError
+from dovetail.interfaces import PauseScope
 from dovetail.request import FinishReason
 
 ROUNDS = [pytest.param(3, id="3"), pytest.param(100, id="100", marks=pytest.mark.soak)]
@@ -130,6 +132,87 @@ def test_a_request_that_engines_die_with_is_not_run_again(supervised, talk):
     assert talk.Answers().collect(client, 1)[1]["innocent"][0] is FinishReason.LENGTH
     refused = client.add_requests([talk.request("poison"), talk.request("another", max_tokens=1)])
     assert set(refused) == {"poison"}
+
+
+def test_poison_of_one_client_leaves_restarts_for_others(supervised, talk):
+    client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
+    told = []
+    for number in range(6):
+        with suppress(RequestError):
+            client.add_request(talk.request(f"poison{number}", (6, 6), max_tokens=100))
+            told.append(talk.Answers().collect(client, 1)[1][f"poison{number}"][1])
+        assert client.wait_until_ready(10)
+        client.add_request(talk.request("innocent", max_tokens=2))
+        assert talk.Answers().collect(client, 1)[1]["innocent"][0] is FinishReason.LENGTH
+    assert len(told) == client.num_restarts == 2
+    assert all("the chip melted" in message for message in told)
+
+
+def test_who_runs_beside_poison_is_served_in_the_end(supervised, talk):
+    client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
+    refused, served = set(), 0
+    for number in range(6):
+        sent = []
+        for name, prompt, length in (("poison", (6, 6), 100), ("innocent", (5, 5), 2)):
+            try:
+                client.add_request(talk.request(f"{name}{number}", prompt, max_tokens=length))
+                sent.append(f"{name}{number}")
+            except (RequestError, UnavailableError) as error:
+                refused.add((name, type(error)))
+        _, ends = talk.Answers().collect(client, len(sent)) if sent else ((), {})
+        served += ends.get(f"innocent{number}", [""])[0] is FinishReason.LENGTH
+        assert client.wait_until_ready(10)
+    assert ("poison", RequestError) in refused and ("innocent", RequestError) not in refused
+    assert served >= 2
+
+
+@pytest.mark.parametrize("victim", ["engine", "worker"])
+@pytest.mark.parametrize("kind", [SupervisedClient, AsyncSupervisedClient])
+def test_an_idle_engine_that_is_killed_is_replaced_though_nobody_calls(supervised, kind, victim):
+    client = supervised(kind, executor="multiproc", rules=MANY)
+    engine = client.process_id
+    os.kill(engine if victim == "engine" else children_of(engine)[0], signal.SIGKILL)
+    assert await_state(client, EngineState.RESTARTING, 1.0) < 1.0
+    await_state(client, EngineState.READY, 20)
+    assert client.num_restarts == 1 and client.process_id != engine
+
+
+@pytest.mark.parametrize("scope", list(PauseScope))
+def test_a_pause_outlives_the_engine(supervised, talk, scope):
+    client = supervised(rules=MANY)
+    client.pause(scope)
+    for _ in range(2):
+        os.kill(client.process_id, signal.SIGKILL)
+        await_state(client, EngineState.RESTARTING, 2)
+        assert client.wait_until_ready(10) and client.paused is scope
+        client.add_request(talk.request("held", max_tokens=2))
+        assert client.get_outputs(0.3) is None
+        client.abort_requests(["held"])
+    client.resume()
+    assert client.paused is None and serve_canary(client, talk)
+    os.kill(client.process_id, signal.SIGKILL)
+    await_state(client, EngineState.RESTARTING, 2)
+    assert client.wait_until_ready(10) and client.paused is None and serve_canary(client, talk)
+
+
+def test_a_pause_in_an_event_loop_outlives_the_engine(supervised, talk):
+    async def serve():
+        client = supervised(AsyncSupervisedClient, rules=MANY)
+        await client.pause(PauseScope.ALL)
+        os.kill(client.process_id, signal.SIGKILL)
+        while client.state is not EngineState.RESTARTING:
+            await asyncio.sleep(0.02)
+        while client.state is not EngineState.READY:
+            await asyncio.sleep(0.02)
+        assert client.paused is PauseScope.ALL
+        await client.add_request(talk.request("held", max_tokens=2))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.get_outputs(), 0.3)
+        await client.resume()
+        answers = talk.Answers()
+        assert (await answers.collect_async(client, 1))[1]["held"][0] is FinishReason.LENGTH
+
+    asyncio.run(serve())
 
 
 def test_an_engine_that_always_dies_is_given_up_with_a_reason(supervised, talk, monkeypatch):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 from dovetail.config.engine_config import LimitsConfig
 from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
-from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.errors import DovetailError, EngineDeadError, StalledError
 from dovetail.faults import fault
 from dovetail.interfaces import (
     EngineCoreOutputs,
@@ -85,6 +86,15 @@ class EngineCore:
         """End requests at once; return the ids that were alive."""
         fault("core.abort_requests")
         return self.scheduler.abort_requests(request_ids)
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError if the engine cannot go on, though nothing runs.
+
+        A worker that is merely silent raises nothing: it may come back.
+        """
+        self._check_alive()
+        with suppress(StalledError):
+            self.executor.check_health()
 
     def has_work(self) -> bool:
         """Return whether a step could bring anything; whom a pause holds counts for nothing."""

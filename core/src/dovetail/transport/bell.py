@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from struct import Struct
 
 from dovetail.errors import MessageError, PeerLostError
+from dovetail.lifeline import hang_up
 
 MAX_PARCELS = 1024
 """Descriptors that may lie unclaimed at an end."""
@@ -92,10 +93,13 @@ class Bell:
         )
 
     def close(self) -> None:
-        """Close this end and what came unasked for. May be called twice."""
+        """Close this end and what came unasked for. May be called twice.
+
+        The other side notices, though a forked child may hold a copy of this end.
+        """
         _close_all(self.parcels.values())
         self.parcels.clear()
-        self._socket.close()
+        hang_up(self._socket)
 
 
 class BellRoom:

@@ -1,8 +1,8 @@
-"""`python -m dovetail.engine.process FOLDER LIFELINE VITALS`: an engine core with a parent.
+"""`python -m dovetail.engine.process FOLDER PARENT LIFELINE VITALS`: an engine core with a parent.
 
-LIFELINE is the descriptor of a socket whose other end the parent holds. When the parent goes, in
-whatever way, this process ends at once, with all that it started in its session. VITALS is that of
-the memory for its signs of life.
+PARENT is the parent's process id, LIFELINE the descriptor of a socket whose other end it holds.
+When the parent goes, in whatever way, this process ends at once, with all that it started in its
+session. VITALS is the descriptor of the memory for its signs of life.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LINGER_MS = 2000
 
 def main() -> int:
     """Start the engine, tell the parent how that went, and serve."""
-    folder, lifeline = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
+    folder, lifeline = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[3]))
     lifeline.set_inheritable(False)
-    end_with_parent(lifeline, folder)
-    vitals = VitalSigns(int(sys.argv[3]), MonotonicClock())
-    os.close(int(sys.argv[3]))
+    end_with_parent(lifeline, int(sys.argv[2]), folder)
+    vitals = VitalSigns(int(sys.argv[4]), MonotonicClock())
+    os.close(int(sys.argv[4]))
     fault("engine.boot")
     boot = read_boot(folder)
     sys.path[:] = boot.sys_path
@@ -52,7 +52,7 @@ def main() -> int:
     finally:
         vitals.stop()
         inbox.close(linger=0)
-        outbox.close()
+        outbox.close()  # waits _LINGER_MS at most for the last words to go out
         context.term()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from dovetail.engine.process.sync_client import (
 )
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.interfaces import EngineCoreOutputs, PauseScope
+from dovetail.process_owner import finalize_in_owner, on_fork_in_child
 from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import (
     Abort,
@@ -61,8 +63,9 @@ class AsyncMPClient:
         self._came = asyncio.Event()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._num_calls = 0
-        self._wanted = True
-        self._thread: threading.Thread | None = None
+        self._thread: _OutputThread | None = None
+        self._reading = threading.Lock()
+        on_fork_in_child(self._disown)
 
     @property
     def progress(self) -> Progress:
@@ -119,24 +122,47 @@ class AsyncMPClient:
         answer: list[Any] = await self._ask(call_of(self._next_call(), operation, args, kwargs))
         return answer
 
+    def find_end(self) -> DovetailError | None:
+        """Return what the engine died of; None if it lives. In any thread."""
+        if not self.process.has_ended():
+            return None
+        with self._reading:
+            if self._thread is not None:
+                return self._thread.error
+            try:
+                while self.process.receive(0) is not None:
+                    pass  # nobody has asked for anything yet
+            except DovetailError as error:
+                return error
+        return None
+
+    def restore_pause(self, scope: PauseScope) -> None:
+        """Pause a new engine, without waiting for its answer: what is sent later comes later."""
+        self.process.send(Pause(0, scope))
+        self.paused = scope
+
     def shutdown(self) -> None:
-        """End the process; whoever waits gets EngineDeadError. May be called twice."""
-        self._wanted = False
-        if self._thread is not None:
-            self._thread.join()
+        """End the process; whoever waits gets EngineDeadError. In any thread, and twice, too."""
+        thread = self._thread
+        if thread is not None:
+            thread.stop()
         self.process.close()
-        self._fail(self.error or EngineDeadError("the engine was shut down; make a new one."))
+        error = self.error or EngineDeadError("the engine was shut down; make a new one.")
+        if thread is None or not thread.call_in_loop(self._fail, error):
+            self._fail(error)
 
     def _check_alive(self) -> None:
         """Raise the engine's error if it is dead; begin to read if nobody does yet."""
         if self.error is not None:
             raise self.error
         if self._thread is None:
-            loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(
-                target=self._read, args=(loop,), name="engine-outputs", daemon=True
-            )
-            self._thread.start()
+            with self._reading:
+                self._thread = _OutputThread(self, asyncio.get_running_loop())
+            finalize_in_owner(self, self._thread.stop)
+
+    def _disown(self) -> None:
+        """In a forked child: let every call fail."""
+        self.error = self.process.error
 
     def _next_call(self) -> int:
         self._num_calls += 1
@@ -151,27 +177,6 @@ class AsyncMPClient:
             return answer_value(await future)
         finally:
             del self._answers[question.call]
-
-    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the thread: hand on what the process says, until it dies or is not wanted."""
-        while self._wanted:
-            try:
-                message = self.process.receive(_NAP_S)
-                if message is None:
-                    continue
-                outputs = None if isinstance(message, Answer) else outputs_of(message)
-            except DovetailError as error:
-                self._hand_over(loop, self._fail, error)
-                return
-            self._hand_over(loop, self._take, answers_of(message), outputs)
-
-    def _hand_over(
-        self, loop: asyncio.AbstractEventLoop, call: Callable[..., None], *told: object
-    ) -> None:
-        try:
-            loop.call_soon_threadsafe(call, *told)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            self._wanted = False
 
     def _take(self, answers: Iterable[Answer], outputs: EngineCoreOutputs | None) -> None:
         if outputs is not None:
@@ -188,3 +193,59 @@ class AsyncMPClient:
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)
+
+
+class _OutputThread:
+    """Reads what the process says and hands it to the client, in the event loop.
+
+    Holds the client only weakly, so that one that is dropped ends. error: what the process died of,
+    once it is known.
+    """
+
+    error: DovetailError | None = None
+
+    def __init__(self, client: AsyncMPClient, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin."""
+        self._client = weakref.ref(client)
+        self._process = client.process
+        self._loop = loop
+        self._wanted = True
+        self._thread = threading.Thread(target=self._read, name="engine-outputs", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait for that; may be called in it, and twice."""
+        self._wanted = False
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def call_in_loop(self, call: Callable[..., None], *told: object) -> bool:
+        """Let the loop make a call; make it at once in the loop. Return False if it is closed."""
+        try:
+            if asyncio._get_running_loop() is self._loop:
+                call(*told)
+            else:
+                self._loop.call_soon_threadsafe(call, *told)
+        except RuntimeError:
+            return False
+        return True
+
+    def _read(self) -> None:
+        """Hand on what the process says, until it dies or nobody wants it."""
+        while self._wanted:
+            try:
+                message = self._process.receive(_NAP_S)
+                if message is None:
+                    continue
+                outputs = None if isinstance(message, Answer) else outputs_of(message)
+            except DovetailError as error:
+                self.error = error
+                self._hand_over("_fail", error)
+                return
+            self._hand_over("_take", answers_of(message), outputs)
+
+    def _hand_over(self, method: str, *told: object) -> None:
+        client = self._client()
+        # Where the client is gone, or its loop closed, nobody waits any more.
+        if client is None or not self.call_in_loop(getattr(client, method), *told):
+            self._wanted = False

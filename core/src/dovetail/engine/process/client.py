@@ -6,18 +6,21 @@ every client. Knows no process: the client of one is in `sync_client`.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from dovetail.config import EngineConfig
+from dovetail.engine.core import EngineCore
 from dovetail.engine.process.engine_process import Progress
 from dovetail.engine.start import StartedEngine, start_engine
-from dovetail.errors import DovetailError, RequestError
+from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.executors.operation import check_callable_from_outside
 from dovetail.interfaces import EngineCoreOutputs, ModelInfo, PauseScope
 from dovetail.plugins import PluginRegistry
+from dovetail.process_owner import forked_error, on_fork_in_child
 from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import Ready
 
@@ -136,16 +139,19 @@ class InprocClient(EngineClient):
             max_model_len=started.max_model_len,
         )
         self.core = started.core
-        ahead = started.config.scheduler.async_scheduling
-        self._step = self.core.step_with_batch_queue if ahead else self.core.step
+        self._ahead = bool(started.config.scheduler.async_scheduling)
         self._num_steps = 0
+        self._owner_pid = os.getpid()
+        on_fork_in_child(self._disown)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request in; every refusal is raised at once."""
+        self.core.check_health()
         self.core.add_request(request)
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
         """Take requests in."""
+        self.core.check_health()
         refused = {}
         for request in requests:
             try:
@@ -161,9 +167,10 @@ class InprocClient(EngineClient):
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
         """Run a step, if there is anything to do."""
         if not self.core.has_work():
+            self.core.check_health()
             return None
         self._num_steps += 1
-        return self._step()
+        return self.core.step_with_batch_queue() if self._ahead else self.core.step()
 
     def pause(self, scope: PauseScope) -> None:
         """Hold requests."""
@@ -197,5 +204,20 @@ class InprocClient(EngineClient):
         return Progress(num_steps=self._num_steps)
 
     def shutdown(self) -> None:
-        """End the engine."""
-        self.core.shutdown()
+        """End the engine; do nothing in a forked child of the process that started it."""
+        if os.getpid() == self._owner_pid:
+            self.core.shutdown()
+
+    def _disown(self) -> None:
+        """In a forked child: let every call fail; the device's threads are the parent's alone."""
+        self.core = cast("EngineCore", _ForkedCore(forked_error("this engine", self._owner_pid)))
+
+
+class _ForkedCore:
+    """Stands for an engine core that belongs to another process: every use raises `error`."""
+
+    def __init__(self, error: EngineDeadError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error

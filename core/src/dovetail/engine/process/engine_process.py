@@ -1,9 +1,9 @@
 """An engine core in its own process, as its parent sees it: start, send, receive, end.
 
-The process's end is told by its lifeline, a socket whose other end only it holds, so that nobody
-waits for a dead engine. The process has a session of its own, which is killed as a whole:
-nothing that the engine started survives it, and its folder is removed. Owns process, sockets and
-folder. One thread may send while another receives.
+The process's end is told by its pidfd, so that nobody waits for a dead engine. The process has a
+session of its own, which is killed as a whole: nothing that the engine started survives it, and its
+folder is removed. Owns process, sockets and folder, in the process that made it: a forked child can
+neither use nor end them. Any thread may send and close while one receives, which is to stop before.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import weakref
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +22,16 @@ from pathlib import Path
 import zmq
 
 from dovetail import errors
+from dovetail.child_process import import_path, kill_session, reap, start_child
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineConfig
 from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET, Boot, address, write_boot
 from dovetail.engine.process.vital_signs import VitalsReader, make_vitals
 from dovetail.errors import DovetailError, EngineDeadError, MessageError
 from dovetail.faults import fault
+from dovetail.lifeline import hang_up, open_pidfd
 from dovetail.machine import read_system_file
+from dovetail.process_owner import finalize_in_owner, forked_error, on_fork_in_child
 from dovetail.transport.messages import (
     Died,
     FromEngine,
@@ -93,21 +95,26 @@ class EngineProcess:
         """
         self._clock: Clock = clock or MonotonicClock()
         self._folder = make_private_folder()
-        boot = Boot(config.model_dump_json(), list(sys.path), heartbeat_s)
+        boot = Boot(config.model_dump_json(), import_path(), heartbeat_s)
         self._lifeline, theirs = socket.socketpair()
         vitals = make_vitals()
         self._vitals = VitalsReader(vitals, self._clock)
         with theirs:
             self._process = _spawn(self._folder, boot, self._lifeline, (theirs.fileno(), vitals))
-        self._tear_down = weakref.finalize(
-            self, _tear_down, self._process, self._lifeline, self._vitals, self._folder
+        self._links = _Links()
+        self._tear_down = finalize_in_owner(
+            self, _tear_down, self._links, self._process, self._lifeline, self._vitals, self._folder
         )
-        self._context = zmq.Context()
-        self._inbox = self._context.socket(zmq.PUSH)
-        self._outbox = self._context.socket(zmq.PULL)
+        self._owner_pid = os.getpid()
+        self._sending = threading.Lock()
+        on_fork_in_child(self._disown)
+        self._links.open(self._process.pid)
+        self._inbox, self._outbox = self._links.inbox, self._links.outbox
         self._poller = zmq.Poller()
         self._poller.register(self._outbox, zmq.POLLIN)
-        self._poller.register(self._lifeline.fileno(), zmq.POLLIN)
+        ending = self._links.ending
+        self._ending = self._lifeline.fileno() if ending is None else ending
+        self._poller.register(self._ending, zmq.POLLIN)
         self._reader = front_end_reader()
         self._heartbeat = Heartbeat(0, 0)
         self._why = ""
@@ -117,7 +124,7 @@ class EngineProcess:
             phase_s = config.parallel.start_timeout_s + START_GRACE_S
             self.ready = self._wait_until_ready(start_timeout_s or phase_s)
         except BaseException:
-            self._let_go()
+            self._tear_down()
             raise
 
     @property
@@ -149,8 +156,11 @@ class EngineProcess:
         content = pack(message)
         if self.error is not None:
             raise self.error
-        fault("client.send")
-        self._inbox.send(content)
+        with self._sending:
+            if self.error is not None:  # another thread has closed it meanwhile
+                raise self.error
+            fault("client.send")
+            self._inbox.send(content)
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
         """Return the next message, or None if none came within `timeout_s`; None waits for ever.
@@ -177,6 +187,14 @@ class EngineProcess:
                 return message
             self._heartbeat = message
 
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        """Return whether the process has ended; wait for it, `timeout_s` seconds at most."""
+        if self.error is not None and not self._tear_down.alive:
+            return True
+        end = select.poll()
+        end.register(self._ending, select.POLLIN)
+        return bool(end.poll(1000 * timeout_s))
+
     def kill(self, why: str) -> None:
         """End the engine at once, for a reason that its error will tell; from any thread."""
         self._why = why
@@ -184,26 +202,27 @@ class EngineProcess:
         for child in _children_of(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-        _kill_session(self._process)
+        kill_session(self._process)
 
     def close(self) -> None:
-        """End the engine, gently if it listens; nothing is left of it. May be called twice."""
-        if self._context.closed:
-            return
-        if self.error is None:
-            self.error = EngineDeadError("the engine was shut down; make a new one.")
-            fault("client.stop")
-            self._inbox.send(pack(Stop()))
-            end = select.poll()
-            end.register(self._lifeline, select.POLLIN)
-            end.poll(1000 * STOP_TIMEOUT_S)
-        self._let_go()
+        """End the engine, gently if it listens; nothing is left of it. May be called twice.
 
-    def _let_go(self) -> None:
-        self._inbox.close(linger=0)
-        self._outbox.close(linger=0)
-        self._context.term()
-        self._tear_down()
+        Does nothing in a forked child of the process that started it.
+        """
+        if not self._tear_down.alive or os.getpid() != self._owner_pid:
+            return
+        with self._sending:
+            if self.error is None:
+                self.error = EngineDeadError("the engine was shut down; make a new one.")
+                fault("client.stop")
+                self._inbox.send(pack(Stop()))
+                self.has_ended(STOP_TIMEOUT_S)
+            self._tear_down()
+
+    def _disown(self) -> None:
+        """In a forked child: let every call fail, and keep no end of the lifeline."""
+        self.error = forked_error("this engine", self._owner_pid)
+        self._lifeline.close()
 
     def _connect(self, end: zmq.Socket[bytes], name: str) -> None:
         end.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)  # until the process has bound it
@@ -237,7 +256,7 @@ class EngineProcess:
         return message
 
     def _died(self) -> EngineDeadError:
-        _kill_session(self._process)
+        kill_session(self._process)
         status = self._process.wait()
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         why = f" ({self._why})" if self._why else ""
@@ -247,6 +266,32 @@ class EngineProcess:
         )
         self.error.phase = self._vitals.phase()
         return self.error
+
+
+class _Links:
+    """The sockets to an engine's process, and the descriptor that tells of its end.
+
+    ending: None where the system offers none; the lifeline alone tells then.
+    """
+
+    context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ending: int | None = None
+
+    def open(self, pid: int) -> None:
+        """Make the sockets; `close` closes what there is, should this fail half-way."""
+        self.ending = open_pidfd(pid)
+        self.context = zmq.Context()
+        self.context.linger = 0  # of all its sockets: to close them never waits for the engine
+        self.inbox = self.context.socket(zmq.PUSH)
+        self.outbox = self.context.socket(zmq.PULL)
+
+    def close(self) -> None:
+        """Close all, unsent messages too; never waits. In any thread, while none uses them."""
+        if self.context is not None:
+            self.context.destroy(linger=0)
+        if self.ending is not None:
+            os.close(self.ending)
+        self.context = self.ending = None
 
 
 def error_of(kind: str, reason: str, digest: str = "") -> DovetailError:
@@ -266,17 +311,16 @@ def _spawn(
 
     descriptors: its end of the lifeline, and the memory for its signs of life, closed here.
     """
-    command = [sys.executable, "-P", "-m", "dovetail.engine.process", str(folder)]
     try:
         fault("client.boot")
         write_boot(folder, boot)
         fault("client.spawn")
-        return subprocess.Popen(
-            [*command, *map(str, descriptors)],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        return start_child(
+            "dovetail.engine.process",
+            str(folder),
+            str(os.getpid()),
+            *map(str, descriptors),
+            descriptors=descriptors,
         )
     except BaseException:
         mine.close()
@@ -292,18 +336,16 @@ def _children_of(pid: int) -> list[int]:
     return [int(child) for line in told for child in line.split()]
 
 
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill all processes of the session; its leader is not reaped yet, so the id is still its."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
 def _tear_down(
-    process: subprocess.Popen[bytes], lifeline: socket.socket, vitals: VitalsReader, folder: Path
+    links: _Links,
+    process: subprocess.Popen[bytes],
+    lifeline: socket.socket,
+    vitals: VitalsReader,
+    folder: Path,
 ) -> None:
-    _kill_session(process)
-    process.wait()
-    lifeline.close()
+    kill_session(process)
+    links.close()
+    reap(process)
+    hang_up(lifeline)
     vitals.close()
     shutil.rmtree(folder, ignore_errors=True)

@@ -44,6 +44,9 @@ from dovetail.transport.messages import (
 )
 from dovetail.transport.wire_types import read_request
 
+_IDLE_LOOK_MS = 250
+"""How often an engine that has nothing to do looks whether its workers live."""
+
 
 class EngineServer:
     """Serves one core to one front end. Owns neither sockets nor core."""
@@ -68,6 +71,7 @@ class EngineServer:
             core.step_with_batch_queue if ahead else core.step
         )
         self._heartbeat_ns = int(heartbeat_s * 1e9)
+        self._idle_ms = min(self._heartbeat_ns // 1_000_000, _IDLE_LOOK_MS)
         self._next_beat_ns = 0
         self._clock = clock
         self._reader = engine_reader()
@@ -82,10 +86,11 @@ class EngineServer:
         try:
             while not self._stopping:
                 busy = self._core.has_work()
-                self._take_in(0 if busy else self._heartbeat_ns // 1_000_000)
+                self._take_in(0 if busy else self._idle_ms)
                 if self._core.has_work():
                     self._run_step()
                 else:
+                    self._core.check_health()
                     self._send_answers()
                 self._beat()
         except EngineDeadError as error:

@@ -116,6 +116,26 @@ class SyncMPClient(EngineClient):
         answer: list[Any] = self._ask(call_of(self._next_call(), operation, args, kwargs))
         return answer
 
+    def find_end(self) -> DovetailError | None:
+        """Return what the engine died of, or None if it lives; outputs before it are kept.
+
+        Not while another thread calls this client.
+        """
+        if not self.process.has_ended():
+            return None
+        try:
+            while (message := self.process.receive(0)) is not None:
+                if not isinstance(message, Answer):
+                    self._outputs.append(outputs_of(message))
+        except DovetailError as error:
+            return error
+        return None
+
+    def restore_pause(self, scope: PauseScope) -> None:
+        """Pause a new engine, without waiting for its answer: what is sent later comes later."""
+        self.process.send(Pause(0, scope))
+        self.paused = scope
+
     def shutdown(self) -> None:
         """End the process."""
         self.process.close()

@@ -8,15 +8,15 @@ UnavailableError, and `get_outputs` waits. EngineDeadError comes when no more is
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dovetail.clock import Clock
 from dovetail.config import EngineConfig
 from dovetail.engine.process.async_client import AsyncMPClient
 from dovetail.engine.process.client import Operation
-from dovetail.engine.supervision.outlook import Outlook
+from dovetail.engine.supervision.engine_status import EngineStatus
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.engine.supervision.supervisor import Supervisor
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, UnavailableError
@@ -26,11 +26,11 @@ from dovetail.request import EngineCoreRequest
 T = TypeVar("T")
 
 
-class AsyncSupervisedClient(Outlook[AsyncMPClient]):
+class AsyncSupervisedClient(EngineStatus[AsyncMPClient]):
     """One engine process after the other, for the event loop that first awaits a method.
 
     facts: of the first engine; the others are made from the same configuration. paused: how far
-    the engine that runs is; a new one is not.
+    the engine is; a new one is paused as the last was, before it is given requests.
     """
 
     paused: PauseScope | None = None
@@ -47,7 +47,6 @@ class AsyncSupervisedClient(Outlook[AsyncMPClient]):
             lambda: AsyncMPClient(config), rules=rules or SupervisionRules(), clock=clock
         )
         self.facts = self._supervisor.client().facts
-        self._lost: deque[EngineCoreOutputs] = deque()
         self._changed = asyncio.Event()
 
     @property
@@ -58,7 +57,7 @@ class AsyncSupervisedClient(Outlook[AsyncMPClient]):
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request. Raises RequestError also for one that engines have died with."""
         client = self._supervisor.client()
-        self._supervisor.admit(request.request_id)
+        self._supervisor.admit(_user_id(request), request)
         try:
             await self._try(client, client.add_request(request))
         except DovetailError:
@@ -72,10 +71,12 @@ class AsyncSupervisedClient(Outlook[AsyncMPClient]):
         admitted = []
         for request in requests:
             try:
-                self._supervisor.admit(request.request_id)
+                self._supervisor.admit(_user_id(request), request)
                 admitted.append(request)
             except RequestError as error:
                 refused[request.request_id] = error
+            except UnavailableError as error:
+                refused[request.request_id] = RequestError(str(error), parameter="prompt")
         refused |= await self._try(client, client.add_requests(admitted))
         for request_id in refused:
             self._supervisor.dismiss(request_id)
@@ -93,28 +94,41 @@ class AsyncSupervisedClient(Outlook[AsyncMPClient]):
 
     async def get_outputs(self) -> EngineCoreOutputs:
         """Return the next outputs, or the end of what an engine died with; wait for them."""
-        while not self._lost:
-            client = await self._engine()
+        loop = asyncio.get_running_loop()
+        self._supervisor.on_change = lambda: _tell(loop, self._changed)
+        lost = self._supervisor.lost
+        while True:
+            self._changed.clear()
+            if lost:
+                return lost.popleft()
+            try:
+                client = self._supervisor.client()
+            except UnavailableError:
+                await self._changed.wait()
+                continue
             try:
                 outputs = await client.get_outputs()
             except EngineDeadError as error:
-                self._lose(client, error)
+                self._supervisor.lose(client, error)
                 continue
             self._supervisor.note(outputs)
             return outputs
-        return self._lost.popleft()
 
     async def pause(self, scope: PauseScope) -> None:
-        """Hold requests of the engine that runs."""
-        client = self._supervisor.client()
-        await self._try(client, client.pause(scope))
-        self.paused = scope
+        """Hold requests, of the engines that are started later, too."""
+        client, before = self._supervisor.client(), self.paused
+        self.paused = self._supervisor.paused = scope
+        try:
+            await self._try(client, client.pause(scope))
+        except BaseException:
+            self.paused = self._supervisor.paused = before
+            raise
 
     async def resume(self) -> None:
         """Lift a pause."""
         client = self._supervisor.client()
         await self._try(client, client.resume())
-        self.paused = None
+        self.paused = self._supervisor.paused = None
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False if requests are under way."""
@@ -136,37 +150,22 @@ class AsyncSupervisedClient(Outlook[AsyncMPClient]):
         self._supervisor.shutdown()
         self._changed.set()
 
-    async def _engine(self) -> AsyncMPClient:
-        """Return the client of the engine that runs; wait for it. Raises EngineDeadError."""
-        loop = asyncio.get_running_loop()
-        self._supervisor.on_change = lambda: _tell(loop, self._changed)
-        while True:
-            self._changed.clear()
-            try:
-                return self._supervisor.client()
-            except UnavailableError:
-                await self._changed.wait()
-
     async def _try(self, client: AsyncMPClient, call: Awaitable[T]) -> T:
         """Await a call; if the engine dies in it, start another one and say so."""
         try:
             return await call
         except EngineDeadError as error:
-            self._lose(client, error)
+            self._supervisor.lose(client, error)
             raise UnavailableError(
                 f"the engine died during the call and is started again: {error}"
             ) from error
 
-    def _lose(self, client: AsyncMPClient, error: EngineDeadError) -> None:
-        lost = self._supervisor.lose(client, error)
-        if lost is None:
-            return
-        self.paused = None
-        if lost.finished:
-            self._lost.append(lost)
-            self._changed.set()
+
+def _user_id(request: EngineCoreRequest) -> str:
+    """Return the id that the user gave; `RequestDesk` appends "~" and a number to it."""
+    return request.request_id.rpartition("~")[0] or request.request_id
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
         loop.call_soon_threadsafe(event.set)

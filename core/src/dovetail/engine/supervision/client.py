@@ -7,15 +7,17 @@ raise UnavailableError, and `get_outputs` waits. EngineDeadError comes when no m
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from dovetail.clock import Clock
 from dovetail.config import EngineConfig
 from dovetail.engine.process.client import EngineClient, Operation
 from dovetail.engine.process.sync_client import SyncMPClient
-from dovetail.engine.supervision.outlook import Outlook
+from dovetail.engine.supervision.engine_status import EngineStatus
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.engine.supervision.supervisor import Supervisor
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, UnavailableError
@@ -25,8 +27,8 @@ from dovetail.request import EngineCoreRequest
 T = TypeVar("T")
 
 
-class SupervisedClient(Outlook[SyncMPClient], EngineClient):
-    """`EngineClient` of one engine process after the other. A new engine is not paused."""
+class SupervisedClient(EngineStatus[SyncMPClient], EngineClient):
+    """`EngineClient` of one engine process after the other. A new engine is paused as the last."""
 
     def __init__(
         self,
@@ -36,11 +38,13 @@ class SupervisedClient(Outlook[SyncMPClient], EngineClient):
         clock: Clock | None = None,
     ) -> None:
         """Start the first engine; raise the DovetailError that its start raised."""
+        self._in_use = threading.Lock()
         self._supervisor = Supervisor(
-            lambda: SyncMPClient(config), rules=rules or SupervisionRules(), clock=clock
+            partial(_OwnedClient, config, self._in_use),
+            rules=rules or SupervisionRules(),
+            clock=clock,
         )
         self.facts = self._supervisor.client().facts
-        self._lost: deque[EngineCoreOutputs] = deque()
 
     @property
     def process_id(self) -> int:
@@ -54,7 +58,7 @@ class SupervisedClient(Outlook[SyncMPClient], EngineClient):
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request. Raises RequestError also for one that engines have died with."""
         client = self._supervisor.client()
-        self._supervisor.admit(request.request_id)
+        self._supervisor.admit(request.request_id, request)
         try:
             self._try(client, lambda: client.add_request(request))
         except DovetailError:
@@ -68,10 +72,12 @@ class SupervisedClient(Outlook[SyncMPClient], EngineClient):
         admitted = []
         for request in requests:
             try:
-                self._supervisor.admit(request.request_id)
+                self._supervisor.admit(request.request_id, request)
                 admitted.append(request)
             except RequestError as error:
                 refused[request.request_id] = error
+            except UnavailableError as error:
+                refused[request.request_id] = RequestError(str(error), parameter="prompt")
         refused |= self._try(client, lambda: client.add_requests(admitted))
         for request_id in refused:
             self._supervisor.dismiss(request_id)
@@ -84,7 +90,8 @@ class SupervisedClient(Outlook[SyncMPClient], EngineClient):
             client = self._supervisor.client()
         except (EngineDeadError, UnavailableError):
             return
-        client.abort_requests(gone)
+        with self._in_use:
+            client.abort_requests(gone)
         for request_id in gone:
             self._supervisor.dismiss(request_id)
 
@@ -93,31 +100,29 @@ class SupervisedClient(Outlook[SyncMPClient], EngineClient):
 
         While an engine is started it waits like for outputs.
         """
-        if self._lost:
-            return self._lost.popleft()
-        if not self._supervisor.wait(timeout_s):
-            return None
-        client = self._supervisor.client()
-        try:
-            outputs = client.get_outputs(timeout_s)
-        except EngineDeadError as error:
-            self.paused = None
-            return self._supervisor.lose(client, error)
-        if outputs is not None:
-            self._supervisor.note(outputs)
-        return outputs
+        lost = self._supervisor.lost
+        while not lost:
+            if not self._supervisor.wait(timeout_s):
+                return None
+            with suppress(UnavailableError):  # it has died meanwhile
+                return self._get_outputs(self._supervisor.client(), timeout_s)
+        return lost.popleft()
 
     def pause(self, scope: PauseScope) -> None:
-        """Hold requests of the engine that runs."""
-        client = self._supervisor.client()
-        self._try(client, lambda: client.pause(scope))
-        self.paused = scope
+        """Hold requests, of the engines that are started later, too."""
+        client, before = self._supervisor.client(), self.paused
+        self.paused = self._supervisor.paused = scope
+        try:
+            self._try(client, lambda: client.pause(scope))
+        except BaseException:
+            self.paused = self._supervisor.paused = before
+            raise
 
     def resume(self) -> None:
         """Lift a pause."""
         client = self._supervisor.client()
         self._try(client, client.resume)
-        self.paused = None
+        self.paused = self._supervisor.paused = None
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
@@ -138,15 +143,39 @@ class SupervisedClient(Outlook[SyncMPClient], EngineClient):
         """End the engine, and start no more."""
         self._supervisor.shutdown()
 
+    def _get_outputs(
+        self, client: SyncMPClient, timeout_s: float | None
+    ) -> EngineCoreOutputs | None:
+        """Return the next outputs of an engine; raise UnavailableError if it dies."""
+        outputs = self._try(client, lambda: client.get_outputs(timeout_s))
+        if outputs is not None:
+            self._supervisor.note(outputs)
+        return outputs
+
     def _try(self, client: SyncMPClient, call: Callable[[], T]) -> T:
         """Call an engine's client; if the engine dies, start another one and say so."""
         try:
-            return call()
+            with self._in_use:
+                return call()
         except EngineDeadError as error:
-            lost = self._supervisor.lose(client, error)
-            if lost is not None and lost.finished:
-                self._lost.append(lost)
-            self.paused = None
+            self._supervisor.lose(client, error)
             raise UnavailableError(
                 f"the engine died during the call and is started again: {error}"
             ) from error
+
+
+class _OwnedClient(SyncMPClient):
+    """A client that the supervisor's thread may ask for its end while nobody calls it."""
+
+    def __init__(self, config: EngineConfig, in_use: threading.Lock) -> None:
+        super().__init__(config)
+        self._in_use = in_use
+
+    def find_end(self) -> DovetailError | None:
+        """Return what the engine died of; None if it lives, or if who calls it will notice."""
+        if not self._in_use.acquire(blocking=False):
+            return None
+        try:
+            return super().find_end()
+        finally:
+            self._in_use.release()

@@ -21,6 +21,11 @@ class Restarts:
         """How many deaths there were within the window, as of the last one."""
         return len(self._deaths_ns)
 
+    @property
+    def num_left(self) -> int:
+        """How many more restarts the window allows, as of the last death."""
+        return max(0, self._rules.max_restarts - len(self._deaths_ns))
+
     def next_delay_s(self) -> float | None:
         """Note a death; return how long to wait before the next start, or None for no more."""
         rules, now_ns = self._rules, self._clock.now_ns()

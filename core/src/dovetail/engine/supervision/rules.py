@@ -33,7 +33,8 @@ class SupervisionRules:
     restart; doubled from one to the next within the window.
     max_silence_s: an engine that shows no life for longer is STALLED; kill_silence_s: and killed.
     max_step_s: likewise for a step that does not end; kill_step_s: it is killed for that.
-    max_deaths: how many engines may die with a request under way before its id is refused.
+    max_deaths: how many engines may die with a request under way before it is suspected of it, and
+    refused once it was the only suspect; see `crash_tracker`.
     """
 
     max_restarts: int = 5

@@ -1,31 +1,37 @@
 """The owner of an engine's processes: watches them, and starts another engine when one dies.
 
 Holds the client of the engine that runs, which ends with all its processes when it is shut down or
-killed. A thread looks at the signs of life and kills an engine that shows none for long; another
-one, while there is none, starts the next. Knows what requests are under way, since they are lost
-with their engine, and what a client can do but end: nothing.
+killed. One thread looks for the engine's end, though nobody calls it, and kills one that shows no
+sign of life for long; another, while there is none, starts the next. Both hold the supervisor only
+weakly, so that one that is dropped ends. Knows which requests are under way, since they are lost
+with their engine. What a client can do but end, it does not know.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.engine.process.engine_process import EngineProcess, Progress
+from dovetail.engine.supervision.crash_tracker import CrashTracker
 from dovetail.engine.supervision.restarts import Restarts
 from dovetail.engine.supervision.rules import EngineState, SupervisionRules
-from dovetail.engine.supervision.suspects import Suspects
 from dovetail.errors import DovetailError, EngineDeadError, UnavailableError
-from dovetail.interfaces import EngineCoreOutputs, Finished
-from dovetail.request import FinishReason
+from dovetail.interfaces import EngineCoreOutputs, Finished, PauseScope
+from dovetail.process_owner import finalize_in_owner, forked_error, on_fork_in_child
+from dovetail.request import EngineCoreRequest, FinishReason
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _JOIN_S = 30.0
+_NORMAL_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class OwnedClient(Protocol):
@@ -37,8 +43,14 @@ class OwnedClient(Protocol):
     def progress(self) -> Progress:
         """How far the engine has come."""
 
+    def find_end(self) -> DovetailError | None:
+        """Return what the engine died of, or None if it lives or another thread will notice."""
+
+    def restore_pause(self, scope: PauseScope) -> None:
+        """Pause a new engine before it is given requests; do not wait for it."""
+
     def shutdown(self) -> None:
-        """End the engine. May be called twice."""
+        """End the engine. May be called twice, and in any thread."""
 
 
 C = TypeVar("C", bound=OwnedClient)
@@ -47,8 +59,9 @@ C = TypeVar("C", bound=OwnedClient)
 class Supervisor(Generic[C]):
     """One engine after the other. May be used by several threads.
 
-    num_restarts: engines started after the first. on_change: called, in a thread, when there is a
-    new engine, or will be none.
+    num_restarts: engines started after the first. on_change: called, in a thread, when an engine
+    died, when there is a new one, or will be none. paused: how far the next engine is paused when
+    it starts. lost: the ends of the requests that engines died with, to be taken out by the client.
     """
 
     def __init__(
@@ -61,17 +74,29 @@ class Supervisor(Generic[C]):
         """Start the first engine, in this thread; raise what its start raises."""
         self.num_restarts = 0
         self.on_change: Callable[[], None] = _nothing
+        self.paused: PauseScope | None = None
+        self.lost: deque[EngineCoreOutputs] = deque()
         self._make = make
         self._rules = rules
-        self._restarts = Restarts(rules, clock or MonotonicClock())
-        self._suspects = Suspects(rules.max_deaths)
-        self._under_way: dict[str, None] = {}
+        clock = clock or MonotonicClock()
+        self._restarts = Restarts(rules, clock)
+        self._crashes = CrashTracker(rules, clock)
+        self._under_way: dict[str, tuple[str, EngineCoreRequest]] = {}
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._final: EngineDeadError | None = None
         self._starter: threading.Thread | None = None
+        self._owner_pid = os.getpid()
         self._client: C | None = make()
-        self._watch = threading.Thread(target=self._look, name="engine-watch", daemon=True)
+        self._killed: C | None = None
+        finalize_in_owner(self, self._closing.set)
+        on_fork_in_child(self._disown)
+        self._watch = threading.Thread(
+            target=_watch,
+            args=(weakref.ref(self), self._closing),
+            name="engine-watch",
+            daemon=True,
+        )
         self._watch.start()
 
     @property
@@ -117,46 +142,50 @@ class Supervisor(Generic[C]):
                 raise self._final.with_traceback(None)
             return self._client is not None
 
-    def admit(self, request_id: str) -> None:
-        """Note that a request is under way; raise RequestError if engines have died with it."""
-        with self._changed:
-            self._suspects.check(request_id)
-            self._under_way[request_id] = None
+    def admit(self, user_id: str, request: EngineCoreRequest) -> None:
+        """Note that a request is under way.
 
-    def dismiss(self, request_id: str) -> None:
-        """Note that a request has ended, or was aborted."""
-        self._under_way.pop(request_id, None)
+        Raises RequestError if engines have died of it, UnavailableError if it has to wait for
+        another one of which they may have died.
+        """
+        with self._changed:
+            self._crashes.admit(user_id, request)
+            self._under_way[request.request_id] = user_id, request
+
+    def dismiss(self, request_id: str, *, is_normal: bool = False) -> None:
+        """Note that a request has ended, by itself (`is_normal`) or not, or was refused."""
+        with self._changed:
+            found = self._under_way.pop(request_id, None)
+            if found is not None:
+                self._crashes.record_end(*found, is_normal=is_normal)
 
     def note(self, outputs: EngineCoreOutputs) -> None:
         """Note the requests that ended in a step."""
         for ending in outputs.finished:
-            self._under_way.pop(ending.request_id, None)
+            self.dismiss(ending.request_id, is_normal=ending.reason in _NORMAL_ENDS)
 
-    def lose(self, client: C, error: DovetailError) -> EngineCoreOutputs | None:
-        """Bury an engine that died of `error`; return the end of all that was under way.
+    def lose(self, client: C, error: DovetailError) -> None:
+        """Bury an engine that died of `error`; put the ends of what was under way into `lost`.
 
-        Begins to start another one. None if that engine was buried before.
+        Begins to start another one. Does nothing if that engine was buried before.
         """
         with self._changed:
             if client is not self._client:
-                return None
+                return
             self._client = None
-            lost = list(self._under_way)
+            lost = dict(self._under_way)
             self._under_way.clear()
-            self._suspects.accuse(lost)
+            delay_s = self._restarts.next_delay_s()
+            self._crashes.restarts_left = self._restarts.num_left
+            was_killed = client is not self._killed and "SIGKILL" in _first_line(error)
+            self._crashes.record_death(lost.values(), was_killed=was_killed)
+            if lost:
+                self.lost.append(_ends(lost, error))
         client.shutdown()
-        delay_s = self._restarts.next_delay_s()
-        reason = str(error).partition("\n")[0]
         logger.error("The engine died with %d requests under way: %s", len(lost), error)
         if not self._closing.is_set():
-            self._begin(delay_s, reason)
-        message = f"EngineDeadError: {reason}"
-        return EngineCoreOutputs(
-            finished=tuple(
-                Finished(request_id=name, reason=FinishReason.ERROR, message=message)
-                for name in lost
-            )
-        )
+            self._begin(delay_s, _first_line(error))
+        self.on_change()
 
     def shutdown(self) -> None:
         """End the engine; one that is being started is ended as soon as it can be. Twice is fine.
@@ -181,29 +210,20 @@ class Supervisor(Generic[C]):
             self._give_up(reason)
             return
         self._starter = threading.Thread(
-            target=self._start_again, args=(delay_s,), name="engine-starter", daemon=True
+            target=_start_again,
+            args=(weakref.ref(self), self._make, self._closing, delay_s),
+            name="engine-starter",
+            daemon=True,
         )
         self._starter.start()
 
-    def _start_again(self, delay_s: float | None) -> None:
-        """In a thread: start an engine; if it fails, once more, until it is enough."""
-        while not self._closing.wait(delay_s):
-            try:
-                client = self._make()
-            except Exception as error:
-                logger.error("The engine could not be started again: %s", error)
-                delay_s = self._restarts.next_delay_s()
-                if delay_s is None:
-                    self._give_up(str(error).partition("\n")[0])
-                    return
-                continue
-            self._install(client)
-            return
-
     def _install(self, client: C) -> None:
+        """Let a new engine take requests, paused as the last one was."""
         with self._changed:
             wanted = not self._closing.is_set()
             if wanted:
+                if self.paused is not None:
+                    client.restore_pause(self.paused)
                 self._client = client
                 self.num_restarts += 1
                 self._changed.notify_all()
@@ -212,6 +232,22 @@ class Supervisor(Generic[C]):
             return
         logger.warning("The engine was started again, in process %d.", client.process.pid)
         self.on_change()
+
+    def _fail_to_start(self, error: Exception) -> float | None:
+        """Return how long to wait before the next attempt; give up and return None for none."""
+        logger.error("The engine could not be started again: %s", error)
+        delay_s = self._restarts.next_delay_s()
+        if delay_s is None:
+            self._give_up(_first_line(error))
+        return delay_s
+
+    def _disown(self) -> None:
+        """In a forked child: let every call fail, and take no lock that a thread may have held."""
+        self._final = forked_error("this engine", self._owner_pid)
+        self._client = None
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._closing.set()
 
     def _give_up(self, reason: str) -> None:
         with self._changed:
@@ -223,17 +259,19 @@ class Supervisor(Generic[C]):
         self.on_change()
 
     def _look(self) -> None:
-        """In a thread: kill an engine that has shown no life, or done no step, for too long."""
-        killed: C | None = None
-        while not self._closing.wait(_LOOK_S):
-            client = self._client
-            if client is None or client is killed:
-                continue
-            why = self._why_kill(client.progress)
-            if why:
-                killed = client
-                logger.error("The engine is killed: %s.", why)
-                client.process.kill(why)
+        """Bury an engine that has ended; kill one that has done nothing for too long."""
+        client = self._client
+        if client is None:
+            return
+        error = client.find_end()
+        if error is not None:
+            self.lose(client, error)
+            return
+        why = self._why_kill(client.progress)
+        if why and client is not self._killed:
+            self._killed = client
+            logger.error("The engine is killed: %s.", why)
+            client.process.kill(why)
 
     def _why_kill(self, progress: Progress) -> str:
         if progress.age_s > self._rules.kill_silence_s:
@@ -241,6 +279,57 @@ class Supervisor(Generic[C]):
         if progress.step_s > self._rules.kill_step_s:
             return f"a step has not ended within {progress.step_s:.0f} s"
         return ""
+
+
+def _watch(reference: weakref.ref[Supervisor[C]], closing: threading.Event) -> None:
+    """In a thread: look after the engine, as long as anybody has its supervisor."""
+    while not closing.wait(_LOOK_S):
+        supervisor = reference()
+        if supervisor is None:
+            return
+        supervisor._look()
+        del supervisor
+
+
+def _start_again(
+    reference: weakref.ref[Supervisor[C]],
+    make: Callable[[], C],
+    closing: threading.Event,
+    delay_s: float | None,
+) -> None:
+    """In a thread: start an engine; if it fails, once more, until it is enough."""
+    while not closing.wait(delay_s):
+        client, failure = None, None
+        try:
+            client = make()
+        except Exception as error:
+            failure = error
+        supervisor = reference()
+        if supervisor is None:
+            return  # and the engine goes with its client
+        if client is not None:
+            supervisor._install(client)
+            return
+        assert failure is not None
+        delay_s = supervisor._fail_to_start(failure)
+        if delay_s is None:
+            return
+        del supervisor, failure
+
+
+def _ends(
+    lost: dict[str, tuple[str, EngineCoreRequest]], error: DovetailError
+) -> EngineCoreOutputs:
+    message = f"EngineDeadError: {_first_line(error)}"
+    return EngineCoreOutputs(
+        finished=tuple(
+            Finished(request_id=name, reason=FinishReason.ERROR, message=message) for name in lost
+        )
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _nothing() -> None:

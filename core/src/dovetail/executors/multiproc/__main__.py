@@ -1,7 +1,7 @@
-"""`python -m dovetail.executors.multiproc DESCRIPTOR`: one worker, until its executor is gone.
+"""`python -m dovetail.executors.multiproc DESCRIPTOR PARENT`: one worker, until its executor goes.
 
-DESCRIPTOR is that of the memory with the `Boot`. When the executor's process goes, in whatever way,
-this one ends at once, with all that it started in its session.
+DESCRIPTOR is that of the memory with the `Boot`, PARENT the id of the executor's process. When that
+ends, in whatever way, this one ends at once, with all that it started in its session.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def _take(boot: Boot) -> tuple[socket.socket, RingReader, PulseBoard]:
 def _watch_executor(lifeline: socket.socket, folder: str) -> threading.Event:
     """End with the executor; return what is set once it says that this process may end."""
     dismissed = threading.Event()
-    end_with_parent(lifeline, Path(folder) if folder else None, heard=dismissed.set)
+    parent_pid = int(sys.argv[2])
+    end_with_parent(lifeline, parent_pid, Path(folder) if folder else None, heard=dismissed.set)
     return dismissed
 
 

@@ -49,6 +49,11 @@ class Answers:
         self._steps: deque[StepHandle] = deque()
         self._calls: WeakValueDictionary[int, CallHandle] = WeakValueDictionary()
         self._last_done = 0
+        self._forked: EngineDeadError | None = None
+
+    def disown(self, error: EngineDeadError) -> None:
+        """In a forked child: let every call raise `error`; the rings are the parent's."""
+        self._forked = error
 
     def await_step(self, order: int, timeout_s: float) -> StepHandle:
         """Return a handle for the step whose second half is `order`."""
@@ -80,6 +85,8 @@ class Answers:
 
     def look(self) -> None:
         """Take in what has come, without waiting; a worker's end is told by whoever waits."""
+        if self._forked is not None:
+            raise self._forked
         with self.lock:
             for rank in range(self.world_size):
                 while self._take(rank, 0.0):
@@ -90,6 +97,8 @@ class Answers:
 
         Raises TimeoutError after `timeout_s` seconds, and the cause if the workers are no more.
         """
+        if self._forked is not None:
+            raise self._forked
         end_ns = None if timeout_s is None else self._clock.now_ns() + int(timeout_s * 1e9)
         while (rank := awaited.missing_rank()) is not None:
             now_ns = self._clock.now_ns()

@@ -14,13 +14,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
+from dovetail.child_process import kill_session, reap, start_child
 from dovetail.clock import Clock
 from dovetail.errors import DovetailError, EngineDeadError, PeerLostError
 from dovetail.executors.multiproc.boot import (
@@ -36,6 +36,7 @@ from dovetail.executors.multiproc.boot import (
     write_boot,
 )
 from dovetail.faults import fault
+from dovetail.lifeline import hang_up
 from dovetail.plugins.containment import describe_failure
 from dovetail.plugins.resolution import Resolution
 from dovetail.transport.ring import RingPlace, RingReader
@@ -137,7 +138,7 @@ class Crew:
         """Make `error` the cause, unless there is one, and end all processes."""
         if self._take_as_cause(error):
             for member in self.members:
-                _kill_session(member.process)
+                kill_session(member.process)
 
     def close(self, timeout_s: float) -> None:
         """Wait for the processes to end by themselves, then end them. May be called twice.
@@ -157,12 +158,12 @@ class Crew:
             if not select.select([member.ending], [], [], left_s)[0] and left_s:
                 logger.warning("%s has not ended within %g s, and is killed.", member, timeout_s)
         for member in members:
-            _kill_session(member.process)
-        if self._watch.is_alive():
+            kill_session(member.process)
+        if self._watch.is_alive() and self._watch is not threading.current_thread():
             self._watch.join(_JOIN_S)
         for member in members:
-            member.process.wait()
-            member.lifeline.close()
+            reap(member.process)
+            hang_up(member.lifeline)
             os.close(member.ending)
             if member.answers is not None:
                 with self.reading:
@@ -248,7 +249,7 @@ class Crew:
         if self._take_as_cause(error):
             for other in self.members:
                 if other is not member:
-                    _kill_session(other.process)
+                    kill_session(other.process)
 
     def _ended_beside(self, member: Member) -> Member | None:
         """Return another worker that has ended, or does so soon."""
@@ -272,19 +273,11 @@ def _spawn(boot: Boot) -> subprocess.Popen[bytes]:
     boot_file = write_boot(boot)
     try:
         fault("multiproc.spawn")
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "dovetail.executors.multiproc", str(boot_file)],
-            pass_fds=[boot_file, *boot.descriptors],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        return start_child(
+            "dovetail.executors.multiproc",
+            str(boot_file),
+            str(os.getpid()),
+            descriptors=(boot_file, *boot.descriptors),
         )
     finally:
         os.close(boot_file)
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill all processes of a session; its leader is not reaped yet, so the id is still its."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)

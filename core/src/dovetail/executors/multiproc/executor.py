@@ -7,7 +7,7 @@ engine plans the next step while this one is executed. One worker's end is the e
 
 from __future__ import annotations
 
-import weakref
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.resolution import Resolution, compare_resolutions
+from dovetail.process_owner import finalize_in_owner, forked_error, on_fork_in_child
 from dovetail.result import ModelRunnerOutput
 from dovetail.start_phases import enter_phase
 from dovetail.transport.order_frame import WorkerCall, encode_call, encode_sample
@@ -51,6 +52,7 @@ class MultiprocExecutor(Executor):
 
     max_world_size: ClassVar[int] = MAX_WORKERS
     takes_callables: ClassVar[bool] = False
+    _forked: EngineDeadError | None = None
 
     def __init__(self, context: ExecutorContext) -> None:
         self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
@@ -61,8 +63,10 @@ class MultiprocExecutor(Executor):
         self._has_begun = False
         self._ranks = range(context.config.parallel.tensor_parallel_size)
         launched = launch(context, self._clock)
+        self._launched = launched
         self._crew, self._orders, self._board = launched.crew, launched.orders, launched.board
-        self._end = weakref.finalize(self, launched.close, self._options.stop_timeout_s)
+        self._end = finalize_in_owner(self, launched.close, 0.0)
+        self._owner_pid = os.getpid()
         try:
             readers = self._crew.wait_until_serving(
                 _SHARE_OF_DEADLINE * context.config.parallel.start_timeout_s, _enter
@@ -72,6 +76,7 @@ class MultiprocExecutor(Executor):
             self.shutdown()
             raise
         self._answers = Answers(readers, self._crew, self._clock)
+        on_fork_in_child(self._disown)
 
     def collective_rpc(
         self,
@@ -106,6 +111,8 @@ class MultiprocExecutor(Executor):
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
         """Order the model's run for `plan`."""
+        if self._forked is not None:
+            raise self._forked
         with self._answers.lock:
             self._order(encode_plan(plan))
             self._has_begun = True
@@ -113,6 +120,8 @@ class MultiprocExecutor(Executor):
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Order the tokens of the plan last given to `execute_model`."""
+        if self._forked is not None:
+            raise self._forked
         with self._answers.lock:
             has_begun, self._has_begun = self._has_begun, False
             try:
@@ -141,7 +150,14 @@ class MultiprocExecutor(Executor):
         """End the workers, after what they have been ordered. May be called twice."""
         fault("multiproc.shutdown")
         self._closed = True
+        if self._end.alive and os.getpid() == self._owner_pid:
+            self._launched.close(self._options.stop_timeout_s)
         self._end()
+
+    def _disown(self) -> None:
+        """In a forked child: let every call fail before it takes a lock or touches a ring."""
+        self._forked = forked_error("this engine", self._owner_pid)
+        self._answers.disown(self._forked)
 
     def _order(self, frame: bytes) -> None:
         """Put an order into the ring; the caller holds the lock."""
@@ -163,6 +179,8 @@ class MultiprocExecutor(Executor):
                 raise self._crew.verdict() from None
 
     def _check_alive(self) -> None:
+        if self._forked is not None:
+            raise self._forked
         if self._closed:
             raise EngineDeadError("the workers cannot go on: the executor was shut down.")
         if self._crew.failure is not None:

@@ -6,13 +6,13 @@ All or nothing: if one cannot be started, nothing is left of the others. Waits f
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from dovetail.child_process import import_path
 from dovetail.clock import Clock
 from dovetail.errors import ConfigError, ContractError, MessageError
 from dovetail.executors.multiproc.boot import Boot, lifeline_pair
@@ -84,7 +84,7 @@ def _boot(context: ExecutorContext, folder: str) -> Boot:
         rendezvous=f"file://{Path(folder) / 'rendezvous'}" if folder else "",
         folder=folder,
         descriptors=(-1, -1, -1, -1),
-        sys_path=list(sys.path),
+        sys_path=import_path(),
     )
 
 

@@ -10,7 +10,7 @@ from dovetail.engine.supervision.supervisor import C, Supervisor
 from dovetail.errors import DovetailError, EngineDeadError, UnavailableError
 
 
-class Outlook(Generic[C]):
+class EngineStatus(Generic[C]):
     """What the supervised clients tell of their engine without asking it."""
 
     _supervisor: Supervisor[C]

@@ -1,0 +1,142 @@
+"""Which requests an engine dies of: counted over its deaths, and refused once that is known.
+
+A death counts against every request under way, by three keys: the user's id, the prompt with its
+parameters, and the prompt alone. A request that ends normally clears its keys. Counts older than
+the window of the rules are dropped. The rule, for `max_deaths` = N:
+
+- A key with N deaths (the prompt alone: N + 1) is suspected.
+- It is banned, until the window has passed, when an engine dies while its request is the only one
+  under way, or the only suspect. A banned request is refused with RequestError.
+- While many restarts are left, two things do not count as proof: that a process was killed from
+  outside (SIGKILL), and that several requests of one prompt were under way. They do when no more
+  than `FEW_RESTARTS` are left. Then, too, one suspect runs at a time, so that the next death names
+  it; other suspects get UnavailableError and may ask again.
+
+So one client's poison cannot use up all restarts, and a request that merely ran beside it is not
+refused for good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dovetail.clock import Clock
+from dovetail.engine.supervision.rules import SupervisionRules
+from dovetail.errors import RequestError, UnavailableError
+from dovetail.request import EngineCoreRequest
+
+FEW_RESTARTS = 2
+_MAX_KEYS = 8192
+_ID, _REQUEST, _PROMPT = "id", "request", "prompt"
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Record:
+    """num_deaths: of engines, while the key was under way. last_ns: when the last one was."""
+
+    num_deaths: int = 0
+    last_ns: int = 0
+    is_banned: bool = False
+
+
+class CrashTracker:
+    """Counts deaths by request; see the module. Not thread-safe.
+
+    restarts_left: as of the last death; set by the owner.
+    """
+
+    def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
+        self.restarts_left = rules.max_restarts
+        self._max_deaths = rules.max_deaths
+        self._window_ns = int(rules.window_s * 1e9)
+        self._clock = clock
+        self._records: dict[Key, _Record] = {}
+        self._suspects: dict[str, str] = {}  # under way: core id to hash of prompt and parameters
+
+    def admit(self, user_id: str, request: EngineCoreRequest) -> None:
+        """Note a request that is about to run, before it is handed to the engine.
+
+        Raises RequestError if it is banned, UnavailableError if it has to wait for a suspect.
+        """
+        if not self._records:
+            return
+        keys = _keys(user_id, request)
+        suspected = [key for key in keys if self._is_suspected(key)]
+        banned = next((key for key in suspected if self._records[key].is_banned), None)
+        if banned is not None:
+            raise self._refusal(user_id, banned)
+        if not suspected or self.restarts_left > FEW_RESTARTS:
+            return
+        fingerprint = keys[1][1]
+        if any(other != fingerprint for other in self._suspects.values()):
+            raise UnavailableError(
+                f"request {user_id!r} was under way when the engine died, and so was another one "
+                "that is under way now; one of them runs at a time. Ask again."
+            )
+        self._suspects[request.request_id] = fingerprint
+
+    def record_end(self, user_id: str, request: EngineCoreRequest, *, is_normal: bool) -> None:
+        """Note that a request has ended. is_normal: by itself, not by an abort or an error."""
+        self._suspects.pop(request.request_id, None)
+        if is_normal and self._records:
+            for key in _keys(user_id, request):
+                self._records.pop(key, None)
+
+    def record_death(
+        self, under_way: Iterable[tuple[str, EngineCoreRequest]], *, was_killed: bool
+    ) -> None:
+        """Note that an engine died while these were under way: user ids and requests.
+
+        was_killed: by a SIGKILL that was not the supervisor's.
+        """
+        keys_of = {request.request_id: _keys(user_id, request) for user_id, request in under_way}
+        now_ns = self._clock.now_ns()
+        for key in {key for keys in keys_of.values() for key in keys}:
+            record = self._records.pop(key, None)
+            if record is None or now_ns - record.last_ns > self._window_ns:
+                record = _Record()
+            self._records[key] = record
+            record.num_deaths += 1
+            record.last_ns = now_ns
+        suspects = [keys_of[core_id] for core_id in self._suspects if core_id in keys_of]
+        self._suspects.clear()
+        accused = suspects or list(keys_of.values())
+        is_proof = len(accused) == 1 and not was_killed
+        if is_proof or self.restarts_left <= FEW_RESTARTS:
+            self._ban(accused)
+        while len(self._records) > _MAX_KEYS:
+            del self._records[next(iter(self._records))]
+
+    def _ban(self, accused: Sequence[tuple[Key, Key, Key]]) -> None:
+        """Ban what is suspected, if only one request can have been at fault."""
+        if len({fingerprint for _, fingerprint, _ in accused}) != 1:
+            return
+        for key in {key for keys in accused for key in keys}:
+            self._records[key].is_banned = self._is_suspected(key)
+
+    def _is_suspected(self, key: Key) -> bool:
+        record = self._records.get(key)
+        if record is None or self._clock.now_ns() - record.last_ns > self._window_ns:
+            return False
+        return record.num_deaths >= self._max_deaths + (key[0] == _PROMPT)
+
+    def _refusal(self, user_id: str, key: Key) -> RequestError:
+        what = {_ID: "a request of this id", _REQUEST: "it", _PROMPT: "its prompt"}[key[0]]
+        return RequestError(
+            f"request {user_id!r} is not run: {what} was under way when the engine died, "
+            f"{self._records[key].num_deaths} times, and no other can have been at fault. If it is "
+            "not at fault, ask later, or with another id, prompt or parameters.",
+            parameter="request_id" if key[0] == _ID else "prompt",
+        )
+
+
+def _keys(user_id: str, request: EngineCoreRequest) -> tuple[Key, Key, Key]:
+    prompt = hashlib.blake2b(",".join(map(str, request.prompt_token_ids)).encode(), digest_size=16)
+    whole = prompt.copy()
+    params = replace(request.sampling_params, n=1, seed=None)  # alike for all completions of one
+    whole.update(repr((params, request.max_tokens, request.lora_id)).encode())
+    return (_ID, user_id), (_REQUEST, whole.hexdigest()), (_PROMPT, prompt.hexdigest())

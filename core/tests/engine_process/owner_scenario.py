@@ -1,0 +1,330 @@
+"""Engines that are dropped, left open at exit, or copied by a fork: MODEL KIND WHAT.
+
+KIND names a way to have an engine, WHAT what is done with it; both are functions below. Prints one
+line of JSON: what was seen, and what of the engine was left.
+"""
+
+import asyncio
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+
+from engine_process_parts import Obedient
+from engine_talk import request, residue
+
+from dovetail import LLM, AsyncLLM, SamplingParams
+from dovetail.config import EngineArgs
+from dovetail.engine.process.async_client import AsyncMPClient
+from dovetail.engine.process.sync_client import SyncMPClient
+from dovetail.engine.supervision.async_client import AsyncSupervisedClient
+from dovetail.engine.supervision.client import SupervisedClient
+from dovetail.engine.supervision.rules import SupervisionRules
+from dovetail.errors import EngineDeadError
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_tokenizer import ByteTokenizer
+
+PARTS = {"platform": FakePlatform, "worker_cls": Obedient, "scheduler_cls": Scheduler}
+PARTS |= {"max_num_seqs": 4}
+LONG = {"prompt_token_ids": [1, 2, 3]}
+
+
+def config(model, **options):
+    args = EngineArgs(model=model, **PARTS, skip_tokenizer_init=True, **options)
+    return args.create_engine_config()
+
+
+class Having:
+    """An engine of some kind. busy: gives it a request. serve: has it answer one, to the end."""
+
+    def __init__(self, model):
+        self.engine = self.make(model)
+
+
+class OverProcess(Having):
+    def options(self):
+        return {"engine_process": True}
+
+    def make(self, model):
+        return LLM(model, **PARTS, tokenizer_mode=ByteTokenizer, **self.options())
+
+    def busy(self):
+        self.engine.llm_engine.add_request(
+            "busy", LONG, SamplingParams(max_tokens=50, ignore_eos=True)
+        )
+        self.engine.llm_engine.step()
+
+    def serve(self):
+        (output,) = self.engine.generate([LONG], SamplingParams(max_tokens=2, ignore_eos=True))
+        return len(output.outputs[0].token_ids)
+
+
+class InProcess(OverProcess):
+    def options(self):
+        return {"engine_process": False}
+
+
+class WithWorkers(OverProcess):
+    def options(self):
+        return {"engine_process": False, "executor_backend": "multiproc"}
+
+
+class Client(Having):
+    def make(self, model):
+        return SyncMPClient(config(model))
+
+    def busy(self):
+        for number in range(3):
+            self.engine.add_request(request(f"busy{number}", max_tokens=400))
+        self.engine.get_outputs(5)
+
+    def serve(self):
+        self.engine.add_request(request("one", max_tokens=1))
+        while not self.engine.get_outputs(5).finished:
+            pass
+        return 1
+
+
+class Supervised(Client):
+    def make(self, model):
+        return SupervisedClient(config(model))
+
+
+class AsyncClient(Having):
+    def make(self, model):
+        return AsyncMPClient(config(model))
+
+    def busy(self):
+        async def begin(client):
+            for number in range(3):
+                await client.add_request(request(f"busy{number}", max_tokens=400))
+            await client.get_outputs()
+
+        asyncio.run(begin(self.engine))
+
+    def serve(self):
+        async def begin(client):
+            await client.add_request(request("one", max_tokens=1))
+            return len((await client.get_outputs()).finished)
+
+        return asyncio.run(begin(self.engine))
+
+
+class AsyncSupervised(AsyncClient):
+    def make(self, model):
+        return AsyncSupervisedClient(config(model))
+
+
+class AsyncFrontEnd(Having):
+    def make(self, model):
+        args = EngineArgs(model=model, **PARTS, tokenizer_mode=ByteTokenizer)
+        return AsyncLLM.from_engine_args(args, rules=SupervisionRules())
+
+    def busy(self):
+        asyncio.run(self.first(400))
+
+    def serve(self):
+        return asyncio.run(self.first(1))
+
+    async def first(self, max_tokens):
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        async for _ in self.engine.generate(LONG, params):
+            return 1
+
+
+# --- dropped -----------------------------------------------------------------------------------
+
+
+def drop(having):
+    """Drop it in several ways, used and unused; return the longest time that took."""
+    kind, model = type(having), sys.argv[1]
+    having.engine = None
+    slowest = 0.0
+    for way, is_used in ((plainly, False), (in_a_cycle, True), (in_a_thread, True)):
+        having = kind(model)
+        if is_used:
+            having.busy()
+        begun = time.monotonic()
+        way(having)
+        having = None
+        gc.collect()
+        slowest = max(slowest, time.monotonic() - begun)
+    return slowest
+
+
+def plainly(having):
+    having.engine = None
+
+
+class Knot:
+    """One end of a reference cycle, whose finalizer looks at the engine."""
+
+    def __del__(self):
+        self.seen = repr(self.engine)
+
+
+def in_a_cycle(having):
+    knot = Knot()
+    knot.itself, knot.engine = knot, having.engine
+    having.engine.knot = knot
+    having.engine = None
+
+
+def in_a_thread(having):
+    def run():
+        having.engine = None
+        gc.collect()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+# --- left open ---------------------------------------------------------------------------------
+
+
+def leave(having):
+    having.busy()
+    globals()["kept"] = having
+
+
+def leave_in_a_cycle(having):
+    having.busy()
+    gc.disable()
+    in_a_cycle(having)
+
+
+def leave_by_an_error(having):
+    having.busy()
+    globals()["kept"] = having
+    raise SystemExit("an error")
+
+
+# --- forked ------------------------------------------------------------------------------------
+
+
+def fork(having):
+    """Fork in many ways; return what the children said, after the engine has served again."""
+    children = (by_exit, by_os_exit, by_error, by_collection, by_use, by_shutdown)
+    statuses = {child.__name__: in_a_fork(child, having) for child in children}
+    method = multiprocessing.get_context("fork")
+    process = method.Process(target=by_use, args=(having,))
+    process.start()
+    process.join(20)
+    statuses["multiprocessing"] = process.exitcode
+    served = having.serve()
+    having.engine.shutdown()
+    return {"statuses": statuses, "served": served}
+
+
+def in_a_fork(child, having):
+    pid = os.fork()
+    if not pid:
+        # As a child that returns from `os.fork` ends: exit hooks and finalizers run.
+        child(having)
+        sys.exit(0)
+    for _ in range(1000):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return "hangs"
+
+
+def by_exit(having):
+    sys.exit(0)
+
+
+def by_os_exit(having):
+    os._exit(0)
+
+
+def by_error(having):
+    raise RuntimeError("in the child, on purpose")
+
+
+def by_collection(having):
+    having.engine = None
+    gc.collect()
+
+
+def by_use(having):
+    """Every use raises; 7 if one does not."""
+    for call in (having.serve, having.busy, having.serve):
+        try:
+            call()
+        except EngineDeadError as error:
+            if "forked child" not in str(error):
+                sys.exit(str(error))
+        else:
+            sys.exit(7)
+
+
+def by_shutdown(having):
+    having.engine.shutdown()
+
+
+def outlive(having):
+    """Leave a forked child behind, print the ids and be killed."""
+    having.busy()
+    child = os.fork()
+    if not child:
+        os.closerange(0, 3)
+        time.sleep(60)
+        os._exit(0)
+    print(json.dumps({"child": child, "children": children_of(os.getpid())}), flush=True)
+    os.kill(os.getpid(), 9)
+
+
+def children_of(pid):
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+            found += [int(one) for one in file.read().split()]
+    return found + [below for one in found for below in children_of(one)]
+
+
+def without_directory(having):
+    """Serve, though the working directory was deleted before the engine was started."""
+    having.engine = None
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+    again = type(having)(sys.argv[1])
+    try:
+        return again.serve()
+    finally:
+        again.engine.shutdown()
+
+
+def main():
+    model, kind, what = sys.argv[1:]
+    gc.collect()
+    before = residue()
+    having = globals()[kind](model)
+    told = globals()[what](having)
+    having = None
+    if what.startswith("leave"):
+        return
+    gc.collect()
+    for _ in range(100):
+        if threading.active_count() == 1:
+            break
+        time.sleep(0.02)
+    left = {
+        "children": children_of(os.getpid()),
+        "threads": [one.name for one in threading.enumerate()][1:],
+        "residue": [was == now for was, now in zip(before, residue(), strict=True)],
+    }
+    print(json.dumps({"told": told, "left": left}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""An engine that nobody closes ends with its owner; a fork neither uses, ends nor keeps it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def kinds(*quick):
+    """All kinds of engines, as parameters; those that are not `quick` are slow."""
+    every = ("OverProcess", "WithWorkers", "InProcess", "Client", "Supervised", "AsyncClient")
+    every += ("AsyncSupervised", "AsyncFrontEnd")
+    marks = {name: () if name in quick else pytest.mark.slow for name in every}
+    return pytest.mark.parametrize(
+        "kind", [pytest.param(name, marks=mark) for name, mark in marks.items()]
+    )
+
+
+@pytest.fixture
+def run(tmp_path, tmp_path_factory):
+    """Run a scenario in a process of its own: `run("Client", "drop")`; it may take 40 seconds."""
+    config = {"architectures": ["X"], "vocab_size": 300, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    folder = tmp_path_factory.mktemp("t")
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(folder)}
+
+    def start(kind, what):
+        return subprocess.run(
+            [sys.executable, str(HERE / "owner_scenario.py"), str(tmp_path), kind, what],
+            env=environment,
+            timeout=40,
+            capture_output=True,
+            text=True,
+        )
+
+    yield start
+    assert not [name for name in os.listdir(folder) if name.startswith("dovetail-")]
+
+
+def seen(process):
+    assert process.returncode == 0, process.stderr
+    told = json.loads(process.stdout)
+    assert told["left"] == {"children": [], "threads": [], "residue": [True] * 3}, process.stderr
+    return told["told"]
+
+
+@kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
+def test_an_engine_that_is_dropped_ends_at_once(run, kind):
+    assert seen(run(kind, "drop")) < 5
+
+
+@pytest.mark.parametrize("what", ["leave", "leave_in_a_cycle", "leave_by_an_error"])
+@kinds("OverProcess")
+def test_an_engine_that_is_left_open_does_not_hold_up_the_exit(run, kind, what):
+    process = run(kind, what)
+    assert process.returncode == (what == "leave_by_an_error"), process.stderr
+    assert "Traceback" not in process.stderr
+
+
+@kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
+def test_a_forked_child_harms_no_engine_and_cannot_use_it(run, kind):
+    told = seen(run(kind, "fork"))
+    assert told["statuses"].pop("by_error") == 1
+    assert set(told["statuses"].values()) == {0}, told
+    assert told["served"]
+
+
+@pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
+def test_an_engine_ends_with_its_owner_though_a_forked_child_lives(run, talk, kind):
+    process = run(kind, "outlive")
+    assert process.returncode == -signal.SIGKILL
+    told = json.loads(process.stdout)
+    child = told["child"]
+    try:
+        others = [pid for pid in told["children"] if pid != child]
+        assert others and not any(talk.is_running(pid) for pid in others)
+        assert talk.is_running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
+def test_an_engine_starts_though_the_working_directory_was_deleted(run, kind):
+    assert seen(run(kind, "without_directory"))
