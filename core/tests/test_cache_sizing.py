@@ -36,9 +36,10 @@ def load(**changes):
 LOAD = load()
 
 
-def size(*, of=None, load=LOAD, **changes):
+def size(*, of=None, load=LOAD, num_layers=3, **changes):
     asked = {"available_bytes": 10**9, "num_blocks": None}
-    return size_cache(groups(*(of or (spec(),))), load, **(asked | changes))
+    made = groups(*(of or (spec(),)), num_layers=num_layers)
+    return size_cache(made, load, **(asked | changes))
 
 
 def config(num_blocks, *specs):
@@ -48,18 +49,18 @@ def config(num_blocks, *specs):
 @pytest.mark.parametrize(
     ("changes", "num_blocks"),
     [
-        ({}, 11),  # no more than is of use, and block 0
+        ({}, 10**9 // BYTES_PER_BLOCK),
         ({"available_bytes": 5 * BYTES_PER_BLOCK + 100}, 5),
         ({"num_blocks": 7}, 7),
         ({"num_blocks": 1000}, 1000),
-        ({"load": load(max_model_len=81)}, 13),
-        ({"of": (spec(), spec())}, 21),
-        ({"of": (spec(), spec(16)), "load": load(max_step_tokens=16)}, 1 + 2 * (5 + 3)),
+        ({"load": load(max_num_seqs=1, max_model_len=16)}, 10**9 // BYTES_PER_BLOCK),
+        ({"of": (spec(), spec())}, 10**9 // BYTES_PER_BLOCK),
+        ({"available_bytes": 2**50, "of": (spec(),), "num_layers": 1}, 2**31 - 1),
         ({"of": (spec(), spec(16)), "available_bytes": 9 * BYTES_PER_BLOCK}, 9),
         ({"of": (NoCacheSpec(block_size=4),), "load": load(max_model_len=10)}, 7),
     ],
 )
-def test_blocks_are_what_memory_holds_and_requests_can_use(changes, num_blocks):
+def test_blocks_are_what_memory_holds_whatever_the_requests_are(changes, num_blocks):
     assert size(**changes).num_blocks == num_blocks
 
 

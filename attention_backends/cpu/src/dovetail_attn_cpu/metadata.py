@@ -9,6 +9,7 @@ Shape legend: T tokens, R requests, M block-table width.
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, field
 
 import torch
@@ -48,6 +49,13 @@ class CPUAttentionMetadata:
     size: AttentionBatchSize = field(default_factory=AttentionBatchSize)
 
 
+def _lazy_zeros(num_rows: int, width: int) -> torch.Tensor:
+    """Return int32 zeros [num_rows, width] whose pages are taken when they are first written to."""
+    num_bytes = num_rows * width * torch.int32.itemsize
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.int32).view(num_rows, width)
+
+
 class CPUMetadataBuilder(AttentionMetadataBuilder):
     """Copies each batch into the one `CPUAttentionMetadata` that it owns."""
 
@@ -62,7 +70,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
             sliding_window=spec.sliding_window,
             query_start_R1=torch.zeros(num_rows + 1, dtype=torch.int32),
             seq_lens_R=torch.zeros(num_rows, dtype=torch.int32),
-            block_table_RM=torch.zeros((num_rows, width), dtype=torch.int32),
+            block_table_RM=_lazy_zeros(num_rows, width),
             slot_mapping_T=torch.zeros(context.max_num_batched_tokens, dtype=torch.int64),
             workspace=torch.empty(WORKSPACE_FLOATS, dtype=torch.float32),
         )

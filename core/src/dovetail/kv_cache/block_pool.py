@@ -1,8 +1,10 @@
 """The pool of KV blocks: reference counts, the free queue, and the index of cached blocks.
 
 Integer bookkeeping only: the pool knows neither requests nor tensors. A block is in use (reference
-count ≥ 1) or in the free queue. A free block may still be cached: it keeps its content and its
-place in the index until it is handed out again, the longest unused first.
+count ≥ 1) or free. A free block may still be cached: it keeps its content and its place in the
+index until it is handed out again. Blocks without content go first, those used before ahead of
+those never used, so that memory is touched as late as possible; then cached ones, the longest
+unused first. A block that was never used costs no memory here either.
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ class BlockPool:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks} must be at least 2: block 0 is reserved")
         self.num_blocks = num_blocks
-        self._ref_counts = [0] * num_blocks
-        self._hashes: list[bytes | None] = [None] * num_blocks
+        # Of the blocks that were used at least once: entries for all below len(_ref_counts).
+        self._ref_counts = [0]
+        self._hashes: list[bytes | None] = [None]
         self._index: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._blank: list[int] = []
         self.num_evictions = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that could be handed out now, cached ones among them."""
-        return len(self._free)
+        num_unused = self.num_blocks - len(self._ref_counts)
+        return num_unused + len(self._blank) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -37,7 +42,7 @@ class BlockPool:
     @property
     def usage(self) -> float:
         """Share of the blocks in use, 0 to 1."""
-        return 1.0 - len(self._free) / (self.num_blocks - 1)
+        return 1.0 - self.num_free / (self.num_blocks - 1)
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks of the longest cached prefix of `hashes`; changes nothing."""
@@ -56,35 +61,48 @@ class BlockPool:
 
     def ref_count(self, block: int) -> int:
         """Return how many references `block` has."""
-        return self._ref_counts[block]
+        return self._ref_counts[block] if block < len(self._ref_counts) else 0
 
     def num_free_among(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks` are in the free queue: taking them uses up free blocks."""
-        return sum(block in self._free for block in blocks)
+        """Return how many of `blocks`, cached ones, are free: taking them uses up free blocks."""
+        return sum(block in self._cached for block in blocks)
 
     def take(self, blocks: Iterable[int]) -> None:
         """Add one reference to each of `blocks`: found just now, or in use already."""
         for block in blocks:
             if not self._ref_counts[block]:
-                del self._free[block]
+                del self._cached[block]
             self._ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks, the longest unused first; raise LookupError if too few."""
-        if count > len(self._free):
-            raise LookupError(f"{count} blocks are asked, {len(self._free)} are free")
-        pop, hashes, ref_counts = self._free.popitem, self._hashes, self._ref_counts
+        """Hand out `count` blocks, those without content first; raise LookupError if too few."""
+        if count > self.num_free:
+            raise LookupError(f"{count} blocks are asked, {self.num_free} are free")
+        blank, hashes, ref_counts = self._blank, self._hashes, self._ref_counts
         blocks = []
         for _ in range(count):
-            block, _none = pop(last=False)
-            key = hashes[block]
-            if key is not None:
-                del self._index[key]
-                hashes[block] = None
-                self.num_evictions += 1
-            ref_counts[block] = 1
+            if blank:
+                block = blank.pop()
+                ref_counts[block] = 1
+            elif len(ref_counts) < self.num_blocks:
+                block = len(ref_counts)
+                ref_counts.append(1)
+                hashes.append(None)
+            else:
+                block = self._evict()
+                ref_counts[block] = 1
             blocks.append(block)
         return blocks
+
+    def _evict(self) -> int:
+        """Return the cached block that has been unused for longest, no longer cached."""
+        block, _ = self._cached.popitem(last=False)
+        key = self._hashes[block]
+        assert key is not None, "free blocks without a hash are blank"
+        del self._index[key]
+        self._hashes[block] = None
+        self.num_evictions += 1
+        return block
 
     def commit(self, block: int, key: bytes) -> None:
         """Let a full block in use be found by `key`, unless another one already can."""
@@ -97,32 +115,42 @@ class BlockPool:
 
         Later blocks are evicted before earlier ones, since they are of use to fewer requests.
         """
-        ref_counts = self._ref_counts
+        ref_counts, hashes = self._ref_counts, self._hashes
         for block in reversed(blocks):
             count = ref_counts[block] - 1
             if count < 0:
                 raise ValueError(f"block {block} is freed twice")
             ref_counts[block] = count
-            if not count:
-                self._free[block] = None
+            if count:
+                continue
+            if hashes[block] is None:
+                self._blank.append(block)
+            else:
+                self._cached[block] = None
 
     def reset_cache(self) -> bool:
         """Forget every cached block; return False, changing nothing, if any block is in use."""
-        if len(self._free) != self.num_blocks - 1:
+        if self.num_free != self.num_blocks - 1:
             return False
         for block in self._index.values():
             self._hashes[block] = None
+        self._blank.extend(reversed(self._cached))
+        self._cached.clear()
         self._index.clear()
         return True
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """Raise AssertionError unless `held`, one entry a reference, is all that is in use."""
-        counts = [0] * self.num_blocks
+        known = len(self._ref_counts)
+        counts = [0] * known
         for block in held:
+            assert block < known, f"block {block} is held and was never handed out"
             counts[block] += 1
         assert counts == self._ref_counts, "reference counts differ from what requests hold"
-        free = {block for block in range(1, self.num_blocks) if not counts[block]}
-        assert free == set(self._free), "the free queue is not the set of unused blocks"
+        free = {block for block in range(1, len(counts)) if not counts[block]}
+        assert len(free) == len(self._blank) + len(self._cached), "a block is free twice"
+        assert free == {*self._blank, *self._cached}, "the free blocks are not the unused ones"
+        assert {self._hashes[block] for block in self._blank} <= {None}, "a blank block is cached"
         assert counts[0] == 0, "block 0 is in use"
         for key, block in self._index.items():
             assert self._hashes[block] == key, f"block {block} is indexed under a foreign hash"

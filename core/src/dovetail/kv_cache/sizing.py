@@ -9,6 +9,8 @@ from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheGroup
 from dovetail.kv_cache.demand import max_sequence_tokens, sequence_blocks
 
 _GIB = 1 << 30
+_MAX_BLOCKS = 2**31 - 1
+"""Block ids are 32-bit integers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +32,20 @@ def size_cache(
     available_bytes: int,
     num_blocks: int | None,
 ) -> KVCacheConfig:
-    """Return how many blocks the memory holds; no more than `load` can use.
+    """Return how many blocks the memory holds, whatever `load` is: the rest keeps prefixes.
 
+    Groups that keep nothing have as many blocks as `load` can use.
     available_bytes: for all groups together. num_blocks: the user's own figure, block 0 included,
     or None. Raises CapacityError if not even two blocks fit, stating what one takes.
     """
     config = KVCacheConfig(num_blocks=2, groups=groups)
     block_size, bytes_per_block = config.block_size, config.bytes_per_block
-    if num_blocks is None:
+    if num_blocks is None and bytes_per_block:
+        num_blocks = min(available_bytes // bytes_per_block, _MAX_BLOCKS)
+    elif num_blocks is None:
         num_blocks = 1 + load.max_num_seqs * sequence_blocks(
             config, load.max_model_len, max_step_tokens=load.max_step_tokens
         )
-        if bytes_per_block:
-            num_blocks = min(num_blocks, available_bytes // bytes_per_block)
     if num_blocks < 2:
         raise CapacityError(
             f"the KV cache has {_size(available_bytes)}, but two blocks of {block_size} tokens "

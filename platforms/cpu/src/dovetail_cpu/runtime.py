@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import resource
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +71,13 @@ class CPURuntime:
     def memory_in_use_bytes(self) -> int:
         """Return this process's resident memory."""
         return _status_bytes("VmRSS")
+
+    def address_space_left_bytes(self) -> int:
+        """Return what this process may still map (ulimit -v); a great number without a limit."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return 1 << 62
+        return max(0, limit - _status_bytes("VmSize"))
 
     def reset_peak(self) -> None:
         """Let the kernel forget the peak so far, and remember where the next one begins.

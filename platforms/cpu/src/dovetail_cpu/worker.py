@@ -36,8 +36,10 @@ OFF = "off"
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-_READY_BYTES = 256 << 20
-"""Pages of the KV cache that are taken ahead of their use."""
+_MAX_READY_BYTES = 256 << 20
+"""Pages of the KV cache that are taken ahead of their use, at most."""
+_STEPS_AHEAD = 4
+"""Full steps for which pages are taken ahead."""
 
 
 class CPUWorker(TorchWorker):
@@ -90,6 +92,14 @@ class CPUWorker(TorchWorker):
 
         return ReplayProvider()
 
+    def determine_available_memory(self) -> int:
+        """Return what is left of the share of memory, and of the address space where it is limited.
+
+        The cache takes address space at once and memory as it is used.
+        """
+        left = super().determine_available_memory()
+        return min(left, cast(CPURuntime, self._runtime).address_space_left_bytes() // 2)
+
     def zeros(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory whose pages are taken when they are first written to."""
         return lazy_zeros(num_bytes)
@@ -99,7 +109,7 @@ class CPUWorker(TorchWorker):
         super().compile_or_warm_up_model()
         if self._cache is not None and not self._is_restored:
             self._cache.save()
-        self._pages = PageSupply(self._runner.cache_pages, _READY_BYTES)
+        self._pages = PageSupply(self._runner.cache_pages, self._ready_bytes())
         self._pages.use(0)
 
     def execute_model(self, plan: SchedulerOutput) -> None:
@@ -108,6 +118,13 @@ class CPUWorker(TorchWorker):
             if grown.rows:
                 self._pages.use(max(grown.block_ids))
         super().execute_model(plan)
+
+    def _ready_bytes(self) -> int:
+        """Return the bytes of the cache to be taken ahead: those that a few full steps write."""
+        limits, block_size = self._limits, self._context.config.cache.block_size or 1
+        num_blocks = -(-limits.max_num_batched_tokens // block_size) + limits.max_num_seqs
+        block_bytes = sum(pages_NP.stride(0) for pages_NP in self._runner.cache_pages)
+        return min(_MAX_READY_BYTES, _STEPS_AHEAD * num_blocks * block_bytes)
 
     def shutdown(self) -> None:
         """Let go of weights and cache, when the packed weights are written."""

@@ -17,6 +17,7 @@ from dovetail_torch.attention_table import NoAttention
 from dovetail_torch.layers.rotary import RotaryEmbedding
 from dovetail_torch.runner.step_limits import StepLimits
 
+_ALL = 2**63 - 1
 _OUT_OF_RANGE = ("out of range", "out of bounds")
 
 
@@ -56,6 +57,28 @@ def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None
             "fewer positions; lower max_model_len. (A model with a table of positions declares "
             "its size as max_positions.)"
         ) from error
+
+
+class PositionTables:
+    """The rotary tables of a model, filled ahead of the positions that steps use.
+
+    num_ready: positions that can be used in all of them; a great number once they are complete.
+    """
+
+    def __init__(self, model: Any = None) -> None:
+        self._tables = [one for one in _modules(model) if isinstance(one, RotaryEmbedding)]
+        for table in self._tables:
+            table.grows_ahead = True
+        self.num_ready = 0
+        self.grow(1)
+
+    def grow(self, num_positions: int) -> None:
+        """Make `num_positions` ready at least; those beyond a table's end do not exist."""
+        self.num_ready = _ALL
+        for table in self._tables:
+            num_ready = table.grow(num_positions)
+            if num_ready < table.num_positions:
+                self.num_ready = min(self.num_ready, num_ready)
 
 
 def _modules(model: Any) -> tuple[nn.Module, ...]:

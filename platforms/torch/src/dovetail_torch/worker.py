@@ -43,6 +43,7 @@ from dovetail_torch.distributed.joining import join_ranks
 from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
 from dovetail_torch.layers.linear import pack_linears
+from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.memory_shortage import tells_shortage
 from dovetail_torch.positions import check_last_position, limit_positions
 from dovetail_torch.runner.cache_buffers import DTYPES
@@ -145,7 +146,7 @@ class TorchWorker(WorkerBase):
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory for the KV cache, uint8; for a platform's worker to do better."""
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        return lazy_zeros((num_bytes,), torch.uint8, self._device)
 
     def get_model_info(self) -> ModelInfo:
         """Return the facts of the loaded model."""

@@ -13,6 +13,10 @@ from dovetail.errors import ModelError
 from dovetail.interfaces.attention import Rotation
 from dovetail.interfaces.model import ModelContext
 from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_frequencies
+from dovetail_torch.lazy_memory import is_host_memory, lazy_zeros
+
+_POSITIONS_AT_ONCE = 4096
+"""Positions whose angles are computed at a time; a table of no more is complete from the start."""
 
 
 class RotaryEmbedding(nn.Module):
@@ -20,6 +24,10 @@ class RotaryEmbedding(nn.Module):
 
     cos_sin_PR: float32 [max_model_len, rotary size], first cosines, then sines; not persistent.
     Positions must be below max_model_len. Raises ModelError for a config that it does not do.
+
+    A long table in the host's memory is filled as positions are used. Its address never changes. A
+    runner that calls `grow` before each step that needs more sets `grows_ahead`; without that, the
+    whole table is filled at the first forward pass.
     """
 
     def __init__(
@@ -36,16 +44,34 @@ class RotaryEmbedding(nn.Module):
                 f"rotary size {rotary_size} of head size {head_size} is asked: it must be even, "
                 "above 0 and within the head; see head_dim and partial_rotary_factor in config.json"
             )
-        frequency_F, factor = rope_frequencies(parameters, rotary_size)
-        # float32 throughout, as the models were trained: float64 gives other angles far out.
-        position_P1 = torch.arange(context.max_model_len, dtype=torch.float32)[:, None]
-        angle_PF = position_P1 * frequency_F
-        cos_sin_PR = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1) * factor
+        self._frequency_F, self._factor = rope_frequencies(parameters, rotary_size)
+        self.grows_ahead = False
+        self._num_ready, self.num_positions = 0, context.max_model_len
+        cos_sin_PR = lazy_zeros((self.num_positions, rotary_size), torch.float32, context.device)
         self.cos_sin_PR: torch.Tensor
-        self.register_buffer("cos_sin_PR", cos_sin_PR.to(context.device), persistent=False)
+        self.register_buffer("cos_sin_PR", cos_sin_PR, persistent=False)
+        can_wait = self.num_positions > _POSITIONS_AT_ONCE and is_host_memory(context.device)
+        self.grow(_POSITIONS_AT_ONCE if can_wait else self.num_positions)
+
+    @torch.inference_mode()
+    def grow(self, num_positions: int) -> int:
+        """Fill the table for that many positions at least; return how many are ready now."""
+        wanted = min(num_positions, self.num_positions)
+        while self._num_ready < wanted:
+            start = self._num_ready
+            end = min(start + _POSITIONS_AT_ONCE, self.num_positions)
+            # float32 throughout, as the models were trained: float64 gives other angles far out.
+            position_P1 = torch.arange(start, end, dtype=torch.float32)[:, None]
+            angle_PF = position_P1 * self._frequency_F
+            cos_sin_PR = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1) * self._factor
+            self.cos_sin_PR[start:end].copy_(cos_sin_PR)
+            self._num_ready = end
+        return self._num_ready
 
     def at(self, positions_T: torch.Tensor) -> Rotation:
         """Return the turning by these positions, int64 [T], for an attention layer to see to."""
+        if not self.grows_ahead and self._num_ready < self.num_positions:
+            self.grow(self.num_positions)
         return Rotation(ops=self.ops, positions_T=positions_T, cos_sin_PR=self.cos_sin_PR)
 
     def forward(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dovetail.lanes import count_on
+from dovetail_torch.lazy_memory import host_view
 
 Array = np.ndarray
 
@@ -71,11 +72,3 @@ class DeviceTokens:
             return
         places = torch.from_numpy(places_N).to(self.tensor.device)
         self.tensor.index_copy_(0, places, token_ids_N.to(torch.int32))
-
-
-def host_view(tensor: torch.Tensor) -> Array | None:
-    """Return the tensor's memory as an array, or None where the host cannot reach it."""
-    try:
-        return tensor.numpy()
-    except TypeError:
-        return None

@@ -17,6 +17,8 @@ import torch
 from dovetail.interfaces import AttentionBatch
 from dovetail.interfaces.ops import StepColumns
 from dovetail.plan import SchedulerOutput
+from dovetail_torch.lazy_memory import lazy_zeros
+from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_rows import DeviceRows
 from dovetail_torch.runner.input_batch import InputBatch
 from dovetail_torch.runner.staging import Array, Staging
@@ -49,17 +51,22 @@ class DeviceInputs:
         max_num_tokens: int,
         prepare_inputs: PrepareInputs,
         sampling_numbers: SamplingNumbers,
+        tables: PositionTables | None = None,
     ) -> None:
-        """block_sizes: in tokens, one a KV-cache group. max_num_tokens: of a step."""
+        """block_sizes: in tokens, one a KV-cache group. max_num_tokens: of a step.
+
+        tables: of the model's positions, filled before the steps that need them.
+        """
         self._rows = rows
         self._staging = staging
         self._block_sizes = block_sizes
         self._prepare_inputs = prepare_inputs
         self._sampling_numbers = sampling_numbers
+        self._position_tables = tables or PositionTables()
         device = rows.token_ids_RL.device
 
         def column(size: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(size, dtype=dtype, device=device)
+            return lazy_zeros((size,), dtype, device)
 
         self._input_ids_T = column(max_num_tokens, torch.int64)
         self._positions_T = column(max_num_tokens, torch.int64)
@@ -90,8 +97,11 @@ class DeviceInputs:
         self._rows.apply(changes, sent[end:])
         rows_R, starts_R, query_start_R1, last_S, places_S = sent[:_NUM_COLUMNS]
         seq_lens = ends.tolist()
+        longest = max(seq_lens)
+        if longest > self._position_tables.num_ready:
+            self._position_tables.grow(longest)
         columns = self._columns(
-            (rows_R, starts_R, query_start_R1), plan, max(seq_lens), int(counts.max())
+            (rows_R, starts_R, query_start_R1), plan, longest, int(counts.max())
         )
         self._prepare_inputs(columns)
         return DeviceBatch(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
+from dovetail_torch.lazy_memory import lazy_zeros
 
 Array = np.ndarray
 
@@ -49,9 +50,9 @@ class DeviceRows:
     ) -> None:
         self.num_rows = num_rows
         self.max_model_len = max_model_len
-        self.token_ids_RL = torch.zeros((num_rows, max_model_len), dtype=torch.int32, device=device)
+        self.token_ids_RL = lazy_zeros((num_rows, max_model_len), torch.int32, device)
         self.block_tables = tuple(
-            torch.zeros((num_rows, -(-max_model_len // size)), dtype=torch.int32, device=device)
+            lazy_zeros((num_rows, -(-max_model_len // size)), torch.int32, device)
             for size in block_sizes
         )
         self.num_prompt_tokens = np.zeros(num_rows, np.int32)

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.interfaces import AttentionBatch
 from dovetail.plan import SchedulerOutput
+from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_columns import Array, DeviceColumn
 from dovetail_torch.runner.request_rows import RequestRows
 
@@ -49,9 +50,17 @@ class InputGatherer:
     """Makes each step's tensors, those of one number a token or run always in the same memory."""
 
     def __init__(
-        self, rows: RequestRows, *, block_sizes: tuple[int, ...], max_num_tokens: int
+        self,
+        rows: RequestRows,
+        *,
+        block_sizes: tuple[int, ...],
+        max_num_tokens: int,
+        tables: PositionTables | None = None,
     ) -> None:
-        """block_sizes: in tokens, one a KV-cache group. max_num_tokens: of a step."""
+        """block_sizes: in tokens, one a KV-cache group. max_num_tokens: of a step.
+
+        tables: of the model's positions, filled before the steps that need them.
+        """
         device = rows.token_ids_RL.device
         self._rows = rows
         self._block_sizes = block_sizes
@@ -62,6 +71,9 @@ class InputGatherer:
         self._query_start_R1 = DeviceColumn(rows.num_rows + 1, torch.int32, device)
         self._slots_T = [DeviceColumn(max_num_tokens, torch.int64, device) for _ in block_sizes]
         self._counted = np.arange(rows.num_rows + 1)
+        self._tables = tables or PositionTables()
+        # Steps that go on from this one stay within the blocks of its last tokens.
+        self._num_ahead = max(block_sizes, default=0)
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
         """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
@@ -137,6 +149,8 @@ class InputGatherer:
         seq_lens_R = self._seq_lens_R.fill(ends)
         seq_lens = ends.tolist()
         longest = max(seq_lens)
+        if longest + self._num_ahead > self._tables.num_ready:
+            self._tables.grow(longest + self._num_ahead)
         batches = []
         groups = zip(self._rows.block_tables, self._block_sizes, self._slots_T, strict=True)
         for table, size, slots_T in groups:

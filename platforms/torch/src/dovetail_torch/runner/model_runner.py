@@ -25,6 +25,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail_torch.attention_table import NoAttention
 from dovetail_torch.graph_provider import BatchDescriptor
 from dovetail_torch.layers.attention import Attention
+from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.cache_buffers import Zeros
 from dovetail_torch.runner.continuation import COUNTS_ON
 from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
@@ -76,6 +77,7 @@ class ModelRunner:
         self._processors = processors
         self._attention_options = attention_options
         self._parts = device_parts
+        self._tables = PositionTables(model)
         self._graphs = GraphDispatcher(model, device_parts.graph_provider, device_parts.best_tokens)
 
     def initialize_cache(
@@ -101,14 +103,17 @@ class ModelRunner:
             self._make_sampler(plain_access(limits.device))
             builders = [builder for builder, _ in self._attention.builders]
             counts_on = backend is not None and COUNTS_ON in backend.capabilities.features
-            self._path = host_path(limits, block_sizes, builders, counts_on=counts_on)
+            self._path = host_path(
+                limits, block_sizes, builders, counts_on=counts_on, tables=self._tables
+            )
             return
         staging = Staging(limits.device, asynchronous)
         sampler = self._make_sampler(
             DeviceAccess(upload=staging.upload, may_wait=False, draw_tokens=self._parts.draw_tokens)
         )
+        prepare_inputs = self._parts.prepare_inputs
         self._path = device_path(
-            limits, block_sizes, asynchronous, staging, self._parts.prepare_inputs, sampler
+            limits, block_sizes, asynchronous, staging, prepare_inputs, sampler, self._tables
         )
 
     def _make_sampler(self, access: DeviceAccess) -> Sampler:
@@ -196,6 +201,7 @@ class ModelRunner:
         Leaves no trace; what it costs in time and memory is what a step of that size costs.
         """
         device = self._limits.device
+        self._tables.grow(num_tokens)
         input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         positions_T = torch.arange(num_tokens, device=device) % self._limits.max_model_len
         hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self._num_layers))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
+from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.runner.device_columns import DeviceTokens
 
 
@@ -32,7 +33,7 @@ class RequestRows:
     ) -> None:
         self.num_rows = num_rows
         self.max_model_len = max_model_len
-        self.token_ids_RL = torch.zeros((num_rows, max_model_len), dtype=torch.int32, device=device)
+        self.token_ids_RL = lazy_zeros((num_rows, max_model_len), torch.int32, device)
         self.tokens = DeviceTokens(self.token_ids_RL.view(-1))
         self.block_tables = [
             np.zeros((num_rows, -(-max_model_len // size)), np.int32) for size in block_sizes
@@ -64,7 +65,8 @@ class RequestRows:
         asked = request.sampling_params.prompt_logprobs
         self.num_prompt_logprobs[row] = -1 if asked is None else asked
         for table, num_blocks in zip(self.block_tables, self._num_blocks, strict=True):
-            table[row] = 0  # a backend is promised that entries beyond a row's blocks are 0
+            # A backend is promised that entries beyond a row's blocks are 0.
+            table[row, : num_blocks[row]] = 0
             num_blocks[row] = 0
 
     def _grow(self, group: int, columns: BlockColumns) -> None:

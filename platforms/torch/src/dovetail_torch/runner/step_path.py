@@ -14,8 +14,9 @@ from typing import Protocol
 from dovetail.interfaces import AttentionMetadataBuilder
 from dovetail.plan import SchedulerOutput
 from dovetail_torch.device_runtime import AsyncDevice
+from dovetail_torch.lazy_memory import host_view
+from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.continuation import Continuable, Continuation, NoContinuation
-from dovetail_torch.runner.device_columns import host_view
 from dovetail_torch.runner.device_inputs import DeviceInputs, PrepareInputs
 from dovetail_torch.runner.device_rows import DeviceRows
 from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
@@ -53,10 +54,12 @@ def host_path(
     builders: Sequence[AttentionMetadataBuilder],
     *,
     counts_on: bool,
+    tables: PositionTables,
 ) -> StepPath:
     """Return the path of a device that has done what it is told when a call returns.
 
     builders: those of attention. counts_on: whether they can be brought a token further.
+    tables: the model's, to be filled before the steps that need them.
     """
     rows = RequestRows(
         num_rows=limits.max_num_seqs,
@@ -65,7 +68,10 @@ def host_path(
         device=limits.device,
     )
     inputs = InputGatherer(
-        rows, block_sizes=block_sizes, max_num_tokens=limits.max_num_batched_tokens
+        rows,
+        block_sizes=block_sizes,
+        max_num_tokens=limits.max_num_batched_tokens,
+        tables=tables,
     )
     continuation: Continuable = NoContinuation()
     if counts_on and host_view(rows.token_ids_RL) is not None:
@@ -85,10 +91,11 @@ def device_path(
     staging: Staging,
     prepare_inputs: PrepareInputs,
     sampler: Sampler,
+    tables: PositionTables,
 ) -> StepPath:
     """Return the path of a device that works by itself. staging: the way there.
 
-    sampler: asked what it needs of the host for each step.
+    sampler: asked what it needs of the host for each step. tables: as for `host_path`.
     """
     rows = DeviceRows(
         num_rows=limits.max_num_seqs,
@@ -103,6 +110,7 @@ def device_path(
         max_num_tokens=limits.max_num_batched_tokens,
         prepare_inputs=prepare_inputs,
         sampling_numbers=sampler.host_numbers,
+        tables=tables,
     )
     return StepPath(
         rows=rows,
