@@ -5,6 +5,7 @@ import itertools
 import random
 
 import pytest
+from conformance.messages import expect_rule_first
 
 from dovetail.interfaces import CONTINUE, Displace, Evict, Hold, Policy, Run
 from dovetail.testing.fake_policy import FakePolicy
@@ -259,8 +260,9 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_policy_is_found(mutant):
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError) as found:
         check_policy(mutant)
+    expect_rule_first(found.value)
 
 
 @pytest.mark.parametrize("policy", [ShortestFirst, Planning, PlansBySeededLot])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from threading import get_ident
 
 import pytest
+from conformance.messages import expect_rule_first
 
 from dovetail.testing.contexts import make_worker_context, write_fake_config
 from dovetail.testing.fake_worker import FakeWorker, LateFakeWorker, LateOutput
@@ -230,8 +231,9 @@ def test_a_lenient_worker_is_right(context):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_worker_with_wrong_rows_is_found(model, context):
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError) as found:
         check_worker(on_rows_of(model), context)
+    expect_rule_first(found.value)
 
 
 @pytest.mark.parametrize("mutant", [ChangesPlans, NeedsItsDeviceToEnd])

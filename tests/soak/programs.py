@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from soak.cache_rows import CacheRows, is_plain
-
 from dovetail.interfaces import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -28,8 +26,8 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
-from dovetail.testing.expectation import expect, judging
-from dovetail.testing.random_programs import VOCAB_SIZE, Program, random_request
+from dovetail.testing.expectation import judging
+from dovetail.testing.random_programs import Program, random_request
 from dovetail.testing.scheduler_program import Referee
 
 CHECK_EVERY = 20
@@ -185,17 +183,6 @@ class SoakReferee(Referee):
     def __init__(self, long: LongProgram, scheduler_cls: type[SchedulerInterface]) -> None:
         policy = with_options(PluginRegistry().load("policy", long.policy), long.options)
         super().__init__(scheduler_cls, long.program, policy=policy)
-        kv_cache = long.program.kv_cache
-        if not is_plain(kv_cache):
-            self._rows = CacheRows(self.limits, kv_cache, VOCAB_SIZE)
-
-    def _check_usage(self, stats: SchedulerStats) -> None:
-        if not isinstance(self._rows, CacheRows):
-            super()._check_usage(stats)
-            return
-        least = len(self._rows.held_blocks(self.alive))
-        expect(stats.num_used_blocks >= least, f"{stats}: {least} blocks are needed")
-        expect(self.alive or self._out or not stats.num_used_blocks, f"{stats}: nobody is alive")
 
 
 def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:

@@ -1,4 +1,4 @@
-"""The last come, first served: the fake of the policy contract, which hears of everything."""
+"""The longest prompt first: the fake of the policy contract, which hears of everything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dovetail.interfaces.policy import Policy, RequestView, SchedulerView
 
 
 class FakePolicy(Policy):
-    """Serves the newest first and lets the oldest give way.
+    """Serves the longest prompt first and lets the shortest give way; ties go by arrival.
 
     heard: (hook, request id) of every hook so far, in order.
     """
@@ -17,12 +17,12 @@ class FakePolicy(Policy):
         self.heard: list[tuple[str, str]] = []
 
     def rank(self, request: RequestView, view: SchedulerView) -> int:
-        """Return the place in the order of arrival, backwards."""
-        return -request.sequence
+        """Return less for a longer prompt."""
+        return -request.num_prompt_tokens
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the oldest."""
-        return min(running, key=lambda request: request.sequence)
+        """Return the request with the shortest prompt, of equal ones the newest."""
+        return min(running, key=lambda one: (one.num_prompt_tokens, -one.sequence))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
         """Note it."""

@@ -125,10 +125,11 @@ class FakeScheduler(SchedulerInterface):
         self.abort_requests(list(self._requests))
 
     def _num_blocks(self, request: Request) -> int:
-        return -(-request.max_total_tokens // self._groups[0].spec.block_size)
+        """Return how many blocks a request takes, of all groups together."""
+        return len(self._groups) * -(-request.max_total_tokens // self._groups[0].spec.block_size)
 
     def _num_blocks_held(self) -> int:
-        return sum(len(request.blocks[0]) for request in self._running)
+        return sum(len(blocks) for request in self._running for blocks in request.blocks)
 
     def _can_admit(self, request: Request) -> bool:
         return bool(self._rows.num_free) and self._num_blocks(request) <= len(self._free_blocks)
@@ -136,10 +137,12 @@ class FakeScheduler(SchedulerInterface):
     def _admit(self, request: Request) -> None:
         request.row, request.generation = self._rows.acquire()
         request.status = RequestStatus.RUNNING
-        blocks = [self._free_blocks.pop() for _ in range(self._num_blocks(request))]
-        request.blocks = [blocks]
         self._builder.join(NewRequest.of(request))
-        for group in range(len(self._groups)):
+        num_blocks = self._num_blocks(request) // len(self._groups)
+        request.blocks = []
+        for group in range(len(self._groups)):  # a block belongs to one group at a time
+            blocks = [self._free_blocks.pop() for _ in range(num_blocks)]
+            request.blocks.append(blocks)
             self._builder.grow(request.row, blocks, group=group)
         self._running.append(request)
 
@@ -185,7 +188,8 @@ class FakeScheduler(SchedulerInterface):
             self._waiting.remove(request)
             return
         self._running.remove(request)
-        self._free_blocks += request.blocks[0]
+        for blocks in request.blocks:
+            self._free_blocks += blocks
         self._builder.leave(request.row)
         self._rows.release(request.row, last_step=self._last_step)
         request.row = -1

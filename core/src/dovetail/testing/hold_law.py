@@ -63,5 +63,6 @@ class HoldLaw:
         }[self.scope]
         expect(
             low <= depth.num_paused <= high,
-            f"{depth} under a pause of {self.scope}: num_paused must be {low} to {high}",
+            f"depth() counts num_paused={depth.num_paused} under a pause of {self.scope}; {low} to "
+            f"{high} is right",
         )

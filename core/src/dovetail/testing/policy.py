@@ -94,7 +94,7 @@ def _check_both_ways(policy_cls: type[Policy]) -> None:
             check_program(Scheduler, program, policy=policy, after_step=_check_after_step)
             for policy in (watch(policy_cls), watch(policy_cls, by_plan=True))
         ]
-        expect(ways[0] == ways[1], f"{program}: the inlined loop gives other plans than `plan`")
+        expect(ways[0] == ways[1], f"the inlined loop gives other plans than `plan`, in {program}")
 
 
 def _make(policy_cls: type[Policy], *, depth: int = 1) -> tuple[Referee, WatchedPolicy]:

@@ -75,7 +75,8 @@ def check_short_seats(referee: Referee, accounts: PolicyAccounts, policy: Policy
     stats = referee.last_stats
     expect(
         stats is None or stats.num_preemptions == accounts.num_evicted,
-        f"{stats}: the policy has heard of {accounts.num_evicted} evictions",
+        f"the policy has heard of {accounts.num_evicted} evictions, and the statistics say "
+        f"num_preemptions={stats and stats.num_preemptions}",
     )
 
 

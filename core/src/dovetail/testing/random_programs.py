@@ -6,7 +6,8 @@ A program names limits and a cache that are small enough to be fought for. Plays
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup, NoCacheSpec
@@ -35,24 +36,47 @@ class Program:
     connected: bool = False
     num_turns: int = 40
 
+    def __str__(self) -> str:
+        """Return what makes the program: a seed gives the same one again."""
+        limits, groups = self.limits, self.kv_cache.groups
+        windows = [getattr(group.spec, "sliding_window", 0) for group in groups]
+        return (
+            f"program {self.seed}: depth {self.depth}, max_num_seqs={limits.max_num_seqs}, "
+            f"max_num_batched_tokens={limits.max_num_batched_tokens}, "
+            f"max_model_len={limits.max_model_len}, {self.kv_cache.num_blocks} blocks of "
+            f"{self.kv_cache.block_size} tokens, windows {windows}"
+        )
 
-def make_kv_cache(*, num_blocks: int, block_size: int, keeps: bool = True) -> KVCacheConfig:
-    """Return a cache of one layer; with `keeps` False, of a model that keeps nothing."""
+
+def make_kv_cache(
+    *, num_blocks: int, block_size: int, keeps: bool = True, windows: Sequence[int] = (0,)
+) -> KVCacheConfig:
+    """Return a cache of one layer a group; with `keeps` False, of a model that keeps nothing.
+
+    windows: the sliding window of each group, 0 for none.
+    """
     if not keeps:
         group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
         return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype="float32")
-    group = KVCacheGroup(layer_names=("layers.0",), spec=spec)
-    return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
+    groups = tuple(
+        KVCacheGroup(layer_names=(f"layers.{place}",), spec=replace(spec, sliding_window=window))
+        for place, window in enumerate(windows)
+    )
+    return KVCacheConfig(num_blocks=num_blocks, groups=groups)
 
 
-def random_program(seed: int, *, keeps_cache: bool = True, plain: bool = False) -> Program:
+def random_program(
+    seed: int, *, keeps_cache: bool = True, plain: bool = False, windows: Sequence[int] = (0,)
+) -> Program:
     """Return a program whose cache, budget and seats are small enough to be fought for.
 
     Some draft, some bring content to encode, some hold requests back and some have a KV connector;
-    plain: none does.
+    plain: none does. windows: the sliding window of each KV-cache group, 0 for none; with more than
+    one group, or a window, there is no connector.
     """
     rng = Random(seed)
+    connected = not plain and keeps_cache and seed % 5 == 2 and not any(windows)
     chunked = rng.random() < 0.7
     max_num_seqs = rng.randint(1, 5)
     max_model_len = rng.randint(6, 40)
@@ -72,13 +96,14 @@ def random_program(seed: int, *, keeps_cache: bool = True, plain: bool = False) 
             encoder_cache_tokens=0 if plain else (0, 0, 4 + seed % 7)[seed % 3],
         ),
         kv_cache=make_kv_cache(
-            num_blocks=1 + least + rng.randint(0, least * 3 // 2),
+            num_blocks=1 + len(windows) * (least + rng.randint(0, least * 3 // 2)),
             block_size=block_size,
             keeps=keeps_cache,
+            windows=windows,
         ),
         depth=1 + seed % 2,
         holds=not plain and seed % 4 == 1,
-        connected=not plain and keeps_cache and seed % 5 == 2,
+        connected=connected and len(windows) == 1,
     )
 
 

@@ -10,7 +10,7 @@ no tensors. A test may replace a method to make a model that is wrong.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -262,6 +262,17 @@ class RowModel:
         }
         for slot in [slot for slot in self._slots if slot[:2] not in held]:
             del self._slots[slot]
+
+    def held_blocks(self, names: Container[str]) -> set[int]:
+        """Return the blocks that rows of the requests called `names` hold."""
+        return {
+            block
+            for state in self.rows.values()
+            if state.request.request_id in names
+            for table in state.blocks
+            for block in table
+            if block
+        }
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
         """Return the rows that hold each (group, block) which more than one holds."""

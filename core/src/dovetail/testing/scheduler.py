@@ -21,6 +21,7 @@ from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail.testing.case import Case
 from dovetail.testing.expectation import NotHere, expect, expect_error, judging
+from dovetail.testing.scheduler_fairness import check_nobody_starves
 from dovetail.testing.scheduler_prefixes import BLOCK_SIZE, PREFIX_CHECKS, check_prefixes
 from dovetail.testing.scheduler_program import (
     AfterStep,
@@ -31,8 +32,16 @@ from dovetail.testing.scheduler_program import (
     random_program,
 )
 
-NUM_PROGRAMS = 60
+NUM_PROGRAMS = 48
 NUM_PROGRAMS_A_CASE = 6
+NUM_GROUP_PROGRAMS = 6
+
+WINDOWS: Mapping[str, tuple[int, ...]] = {
+    "a window": (5,),
+    "two KV-cache groups": (0, 5),
+    "three KV-cache groups": (3, 0, 6),
+}
+"""Caches besides the plain one: the sliding window of each group, 0 for none."""
 
 _LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
 
@@ -84,14 +93,23 @@ def scheduler_cases(
         with judging(f"in {check.__name__}"):
             check(scheduler_cls, policy, keeps_cache)
 
-    def play_all(seeds: range) -> None:
+    def play_all(seeds: range, windows: tuple[int, ...] = (0,)) -> None:
         for seed in seeds:
             # A watched policy keeps accounts of its own, which know neither drafts nor pauses.
             plain = policy is not None
-            program = random_program(seed, keeps_cache=keeps_cache, plain=plain)
+            program = random_program(seed, keeps_cache=keeps_cache, plain=plain, windows=windows)
             first = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
             again = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
-            expect(first == again, f"{program}: the same calls give other plans the second time")
+            same = "the same calls give other plans the second time"
+            expect(first == again, f"{same}, in {program}")
+
+    def play_groups(windows: tuple[int, ...]) -> None:
+        program = random_program(0, windows=windows)
+        try:
+            Referee(scheduler_cls, program)
+        except ConfigError as refusal:
+            raise NotHere(f"it does not serve such a cache: {refusal}") from None
+        play_all(range(NUM_GROUP_PROGRAMS), windows)
 
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(judge, check))
@@ -100,6 +118,9 @@ def scheduler_cases(
         for name, prefix_check in PREFIX_CHECKS.items():
             run = partial(check_prefixes, prefix_check, make, are_due=keeps_prefixes)
             yield Case(name=name, run=run)
+    if keeps_cache and policy is None:  # a policy sees nothing of groups
+        for name, windows in WINDOWS.items():
+            yield Case(name=name, run=partial(play_groups, windows))
     for first in range(0, num_programs, NUM_PROGRAMS_A_CASE):
         seeds = range(first, min(first + NUM_PROGRAMS_A_CASE, num_programs))
         name = f"random programs {seeds[0]} to {seeds[-1]}"
@@ -146,8 +167,9 @@ def _referee(
     keeps_cache: bool,
     limits: SchedulerLimits = _LIMITS,
     depth: int = 1,
+    num_blocks: int = 9,
 ) -> Referee:
-    kv_cache = make_kv_cache(num_blocks=9, block_size=4, keeps=keeps_cache)
+    kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=4, keeps=keeps_cache)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
     return Referee(scheduler_cls, program, policy=policy)
 
@@ -226,7 +248,10 @@ def _check_every_block(
         referee.add(make_request("a", range(num_prompt), max_tokens=15 - num_prompt))
         referee.drain()
         stats = referee.last_stats
-        expect(stats is None or not stats.num_preemptions, f"{stats}: one request was alone")
+        expect(
+            stats is None or not stats.num_preemptions,
+            f"a request that is alone was preempted: {num_prompt} prompt tokens fit into the cache",
+        )
 
 
 def _check_aborts(
@@ -245,6 +270,18 @@ def _check_aborts(
     referee.abort(["a", "b", "c", "d"])
 
 
+def _check_starvation(
+    scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
+) -> None:
+    def make(limits: SchedulerLimits) -> Referee:
+        return _referee(scheduler_cls, policy, keeps_cache, limits, num_blocks=129)
+
+    def add(referee: Referee, name: str) -> None:
+        referee.add(make_request(name, range(6)))
+
+    check_nobody_starves(make, add)
+
+
 _Check = Callable[[type[SchedulerInterface], type[Policy] | None, bool], None]
 
 _CHECKS: Mapping[str, _Check] = {
@@ -252,4 +289,5 @@ _CHECKS: Mapping[str, _Check] = {
     "what must be refused": _check_refusals,
     "aborts": _check_aborts,
     "every block": _check_every_block,
+    "nobody starves": _check_starvation,
 }

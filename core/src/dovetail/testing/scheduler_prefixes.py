@@ -92,7 +92,10 @@ def _check_found_again(make: MakeReferee) -> None:
     stats = ask.referee.last_stats
     if stats is not None:
         found = sum(ask.referee.num_cached.values())
-        expect(stats.prefix_hits == found, f"{stats}: {found} tokens were found")
+        expect(
+            stats.prefix_hits == found,
+            f"the statistics say prefix_hits={stats.prefix_hits}; {found} tokens were found",
+        )
 
 
 def _check_output_found(make: MakeReferee) -> None:

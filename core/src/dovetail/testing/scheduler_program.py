@@ -24,6 +24,11 @@ from dovetail.interfaces.scheduler import (
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
+from dovetail.testing.column_types import (
+    check_depth_types,
+    check_outputs_types,
+    check_plan_types,
+)
 from dovetail.testing.draft_law import DraftLaw
 from dovetail.testing.expectation import expect
 from dovetail.testing.fake_kv_connector import FakeSchedulerSide
@@ -36,7 +41,7 @@ from dovetail.testing.random_programs import (
     random_request,
 )
 from dovetail.testing.request_ledger import RequestLedger
-from dovetail.testing.row_model import RowModel
+from dovetail.testing.row_groups import make_rows
 from dovetail.testing.step_accounts import StepAccounts
 
 STEP_NS = 1_000_000
@@ -98,7 +103,7 @@ class Referee:
         )
         self.alive: dict[str, RequestLedger] = {}
         self.plans: list[SchedulerOutput] = []
-        self._rows = RowModel(self.limits, program.kv_cache, VOCAB_SIZE, connected=self.connected)
+        self._rows = make_rows(self.limits, program.kv_cache, VOCAB_SIZE, connected=self.connected)
         self._out: deque[tuple[SchedulerOutput, str, ModelRunnerOutput]] = deque()
         self._last_named: dict[int, int] = {}
         self._executed = -1
@@ -164,6 +169,7 @@ class Referee:
         """Let the scheduler plan a step, and execute it."""
         self.clock.advance(STEP_NS)
         plan = self.scheduler.schedule()
+        check_plan_types(plan)
         due = self.plans[-1].step_id + 1 if self.plans else plan.step_id
         expect(plan.step_id == due, f"step_id {plan.step_id} comes where {due} is due")
         self._check_rows(plan)
@@ -189,6 +195,7 @@ class Referee:
         self.drafts.settled(plan, result)
         outputs = self.scheduler.update_from_output(plan, result)
         self._executed = plan.step_id
+        check_outputs_types(outputs)
         self._take(outputs)
         self._check_stats(outputs, plan)
         self._check_depth()
@@ -215,7 +222,8 @@ class Referee:
                 self.settle()
         expect(not self.alive, f"after {most} more steps {sorted(self.alive)} have not ended")
         depth = self.scheduler.depth()
-        expect(depth.num_waiting + depth.num_running == 0, f"all is done, but {depth}")
+        left = depth.num_waiting + depth.num_running
+        expect(not left, f"every request has ended, and depth() still counts {left}")
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
         names, counts = outputs.request_ids, outputs.num_new_tokens
@@ -290,11 +298,17 @@ class Referee:
 
     def _check_depth(self) -> None:
         depth = self.scheduler.depth()
+        check_depth_types(depth)
         expect(
             depth.num_waiting + depth.num_running == len(self.alive),
-            f"{depth}, but {len(self.alive)} requests are alive",
+            f"depth() must count every living request: there are {len(self.alive)}, and it counts "
+            f"{depth.num_waiting} waiting and {depth.num_running} running",
         )
-        expect(depth.num_running <= self.limits.max_num_seqs, f"{depth}: over max_num_seqs")
+        expect(
+            depth.num_running <= self.limits.max_num_seqs,
+            f"more requests run than max_num_seqs={self.limits.max_num_seqs}: depth() counts "
+            f"{depth.num_running}",
+        )
         self.holds.check_depth(depth, len(self.alive))
         self._after_step(self.scheduler)
 
@@ -303,35 +317,39 @@ class Referee:
         if stats is None:
             return
         depth = self.scheduler.depth()
-        expect(stats.step_id == plan.step_id, "the statistics are of another step")
-        expect(
-            (stats.num_waiting, stats.num_running) == (depth.num_waiting, depth.num_running),
-            f"{stats} differs from {depth}",
-        )
-        expect(stats.num_scheduled_tokens == plan.total_num_tokens, f"{stats}: tokens of the plan")
+        for name, value, due in (
+            ("step_id", stats.step_id, plan.step_id),
+            ("num_waiting", stats.num_waiting, depth.num_waiting),
+            ("num_running", stats.num_running, depth.num_running),
+            ("num_scheduled_tokens", stats.num_scheduled_tokens, plan.total_num_tokens),
+        ):
+            expect(value == due, f"the statistics say {name}={value}; {due} is right")
         self._check_usage(stats)
         asked = self.limits.enable_prefix_caching or not stats.prefix_queries
-        expect(asked, f"{stats}: prefixes are looked up, and prefix caching is off")
+        expect(
+            asked,
+            f"the statistics count prefix_queries={stats.prefix_queries} without prefix caching",
+        )
         self._accounts.check(stats)
         idle = stats.num_idle_steps if self.conserves_work else 0
-        expect(not idle, "the policy let nothing run though something could; work_conserving?")
+        expect(
+            not idle,
+            f"the policy promises work_conserving, and let nothing run in {idle} steps in which "
+            "something could",
+        )
         self.last_stats = stats
 
     def _check_usage(self, stats: SchedulerStats) -> None:
         """At least what living requests hold is in use, and nothing once all is executed."""
-        held = {
-            block
-            for state in self._rows.rows.values()
-            if state.request.request_id in self.alive
-            for block in state.blocks[0]
-        }
+        held = self._rows.held_blocks(self.alive)
         # A failed load takes blocks from a row that still has to leave.
         least = 0 if self.connected else len(held) / (self.program.kv_cache.num_blocks - 1)
         moving = self.scheduler.depth().num_transfers
         most = 1.0 if self.alive or self._out or moving else 0.0
         expect(
             least - 1e-9 <= stats.kv_cache_usage <= most,
-            f"{stats}: kv_cache_usage is a share; {least} to {most} is right",
+            f"the statistics say kv_cache_usage={stats.kv_cache_usage}; it is the share of blocks "
+            f"in use, and {least} to {most} is right",
         )
 
 

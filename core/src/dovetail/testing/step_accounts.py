@@ -10,6 +10,16 @@ from dovetail.interfaces.scheduler import SchedulerStats
 from dovetail.plan import SchedulerOutput
 from dovetail.testing.expectation import expect
 
+_SUMS = (
+    "prefix_queries",
+    "prefix_hits",
+    "num_preemptions",
+    "num_recomputed_tokens",
+    "num_evictions",
+    "num_aborted",
+)
+"""Statistics that grow over a scheduler's life."""
+
 
 class StepAccounts:
     """Accounts of one scheduler's life, from its plans. idle: no request was ever added."""
@@ -20,7 +30,7 @@ class StepAccounts:
         self._names: dict[int, str] = {}
         self._num_rejoined = 0
         self._num_again = 0
-        self._sums = (0,) * 6
+        self._sums = (0,) * len(_SUMS)
 
     def add(self, request_id: str) -> None:
         """Note a new request; its id may be that of one that has ended."""
@@ -43,32 +53,44 @@ class StepAccounts:
 
     def check(self, stats: SchedulerStats) -> None:
         """Hold statistics against the plans so far; raise AssertionError with what differs."""
-        sums = (
-            stats.prefix_queries,
-            stats.prefix_hits,
-            stats.num_preemptions,
-            stats.num_recomputed_tokens,
-            stats.num_evictions,
-            stats.num_aborted,
+        sums = tuple(getattr(stats, name) for name in _SUMS)
+        for name, new, old in zip(_SUMS, sums, self._sums, strict=True):
+            expect(new >= old, f"the statistics say {name}={new} after {old}: a sum never shrinks")
+            expect(
+                not self.idle or not new,
+                f"the statistics say {name}={new} of a scheduler that had no request",
+            )
+        expect(
+            stats.prefix_hits <= stats.prefix_queries,
+            f"the statistics say prefix_hits={stats.prefix_hits}, more than "
+            f"prefix_queries={stats.prefix_queries}",
         )
-        grown = all(new >= old for new, old in zip(sums, self._sums, strict=True))
-        expect(grown and sums[1] <= sums[0], f"{stats}: a sum shrank, or more hits than queries")
-        expect(not self.idle or not any(sums), f"{stats}, of a scheduler that had no request")
         expect(
             stats.num_preemptions >= self._num_rejoined,
-            f"{stats}, but {self._num_rejoined} times a request has joined again",
+            f"the statistics say num_preemptions={stats.num_preemptions}; {self._num_rejoined} "
+            "times a request has joined again",
         )
         expect(
             stats.num_recomputed_tokens >= self._num_again,
-            f"{stats}, but {self._num_again} tokens were computed again",
+            f"the statistics say num_recomputed_tokens={stats.num_recomputed_tokens}; "
+            f"{self._num_again} tokens were computed again",
         )
         self._sums = sums
         _check_blocks(stats)
 
 
 def _check_blocks(stats: SchedulerStats) -> None:
-    used, cached, most = stats.num_used_blocks, stats.num_cached_blocks, stats.num_blocks
-    expect(0 <= used <= most and 0 <= cached <= most, f"{stats}: more blocks than there are")
+    used, most = stats.num_used_blocks, stats.num_blocks
+    for name in ("num_used_blocks", "num_cached_blocks"):
+        count = getattr(stats, name)
+        expect(
+            0 <= count <= most, f"the statistics say {name}={count}, of num_blocks={most} blocks"
+        )
     share = used / most if most else stats.kv_cache_usage  # 0: it does not count them
-    expect(abs(share - stats.kv_cache_usage) < 1e-9, f"{stats}: kv_cache_usage is another share")
-    expect(stats.schedule_ns >= 0 and stats.update_ns >= 0, f"{stats}: time runs backwards")
+    expect(
+        abs(share - stats.kv_cache_usage) < 1e-9,
+        f"the statistics say kv_cache_usage={stats.kv_cache_usage}, and {used} of {most} blocks",
+    )
+    for name in ("schedule_ns", "update_ns"):
+        time = getattr(stats, name)
+        expect(time >= 0, f"the statistics say {name}={time}: time runs backwards")

@@ -1,16 +1,18 @@
 """Rows over caches of several groups: windows that blocks leave, and states.
 
 A `RowModel` whose tables forget the blocks that have left a window, so that whoever still counted
-on one would read nothing. What each run may read of each group is held against what must stand
-there. Knows no scheduler.
+on one would read nothing. All groups share the memory of a block, so a block belongs to one group
+at a time, and a token that one group writes there replaces what another has written. What each run
+may read of each group is held against what must stand there. Knows no scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-from dovetail.interfaces.kv_cache import FullAttentionSpec, StateSpec
+from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, StateSpec
+from dovetail.interfaces.scheduler import SchedulerLimits
 from dovetail.plan import SchedulerOutput
 from dovetail.testing.row_model import RowModel
 from dovetail.testing.row_state import MASK, RowState
@@ -19,10 +21,17 @@ SNAPSHOT_SPAN = 2
 """A state of which the block before the next token is needed: a window of two tokens."""
 
 
-def is_plain(kv_cache: Any) -> bool:
-    """Return whether `RowModel` itself does: one group, which sees everything or keeps nothing."""
+def make_rows(
+    limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int, *, connected: bool
+) -> RowModel:
+    """Return the row model for a cache: a plain one does for one group that sees everything.
+
+    connected: whether a KV connector moves blocks; only with such a group.
+    """
     spec = kv_cache.groups[0].spec
-    return len(kv_cache.groups) == 1 and not (isinstance(spec, StateSpec) or _span(spec))
+    if len(kv_cache.groups) == 1 and not (isinstance(spec, StateSpec) or _span(spec)):
+        return RowModel(limits, kv_cache, vocab_size, connected=connected)
+    return GroupRows(limits, kv_cache, vocab_size)
 
 
 def _span(spec: Any) -> int:
@@ -32,10 +41,10 @@ def _span(spec: Any) -> int:
     return spec.sliding_window if isinstance(spec, FullAttentionSpec) else 0
 
 
-class CacheRows(RowModel):
+class GroupRows(RowModel):
     """Executes plans on rows of numbers, with a table a group."""
 
-    def __init__(self, limits: Any, kv_cache: Any, vocab_size: int) -> None:
+    def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int) -> None:
         super().__init__(limits, kv_cache, vocab_size)
         specs = [group.spec for group in kv_cache.groups]
         self._states: dict[tuple[int, int], int] = {}
@@ -61,17 +70,10 @@ class CacheRows(RowModel):
                 end = self._first_needed(group, state.num_computed) if span else 0
                 state.blocks[group][:end] = [0] * min(end, len(state.blocks[group]))
 
-    def held_blocks(self, names: Any) -> set[int]:
+    def held_blocks(self, names: Container[str]) -> set[int]:
         """Return the blocks that rows of the requests called `names` need."""
         self.shed()
-        return {
-            block
-            for state in self.rows.values()
-            if state.request.request_id in names
-            for table in state.blocks
-            for block in table
-            if block
-        }
+        return super().held_blocks(names)
 
     def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
         """Append blocks to a row's table; 0 for what a window does not show any more."""
@@ -89,6 +91,7 @@ class CacheRows(RowModel):
         """Fill the slots of some tokens, and bring the states forward."""
         super().write(row, start, count, samples)
         state = self.rows[row]
+        self._overwrite(state, start, count)
         for group, spec in self._state_specs.items():
             size = self._block_sizes[group]
             last = state.blocks[group][(start - 1) // size if spec.snapshots else 0]
@@ -107,6 +110,29 @@ class CacheRows(RowModel):
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
         """Return the rows that need each (group, block) which more than one needs."""
         return {key: rows for key, rows in super().shared_blocks().items() if key[1]}
+
+    def _overwrite(self, state: RowState, start: int, count: int) -> None:
+        """Forget what other groups have written to the slots that some tokens are written to."""
+        cached = [group for group, keeps in enumerate(self._cached) if keeps]
+        for group in cached:
+            size, table = self._block_sizes[group], state.blocks[group]
+            for position in range(start, min(start + count, len(state.tokens))):
+                for other in cached:
+                    if other != group:
+                        self._slots.pop((other, table[position // size], position % size), None)
+
+    def _check_sharing(self) -> None:
+        owners: dict[int, int] = {}
+        for state in self.rows.values():
+            for group, table in enumerate(state.blocks):
+                for block in table:
+                    owner = owners.setdefault(block, group) if block else group
+                    self._require(
+                        owner == group,
+                        f"block {block} is given to the KV-cache groups {owner} and {group}: all "
+                        "groups share the memory of a block, so each needs blocks of its own",
+                    )
+        super()._check_sharing()
 
     def _first_needed(self, group: int, num_computed: int) -> int:
         first = max(0, num_computed - self._spans[group] + 1)

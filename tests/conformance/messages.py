@@ -1,0 +1,16 @@
+"""What a message of the kit is like: a sentence with the rule first, then a few facts."""
+
+from __future__ import annotations
+
+import re
+
+_DUMP = re.compile(r"[A-Z]\w+\(\w+=")
+MAX_FIRST_LINE = 300
+
+
+def expect_rule_first(error: BaseException) -> None:
+    """Hold that the first line of a message is a sentence, and no dump of an object."""
+    first = str(error).partition("\n")[0]
+    assert first and len(first) <= MAX_FIRST_LINE, first
+    assert not _DUMP.match(first), f"the message begins with a dump: {first}"
+    assert "SchedulerStats(" not in str(error), f"the message dumps statistics: {error}"
