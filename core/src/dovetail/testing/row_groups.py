@@ -9,6 +9,7 @@ may read of each group is held against what must stand there. Knows no scheduler
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from itertools import product
 from typing import Any
 
 from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, StateSpec
@@ -113,13 +114,13 @@ class GroupRows(RowModel):
 
     def _overwrite(self, state: RowState, start: int, count: int) -> None:
         """Forget what other groups have written to the slots that some tokens are written to."""
-        cached = [group for group, keeps in enumerate(self._cached) if keeps]
-        for group in cached:
-            size, table = self._block_sizes[group], state.blocks[group]
-            for position in range(start, min(start + count, len(state.tokens))):
-                for other in cached:
-                    if other != group:
-                        self._slots.pop((other, table[position // size], position % size), None)
+        groups = [group for group, keeps in enumerate(self._cached) if keeps]
+        positions = range(start, min(start + count, len(state.tokens)))
+        for group, other, position in product(groups, groups, positions):
+            size = self._block_sizes[group]
+            if other != group:
+                block = state.blocks[group][position // size]
+                self._slots.pop((other, block, position % size), None)
 
     def _check_sharing(self) -> None:
         owners: dict[int, int] = {}
