@@ -142,7 +142,7 @@ def test_mappings_are_copied_in() -> None:
 
 def test_extensions_are_pinned_too() -> None:
     names = ["worker_extension_cls", "logits_processors", "io_processor", "kv_connector"]
-    names += ["stat_loggers", "hooks"]
+    names += ["kv_transfer_timeout_s", "stat_loggers", "hooks"]
     assert list(ExtensionsConfig.model_fields) == names
 
 
@@ -153,6 +153,9 @@ def test_extensions_are_pinned_too() -> None:
         ({"stat_loggers": ["a", 3]}, r"stat_loggers\[1\]=3 must name a plugin"),
         ({"logits_processors": [""]}, r"logits_processors\[0\]='' must name a plugin"),
         ({"io_processor": 0}, "io_processor=0 must name a plugin"),
+        ({"kv_transfer_timeout_s": 0}, "kv_transfer_timeout_s=0 must be a number of seconds above"),
+        ({"kv_transfer_timeout_s": True}, "kv_transfer_timeout_s=True must be a number"),
+        ({"kv_transfer_timeout_s": float("nan")}, "kv_transfer_timeout_s=nan must be a number"),
     ],
 )
 def test_extensions_are_lists_of_plugins(fields: dict[str, object], told: str) -> None:

@@ -94,6 +94,7 @@ PUBLIC_NAMES = [
     "logits_processors",
     "io_processor",
     "kv_connector",
+    "kv_transfer_timeout_s",
     "hooks",
     "max_prompt_chars",
     "max_id_chars",

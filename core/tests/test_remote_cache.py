@@ -2,6 +2,7 @@
 
 import pytest
 
+from dovetail.clock import ManualClock
 from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, KVCacheGroup, KVOutcome
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.kv_cache.remote import RemoteCache
@@ -55,7 +56,7 @@ def make(*windows, num_blocks=20):
     )
     config = KVCacheConfig(num_blocks=num_blocks + 1, groups=groups)
     cache, side = KVCacheManager(config, enable_prefix_caching=True), Side()
-    return cache, side, RemoteCache(side, cache)
+    return cache, side, RemoteCache(side, cache, clock=ManualClock(), timeout_s=30.0)
 
 
 def request(tokens, name="r"):

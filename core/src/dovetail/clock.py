@@ -10,6 +10,11 @@ import time
 from typing import Protocol
 
 
+def sleep(seconds: float) -> None:
+    """Let this thread wait."""
+    time.sleep(seconds)
+
+
 class Clock(Protocol):
     """Where the engine reads the time."""
 

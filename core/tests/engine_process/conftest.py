@@ -38,17 +38,16 @@ def imported(name, monkeypatch):
 def engine_config(tmp_path, parts):
     """Make a configuration: `engine_config(step_s=0.1, async_scheduling=True)`."""
 
-    def make(*, async_scheduling=False, **told):
+    def make(*, async_scheduling=False, options=None, **told):
         config = {"architectures": ["Obedient"], "vocab_size": 97, "max_position_embeddings": 512}
         (tmp_path / "config.json").write_text(json.dumps(config | told))
+        given = {"worker_cls": parts.Obedient, "scheduler_cls": Scheduler, "max_num_seqs": 8}
         args = EngineArgs(
             model=tmp_path,
             platform=FakePlatform,
-            worker_cls=parts.Obedient,
-            scheduler_cls=Scheduler,
             skip_tokenizer_init=True,
             async_scheduling=async_scheduling,
-            max_num_seqs=8,
+            **(given | (options or {})),
         )
         return args.create_engine_config()
 

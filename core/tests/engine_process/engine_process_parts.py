@@ -8,8 +8,12 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 from dovetail.errors import CapacityError
+from dovetail.interfaces import KVOutcome
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_gate import FakeGate
 from dovetail.testing.fake_worker import FakeWorker
 
 
@@ -54,3 +58,44 @@ class Asking(Obedient):
     """Claims that it runs logits processors; nobody here looks at what they would change."""
 
     provides = Obedient.provides | {"logits_processors"}
+
+
+class NeverOpens(Scheduler):
+    """Has a gate that holds requests whose id begins with "held", for ever."""
+
+    def __init__(self, context):
+        gate = FakeGate(lambda request: request.request_id.startswith("held"))
+        super().__init__(replace(context, gates=(gate,)))
+
+
+class NeverLoads(Scheduler):
+    """Has a KV connector that claims every block it was ever offered, and ends no load of one."""
+
+    def __init__(self, context):
+        super().__init__(replace(context, kv_connector=EndlessSide()))
+
+
+class EndlessSide:
+    """The scheduler's side of a connector whose loads never end."""
+
+    def __init__(self):
+        self.keys = set()
+
+    def has(self, keys):
+        return [key in self.keys for key in keys]
+
+    def load(self, transfer):
+        return True
+
+    def store(self, transfer):
+        self.keys.update(transfer.keys)
+        return False
+
+    def take_instructions(self):
+        return b""
+
+    def update(self, answer):
+        return KVOutcome()
+
+    def shutdown(self):
+        pass

@@ -205,6 +205,10 @@ class EngineArgs:
     kv_connector: str | type | None = field(
         default=None, metadata=_help("KV connector plugin, which keeps KV blocks elsewhere.")
     )
+    kv_transfer_timeout_s: float = field(
+        default=30.0,
+        metadata=_help("Seconds after which a KV connector's load counts as failed."),
+    )
     hooks: tuple[str | type, ...] = field(
         default=(), metadata=_help("Hooks plugins, told of start, steps, errors and stop.")
     )

@@ -25,6 +25,7 @@ from dovetail.config.field_types import (
     PluginReference,
     PluginReferences,
     Rules,
+    Seconds,
     Text,
     dtype_name,
     exactly,
@@ -237,12 +238,16 @@ class LimitsConfig(ConfigNode):
 
 
 class ExtensionsConfig(ConfigNode):
-    """Plugins that no engine needs: what the user adds to it, in the order given."""
+    """Plugins that no engine needs: what the user adds to it, in the order given.
+
+    kv_transfer_timeout_s: seconds after which a KV block's load counts as failed.
+    """
 
     worker_extension_cls: OptionalReference = None
     logits_processors: PluginReferences = ()
     io_processor: OptionalReference = None
     kv_connector: OptionalReference = None
+    kv_transfer_timeout_s: Seconds = 30.0
     stat_loggers: PluginReferences = ()
     hooks: PluginReferences = ()
 

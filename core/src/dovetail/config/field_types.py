@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 from dovetail.config.frozen_mapping import freeze
 from dovetail.interfaces.kv_cache import DTYPE_BYTES
 
+MAX_SECONDS = 86_400
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = tuple(name for name in DTYPE_BYTES if name != "float64")
 
@@ -102,6 +103,13 @@ def _share(value: Any) -> float | None:
     return float(value)
 
 
+def _seconds(value: Any) -> float:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not 0.0 < value <= MAX_SECONDS:
+        raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS}")
+    return float(value)
+
+
 def _text(value: object) -> object:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a string of at least one character")
@@ -142,6 +150,7 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 OptionalFlag = Annotated[bool | None, BeforeValidator(_optional_flag)]
 OptionalShare = Annotated[float | None, BeforeValidator(_share)]
 Rules = Annotated[tuple[str, ...], BeforeValidator(_rules)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
 Text = Annotated[str, BeforeValidator(_text)]
 FrozenMapping = Annotated[Mapping[str, Any], BeforeValidator(_mapping), AfterValidator(freeze)]
 PluginReference = Annotated[

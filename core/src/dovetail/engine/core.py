@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
+from dovetail.clock import MonotonicClock
 from dovetail.config.engine_config import LimitsConfig
+from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import DovetailError, EngineDeadError, StalledError
@@ -58,6 +60,7 @@ class EngineCore:
         self._limits = limits or LimitsConfig()
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._dead = False
+        self._idle = IdleWait(MonotonicClock())
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Check a request, whatever front end it came through, and take it in.
@@ -75,6 +78,7 @@ class EngineCore:
         )
         for check in self._params_checks:
             check(request.sampling_params)
+        self._idle.end()
         try:
             self.scheduler.add_request(request)
         except DovetailError:
@@ -85,6 +89,7 @@ class EngineCore:
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests at once; return the ids that were alive."""
         fault("core.abort_requests")
+        self._idle.end()
         return self.scheduler.abort_requests(request_ids)
 
     def check_health(self) -> None:
@@ -100,6 +105,16 @@ class EngineCore:
         """Return whether a step could bring anything; whom a pause holds counts for nothing."""
         return bool(self._out) or self._wants_plan()
 
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next step is due, where there is work; 0.0 while requests run.
+
+        More than 0 where the last steps ran nothing: all that is left waits for something that is
+        done elsewhere. A step before is not wrong, but brings nothing. A request that is added or
+        aborted, a pause and its end make a step due at once.
+        """
+        return self._idle.remaining_s
+
     def _wants_plan(self) -> bool:
         depth = self.scheduler.depth()
         return bool(depth.num_active or depth.num_transfers)
@@ -107,12 +122,14 @@ class EngineCore:
     def pause(self, scope: PauseScope) -> None:
         """Admit nobody new, or let nothing run, until `resume`; plans that are out end as ever."""
         self._check_alive()
+        self._idle.end()
         self.scheduler.pause(scope)
         self.paused = scope
 
     def resume(self) -> None:
         """Lift a pause; do nothing if there is none."""
         self._check_alive()
+        self._idle.end()
         self.scheduler.resume()
         self.paused = None
 
@@ -186,7 +203,10 @@ class EngineCore:
     def _schedule(self) -> SchedulerOutput:
         try:
             fault("core.schedule")
-            return self.scheduler.schedule()
+            plan = self.scheduler.schedule()
+            if not plan.empty:
+                self._idle.end()
+            return plan
         except DovetailError:
             raise
         except Exception as error:
@@ -195,7 +215,10 @@ class EngineCore:
     def _update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         try:
             fault("core.update")
-            return self.scheduler.update_from_output(plan, result)
+            outputs = self.scheduler.update_from_output(plan, result)
+            if plan.empty and all(out.empty for out, _ in self._out):
+                self._idle.extend()
+            return outputs
         except DovetailError:
             raise
         except Exception as error:

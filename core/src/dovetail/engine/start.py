@@ -122,6 +122,7 @@ def _start_parts(
         options=plugins.options_of("scheduler", scheduler_cls),
         policy_options=plugins.options_of("policy", policy_cls),
         kv_connector=make_scheduler_side(config, plugins, kv_cache),
+        kv_transfer_timeout_s=config.extensions.kv_transfer_timeout_s,
     )
     scheduler = _make_scheduler(scheduler_cls, given, config.observability.decision_log)
     start.undo(scheduler.shutdown)

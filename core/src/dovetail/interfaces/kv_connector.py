@@ -8,6 +8,10 @@ Law. A block is named by its key: the hash of everything that it stands on, so t
 equal contents in engines of the same model. Loads and stores name transfers by a number; every
 transfer ends in exactly one outcome, and until then nobody else is given its blocks. A load that
 fails costs a recomputation, never an answer. Nothing here waits but the worker's `begin`.
+
+A load that has not ended `config.extensions.kv_transfer_timeout_s` seconds after `load` counts as
+failed, and a transfer that has not ended after twice that time is given up: its blocks are given to
+others, and its outcome is ignored. The worker's side must not read or write them from then on.
 """
 
 from __future__ import annotations
@@ -115,7 +119,7 @@ class KVConnector(ABC):
     """Makes the two sides; it is never instantiated itself."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
 
     @staticmethod
     @abstractmethod

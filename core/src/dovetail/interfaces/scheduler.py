@@ -63,6 +63,8 @@ class SchedulerContext:
     gates: what new requests may have to wait for; only for schedulers that provide "gates".
     kv_connector: where blocks of the KV cache may be had from, and stored; None for nowhere. Only
         for schedulers that provide "kv_connector". The scheduler shuts it down.
+    kv_transfer_timeout_s: seconds after which a load that has not ended counts as failed. After
+        twice the time no transfer touches its blocks, which come free then.
     """
 
     limits: SchedulerLimits
@@ -75,6 +77,7 @@ class SchedulerContext:
     strict: bool = False
     gates: Sequence[AdmissionGate] = ()
     kv_connector: KVSchedulerSide | None = None
+    kv_transfer_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +212,7 @@ class SchedulerInterface(ABC):
     """
 
     CONTRACT: ClassVar[str] = "scheduler"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

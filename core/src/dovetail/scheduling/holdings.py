@@ -37,7 +37,7 @@ class Holdings:
             enable_prefix_caching=limits.enable_prefix_caching,
             max_step_tokens=limits.max_num_batched_tokens + limits.num_lookahead_tokens,
         )
-        self.loads = RemoteLoads(context.kv_connector, self.kv_cache, max_loads=limits.max_num_seqs)
+        self.loads = RemoteLoads(context, self.kv_cache)
         self.num_groups = len(context.kv_cache.groups)
         self.builder = StepBuilder(num_groups=self.num_groups)
         self.requests: dict[str, Request] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from dovetail.interfaces.kv_connector import KVSchedulerSide
+from dovetail.interfaces.scheduler import SchedulerContext
 from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.kv_cache.remote import RemoteCache
@@ -20,13 +20,18 @@ from dovetail.request import Request
 class RemoteLoads:
     """Those that hold blocks and no row: their loads are under way, or have ended well."""
 
-    def __init__(
-        self, side: KVSchedulerSide | None, kv_cache: KVCacheManager, *, max_loads: int
-    ) -> None:
-        """max_loads: requests that may wait for loads at a time; others compute instead."""
+    def __init__(self, context: SchedulerContext, kv_cache: KVCacheManager) -> None:
+        """As many requests as there are seats may wait for loads at a time; others compute."""
         self._kv_cache = kv_cache
-        self._remote = None if side is None else RemoteCache(side, kv_cache)
-        self._max_loads = max_loads
+        self._remote: RemoteCache | None = None
+        if context.kv_connector is not None:
+            self._remote = RemoteCache(
+                context.kv_connector,
+                kv_cache,
+                clock=context.clock,
+                timeout_s=context.kv_transfer_timeout_s,
+            )
+        self._max_loads = context.limits.max_num_seqs
         self._under_way: dict[Request, int] = {}
         self._arrived: dict[Request, int] = {}
 
@@ -63,6 +68,12 @@ class RemoteLoads:
     def take_in(self, answer: bytes) -> list[tuple[Request, bool]]:
         """Take in what a worker answered; return whose loads have ended, and whether well."""
         return [] if self._remote is None else self._remote.update(answer)
+
+    def give_up_late(self) -> list[tuple[Request, bool]]:
+        """Give up loads that have not ended in time; return whose they are, as `take_in` does."""
+        if self._remote is None or not self._remote.num_transfers:
+            return []
+        return self._remote.give_up_late()
 
     def arrive(self, request: Request) -> None:
         """Let a request whose load has ended well wait for a seat."""

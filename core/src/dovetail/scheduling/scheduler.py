@@ -117,6 +117,8 @@ class Scheduler(SchedulerInterface):
         if holdings.lobby:
             for request in holdings.lobby.take_ready():
                 host.push(request)
+        if late := holdings.loads.give_up_late():
+            self._settle_loads(late)
         mechanism.begin_step()
         if self._pause is not PauseScope.ALL:
             self._plan_step()
@@ -155,7 +157,7 @@ class Scheduler(SchedulerInterface):
         holdings.rows.executed(plan.step_id)
         holdings.kv_cache.executed(plan.step_id)
         if output.kv_transfer:
-            self._settle_loads(output.kv_transfer)
+            self._settle_loads(holdings.loads.take_in(output.kv_transfer))
         record = self._in_flight.popleft()
         settlement = settle(record, plan, output)
         if self.limits.num_lookahead_tokens:
@@ -238,10 +240,10 @@ class Scheduler(SchedulerInterface):
             news.append(Finished(request_id=name, reason=reason, message=message))
         return news
 
-    def _settle_loads(self, answer: bytes) -> None:
+    def _settle_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
         """Let those run whose keys and values have come; the others are to compute them."""
         loads = self._holdings.loads
-        for request, is_well in loads.take_in(answer):
+        for request, is_well in ended:
             if request in loads:
                 change_status(request, RequestStatus.WAITING)
                 if is_well:

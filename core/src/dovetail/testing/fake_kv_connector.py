@@ -132,7 +132,7 @@ class FakeWorkerSide:
 class FakeKVConnector(KVConnector):
     """Keeps copies in the worker."""
 
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
 
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> FakeSchedulerSide:

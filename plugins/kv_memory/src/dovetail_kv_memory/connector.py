@@ -35,7 +35,7 @@ class MemoryOptions(BaseModel):
 class MemoryConnector(KVConnector):
     """Keeps blocks in the memory of the worker's process."""
 
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     options_model: ClassVar[type[BaseModel]] = MemoryOptions
 
     @staticmethod

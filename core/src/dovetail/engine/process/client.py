@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+from dovetail.clock import sleep
 from dovetail.config import EngineConfig
 from dovetail.engine.core import EngineCore
 from dovetail.engine.process.engine_process import Progress
@@ -23,6 +24,9 @@ from dovetail.plugins import PluginRegistry
 from dovetail.process_owner import forked_error, on_fork_in_child
 from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import Ready
+
+PAUSED_WAIT_S = 0.01
+"""How long an engine in process waits when it is asked for outputs while a pause holds all."""
 
 Operation = str | Callable[..., Any]
 
@@ -80,7 +84,8 @@ class EngineClient(ABC):
         """Return what a step gave, or None if nothing came within `timeout_s` seconds.
 
         None waits as long as the engine lives. An engine in process runs a step instead of waiting,
-        and returns None at once if there is nothing to do, or if no result is due yet.
+        and returns None if there is nothing to do, or if no result is due yet. While all its
+        requests wait for something, it waits some milliseconds, `timeout_s` at most, before a step.
         """
 
     @abstractmethod
@@ -165,10 +170,16 @@ class InprocClient(EngineClient):
         self.core.abort_requests(request_ids)
 
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
-        """Run a step, if there is anything to do."""
+        """Run a step, if there is anything to do; wait a moment while all requests only wait."""
         if not self.core.has_work():
             self.core.check_health()
+            if timeout_s:
+                sleep(min(timeout_s, PAUSED_WAIT_S))
             return None
+        if (wait_s := self.core.wait_s) > 0:
+            sleep(wait_s if timeout_s is None else min(wait_s, timeout_s))
+            if self.core.wait_s > 0:
+                return None
         self._num_steps += 1
         return self.core.step_with_batch_queue() if self._ahead else self.core.step()
 

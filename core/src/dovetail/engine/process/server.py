@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 from typing import Any
 
 import zmq
@@ -20,7 +21,7 @@ from dovetail.engine.process.vital_signs import VitalSigns
 from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
 from dovetail.executors.operation import check_callable_from_outside
 from dovetail.faults import fault
-from dovetail.interfaces import EngineCoreOutputs
+from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
 from dovetail.plugins.containment import describe_failure
 from dovetail.transport.messages import (
     Abort,
@@ -46,6 +47,16 @@ from dovetail.transport.wire_types import read_request
 
 _IDLE_LOOK_MS = 250
 """How often an engine that has nothing to do looks whether its workers live."""
+
+_GAUGES = (
+    "num_waiting",
+    "num_running",
+    "num_used_blocks",
+    "num_aborted",
+    "num_preemptions",
+    "policy_failures",
+)
+"""Statistics that are told when they change, though nothing ran."""
 
 
 class EngineServer:
@@ -78,6 +89,7 @@ class EngineServer:
         # To `AddTogether`. They wait for the outputs of the first step, since waking the front end
         # before it takes a core from the workers.
         self._answers: list[Answer] = []
+        self._last_stats: SchedulerStats | None = None
         self._num_steps = 0
         self._stopping = False
 
@@ -85,9 +97,8 @@ class EngineServer:
         """Serve until told to stop; return the process's exit status: 0, or 1 if it died."""
         try:
             while not self._stopping:
-                busy = self._core.has_work()
-                self._take_in(0 if busy else self._idle_ms)
-                if self._core.has_work():
+                self._take_in(self._wait_ms())
+                if self._core.has_work() and not self._core.wait_s:
                     self._run_step()
                 else:
                     self._core.check_health()
@@ -100,6 +111,12 @@ class EngineServer:
             self._send(Died(describe_failure(error)))
             return 1
         return 0
+
+    def _wait_ms(self) -> int:
+        """Return how long to wait for a message before the next step or look."""
+        if not self._core.has_work():
+            return self._idle_ms
+        return min(self._idle_ms, ceil(1000 * self._core.wait_s))
 
     def _take_in(self, wait_ms: int) -> None:
         """Do all that has come; wait for the first message, `wait_ms` at most."""
@@ -187,9 +204,19 @@ class EngineServer:
         outputs = self._step()
         self._vitals.end_step()
         self._num_steps += 1
-        if outputs is not None:
+        if outputs is not None and (self._answers or self._has_news(outputs)):
             self._send(Outputs.of(outputs, tuple(self._answers)))
             self._answers.clear()
+            self._last_stats = outputs.stats
+
+    def _has_news(self, outputs: EngineCoreOutputs) -> bool:
+        """Return whether a front end learns anything from these outputs."""
+        stats, last = outputs.stats, self._last_stats
+        if outputs.request_ids or outputs.finished or stats is None or last is None:
+            return True
+        if stats.num_scheduled_tokens:
+            return True
+        return any(getattr(stats, name) != getattr(last, name) for name in _GAUGES)
 
     def _send_answers(self) -> None:
         for answer in self._answers:

@@ -1,0 +1,96 @@
+"""An engine whose requests only wait: it neither spins nor sends, and others run beside them."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+WATCH_S = 0.5
+PROMPT = list(range(40))
+
+
+@pytest.fixture(params=["inproc", "sync"])
+def waiting(request, client_of, parts, talk):
+    """Start an engine with a request that waits: `waiting("gate", ahead=False)`."""
+
+    def make(what, *, ahead=False, timeout_s=60.0):
+        scheduler_cls = {"gate": parts.NeverOpens, "load": parts.NeverLoads}[what]
+        client = client_of(
+            request.param,
+            async_scheduling=ahead,
+            options={"scheduler_cls": scheduler_cls, "kv_transfer_timeout_s": timeout_s},
+        )
+        client.expected = None
+        if what == "load":
+            client.add_request(talk.request("first", PROMPT))
+            client.expected = talk.Answers().collect(client, 1)[0]["first"]
+            assert client.reset_prefix_cache()
+        client.add_request(talk.request("held", PROMPT))
+        return client
+
+    return make
+
+
+def cpu_s(client):
+    """Return the CPU seconds that the engine's thread, or process, has used."""
+    if not hasattr(client, "process"):
+        return time.thread_time()
+    fields = Path(f"/proc/{client.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def watch(client):
+    """Wait for outputs a while; return how many came with something in them, or over a wire."""
+    num_news, end = 0, time.monotonic() + WATCH_S
+    while time.monotonic() < end:
+        outputs = client.get_outputs(0.05)
+        if outputs is not None and (hasattr(client, "process") or outputs.request_ids):
+            num_news += 1
+    return num_news
+
+
+@pytest.mark.parametrize(("what", "ahead"), [("gate", False), ("load", True)])
+def test_an_engine_that_only_waits_rests(waiting, what, ahead):
+    client = waiting(what, ahead=ahead)
+    watch(client)
+    before_s, steps = cpu_s(client), client.progress.num_steps
+    assert watch(client) == 0
+    assert cpu_s(client) - before_s < 0.3 * WATCH_S
+    # A process tells of its steps once a second.
+    assert client.progress.num_steps - steps <= 200 * (WATCH_S + 1)
+
+
+@pytest.mark.parametrize("what", ["gate", "load"])
+def test_others_run_beside_at_full_speed_and_an_abort_ends_the_wait(waiting, talk, what):
+    client = waiting(what)
+    for _ in range(20):
+        client.get_outputs(0.01)
+    client.add_request(talk.request("innocent", [7, 8, 9], 60))
+    answers, steps = talk.Answers(), client.progress.num_steps
+    answers.collect(client, 1)
+    assert len(answers.tokens["innocent"]) == 60
+    assert client.progress.num_steps - steps <= 62  # none of them without a token
+    client.abort_requests(["held"])
+    client.add_request(talk.request("innocent", [7, 8, 9], 60))
+    assert talk.Answers().collect(client, 1)[0] == {"innocent": answers.tokens["innocent"]}
+
+
+def test_a_load_that_never_ends_is_computed_instead(waiting, talk):
+    client = waiting("load", timeout_s=0.2)
+    answers, end = talk.Answers(), time.monotonic() + 20
+    while not answers.ends and time.monotonic() < end:
+        if (outputs := client.get_outputs(0.05)) is not None:
+            answers.take(outputs)
+    assert answers.tokens["held"] == client.expected
+
+
+def test_a_pause_of_all_does_not_spin_in_process(client_of, talk):
+    client = client_of("inproc")
+    client.add_request(talk.request("a"))
+    client.pause("all")
+    begin = time.thread_time()
+    for _ in range(20):
+        assert client.get_outputs(0.2) is None
+    assert time.thread_time() - begin < 0.1
+    client.resume()
+    assert talk.Answers().collect(client, 1)[0]["a"]

@@ -1,0 +1,171 @@
+"""Transfers of a KV connector that do not end in time: nobody waits for ever, no block is lost."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from dovetail.interfaces import KVOutcome
+from dovetail.scheduling import Scheduler
+
+TIMEOUT_NS = 5_000_000_000
+PROMPT = list(range(1, 42))
+
+
+class Side:
+    """Has every block of 16 prompts; loads and stores end when `outcome` says so."""
+
+    def __init__(self):
+        self.outcome, self.claims, self.transfers = KVOutcome(), True, []
+        self.takes_stores = False
+
+    def has(self, keys):
+        return [self.claims] * len(keys)
+
+    def load(self, transfer):
+        self.transfers.append(transfer)
+        return True
+
+    def store(self, transfer):
+        if self.takes_stores:
+            self.transfers.append(transfer)
+        return self.takes_stores
+
+    def take_instructions(self):
+        return b""
+
+    def update(self, answer):
+        return self.outcome
+
+    def shutdown(self):
+        pass
+
+
+@pytest.fixture
+def side():
+    return Side()
+
+
+@pytest.fixture
+def driver(drive, side):
+    class Connected(Scheduler):
+        def __init__(self, context):
+            context = replace(context, kv_connector=side, kv_transfer_timeout_s=TIMEOUT_NS / 1e9)
+            super().__init__(context)
+
+    return drive(cls=Connected, num_blocks=60)
+
+
+def spoil(driver, transfer):
+    """Let the connector write to the blocks of its transfer."""
+    for block in transfer.block_ids:
+        for place in range(driver.worker.block_size):
+            driver.worker.slots[block, place] = "spoilt"
+
+
+def answer(driver, side, **outcome):
+    """Let the worker's side tell an outcome with an empty step."""
+    side.outcome = KVOutcome(**outcome)
+    plan = driver.scheduler.schedule()
+    output = replace(driver.worker.execute(plan), kv_transfer=b"told")
+    driver.scheduler.update_from_output(plan, output)
+    driver.scheduler.check_integrity()
+
+
+def test_a_load_that_is_late_is_computed_and_its_blocks_rest_as_long_again(
+    driver, side, alone, caplog
+):
+    free = driver.scheduler.view.num_free_blocks
+    driver.add("late", PROMPT, max_tokens=3)
+    assert driver.step() == {}
+    (transfer,) = side.transfers
+    driver.clock.advance(TIMEOUT_NS - 1)
+    assert driver.step() == {}
+    driver.clock.advance(1)
+    with caplog.at_level(logging.WARNING):
+        assert driver.step() == {"late": (0, len(PROMPT))}
+    assert "kv_transfer_timeout_s" in caplog.text
+    spoil(driver, transfer)
+    driver.run()
+    assert driver.tokens["late"] == alone(PROMPT, 3) and driver.cached == {"late": 0}
+    assert driver.scheduler.depth().num_transfers == 1
+    assert driver.scheduler.view.num_free_blocks == free - len(transfer.block_ids)
+    driver.clock.advance(TIMEOUT_NS)
+    driver.step()
+    assert driver.scheduler.depth().num_transfers == 0
+    assert driver.scheduler.view.num_free_blocks == free
+    answer(driver, side, done=(transfer.transfer_id,))  # far too late: nobody cares
+    assert driver.scheduler.view.num_free_blocks == free
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_outcome_after_the_deadline_frees_the_blocks_at_once(driver, side, alone, fails):
+    free = driver.scheduler.view.num_free_blocks
+    driver.add("late", PROMPT, max_tokens=3)
+    driver.step()
+    driver.clock.advance(TIMEOUT_NS)
+    driver.run()
+    (transfer,) = side.transfers
+    number, blocks = transfer.transfer_id, transfer.block_ids
+    answer(driver, side, **({"failed": {number: blocks}} if fails else {"done": (number,)}))
+    assert driver.scheduler.depth().num_transfers == 0
+    assert driver.scheduler.view.num_free_blocks == free
+    assert driver.tokens["late"] == alone(PROMPT, 3)
+
+
+def test_blocks_of_an_aborted_request_come_free_in_the_end(driver, side, alone):
+    free = driver.scheduler.view.num_free_blocks
+    driver.add("gone", PROMPT)
+    driver.step()
+    assert driver.scheduler.abort_requests(["gone"]) == ["gone"]
+    (transfer,) = side.transfers
+    side.claims = False
+    innocent = driver.add("innocent", 90, max_tokens=30)
+    for _ in range(15):
+        assert "innocent" in driver.step()
+        spoil(driver, transfer)
+    assert driver.scheduler.view.num_free_blocks <= free - len(transfer.block_ids)
+    driver.clock.advance(2 * TIMEOUT_NS)
+    driver.run()
+    assert driver.tokens["innocent"] == alone(innocent, 30)
+    assert driver.scheduler.depth().num_transfers == 0
+    assert driver.scheduler.view.num_free_blocks == free
+    assert driver.scheduler.reset_prefix_cache()
+
+
+def test_a_store_that_never_ends_holds_its_blocks_for_twice_the_time(driver, side, alone):
+    free, side.claims, side.takes_stores = driver.scheduler.view.num_free_blocks, False, True
+    driver.add("a", PROMPT, max_tokens=2)
+    driver.run()
+    assert driver.tokens["a"] == alone(PROMPT, 2)
+    assert driver.scheduler.view.num_free_blocks == free - sum(
+        len(one.block_ids) for one in side.transfers
+    )
+    driver.clock.advance(2 * TIMEOUT_NS)
+    driver.step()
+    assert driver.scheduler.view.num_free_blocks == free
+    assert driver.scheduler.depth().num_transfers == 0
+
+
+def test_a_scheduler_that_was_idle_for_long_gives_a_load_up_in_one_step(driver, side, alone):
+    driver.add("late", PROMPT, max_tokens=3)
+    driver.step()
+    driver.clock.advance(3 * TIMEOUT_NS)
+    assert driver.step() == {"late": (0, len(PROMPT))}
+    assert driver.scheduler.depth().num_transfers == 0
+    driver.run()
+    assert driver.tokens["late"] == alone(PROMPT, 3)
+
+
+def test_loads_that_are_late_fail_together_and_each_prompt_is_right(driver, side, alone):
+    prompts = {name: driver.add(name, 21, max_tokens=2) for name in "abcd"}
+    driver.step()
+    driver.clock.advance(TIMEOUT_NS // 2)
+    prompts |= {name: driver.add(name, 21, max_tokens=2) for name in "ef"}
+    driver.step()
+    driver.clock.advance(TIMEOUT_NS // 2)
+    assert sorted(driver.step()) == list("abcd")
+    driver.clock.advance(TIMEOUT_NS // 2)
+    driver.run()
+    for name, prompt in prompts.items():
+        assert driver.tokens[name] == alone(prompt, 2)
