@@ -27,7 +27,8 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
         f"the tokenizer has ids up to {tokenizer.vocab_size - 1}, the model's vocabulary "
         f"(vocab_size in config.json) has {vocab_size}"
     )
-    if set(beyond) <= tokenizer.special_token_ids:
+    num_special = sum(token in beyond for token in tokenizer.special_token_ids)
+    if num_special == len(beyond):
         logger.warning("%s; requests that bring one of those special tokens are refused.", found)
         return
     raise ModelError(

@@ -27,7 +27,9 @@ from dovetail.model_files import (
     read_model_text,
 )
 from dovetail.sandbox.child import ChildLimits
+from dovetail.tokenizers.core_building import is_panic, prepare_core
 from dovetail.tokenizers.template_renderer import TemplateRenderer
+from dovetail.tokenizers.tokenizer_trial import try_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -36,8 +38,12 @@ TOKEN_SUFFIX = "_token"
 MAX_ADDITIONAL_TEMPLATES = 64
 LONG_TEXT_CHARS = 4096
 """Texts longer than this are tokenized without holding the interpreter."""
-
-ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+MAX_ADDED_TOKENS = 100_000
+_REPLACEMENT = "\ufffd"
+_REMEDY = (
+    "`transformers` writes one: "
+    "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
+)
 
 
 class HuggingFaceOptions(BaseModel):
@@ -45,12 +51,15 @@ class HuggingFaceOptions(BaseModel):
 
     template_timeout_s: wall time in which a chat template has to render a conversation.
     template_memory_mib: address space of the process that renders it.
+    tokenizer_timeout_s, tokenizer_memory_mib: of the process that tries tokenizer.json.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     template_timeout_s: float = Field(default=2.0, gt=0, le=3600)
     template_memory_mib: int = Field(default=256, ge=128, le=1 << 20)
+    tokenizer_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    tokenizer_memory_mib: int = Field(default=2048, ge=128, le=1 << 20)
 
 
 DEFAULT_OPTIONS = HuggingFaceOptions()
@@ -82,6 +91,11 @@ class TokenizerFacts:
         tokens |= _token_texts(config)
         added = config.get("added_tokens_decoder")
         added = added if isinstance(added, dict) else {}
+        if len(added) > MAX_ADDED_TOKENS:
+            raise ModelError(
+                f"{path / 'tokenizer_config.json'}: added_tokens_decoder has {len(added)} entries; "
+                f"at most {MAX_ADDED_TOKENS} are read. Write them to the model's vocabulary."
+            )
         return cls(
             special_tokens=tokens,
             eos_token_id=_eos_token_id(path),
@@ -108,9 +122,7 @@ class HuggingFaceTokenizer(Tokenizer):
         options: HuggingFaceOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Take over `core`: padding and truncation are switched off, special tokens completed."""
-        core.no_padding()
-        core.no_truncation()
-        _complete_special_tokens(core, facts)
+        prepare_core(core, facts.added_tokens, facts.special_tokens.values())
         self._core = core
         self._facts = facts
         self._vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -137,20 +149,19 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         import tokenizers
 
-        file = Path(path) / "tokenizer.json"
-        remedy = (
-            "`transformers` writes one: "
-            "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
-        )
+        file, given = Path(path) / "tokenizer.json", HuggingFaceOptions(**(options or {}))
         if not file_exists(file):
-            raise ModelError(f"{file} is missing. {remedy}")
-        content = read_model_file(file)
+            raise ModelError(f"{file} is missing. {_REMEDY}")
+        content, facts = read_model_file(file), TokenizerFacts.read(Path(path))
+        special = list(facts.special_tokens.values())
+        limits = ChildLimits(
+            timeout_s=given.tokenizer_timeout_s, memory_bytes=given.tokenizer_memory_mib * MIB
+        )
         try:
-            core = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the library raises bare Exception for any bad file
-            raise ModelError(f"{file} cannot be read: {error}. Copy it anew; {remedy}") from error
-        facts = TokenizerFacts.read(Path(path))
-        return cls(core, facts, HuggingFaceOptions(**(options or {})))
+            try_tokenizer(file, content, facts.added_tokens, special, limits)
+        except ModelError as error:
+            raise ModelError(f"{error} Copy it anew; {_REMEDY}") from None
+        return cls(tokenizers.Tokenizer.from_buffer(content), facts, given)
 
     @property
     def vocab_size(self) -> int:
@@ -183,11 +194,26 @@ class HuggingFaceTokenizer(Tokenizer):
                 "the text cannot be encoded: it must be a str without lone surrogates.",
                 parameter="prompt",
             ) from error
+        except BaseException as error:  # the library raises bare Exception, and panics
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            raise RequestError(
+                f"the tokenizer cannot encode this text: {' '.join(str(error).split())[:200]}.",
+                parameter="prompt",
+            ) from None
         return ids if around is None else [*around[0], *ids, *around[1]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of `token_ids`; ids that stand for nothing add nothing."""
-        text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """Return the text of `token_ids`; ids that stand for nothing add nothing.
+
+        A sequence at which the library panics becomes U+FFFD, like bytes that are no UTF-8.
+        """
+        try:
+            text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            return _REPLACEMENT
         return text
 
     def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
@@ -255,21 +281,6 @@ class HuggingFaceTokenizer(Tokenizer):
         before = [bos] if bos is not None and (has_bos if wants_bos is None else wants_bos) else []
         after = [eos] if eos is not None and (has_eos if wants_eos is None else wants_eos) else []
         return before, after
-
-
-def _complete_special_tokens(core: tokenizers.Tokenizer, facts: TokenizerFacts) -> None:
-    """Mark the named tokens special and add those that only tokenizer_config.json knows."""
-    import tokenizers
-
-    added = core.get_added_tokens_decoder().values()
-    known = {token.content for token in added}
-    for entry in facts.added_tokens:
-        if entry["content"] not in known:
-            flags = {flag: bool(entry[flag]) for flag in ADDED_TOKEN_FLAGS if flag in entry}
-            core.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
-    special = {token.content for token in core.get_added_tokens_decoder().values() if token.special}
-    named = [text for text in dict.fromkeys(facts.special_tokens.values()) if text not in special]
-    core.add_special_tokens([text for text in named if core.token_to_id(text) is not None])
 
 
 def _read_json(file: Path) -> dict[str, Any]:

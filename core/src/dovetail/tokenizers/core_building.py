@@ -1,0 +1,66 @@
+"""Makes the `tokenizers` object of a model directory from the contents of its files.
+
+The same code runs in the bounded child that tries a tokenizer and in the process that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tokenizers
+
+ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def build_core(
+    content: bytes, added_tokens: Sequence[Mapping[str, Any]], special_texts: Iterable[str]
+) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a tokenizer.json, prepared as `prepare_core` does.
+
+    Raises whatever the library raises: any exception, or a PanicException, which is no Exception.
+    """
+    import tokenizers
+
+    core = tokenizers.Tokenizer.from_buffer(content)
+    prepare_core(core, added_tokens, special_texts)
+    return core
+
+
+def prepare_core(
+    core: tokenizers.Tokenizer,
+    added_tokens: Sequence[Mapping[str, Any]],
+    special_texts: Iterable[str],
+) -> None:
+    """Switch padding and truncation off, add tokens and mark special ones.
+
+    added_tokens: entries of `added_tokens_decoder`; those that tokenizer.json lacks are added.
+    special_texts: tokens to be marked special.
+    """
+    import tokenizers
+
+    core.no_padding()
+    core.no_truncation()
+    known = {token.content for token in core.get_added_tokens_decoder().values()}
+    # In one call: the library rebuilds its search for added tokens in each.
+    core.add_tokens(
+        [
+            tokenizers.AddedToken(entry["content"], **_flags(entry))
+            for entry in added_tokens
+            if entry["content"] not in known
+        ]
+    )
+    added = core.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    named = [text for text in dict.fromkeys(special_texts) if text not in special]
+    core.add_special_tokens([text for text in named if core.token_to_id(text) is not None])
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether the library's Rust code panicked; such an error is no Exception."""
+    return type(error).__name__ == "PanicException"
+
+
+def _flags(entry: Mapping[str, Any]) -> dict[str, bool]:
+    return {flag: bool(entry[flag]) for flag in ADDED_TOKEN_FLAGS if flag in entry}

@@ -1,0 +1,107 @@
+"""Tries a tokenizer in a bounded child before this process loads it.
+
+A tokenizer.json can crash the library, which runs in this process, or make it take all memory.
+What has passed is remembered by its contents: in this process, and for large files, which take
+long to try, in a private folder ($XDG_CACHE_HOME/dovetail/tokenizers).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dovetail import __version__
+from dovetail.errors import ModelError
+from dovetail.sandbox.child import (
+    BoundedChild,
+    ChildFailure,
+    ChildLimits,
+    ChildTask,
+    HandlerError,
+)
+from dovetail.sandbox.frames import encode
+
+REMEMBERED_BYTES = 1 << 20
+"""Smaller files are tried in each process: it takes less than 0.1 s."""
+MAX_REMEMBERED = 256
+_TASK = ChildTask(
+    handler="dovetail.tokenizers.tokenizer_child:check", packages=("tokenizers", "huggingface_hub")
+)
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_passed: set[str] = set()
+
+
+def try_tokenizer(
+    file: Path,
+    content: bytes,
+    added_tokens: Sequence[Mapping[str, Any]],
+    special_texts: Sequence[str],
+    limits: ChildLimits,
+) -> None:
+    """Raise ModelError, naming `file`, unless the tokenizer loads and works within `limits`.
+
+    The other arguments are those of `core_building.build_core`. Raises StartError if the child
+    cannot be started.
+    """
+    text = encode({"added_tokens": list(added_tokens), "special_texts": list(special_texts)})
+    digest = _digest(content, text, limits)
+    if digest in _passed or (len(content) >= REMEMBERED_BYTES and _is_remembered(digest)):
+        return
+    try:
+        with closing(BoundedChild(_TASK, limits)) as child:
+            child.call(text, content)
+    except HandlerError as error:
+        raise ModelError(f"{file} cannot be used: {error}.") from None
+    except ChildFailure as failure:
+        raise ModelError(
+            f"{file} cannot be used: in a process with limits (tokenizer_timeout_s="
+            f"{limits.timeout_s:g}, tokenizer_memory_mib={limits.memory_bytes >> 20}) {failure}."
+        ) from None
+    _passed.add(digest)
+    if len(content) >= REMEMBERED_BYTES:
+        _remember(digest)
+
+
+def _digest(content: bytes, text: bytes, limits: ChildLimits) -> str:
+    versions = f"{__version__} {version('tokenizers')} {limits}"
+    digest = hashlib.blake2b(versions.encode(), digest_size=32)
+    digest.update(len(text).to_bytes(8, "little") + text)
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "dovetail" / "tokenizers"
+
+
+def _is_private(folder: Path) -> bool:
+    facts = os.lstat(folder)
+    own = facts.st_uid == os.geteuid() and not facts.st_mode & _OTHERS_MAY_WRITE
+    return own and stat.S_ISDIR(facts.st_mode)
+
+
+def _is_remembered(digest: str) -> bool:
+    with suppress(OSError, RuntimeError):  # RuntimeError: a user without a home directory
+        folder = _folder()
+        return _is_private(folder) and stat.S_ISREG(os.lstat(folder / digest).st_mode)
+    return False
+
+
+def _remember(digest: str) -> None:
+    with suppress(OSError, RuntimeError):  # without the note, it is tried again the next time
+        folder = _folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(folder):
+            return
+        notes = sorted(folder.iterdir(), key=lambda note: os.lstat(note).st_mtime_ns)
+        for note in notes[: max(0, len(notes) - MAX_REMEMBERED + 1)]:
+            note.unlink(missing_ok=True)
+        os.close(os.open(folder / digest, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))

@@ -1,0 +1,255 @@
+"""Tokenizer files that crash, explode or take for ever: a typed error, and this process lives."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Core
+from tokenizers import models
+
+from dovetail import LLM
+from dovetail.engine.tokenizer_checks import check_tokenizer
+from dovetail.errors import ModelError, RequestError
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail.tokenizers import tokenizer_trial
+from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
+
+SEQUENCE_A, SEQUENCE_B = ({"Sequence": {"id": one, "type_id": 0}} for one in "AB")
+TIGHT = {"tokenizer_timeout_s": 3, "tokenizer_memory_mib": 512}
+
+
+def replace(pattern, content):
+    kind = "Regex" if pattern.startswith("regex:") else "String"
+    return {
+        "type": "Replace",
+        "pattern": {kind: pattern.removeprefix("regex:")},
+        "content": content,
+    }
+
+
+def split(regex):
+    pattern = {"Regex": regex}
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+def sequence(place, parts):
+    return {"type": "Sequence", place: parts}
+
+
+def template(single, tokens=None):
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [SEQUENCE_A, SEQUENCE_B],
+        "special_tokens": tokens or {},
+    }
+
+
+def wide_token(num_ids):
+    return {"x": {"id": "x", "ids": [0] * num_ids, "tokens": ["a"] * num_ids}}
+
+
+SPECIAL_X = {"SpecialToken": {"id": "x", "type_id": 0}}
+DOUBLING = [replace("a", "aa")] * 40
+REFUSED = {
+    "a replacement that doubles, 40 times": {"normalizer": sequence("normalizers", DOUBLING)},
+    "a replacement by a million": {"normalizer": replace("a", "a" * 1_000_000)},
+    "a replacement of a rare character": {"normalizer": replace("\u1234", "a" * 1_000_000)},
+    "a replacement between all characters": {"normalizer": replace("regex:", "a" * 100)},
+    "a replacement of nothing": {"normalizer": replace("", "a" * 100)},
+    "a nested sequence that doubles": {
+        "normalizer": sequence("normalizers", [sequence("normalizers", DOUBLING)])
+    },
+    "a thousand texts before": {
+        "normalizer": sequence("normalizers", [{"type": "Prepend", "prepend": "x" * 1000}] * 1000)
+    },
+    "a decoder that doubles": {"decoder": sequence("decoders", DOUBLING)},
+    "a template of a text 100,000 times": {"post_processor": template([SEQUENCE_A] * 100_000)},
+    "templates of templates": {
+        "post_processor": sequence("processors", [template([SEQUENCE_A] * 4)] * 12)
+    },
+    "a special token of a million ids": {
+        "post_processor": template([SEQUENCE_A, SPECIAL_X], wide_token(1_000_000))
+    },
+    "a special token that is not there": {"post_processor": template([SEQUENCE_A, SPECIAL_X])},
+    "a regex that backtracks without end": {"pre_tokenizer": split("(a+)+$")},
+    "a regex that is none": {"pre_tokenizer": split("(?<x>")},
+    "a regex of a rare character that backtracks": {"pre_tokenizer": split("(\u1234+)+$")},
+    "deep nesting": {"normalizer": None},
+    "an id of 2**32-1": {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 2**32 - 1}, "merges": []}
+    },
+    "an id of 2**31": {
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31}, "merges": []}
+    },
+    "an id beyond 32 bits": {"model": {"type": "BPE", "vocab": {"a": 2**40}, "merges": []}},
+    "a merge of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "z"]]}},
+    "a model of no kind": {"model": {"type": "Python"}},
+    "a charsmap that is none": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}
+    },
+}  # fmt: skip
+
+
+def write_tokenizer(folder, **parts):
+    state = json.loads(Core(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>")).to_str())
+    (folder / "tokenizer.json").write_text(json.dumps(state | parts))
+    return folder
+
+
+def rss_kib():
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_by_name_and_this_process_lives(tmp_path, case):
+    write_tokenizer(tmp_path, **REFUSED[case])
+    if case == "deep nesting":
+        deep = '{"type":"Sequence","normalizers":[' * 100_000
+        (tmp_path / "tokenizer.json").write_text('{"normalizer": ' + deep)
+    before = rss_kib()
+    with pytest.raises(ModelError) as refusal:
+        HuggingFaceTokenizer.from_directory(tmp_path, options=TIGHT)
+    message = str(refusal.value)
+    assert str(tmp_path / "tokenizer.json") in message and "transformers" in message
+    assert len(message) < 1000
+    assert rss_kib() - before < 100 << 10
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": sequence("normalizers", [replace(" ", "\u2581")] * 20)},
+        {"normalizer": sequence("normalizers", [replace("\u4f60", " \u4f60 "), replace("`", '"')])},
+        {"normalizer": replace("regex: {2,}", " ")},
+        {"decoder": sequence("decoders", [replace("\u2581", " "), {"type": "Fuse"}])},
+        {"normalizer": {"type": "Prepend", "prepend": "\u2581"}},
+        {"pre_tokenizer": split(r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+")},
+    ],
+)  # fmt: skip
+def test_components_of_ordinary_tokenizers_pass(tmp_path, parts):
+    write_tokenizer(tmp_path, **parts)
+    assert len(HuggingFaceTokenizer.from_directory(tmp_path).encode("a")) == 1
+
+
+def test_the_limits_are_options(tmp_path):
+    state = json.loads(Core(models.WordLevel({"<unk>": 0}, unk_token="<unk>")).to_str())
+    state["model"]["vocab"] |= {f"token {number}": number for number in range(1, 400_000)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    for options, reason in (
+        ({"tokenizer_timeout_s": 0.01}, r"tokenizer_timeout_s=0\.01.*longer than 0\.01 s"),
+        ({"tokenizer_memory_mib": 128}, "memory"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            HuggingFaceTokenizer.from_directory(tmp_path, options=options)
+    write_fake_config(tmp_path)
+    with pytest.raises(ModelError, match=r"longer than 0\.01 s"):
+        LLM(
+            tmp_path,
+            worker_cls="dovetail.testing.fake_worker:FakeWorker",
+            platform="dovetail.testing.fake_platform:FakePlatform",
+            plugin_options={"huggingface": {"tokenizer_timeout_s": 0.01}},
+            **SMALL_ENGINE,
+        )
+
+
+def test_a_text_that_the_library_cannot_encode_is_one_requests_fault(tmp_path):
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}
+    split_hard = split(r"b|(?:(?=(c+))\1)*?(c*)*d$")
+    write_tokenizer(tmp_path, model=model, pre_tokenizer=split_hard, added_tokens=[])
+    tokenizer = HuggingFaceTokenizer.from_directory(tmp_path)
+    assert tokenizer.encode("a") == [0]
+    for text in ("never seen", "a never"):
+        with pytest.raises(RequestError, match="cannot encode") as refusal:
+            tokenizer.encode(text)
+        assert refusal.value.parameter == "prompt"
+    assert tokenizer.encode("a") == [0]
+
+
+class Panicking:
+    """What the library's object does in a panic: an error that is no Exception."""
+
+    class PanicException(BaseException):  # the library's name
+        pass
+
+    def __getattr__(self, name):
+        def panic(*args, **options):
+            raise self.PanicException("Onig: Regex search error: retry-limit-in-match over")
+
+        return panic
+
+
+def test_a_panic_is_a_requests_error_or_a_replacement_character(tmp_path):
+    tokenizer = HuggingFaceTokenizer.from_directory(write_tokenizer(tmp_path))
+    tokenizer._core = Panicking()
+    with pytest.raises(RequestError, match="retry-limit") as refusal:
+        tokenizer.encode("a")
+    assert refusal.value.parameter == "prompt"
+    assert tokenizer.decode([1]) == "\ufffd"
+
+
+def test_many_added_tokens_load_soon_or_are_refused(tmp_path):
+    """50,000 are added in one go; 200,000 are more than any model has."""
+
+    def write(count):
+        tokens = {str(1000 + n): {"content": f"<t{n}>", "special": True} for n in range(count)}
+        text = json.dumps({"added_tokens_decoder": tokens})
+        (write_tokenizer(tmp_path) / "tokenizer_config.json").write_text(text)
+
+    write(200_000)
+    with pytest.raises(ModelError, match="200000 entries"):
+        HuggingFaceTokenizer.from_directory(tmp_path)
+    write(20_000)
+    began = time.process_time()
+    tokenizer = HuggingFaceTokenizer.from_directory(tmp_path)
+    assert time.process_time() - began < 5
+    assert len(tokenizer.special_token_ids) == 20_000
+
+
+class Sparse:
+    """A tokenizer with few tokens, one of which has the largest id."""
+
+    vocab_size = 2**62
+    special_token_ids = frozenset({5, 2**62 - 1})
+
+
+def test_ids_beyond_the_vocabulary_are_counted_not_listed():
+    with pytest.raises(ModelError, match="do not belong together"):
+        check_tokenizer(Sparse(), 100)
+    check_tokenizer(Sparse(), 2**62 - 1)
+    with pytest.raises(ModelError, match="do not belong together"):
+        check_tokenizer(Sparse(), 2**62 - 2)
+
+
+def test_large_files_that_passed_are_remembered_in_a_private_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokenizer_trial, "REMEMBERED_BYTES", 10)
+    monkeypatch.setattr(tokenizer_trial, "MAX_REMEMBERED", 2)
+    started = []
+
+    class Counted(tokenizer_trial.BoundedChild):
+        def __init__(self, *args):
+            started.append(1)
+            super().__init__(*args)
+
+    monkeypatch.setattr(tokenizer_trial, "BoundedChild", Counted)
+
+    def load():
+        monkeypatch.setattr(tokenizer_trial, "_passed", set())
+        HuggingFaceTokenizer.from_directory(tmp_path)
+        return len(started)
+
+    write_tokenizer(tmp_path)
+    assert load() == load() == 1
+    folder = tmp_path / "cache/dovetail/tokenizers"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)  # others could have written there
+    assert load() == 2
+    folder.chmod(0o700)
+    assert load() == 2
+    for number in range(3):
+        write_tokenizer(tmp_path, normalizer=replace("x", str(number)))
+        load()
+    assert len(os.listdir(folder)) == 2
