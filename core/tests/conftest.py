@@ -226,7 +226,7 @@ def alone():
     return continuation
 
 
-MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low")]
+MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low", "none")]
 """Distributions that count as first-party where `plugin_site` is used."""
 
 

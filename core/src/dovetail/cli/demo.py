@@ -17,6 +17,7 @@ from dovetail.cli.terminal import forgive_encodings, printable
 from dovetail.config import EngineArgs
 from dovetail.engine.plugin_picks import check_picks
 from dovetail.plugins import PluginRegistry
+from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.selection import AUTO, choose_platform
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _other_attention(registry: PluginRegistry, first: Part) -> str:
 
     The first run took the best that does; those that the platform prefers to it were refused.
     """
-    preferred = list(choose_platform(registry, AUTO).prefer("attention"))
+    preferred = list(preferred_names(choose_platform(registry, AUTO), "attention"))
     able = registry.automatic("attention", preferred)
     targets = {found.name: found.target for found in reversed(able)}
     chosen = first.resolution.name

@@ -12,6 +12,7 @@ from dovetail.config.field_types import MODEL_DTYPES, reference_name
 from dovetail.errors import ConfigError, ContractError, nearest
 from dovetail.interfaces.platform import ConfigPatch, Platform
 from dovetail.plugins.construction import ask
+from dovetail.plugins.platform_answers import check_problems, provided_capabilities
 
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_SEQS = 256
@@ -62,7 +63,8 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     _resolve_executor(draft)
     resolved = draft.finish()
     whose = f"platform {platform.info.name!r}"
-    problems = ask(whose, "problems", lambda: platform.problems(resolved))
+    answer = ask(whose, "problems", lambda: platform.problems(resolved))
+    problems = check_problems(platform, answer)
     if problems:
         raise ConfigError(
             f"The platform {platform.info.name!r} cannot run this: {' '.join(problems)}"
@@ -189,7 +191,9 @@ def _check_wish(draft: _Draft, path: str, value: object, platform_name: str) -> 
 
 
 def _resolve_dtype(draft: _Draft, platform: Platform) -> None:
-    declared = [c.removeprefix("dtype.") for c in platform.capabilities() if c.startswith("dtype.")]
+    declared = [
+        c.removeprefix("dtype.") for c in provided_capabilities(platform) if c.startswith("dtype.")
+    ]
     # A platform that says nothing about dtypes (it may have no tensors at all) takes any.
     usable = [name for name in MODEL_DTYPES if name in declared or not declared]
     wish = draft.get(_DTYPE)

@@ -20,6 +20,7 @@ from dovetail.interfaces.platform import Platform
 from dovetail.plugins.attention_ask import attention_ask, read_attention_facts
 from dovetail.plugins.explanation import Explanation, Wanted, explain
 from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.selection import AUTO, choose_platform
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def wanted_of(kind: str, config: EngineConfig, platform: Platform | None = None)
         why=why,
         platform=platform.info.name,
         device_type=platform.info.device_type,
-        preferred=tuple(platform.prefer(kind)),
+        preferred=preferred_names(platform, kind),
     )
 
 

@@ -104,11 +104,13 @@ class WorkerBase(ABC):
     with content of that hash. Frees come before encoder runs. A worker without the capability
     "encoder" is never asked.
     provides: capability ids of the optional contracts that the class implements, such as "sleep".
+    device_types: the devices that it computes on, as tensors are told them; empty for any.
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.5"
+    CONTRACT_VERSION: ClassVar[str] = "0.6"
     provides: ClassVar[frozenset[str]] = frozenset()
+    device_types: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def __init__(self, context: WorkerContext) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_DECLARE_DEVICES = frozenset({"compile_backend", "linear_method", "ops"})
+_DECLARE_DEVICES = frozenset({"compile_backend", "linear_method", "ops", "worker"})
 
 
 def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:

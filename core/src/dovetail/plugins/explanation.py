@@ -20,7 +20,12 @@ from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolution import Resolution
-from dovetail.plugins.selection import AUTO, attention_refusals, choose_scheduler
+from dovetail.plugins.selection import (
+    AUTO,
+    attention_refusals,
+    automatic_order,
+    choose_scheduler,
+)
 
 TAKEN = "taken"
 ABLE = "able"
@@ -162,7 +167,7 @@ def _explain_picks(registry: PluginRegistry, kind: str, wanted: Wanted) -> Expla
 def _explain_automatic(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
     """Explain a place that goes to the first candidate that is able."""
     try:
-        order = registry.automatic(kind, wanted.preferred)
+        order = automatic_order(registry, kind, wanted.preferred, wanted.platform)
     except PluginError as refusal:
         rest = _others(registry, kind, (), "the choice is not clear")
         return Explanation(kind=kind, wanted=wanted, verdicts=tuple(rest), error=str(refusal))

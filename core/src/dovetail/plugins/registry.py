@@ -19,13 +19,13 @@ from dovetail.plugins.adapters import ADAPTERS, Adapters
 from dovetail.plugins.admission import Admission, Plugin, check_needed
 from dovetail.plugins.capabilities import CORE_CAPABILITIES
 from dovetail.plugins.class_denial import ClassRules
-from dovetail.plugins.construction import ask
 from dovetail.plugins.description import Describer, Description
 from dovetail.plugins.discovery import Candidate, Discovery, discover
 from dovetail.plugins.first_party import first_party_owner
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import PluginEntry
 from dovetail.plugins.options import PluginOptions, names_of
+from dovetail.plugins.platform_answers import provided_capabilities
 from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.refusals import denied, namesake_note
 from dovetail.plugins.resolution import Resolution
@@ -293,7 +293,7 @@ class PluginRegistry:
         self._platform = platform.info.name
         self.note_choice("platform", type(platform))
         self._outside_platform = not first_party_owner(type(platform).__module__)
-        own = ask(f"platform {platform.info.name!r}", "capabilities", platform.capabilities)
+        own = provided_capabilities(platform)
         self._provided = CORE_CAPABILITIES | own | claimed
         for plugin in self._loaded.values():
             self._check_needed(plugin.description, plugin.needs)
@@ -308,6 +308,10 @@ class PluginRegistry:
             wanted = one.name in kept and (names is None or one.name in names)
             if wanted and not one.first_party and not self._resolver.denial(one):
                 yield namesake_note(kept[one.name], one)
+
+    def warn(self, sentence: str) -> None:
+        """Log a sentence, once."""
+        self._warn((sentence,))
 
     def _warn(self, sentences: Iterable[str]) -> None:
         """Log each sentence, once."""

@@ -7,6 +7,7 @@ silence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,9 @@ from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.construction import construct
 from dovetail.plugins.device_fit import device_refusal
 from dovetail.plugins.discovery import Candidate
+from dovetail.plugins.first_party import normalize_distribution
+from dovetail.plugins.platform_answers import check_info, preferred_names
+from dovetail.plugins.reference import NamedReference, parse_reference
 from dovetail.plugins.registry import PluginRegistry
 
 AUTO = "auto"
@@ -48,6 +52,7 @@ def _platform_class(registry: PluginRegistry, reference: str | type) -> type[Pla
         if reason:
             refused.append(f"{candidate.name} ({reason})")
         elif platform_cls is not None:
+            check_info(platform_cls)
             entry = registry.describe("platform", candidate.reference)
             usable.append((entry.entry.rank or platform_cls.rank, platform_cls))
     refused += [
@@ -91,7 +96,7 @@ def _explicit_platform(registry: PluginRegistry, reference: str | type) -> type[
     name = str(reference)
     if probe.usable:
         platform_cls: type[Platform] = registry.load("platform", reference)
-        name = platform_cls.info.name
+        name = check_info(platform_cls).name
         probe = _probed(platform_cls, f"platform {name!r}")
     if not probe.usable:
         raise PluginError(
@@ -125,13 +130,14 @@ def choose(
         picked = registry.load(kind, reference)
         if reason := device_refusal(kind, picked, device_type):
             raise PluginError(
-                f"The {kind} {reference!r} was asked for, but {reason}."
-                f"{_alternatives(registry, kind, platform)}"
+                f"The {kind} {reference!r} was asked for on the platform {platform.info.name!r}, "
+                f"but {reason}.{_alternatives(registry, kind, platform)}"
             )
         registry.note_choice(kind, picked)
         return picked
     refused = []
-    for candidate in registry.automatic(kind, platform.prefer(kind)):
+    preferred = preferred_names(platform, kind)
+    for candidate in automatic_order(registry, kind, preferred, platform.info.name):
         found, reason = try_candidate(registry, candidate)
         if found is not None:
             reason = device_refusal(kind, found, device_type)
@@ -142,9 +148,42 @@ def choose(
     names = sorted(candidate.name for candidate in registry.candidates(kind))
     raise PluginNotFoundError(
         f"No {kind} was asked for, and none can be taken unasked. The platform "
-        f"{platform.info.name!r} prefers {', '.join(platform.prefer(kind)) or 'none'}; installed: "
+        f"{platform.info.name!r} prefers {', '.join(preferred) or 'none'}; installed: "
         f"{', '.join(names) or 'none'}. Name one, or allow an outside one with plugins_allow."
         + "".join(f"\n{line}" for line in refused)
+    )
+
+
+def automatic_order(
+    registry: PluginRegistry, kind: str, preferred: Sequence[str], platform: str
+) -> list[Candidate]:
+    """Return the plugins of `kind` that may be taken unasked, in the order in which to try them.
+
+    preferred: by the platform called `platform`. If none of them is installed, that is an error for
+    a worker, since another platform's computes on another device, and else a warning.
+    """
+    order = registry.automatic(kind, preferred)
+    if not preferred or any(_is_installed(registry, kind, name) for name in preferred):
+        return order
+    installed = ", ".join(one.reference for one in registry.candidates(kind)) or "none"
+    text = (
+        f"The platform {platform!r} prefers the {kind} {', '.join(map(repr, preferred))}, which "
+        f"is not installed. Installed: {installed}."
+    )
+    if kind == "worker":
+        raise PluginNotFoundError(f"{text} Install it, or choose another with worker_cls.")
+    registry.warn(f"{text} Another one is taken.")
+    return order
+
+
+def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:
+    asked = parse_reference(reference)
+    if not isinstance(asked, NamedReference):
+        return True
+    owner = normalize_distribution(asked.distribution)
+    return any(
+        one.name == asked.name and owner in ("", normalize_distribution(one.distribution))
+        for one in registry.candidates(kind)
     )
 
 
@@ -175,7 +214,7 @@ def _alternatives(
 
     wanted = Wanted(references=(AUTO,), ask=ask)
     if platform is not None:
-        info, preferred = platform.info, tuple(platform.prefer(kind))
+        info, preferred = platform.info, preferred_names(platform, kind)
         wanted = replace(
             wanted, platform=info.name, device_type=info.device_type, preferred=preferred
         )
@@ -247,7 +286,8 @@ def choose_attention(
         registry.note_choice("attention", backend)
         return backend
     refused = []
-    for candidate in registry.automatic("attention", platform.prefer("attention")):
+    preferred = preferred_names(platform, "attention")
+    for candidate in automatic_order(registry, "attention", preferred, platform.info.name):
         found, reason = try_candidate(registry, candidate)
         reasons = [reason] if found is None else attention_refusals(found, ask)
         if found is not None and not reasons:

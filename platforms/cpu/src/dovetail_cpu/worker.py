@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
@@ -44,6 +44,8 @@ _STEPS_AHEAD = 4
 
 class CPUWorker(TorchWorker):
     """Runs the model on the cores that this process may use."""
+
+    device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dovetail.errors import CapacityError, ConfigError
+from dovetail.errors import CapacityError, ConfigError, PluginError
 from dovetail.interfaces import (
     FULL_SAMPLING,
     AttentionBackend,
@@ -35,7 +35,7 @@ from dovetail.interfaces import (
 from dovetail.interfaces.ops import Draws, PreparesInputs
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
-from dovetail.plugins.construction import construct
+from dovetail.plugins.construction import ask, construct
 from dovetail.plugins.instance import Options, make_instance
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail_torch.device_runtime import DeviceRuntime
@@ -72,7 +72,22 @@ class TorchWorker(WorkerBase):
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._runtime = cast("DeviceRuntime", context.platform.runtime())
+        self._runtime = self._ask_runtime()
+
+    def _ask_runtime(self) -> DeviceRuntime:
+        """Return the platform's runtime; raise PluginError if it has none for torch workers."""
+        platform = self._context.platform
+        name = platform.info.name
+        runtime = ask(f"platform {name!r}", "runtime", platform.runtime)
+        if not callable(getattr(runtime, "activate", None)):
+            cls = type(self)
+            raise PluginError(
+                f"The worker {cls.__module__}:{cls.__qualname__} cannot run on the platform "
+                f"{name!r}: its runtime() returned {runtime!r:.80}, and a torch worker needs a "
+                "DeviceRuntime (dovetail_torch.device_runtime).\n"
+                "Choose the worker that is made for this platform, or another platform."
+            )
+        return cast("DeviceRuntime", runtime)
 
     def init_device(self) -> None:
         """Take the device, and find the other workers where there are some."""

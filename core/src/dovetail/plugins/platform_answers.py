@@ -1,0 +1,86 @@
+"""What a platform answers, checked: a plugin's method may raise or return anything.
+
+Whoever asks a platform for its names, capabilities or preferences asks here, so that a wrong answer
+is a ContractError that names the platform, and nobody else is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dovetail.errors import ContractError, PluginError
+from dovetail.interfaces.platform import Platform, PlatformInfo
+from dovetail.plugins.construction import ask
+from dovetail.plugins.reference import parse_reference
+
+
+def check_info(platform_cls: type[Platform]) -> PlatformInfo:
+    """Return the names of a platform; raise ContractError for wrong names, rank or `automatic`."""
+    info: object = getattr(platform_cls, "info", None)
+    whose = f"{platform_cls.__module__}:{platform_cls.__qualname__}"
+    if not isinstance(info, PlatformInfo):
+        raise ContractError(f"The platform {whose} has info = {info!r}; it needs a PlatformInfo.")
+    for field in ("name", "device_type"):
+        value: object = getattr(info, field)
+        if not isinstance(value, str) or not value:
+            raise ContractError(
+                f"The platform {whose} has info.{field} = {value!r}; it needs a string."
+            )
+    if type(platform_cls.rank) is not int:
+        raise ContractError(
+            f"The platform {whose} has rank = {platform_cls.rank!r}; it needs an int."
+        )
+    return info
+
+
+def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
+    """Return the plugins of `kind` that a platform prefers, best first.
+
+    Raises ContractError for an answer that is no list or tuple of references.
+    """
+    answer: object = _ask(platform, f"preferred {kind} plugins", lambda: platform.prefer(kind))
+    if not isinstance(answer, (list, tuple)):
+        raise _wrong(platform, f"prefer({kind!r})", answer, "a tuple of plugin names")
+    for one in answer:
+        try:
+            if not isinstance(one, str):
+                raise _wrong(platform, f"prefer({kind!r})", answer, "a tuple of plugin names")
+            parse_reference(one)
+        except ContractError:
+            raise
+        except PluginError as error:
+            text = f"a tuple of plugin names; {str(error).rstrip('.')}"
+            raise _wrong(platform, f"prefer({kind!r})", answer, text) from None
+    return tuple(answer)
+
+
+def provided_capabilities(platform: Platform) -> frozenset[str]:
+    """Return the capability ids of a platform; raise ContractError for what is no set of them."""
+    answer: object = _ask(platform, "capabilities", platform.capabilities)
+    if not isinstance(answer, (set, frozenset)) or not all(isinstance(one, str) for one in answer):
+        raise _wrong(platform, "capabilities()", answer, "a frozenset of capability ids")
+    return frozenset(answer)
+
+
+def check_problems(platform: Platform, answer: object) -> Sequence[str]:
+    """Return the sentences that `problems` answered; raise ContractError for anything else."""
+    is_list = isinstance(answer, (list, tuple))
+    if not is_list or not all(isinstance(one, str) for one in answer):  # type: ignore[attr-defined]
+        raise _wrong(platform, "problems(config)", answer, "a tuple of sentences")
+    return answer  # type: ignore[return-value]
+
+
+def _ask(platform: Platform, what: str, question: Callable[[], object]) -> object:
+    return ask(f"platform {platform.info.name!r}", what, question)
+
+
+def _wrong(platform: Platform, what: str, answer: object, due: str) -> ContractError:
+    return ContractError(
+        f"The platform {platform.info.name!r} returned {_shown(answer)} for {what}; it has to "
+        f"return {due}."
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -1,0 +1,130 @@
+"""What a platform's methods raise or answer wrongly is told as the platform's, by name."""
+
+import logging
+
+import pytest
+
+from dovetail import LLM
+from dovetail.config import EngineArgs
+from dovetail.engine.choice import explain_choice
+from dovetail.errors import ContractError, PluginError, PluginLoadError, PluginNotFoundError
+from dovetail.interfaces import PlatformInfo
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.selection import choose
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.fake_worker import FakeWorker
+
+FAKE_WORKER = "dovetail.testing.fake_worker:FakeWorker"
+
+
+def boom(*args, **kwargs):
+    raise RuntimeError("boom")
+
+
+def platform(**members):
+    return type("Odd", (FakePlatform,), members)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start an engine on a platform with these members, and end it."""
+    model = write_fake_config(tmp_path)
+
+    def run(platform_cls, **options):
+        plain = {"worker_cls": FAKE_WORKER, "scheduler_cls": "dovetail.scheduling:Scheduler"}
+        options = {**SMALL_ENGINE, **plain, "skip_tokenizer_init": True, **options}
+        LLM(model, platform=platform_cls, **options).shutdown()
+
+    return run
+
+
+def prefers(answer, kind="worker"):
+    return platform(prefer=lambda self, asked: answer if asked == kind else ())
+
+
+WRONG = {
+    "prefer raises": (platform(prefer=boom), PluginLoadError, "preferred worker plugins.*boom"),
+    **{
+        f"prefer returns {answer!r}": (prefers(answer), ContractError, r"prefer\('worker'\)")
+        for answer in (None, "cpu", 5, {"cpu"}, (5,), [None], ("",), ("a b:c",))
+    },
+    "capabilities raises": (platform(capabilities=boom), PluginLoadError, "capabilities.*boom"),
+    **{
+        f"capabilities returns {answer!r}": (
+            platform(capabilities=lambda self, answer=answer: answer),
+            ContractError,
+            r"capabilities\(\); it has to return a frozenset",
+        )
+        for answer in (None, "x", ["x"], {1})
+    },
+    "problems raises": (platform(problems=boom), PluginLoadError, "problems.*boom"),
+    **{
+        f"problems returns {answer!r}": (
+            platform(problems=lambda self, config, answer=answer: answer),
+            ContractError,
+            r"problems\(config\)",
+        )
+        for answer in (None, "no", [1], 3)
+    },
+    "defaults returns nothing": (
+        platform(defaults=lambda self, config: None),
+        ContractError,
+        "a ConfigPatch is due",
+    ),
+    "probe raises": (platform(probe=classmethod(boom)), PluginLoadError, "probe.*'fake'.*boom"),
+    **{
+        f"info is {info!r}": (platform(info=info), ContractError, "test_platform_answers:Odd|Odd")
+        for info in (None, "x", PlatformInfo(name="", device_type="cpu"))
+    },
+    "rank is text": (platform(rank="9"), ContractError, "rank = '9'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_answer_is_the_platforms(case, start):
+    platform_cls, error, told = WRONG[case]
+    with pytest.raises(error, match=f"(?s){told}") as refusal:
+        start(platform_cls, worker_cls="auto")
+    assert "StartError" not in type(refusal.value).__name__
+
+
+def test_a_preferred_worker_that_is_not_installed_is_named(start, plugin_site, tmp_path):
+    missing = prefers(("npu", "npu2@acme"))
+    told = r"platform 'fake' prefers the worker 'npu', 'npu2@acme', which is not installed\. Inst"
+    with pytest.raises(PluginNotFoundError, match=told):
+        start(missing, worker_cls="auto")
+    start(missing)  # one that is named needs no preference
+    args = EngineArgs(write_fake_config(tmp_path), platform=missing, worker_cls="auto")
+    explained = explain_choice("worker", args)
+    assert not explained.chosen and "'npu', 'npu2@acme'" in explained.error
+
+
+@pytest.mark.parametrize("kind", ["executor", "ops", "linear_method"])
+@pytest.mark.parametrize(("names", "num_warnings"), [(("gone",), 1), (("gone", "kept"), 0)])
+def test_other_preferred_plugins_that_are_not_installed_are_warned_of(
+    kind, names, num_warnings, caplog
+):
+    registry = PluginRegistry()
+    kept = registry.candidates(kind)[0].name
+    names = tuple(kept if one == "kept" else one for one in names)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert choose(registry, prefers(names, kind)(), kind, "auto")
+    told = [one.getMessage() for one in caplog.records]
+    assert len(told) == num_warnings
+    assert all(f"prefers the {kind} 'gone', which is not installed" in one for one in told)
+
+
+class OtherWorker(FakeWorker):
+    device_types = frozenset({"npu"})
+
+
+def test_a_worker_of_another_device_is_refused_before_it_is_made(start):
+    told = (
+        r"worker .*OtherWorker.* was asked for on the platform 'fake', but it runs on npu, and "
+        "the platform's device is cpu"
+    )
+    with pytest.raises(PluginError, match=told):
+        start(FakePlatform, worker_cls=OtherWorker)
+    start(platform(info=PlatformInfo(name="n", device_type="npu")), worker_cls=OtherWorker)

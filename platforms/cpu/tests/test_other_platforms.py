@@ -1,0 +1,29 @@
+"""The CPU worker on a platform that is not made for it: a typed error that names both."""
+
+import pytest
+
+from dovetail import LLM
+from dovetail.errors import PluginError
+from dovetail.interfaces import PlatformInfo
+from dovetail.testing.contexts import SMALL_ENGINE
+from dovetail.testing.fake_platform import FakePlatform
+from dovetail.testing.tiny_model import write_tiny_llama
+
+
+def platform(device_type, runtime=None):
+    info = PlatformInfo(name="npu", device_type=device_type)
+    return type("NPU", (FakePlatform,), {"info": info, "runtime": lambda self: runtime})
+
+
+@pytest.mark.parametrize(
+    ("platform_cls", "told"),
+    [
+        (platform("npu"), "worker 'cpu' was asked for on the platform 'npu', but it runs on cpu"),
+        (platform("cpu"), r"CPUWorker cannot run on the platform 'npu': its runtime\(\) returned"),
+        (platform("cpu", 5), r"platform 'npu': its runtime\(\) returned 5"),
+    ],
+)
+def test_the_worker_and_the_platform_are_named(platform_cls, told, tmp_path):
+    options = {**SMALL_ENGINE, "worker_cls": "cpu", "skip_tokenizer_init": True}
+    with pytest.raises(PluginError, match=told):
+        LLM(write_tiny_llama(tmp_path), platform=platform_cls, **options)
