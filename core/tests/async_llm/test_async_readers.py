@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from dovetail import SamplingParams
+from dovetail.engine.output_portions import cut_logprobs, cut_outputs
 from dovetail.engine.streaming import desk
 from dovetail.engine.streaming.output_stream import OutputStream
-from dovetail.engine.streaming.portions import cut_logprobs, cut_outputs
 from dovetail.errors import EngineDeadError
 from dovetail.interfaces import EngineCoreOutputs, Finished
 from dovetail.outputs import RequestMetrics, RequestOutput, RequestOutputKind

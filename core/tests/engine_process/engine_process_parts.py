@@ -15,6 +15,7 @@ from dovetail.interfaces import KVOutcome
 from dovetail.scheduling import Scheduler
 from dovetail.testing.fake_gate import FakeGate
 from dovetail.testing.fake_worker import FakeWorker
+from dovetail.transport import messages
 
 
 class Obedient(FakeWorker):
@@ -52,6 +53,14 @@ class Obedient(FakeWorker):
 
     def odd(self):
         return self
+
+
+class Tight(Obedient):
+    """Lets no message of the engine's process be longer than 4 KiB."""
+
+    def load_model(self):
+        super().load_model()
+        messages.MAX_MESSAGE_BYTES = 4096
 
 
 class Asking(Obedient):

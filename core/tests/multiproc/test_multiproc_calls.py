@@ -197,3 +197,8 @@ def test_plugins_that_differ_from_the_engines_are_named(monkeypatch):
     check_plugins(registry, [[mine]])
     with pytest.raises(PluginError, match=r"of the engine is the workers' executor 'uniproc' of x"):
         check_plugins(registry, [[Resolution(version="9", **given)]])
+
+
+def test_results_that_could_not_be_sent_are_refused_at_the_start(make):
+    with pytest.raises(ConfigError, match="max_logprobs=1024 "):
+        make(config={"max_logprobs": 1024, "max_num_batched_tokens": 1 << 17})

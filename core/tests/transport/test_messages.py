@@ -37,6 +37,7 @@ from dovetail.transport.messages import (
     ResetPrefixCache,
     Resume,
     Stop,
+    Taken,
     ToEngine,
     engine_reader,
     front_end_reader,
@@ -86,6 +87,7 @@ TO_ENGINE = (
     Resume(2),
     ResetPrefixCache(3),
     Call(4, "get_model_info", (1, "x", None, [1.5], b"raw"), {"deep": {"er": True}}),
+    Taken(3),
     Stop(),
 )
 FROM_ENGINE = (

@@ -85,6 +85,12 @@ class Call(Message, frozen=True, tag="call"):
     kwargs: dict[str, Any] = {}
 
 
+class Taken(Message, frozen=True, tag="taken"):
+    """The front end has taken so many more messages with outputs since it said so last."""
+
+    num_messages: int
+
+
 class Stop(Message, frozen=True, tag="stop"):
     """End the engine: requests under way end with it."""
 
@@ -180,7 +186,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
 
 Question = AddTogether | Abort | Pause | Resume | ResetPrefixCache | Call
-ToEngine = Add | Question | Stop
+ToEngine = Add | Question | Taken | Stop
 FromEngine = Ready | Outputs | Refused | Answer | Died | Heartbeat
 
 

@@ -1,8 +1,8 @@
 """The engine in a process of its own, for an event loop: the same calls as coroutines.
 
 A thread reads what the process says and hands it to the loop, so that reading and checking bytes
-does not hold the loop up. When the engine dies, whoever waits for outputs or an answer gets the
-error at once.
+does not hold the loop up. The engine makes no more steps while the loop does not take what they
+gave. When the engine dies, whoever waits for outputs or an answer gets the error at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from dovetail.config import EngineConfig
 from dovetail.engine.process.client import EngineFacts, Operation
 from dovetail.engine.process.engine_process import EngineProcess, Progress
+from dovetail.engine.process.outgoing import Acknowledger
 from dovetail.engine.process.sync_client import (
     answer_value,
     answers_of,
@@ -34,6 +35,8 @@ from dovetail.transport.messages import (
     Add,
     AddTogether,
     Answer,
+    FromEngine,
+    Outputs,
     Pause,
     Question,
     ResetPrefixCache,
@@ -59,7 +62,8 @@ class AsyncMPClient:
         """Start the process, which blocks; raise the DovetailError that its start raised."""
         self.process = EngineProcess(config)
         self.facts = EngineFacts.of(self.process.ready)
-        self._outputs: deque[EngineCoreOutputs] = deque()
+        self._outputs: deque[tuple[EngineCoreOutputs, bool]] = deque()
+        self._acknowledger = Acknowledger(self.process)
         self._came = asyncio.Event()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._num_calls = 0
@@ -96,7 +100,11 @@ class AsyncMPClient:
             self._check_alive()
             self._came.clear()
             await self._came.wait()
-        return self._outputs.popleft()
+        return self._take_first()
+
+    def get_queued_outputs(self) -> EngineCoreOutputs | None:
+        """Return the next outputs if they are there already, else None; never waits."""
+        return self._take_first() if self._outputs else None
 
     async def pause(self, scope: PauseScope) -> None:
         """Hold requests."""
@@ -178,9 +186,19 @@ class AsyncMPClient:
         finally:
             del self._answers[question.call]
 
-    def _take(self, answers: Iterable[Answer], outputs: EngineCoreOutputs | None) -> None:
-        if outputs is not None:
-            self._outputs.append(outputs)
+    def _take_first(self) -> EngineCoreOutputs:
+        outputs, is_counted = self._outputs.popleft()
+        if is_counted:
+            self._acknowledger.took_one()
+        return outputs
+
+    def _receive(self, message: FromEngine) -> None:
+        """In the thread: keep the outputs that a message brings, where the loop finds them."""
+        if not isinstance(message, Answer):
+            self._outputs.append((outputs_of(message), isinstance(message, Outputs)))
+
+    def _take(self, answers: Iterable[Answer]) -> None:
+        if self._outputs:
             self._came.set()
         for answer in answers:
             future = self._answers.get(answer.call)
@@ -237,12 +255,15 @@ class _OutputThread:
                 message = self._process.receive(_NAP_S)
                 if message is None:
                     continue
-                outputs = None if isinstance(message, Answer) else outputs_of(message)
+                client = self._client()
+                if client is not None:
+                    client._receive(message)
+                del client
             except DovetailError as error:
                 self.error = error
                 self._hand_over("_fail", error)
                 return
-            self._hand_over("_take", answers_of(message), outputs)
+            self._hand_over("_take", answers_of(message))
 
     def _hand_over(self, method: str, *told: object) -> None:
         client = self._client()

@@ -17,6 +17,7 @@ import zmq
 
 from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
+from dovetail.engine.process.outgoing import OutputWindow, pack_outputs
 from dovetail.engine.process.vital_signs import VitalSigns
 from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
 from dovetail.executors.operation import check_callable_from_outside
@@ -32,13 +33,13 @@ from dovetail.transport.messages import (
     Died,
     Heartbeat,
     Message,
-    Outputs,
     Pause,
     Question,
     Refused,
     ResetPrefixCache,
     Resume,
     Stop,
+    Taken,
     ToEngine,
     engine_reader,
     pack,
@@ -90,6 +91,7 @@ class EngineServer:
         # before it takes a core from the workers.
         self._answers: list[Answer] = []
         self._last_stats: SchedulerStats | None = None
+        self._window = OutputWindow()
         self._num_steps = 0
         self._stopping = False
 
@@ -98,7 +100,7 @@ class EngineServer:
         try:
             while not self._stopping:
                 self._take_in(self._wait_ms())
-                if self._core.has_work() and not self._core.wait_s:
+                if self._can_step() and not self._core.wait_s:
                     self._run_step()
                 else:
                     self._core.check_health()
@@ -112,9 +114,12 @@ class EngineServer:
             return 1
         return 0
 
+    def _can_step(self) -> bool:
+        return self._core.has_work() and not self._window.is_full
+
     def _wait_ms(self) -> int:
         """Return how long to wait for a message before the next step or look."""
-        if not self._core.has_work():
+        if not self._can_step():
             return self._idle_ms
         return min(self._idle_ms, ceil(1000 * self._core.wait_s))
 
@@ -143,6 +148,8 @@ class EngineServer:
             found = [self._add(*one) for one in message.requests]
             told = [(one.request_id, one.reason, one.parameter) for one in found if one]
             self._answers.append(Answer(message.call, told))
+        elif isinstance(message, Taken):
+            self._window.taken(message.num_messages)
         elif isinstance(message, Stop):
             self._stopping = True
         else:
@@ -205,8 +212,7 @@ class EngineServer:
         self._vitals.end_step()
         self._num_steps += 1
         if outputs is not None and (self._answers or self._has_news(outputs)):
-            self._send(Outputs.of(outputs, tuple(self._answers)))
-            self._answers.clear()
+            self._send_outputs(outputs)
             self._last_stats = outputs.stats
 
     def _has_news(self, outputs: EngineCoreOutputs) -> bool:
@@ -217,6 +223,13 @@ class EngineServer:
         if stats.num_scheduled_tokens:
             return True
         return any(getattr(stats, name) != getattr(last, name) for name in _GAUGES)
+
+    def _send_outputs(self, outputs: EngineCoreOutputs) -> None:
+        for content in pack_outputs(outputs, tuple(self._answers)):
+            fault("engine.send")
+            self._outbox.send(content)
+            self._window.sent(len(content))
+        self._answers.clear()
 
     def _send_answers(self) -> None:
         for answer in self._answers:
@@ -233,7 +246,7 @@ class EngineServer:
                 self._outbox.send(beat, zmq.NOBLOCK)
 
     def _send(self, message: Message) -> None:
-        # Waits while the front end takes nothing in: a slow reader slows the engine down instead
-        # of filling memory. If the reader is gone, the parent's end ends this process.
+        # Waits while the front end's socket takes nothing in, which the window leaves to messages
+        # without outputs. If the reader is gone, the parent's end ends this process.
         fault("engine.send")
         self._outbox.send(pack(message))

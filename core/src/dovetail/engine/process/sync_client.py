@@ -1,6 +1,6 @@
 """The engine in a process of its own, called from one thread.
 
-The engine runs on while nobody asks for outputs, until what it has to say fills the socket.
+The engine runs on while nobody asks for outputs, until `MAX_UNREAD_MESSAGES` have come of it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from dovetail.config import EngineConfig
 from dovetail.engine.process.client import EngineClient, EngineFacts, Operation
 from dovetail.engine.process.engine_process import EngineProcess, Progress, error_of
+from dovetail.engine.process.outgoing import Acknowledger
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserError
 from dovetail.interfaces import EngineCoreOutputs, Finished, PauseScope
 from dovetail.request import EngineCoreRequest, FinishReason
@@ -40,7 +41,9 @@ from dovetail.transport.wire_types import wire_request
 V = TypeVar("V")
 
 _LOT_BYTES = MAX_MESSAGE_BYTES // 4
-"""Requests that are handed over together go in lots of about so many bytes."""
+_LOT_REQUESTS = 4096
+"""Requests that are handed over together go in lots of about so many bytes and requests, so that
+the answer, which may refuse all of them, is within a message's limit too."""
 
 
 class SyncMPClient(EngineClient):
@@ -51,6 +54,7 @@ class SyncMPClient(EngineClient):
         self.process = EngineProcess(config)
         self.facts = EngineFacts.of(self.process.ready)
         self._outputs: deque[EngineCoreOutputs] = deque()
+        self._acknowledger = Acknowledger(self.process)
         self._num_calls = 0
 
     @property
@@ -90,7 +94,7 @@ class SyncMPClient(EngineClient):
         message = self.process.receive(timeout_s)
         while isinstance(message, Answer):  # to a question that was broken off
             message = self.process.receive(timeout_s)
-        return None if message is None else outputs_of(message)
+        return None if message is None else self._take(message)
 
     def pause(self, scope: PauseScope) -> None:
         """Hold requests."""
@@ -144,6 +148,12 @@ class SyncMPClient(EngineClient):
         self._num_calls += 1
         return self._num_calls
 
+    def _take(self, message: FromEngine) -> EngineCoreOutputs:
+        outputs = outputs_of(message)
+        if isinstance(message, Outputs):
+            self._acknowledger.took_one()
+        return outputs
+
     def _ask(self, question: Question) -> Any:
         """Return the answer; outputs that come before it, or with it, are kept."""
         self.process.send(question)
@@ -152,7 +162,7 @@ class SyncMPClient(EngineClient):
             if message is None:
                 continue
             if not isinstance(message, Answer):
-                self._outputs.append(outputs_of(message))
+                self._outputs.append(self._take(message))
             for answer in answers_of(message):
                 if answer.call == question.call:
                     return answer_value(answer)
@@ -195,7 +205,7 @@ def lots(
         except RequestError as error:
             refused[request.request_id] = error
             continue
-        if lot and num_bytes + len(content) > _LOT_BYTES:
+        if lot and (num_bytes + len(content) > _LOT_BYTES or len(lot) >= _LOT_REQUESTS):
             yield tuple(lot)
             lot, num_bytes = [], 0
         lot.append((request.request_id, content))

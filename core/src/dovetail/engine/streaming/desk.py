@@ -14,8 +14,8 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dovetail.engine.output_portions import cut_outputs
 from dovetail.engine.streaming.output_stream import OutputStream
-from dovetail.engine.streaming.portions import cut_outputs
 from dovetail.engine.streaming.preparation import Preparers
 from dovetail.errors import (
     CapacityError,
@@ -250,7 +250,7 @@ class RequestDesk:
     async def _read_outputs(self) -> None:
         try:
             while True:
-                await self._take_in(await self._client.get_outputs())
+                await self._take_in_all(await self._client.get_outputs())
         except DovetailError as error:
             self._fail(error)
         except Exception as error:
@@ -260,20 +260,28 @@ class RequestDesk:
             why = "its event loop has ended, or cancelled all tasks: nobody reads its outputs now."
             self._fail(EngineDeadError(f"{why} Make a new engine, for one loop."))
 
-    async def _take_in(self, outputs: EngineCoreOutputs) -> None:
-        """Tell readers of one step's outputs; let others have a turn, at least once."""
-        self.last_stats = outputs.stats or self.last_stats
-        self._front.listeners.tell(outputs)
+    async def _take_in_all(self, outputs: EngineCoreOutputs | None) -> None:
+        """Tell readers of these outputs and of all that have come after them.
+
+        Others have a turn after `SLICE_NS`, and at the end; so a reader gets in one output what
+        several steps gave where the loop is behind the engine.
+        """
         start_ns = self._clock.now_ns()
-        for portion in cut_outputs(outputs, PORTION_WORK):
-            taken = self._front.outputs.take_in(portion)
-            for group in taken.due:
-                self._streams[group.request_id].tell()
-            await self._abort(taken.to_abort)
-            if self._clock.now_ns() - start_ns > SLICE_NS:
-                await asyncio.sleep(0)
-                start_ns = self._clock.now_ns()
+        while outputs is not None:
+            self.last_stats = outputs.stats or self.last_stats
+            self._front.listeners.tell(outputs)
+            for portion in cut_outputs(outputs, PORTION_WORK):
+                await self._take_in(portion)
+                start_ns = await self._pause_after(start_ns)
+            outputs = self._client.get_queued_outputs()
         await asyncio.sleep(0)
+
+    async def _take_in(self, portion: EngineCoreOutputs) -> None:
+        taken = self._front.outputs.take_in(portion)
+        for group in taken.due:
+            self._streams[group.request_id].tell()
+        if taken.to_abort:
+            await self._abort(taken.to_abort)
 
     def _fail(self, error: DovetailError) -> None:
         """Let everybody have the first error, once what there is has been read."""

@@ -114,6 +114,18 @@ class AsyncSupervisedClient(EngineStatus[AsyncMPClient]):
             self._supervisor.note(outputs)
             return outputs
 
+    def get_queued_outputs(self) -> EngineCoreOutputs | None:
+        """Return the next outputs if they are there already, else None; never waits."""
+        if self._lost:
+            return self._lost.popleft()
+        try:
+            outputs = self._supervisor.client().get_queued_outputs()
+        except (EngineDeadError, UnavailableError):
+            return None
+        if outputs is not None:
+            self._supervisor.note(outputs)
+        return outputs
+
     async def pause(self, scope: PauseScope) -> None:
         """Hold requests, of the engines that are started later, too."""
         client, before = self._supervisor.client(), self.paused

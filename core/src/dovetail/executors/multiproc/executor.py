@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config.engine_config import MAX_WORKERS
 from dovetail.errors import (
+    ConfigError,
     ContractError,
     EngineDeadError,
     PluginError,
@@ -35,6 +36,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.start_phases import enter_phase
 from dovetail.transport.order_frame import WorkerCall, encode_call, encode_sample
 from dovetail.transport.plan_frame import encode_plan
+from dovetail.transport.ring import MAX_FRAME_BYTES
 
 _ROOM_S = 0.05
 _SHARE_OF_DEADLINE = 0.95
@@ -55,6 +57,9 @@ class MultiprocExecutor(Executor):
     _forked: EngineDeadError | None = None
 
     def __init__(self, context: ExecutorContext) -> None:
+        check_result_size(
+            context.config.scheduler.max_num_batched_tokens or 1, context.config.model.max_logprobs
+        )
         self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
         self._options = MultiprocOptions.model_validate(dict(context.options))
         self._clock: Clock = MonotonicClock()
@@ -228,4 +233,15 @@ def check_plugins(engine: PluginRegistry, per_rank: Sequence[Sequence[Resolution
     if problems:
         raise PluginError(
             "The workers differ in their plugins:" + "".join(f"\n  - {p}" for p in problems)
+        )
+
+
+def check_result_size(max_num_batched_tokens: int, max_logprobs: int) -> None:
+    """Raise ConfigError if the log-probabilities of a step may be too large for the answer ring."""
+    most = max_num_batched_tokens * 8 * (2 + max_logprobs)
+    if most > MAX_FRAME_BYTES:
+        raise ConfigError(
+            f"max_num_batched_tokens={max_num_batched_tokens} with max_logprobs={max_logprobs} "
+            f"gives results of up to {most >> 20} MiB a step; between processes at most "
+            f"{MAX_FRAME_BYTES >> 20} MiB can be sent. Lower one of them."
         )

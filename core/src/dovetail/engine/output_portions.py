@@ -15,17 +15,28 @@ ENDING_WORK = 16
 """A request's end in tokens: all of its text may have to be made then."""
 
 
+def work_of(outputs: EngineCoreOutputs) -> int:
+    """Return the work that the outputs are, counted as for `cut_outputs`."""
+    work = len(outputs.token_ids) + ENDING_WORK * len(outputs.finished)
+    work += len(outputs.num_cached_tokens)
+    for told in (outputs.logprobs, outputs.prompt_logprobs):
+        if told:
+            work += sum(len(columns.token_ids) for columns in told.values())
+    return work
+
+
 def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
     """Yield the outputs in pieces which, one after the other, say what `outputs` says.
 
     most: work in a piece, counted in tokens and log-probabilities; a single request's new tokens
     may be more. What is little is yielded as it is. Statistics are left out otherwise.
     """
-    if _work_of(outputs) <= most:
+    if work_of(outputs) <= most:
         yield outputs
         return
-    if outputs.num_cached_tokens:
-        yield EngineCoreOutputs(num_cached_tokens=outputs.num_cached_tokens)
+    cached = list(outputs.num_cached_tokens.items())
+    for first in range(0, len(cached), max(1, most)):
+        yield EngineCoreOutputs(num_cached_tokens=dict(cached[first : first + max(1, most)]))
     for core_id, columns in outputs.prompt_logprobs.items():
         for piece in cut_logprobs(columns, most):
             yield EngineCoreOutputs(prompt_logprobs={core_id: piece})
@@ -47,13 +58,6 @@ def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]
         end += count
     if first < len(columns.counts):
         yield _slice(columns, first, len(columns.counts), start, end)
-
-
-def _work_of(outputs: EngineCoreOutputs) -> int:
-    work = len(outputs.token_ids) + ENDING_WORK * len(outputs.finished)
-    for told in (outputs.logprobs, outputs.prompt_logprobs):
-        work += sum(len(columns.token_ids) for columns in told.values())
-    return work
 
 
 def _cut_rows(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
