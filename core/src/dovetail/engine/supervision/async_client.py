@@ -116,8 +116,8 @@ class AsyncSupervisedClient(EngineStatus[AsyncMPClient]):
 
     def get_queued_outputs(self) -> EngineCoreOutputs | None:
         """Return the next outputs if they are there already, else None; never waits."""
-        if self._lost:
-            return self._lost.popleft()
+        if self._supervisor.lost:
+            return None  # `get_outputs` returns them
         try:
             outputs = self._supervisor.client().get_queued_outputs()
         except (EngineDeadError, UnavailableError):
