@@ -3,6 +3,7 @@
 import asyncio
 import time
 from array import array
+from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -110,6 +111,24 @@ def test_a_window_is_full_by_number_or_by_size(monkeypatch):
     assert not window.is_full
 
 
+def collect_all(answers, client, num_ends):
+    """Return tokens, ends and log-probabilities of prompts."""
+    prompts = []
+    while len(answers.ends) < num_ends:
+        outputs = client.get_outputs(5)
+        assert outputs is not None or client.error is None
+        if outputs is not None:
+            answers.take(outputs)
+            prompts += outputs.prompt_logprobs.items()
+    return answers.tokens, answers.ends, joined(prompts)
+
+
+@contextmanager
+def closing(client):
+    yield client
+    client.shutdown()
+
+
 def test_outputs_above_the_limit_of_a_message_end_nobody(client_of, engine_config, parts, talk):
     """Log-probabilities of prompts, many messages long, beside requests that want none."""
     asked = [
@@ -126,18 +145,9 @@ def test_outputs_above_the_limit_of_a_message_end_nobody(client_of, engine_confi
                 "scheduler": config.scheduler.model_copy(update={"max_num_batched_tokens": 512}),
             }
         )
-        client = make_client(changed, kind)
-        try:
+        with closing(make_client(changed, kind)) as client:
             assert client.add_requests(asked) == {}
-            answers, prompts = talk.Answers(), []
-            while len(answers.ends) < len(asked):
-                outputs = client.get_outputs(5)
-                if outputs is not None:
-                    answers.take(outputs)
-                    prompts += outputs.prompt_logprobs.items()
-            found.append((answers.tokens, answers.ends, joined(prompts)))
-        finally:
-            client.shutdown()
+            found.append(collect_all(talk.Answers(), client, len(asked)))
     assert found[0] == found[1]
     assert len(found[1][2]["prompt"][1]) == 89
 
