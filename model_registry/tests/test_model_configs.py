@@ -52,6 +52,7 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"vocab_size": "many"}, ("vocab_size", "'many'")),
         ({"num_key_value_heads": 3}, ("4 num_attention_heads", "3 num_key_value_heads")),
         ({"hidden_size": 26}, ("hidden_size 26", "head_dim is absent")),
+        ({"hidden_size": 2**20}, ("heads of 262144 features", "hidden_size 1048576")),
         ({"head_dim": 7}, ("rotary size 7", "head_dim")),
         ({"rms_norm_eps": -1}, ("rms_norm_eps", "-1")),
         ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),

@@ -6,13 +6,16 @@ files say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from dovetail.errors import ModelError
+from dovetail.value_checks import shorten
 
 Config = Mapping[str, Any]
 
+MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 10_000
 """More is a damaged number; making them all would end, hours later, for want of memory."""
 
@@ -22,8 +25,8 @@ def read_count(config: Config, field: str, default: int | None = None, *, minimu
     value = config.get(field)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise _wrong(field, value, f"a whole number, {minimum} or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_COUNT:
+        raise _wrong(field, value, f"a whole number from {minimum} to {MAX_COUNT}")
     return value
 
 
@@ -40,7 +43,8 @@ def read_number(config: Config, field: str, default: float) -> float:
     value = config.get(field)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
         raise _wrong(field, value, "a number above 0")
     return float(value)
 
@@ -58,11 +62,11 @@ def read_choice(config: Config, field: str, known: tuple[str, ...]) -> str:
     value = config.get(field)
     if value is None:
         return known[0]
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise _wrong(field, value, f"one of {', '.join(known)}, which is all that is served")
     return str(value)
 
 
 def _wrong(field: str, value: object, wanted: str) -> ModelError:
-    found = "is absent" if value is None else f"is {value!r}"
+    found = "is absent" if value is None else f"is {shorten(value)}"
     return ModelError(f"config.json: {field} {found}, it must be {wanted}")

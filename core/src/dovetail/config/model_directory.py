@@ -19,9 +19,11 @@ from dovetail.config.installed_checkpoints import (
     find_installed_checkpoint,
     installed_checkpoint_names,
 )
+from dovetail.config.model_fields import check_model_fields, check_token_ids
 from dovetail.errors import ModelError, RequestError, nearest
 from dovetail.model_files import file_exists, read_json_object
 from dovetail.sampling_params import SamplingParams
+from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
 
 SAMPLING_NAMES = {
@@ -75,8 +77,8 @@ class ModelDirectory:
         no_plugins: of a first-party one only.
 
         Raises ModelError, three lines at most: no such directory, a file, no config.json, broken
-        JSON, no architecture, an architecture that is no plain name, or code of the model's own
-        with `trust_remote_code`.
+        JSON, a field of a wrong type or range, no architecture, an architecture that is no plain
+        name, or code of the model's own with `trust_remote_code`.
         """
         directory = _locate(os.fspath(path), first_party_only=no_plugins)
         _check_directory(os.fspath(path), directory)
@@ -88,6 +90,7 @@ class ModelDirectory:
         stated = read_json_object(directory / "config.json")
         config = {**stated, **(hf_overrides or {})}
         _check_architectures(directory, config)
+        check_model_fields(config)
         if "architectures" not in (hf_overrides or {}):
             _check_plain_names(directory, stated["architectures"])
         notes = _check_auto_map(directory, config, trust_remote_code)
@@ -106,19 +109,16 @@ def eos_token_ids(
 ) -> frozenset[int]:
     """Return the ids that end a text: the generation config's if it names any, else config.json's.
 
-    Each may state one id or a list of them. Raises ModelError for anything else.
+    Each may state one id or a list of them. Raises ModelError, naming file and field, for anything
+    else, and for an id outside of config.json's vocabulary.
     """
     sources = (("generation_config.json", generation_config), ("config.json", config))
     for name, source in sources:
         value = source.get("eos_token_id")
         if value is None:
             continue
+        check_token_ids("eos_token_id", name, value, config.get("vocab_size"))
         ids = value if isinstance(value, (list, tuple)) else (value,)
-        if not all(type(token) is int and token >= 0 for token in ids):
-            raise ModelError(
-                f"eos_token_id={value!r} of {name} must be a token id or a list of them;\n"
-                "correct the file, or use hf_overrides or override_generation_config."
-            )
         if ids:
             return frozenset(ids)
     return frozenset()
@@ -138,7 +138,11 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
     try:
         SamplingParams(**stated)
     except RequestError as error:
-        raise ModelError(f"The generation config is wrong: {error}") from None
+        fields = {name: key for key, name in SAMPLING_NAMES.items()}
+        field = fields.get(error.parameter, error.parameter)
+        raise ModelError(
+            f"generation_config.json: {field} is {shorten(generation_config.get(field))}: {error}"
+        ) from None
     return stated
 
 

@@ -41,6 +41,8 @@ from dovetail_torch.layers import (
 )
 from dovetail_torch.layers.rope_frequencies import read_rope_parameters
 
+MAX_HEAD_SIZE = 2**13
+"""More is a damaged number: the largest models have heads of 512 features."""
 SILU_NAMES = ("silu", "swish")
 """The names in transformers' ACT2FN of x · sigmoid(x)."""
 
@@ -112,6 +114,11 @@ def _read_heads(config: Config) -> HeadShape:
             f"{num_heads}, and head_dim is absent"
         )
     head_size = read_count(config, "head_dim", hidden_size // num_heads)
+    if head_size > MAX_HEAD_SIZE:
+        raise ModelError(
+            f"config.json: heads of {head_size} features are asked (head_dim, or hidden_size "
+            f"{hidden_size} / num_attention_heads {num_heads}); {MAX_HEAD_SIZE} at most are served"
+        )
     return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from dovetail.config.engine_config import shown
 from dovetail.errors import ModelError, nearest
+from dovetail.value_checks import shorten
 
 Parameters = Mapping[str, Any]
 Frequencies = tuple[torch.Tensor, float]
@@ -33,7 +33,7 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ModelError(f"config.json: rope_parameters is {shown(given)}, it must be a table")
+        raise ModelError(f"config.json: rope_parameters is {shorten(given)}, it must be a table")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise ModelError(
             f"config.json: rope_parameters are given by kind of layer ({', '.join(given)}): "
@@ -43,7 +43,7 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ModelError(
-            f"config.json: rope type {shown(rope_type)} is asked, known are "
+            f"config.json: rope type {shorten(rope_type)} is asked, known are "
             f"{', '.join(sorted(ROPE_TYPES))}.{nearest(str(rope_type), ROPE_TYPES)}"
         )
     parameters["rope_type"] = rope_type
@@ -158,7 +158,7 @@ def _number(
     if not is_number or not 0 < value < _GREATEST:
         raise ModelError(
             f"config.json: rope type {parameters['rope_type']!r} needs {field} as a positive "
-            f"number, and it is {shown(value)}: correct rope_parameters (old: rope_scaling)"
+            f"number, and it is {shorten(value)}: correct rope_parameters (old: rope_scaling)"
         )
     return float(value)
 
