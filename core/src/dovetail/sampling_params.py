@@ -49,7 +49,8 @@ class SamplingParams:
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, min_p: probabilities in [0, 1].
     presence_penalty, frequency_penalty: in [-2, 2], on generated tokens.
     repetition_penalty: > 0, on prompt and generated tokens; 1 is off.
-    seed: makes the request's tokens reproducible whatever else is in the batch.
+    seed: makes the request's tokens reproducible whatever else is in the batch, with parts that are
+        batch-invariant (the start warns of others; `EngineArgs.batch_invariant` refuses them).
     stop: strings that end the text; stop_token_ids: tokens that end it. ignore_eos: go on past EOS.
     max_tokens: None means as many as the model's length allows. min_tokens: no end before that.
     logprobs, prompt_logprobs: number of best tokens to report at each position, beside its own.

@@ -39,7 +39,7 @@ def make_runner(model, backend, parts=TORCH_PARTS, num_blocks=NUM_BLOCKS, device
     )
     made = ModelRunner(model, num_layers=1, vocab_size=V, limits=limits, device_parts=parts)
     layers = {"layer": model.attention}
-    specs = kv_cache_specs(layers, block_size=SIZE, dtype="float32")
+    specs = kv_cache_specs(None, layers, block_size=SIZE, dtype="float32")
     group = KVCacheGroup(layer_names=("layer",), spec=specs["layer"])
     config = KVCacheConfig(num_blocks=num_blocks, groups=(group,))
     zeros = partial(torch.zeros, dtype=torch.uint8, device=device)

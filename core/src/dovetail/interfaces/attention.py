@@ -26,6 +26,10 @@ ROTARY = "rotary"
 """The feature of a backend whose layers turn queries and keys; no model asks for it."""
 
 
+SMALL_HEAD_SIZE = 32
+"""To which heads are padded even if that more than doubles them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionAsk:
     """What a model on a platform demands of an attention backend.
@@ -52,7 +56,9 @@ class AttentionAsk:
 class AttentionCapabilities:
     """What an attention backend does.
 
-    device_types: () for any. head_sizes: () for any. block_size_multiple: of which block sizes are.
+    device_types: () for any. block_size_multiple: of which block sizes are.
+    head_sizes: () for any. A model whose head size is not among them gets the next larger one, if
+        that is at most twice as large or 32: its heads are padded with zeros, in the cache too.
     kv_cache_dtypes: () for the same as `dtypes`, the cache then having the dtype of the model.
     """
 
@@ -62,6 +68,13 @@ class AttentionCapabilities:
     head_sizes: frozenset[int] = frozenset()
     block_size_multiple: int = 1
     features: frozenset[str] = frozenset()
+
+    def stored_head_size(self, head_size: int) -> int:
+        """Return the head size in which heads of `head_size` are stored, or 0 if there is none."""
+        if not self.head_sizes or head_size in self.head_sizes:
+            return head_size
+        most = max(2 * head_size, SMALL_HEAD_SIZE)
+        return min((size for size in self.head_sizes if head_size < size <= most), default=0)
 
     def refusals(self, ask: AttentionAsk) -> list[str]:
         """Return why `ask` is beyond these capabilities, each a sentence; empty if it is not."""
@@ -73,7 +86,7 @@ class AttentionCapabilities:
         cache_dtypes = self.kv_cache_dtypes or frozenset({ask.dtype})
         if ask.kv_cache_dtype not in cache_dtypes:
             reasons.append(_reason("KV cache dtype", ask.kv_cache_dtype, cache_dtypes))
-        if self.head_sizes and ask.head_size not in self.head_sizes:
+        if not self.stored_head_size(ask.head_size):
             reasons.append(_reason("head size", ask.head_size, self.head_sizes))
         if ask.block_size % self.block_size_multiple:
             multiples = f"multiples of {self.block_size_multiple}"
@@ -212,7 +225,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

@@ -38,6 +38,7 @@ from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
 from dovetail.plugins.construction import ask, construct
 from dovetail.plugins.instance import Options, make_instance
 from dovetail.plugins.selection import choose, choose_attention
+from dovetail_torch.batch_invariance import BatchInvariance
 from dovetail_torch.device_runtime import DeviceRuntime
 from dovetail_torch.distributed.joining import join_ranks
 from dovetail_torch.graph_provider import GraphProvider
@@ -110,6 +111,9 @@ class TorchWorker(WorkerBase):
     def load_model(self) -> None:
         """Make the model of the checkpoint's architecture, fill and pack its weights."""
         context, config = self._context, self._context.config
+        self._invariance = BatchInvariance(
+            config.model.dtype, required=config.compute.batch_invariant
+        )
         model_cls = context.plugins.load("model", config.model.architecture)
         self._check_shared(model_cls)
         options = context.plugins.options_of
@@ -134,6 +138,9 @@ class TorchWorker(WorkerBase):
         self._backend = self._choose_attention() if self._layers else None
         attention = self._backend.name if self._backend else "nobody: the model has none"
         logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, attention)
+        self._invariance.add_attention(self._backend)
+        if context.rank == 0:
+            self._invariance.report()
         connected = config.extensions.kv_connector is not None
         self._runner = (ConnectedRunner if connected else ModelRunner)(
             self._model,
@@ -172,7 +179,10 @@ class TorchWorker(WorkerBase):
         """Return what each attention layer keeps."""
         cache = self._context.config.cache
         return kv_cache_specs(
-            self._layers, block_size=cache.block_size or 1, dtype=cache.kv_cache_dtype
+            self._backend,
+            self._layers,
+            block_size=cache.block_size or 1,
+            dtype=cache.kv_cache_dtype,
         )
 
     @tells_shortage("a step of the largest size", _SMALLER_STEP)
@@ -265,7 +275,7 @@ class TorchWorker(WorkerBase):
         plugins = self._context.plugins
         cls = choose(plugins, self._context.platform, kind, reference)
         self._check_device(kind, cls)
-        self._check_invariance(kind, cls)
+        self._invariance.add(kind, cls)
         return construct(kind, cls, options=plugins.options_of(kind, cls))
 
     def _check_device(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
@@ -275,18 +285,6 @@ class TorchWorker(WorkerBase):
         raise ConfigError(
             f"the {kind} {cls.__name__} runs on {', '.join(sorted(cls.device_types))}, and the "
             f"device is {self._device.type}: choose another one."
-        )
-
-    def _check_invariance(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
-        """Raise ConfigError where batch invariance is asked and not promised."""
-        config = self._context.config
-        if not config.compute.batch_invariant or config.model.dtype in cls.batch_invariant:
-            return
-        promised = ", ".join(sorted(cls.batch_invariant)) or "no dtype"
-        raise ConfigError(
-            f"batch_invariant=True is asked with dtype={config.model.dtype!r}, but the {kind} "
-            f"{cls.__name__} promises it in {promised}: give another dtype or {kind}, or leave "
-            "batch_invariant out."
         )
 
     def _model_context(self, options: Options) -> ModelContext:

@@ -17,6 +17,7 @@ from dovetail.interfaces.attention import ROTARY
 from dovetail.interfaces.kv_cache import SCALE_BYTES
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.layers.attention import Attention
+from dovetail_torch.padded_attention import PaddedAttention
 from dovetail_torch.runner.cache_buffers import CacheBuffers, Zeros, take_buffers
 from dovetail_torch.runner.step_limits import StepLimits
 
@@ -34,14 +35,18 @@ class AttentionState:
 
 
 def kv_cache_specs(
-    layers: Mapping[str, Attention], *, block_size: int, dtype: str
+    backend: type[AttentionBackend] | None,
+    layers: Mapping[str, Attention],
+    *,
+    block_size: int,
+    dtype: str,
 ) -> dict[str, FullAttentionSpec]:
-    """Return what each attention layer keeps."""
+    """Return what each attention layer keeps, with heads as large as the backend stores them."""
     return {
         name: FullAttentionSpec(
             block_size=block_size,
             num_kv_heads=layer.num_kv_heads,
-            head_size=layer.head_size,
+            head_size=_stored_head_size(backend, layer),
             dtype=dtype,
             sliding_window=layer.sliding_window,
             scale_bytes=SCALE_BYTES.get(dtype, 0),
@@ -70,10 +75,16 @@ def make_attention(
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
     made, builder_of = [], []
-    specs = kv_cache_specs(layers, block_size=config.block_size, dtype=limits.kv_cache_dtype)
+    specs = kv_cache_specs(
+        backend, layers, block_size=config.block_size, dtype=limits.kv_cache_dtype
+    )
+    is_padded = any(specs[name].head_size != layer.head_size for name, layer in layers.items())
     buffers = take_buffers(backend, specs, config, zeros)
     for name, layer in layers.items():
-        made.append(backend.create_layer(_layer_context(name, layer, limits, options)))
+        head_size = specs[name].head_size
+        own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
+        num_added = head_size - layer.head_size
+        made.append(PaddedAttention(own, num_added) if num_added else own)
         builder_of.append(builders.setdefault((specs[name], group_of[name]), len(builders)))
     return AttentionState(
         buffers=buffers,
@@ -81,7 +92,7 @@ def make_attention(
             made,
             [buffers.caches[name] for name in layers],
             builder_of,
-            rotates=ROTARY in backend.capabilities.features,
+            rotates=ROTARY in backend.capabilities.features and not is_padded,
         ),
         builders=tuple(
             (backend.create_builder(_group_context(spec, limits, options)), group)
@@ -90,14 +101,24 @@ def make_attention(
     )
 
 
+def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) -> int:
+    size = layer.head_size
+    # Without one that fits, the backend says itself what it cannot do.
+    return size if backend is None else backend.capabilities.stored_head_size(size) or size
+
+
 def _layer_context(
-    name: str, layer: Attention, limits: StepLimits, options: Mapping[str, object]
+    name: str,
+    layer: Attention,
+    head_size: int,
+    limits: StepLimits,
+    options: Mapping[str, object],
 ) -> AttentionLayerContext:
     return AttentionLayerContext(
         layer_name=name,
         num_heads=layer.num_heads,
         num_kv_heads=layer.num_kv_heads,
-        head_size=layer.head_size,
+        head_size=head_size,
         scale=layer.scale,
         dtype=limits.dtype,
         device=limits.device,

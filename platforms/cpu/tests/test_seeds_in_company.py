@@ -1,0 +1,119 @@
+"""A seed gives the same tokens whatever else is in the batch, or the start warns about it."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.testing.tiny_model import TINY_LLAMA, llama_shapes
+from dovetail_cpu.native_library import probe_fast
+
+pytest.importorskip("dovetail_attn_cpu")
+pytest.importorskip("dovetail_models")
+pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+
+V = 997
+WARNING = "A seeded request may get other tokens"
+
+
+@pytest.fixture(scope="module")
+def make_checkpoint(tmp_path_factory):
+    """Return a function that writes a random Llama with heads of a given size."""
+
+    def make(head_size, dtype="bfloat16"):
+        shape = TINY_LLAMA | {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "head_dim": head_size,
+            "vocab_size": V,
+            "torch_dtype": dtype,
+        }
+        path = tmp_path_factory.mktemp(f"heads-of-{head_size}")
+        generator = torch.Generator().manual_seed(head_size)
+        weights = {
+            name: (torch.randn(size, generator=generator) * 0.1 + (len(size) == 1)).bfloat16()
+            for name, size in llama_shapes(shape).items()
+        }
+        (path / "config.json").write_text(json.dumps(shape))
+        save_file(weights, path / "model.safetensors")
+        return path
+
+    return make
+
+
+def start(path, **options):
+    return LLM(
+        str(path),
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        num_gpu_blocks_override=300,
+        block_size=16,
+        max_num_batched_tokens=96,
+        enable_prefix_caching=False,
+        num_threads=1,
+        use_tqdm_on_load=False,
+        **options,
+    )
+
+
+def seeded(index):
+    return SamplingParams(temperature=1.0, seed=index, max_tokens=20, ignore_eos=True)
+
+
+def answers(llm):
+    """Return the tokens of eight seeded requests together, and of each of them alone."""
+    prompts = [[(7 * i + 3 * j) % V for j in range(5 + 9 * i)] for i in range(8)]
+    params = [seeded(i) for i in range(8)]
+    together = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
+    alone = [
+        llm.generate(prompt, one)[0].outputs[0].token_ids
+        for prompt, one in zip(prompts, params, strict=True)
+    ]
+    return together, alone
+
+
+@pytest.mark.parametrize("head_size", [10, 20, 36, 72, 64])
+def test_heads_of_any_size_keep_the_promise(make_checkpoint, head_size, caplog):
+    with start(make_checkpoint(head_size), batch_invariant=True) as llm:
+        together, alone = answers(llm)
+    assert together == alone
+    assert WARNING not in caplog.text
+
+
+def test_padded_heads_give_what_torch_gives(make_checkpoint):
+    path = make_checkpoint(20)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    prompts = [[(11 * i + 5 * j) % V for j in range(3 + 17 * i)] for i in range(4)]
+    found = {}
+    for backend in ("cpu", "torch"):
+        with start(path, attention_backend=backend) as llm:
+            outputs = llm.generate(prompts, params)
+        found[backend] = [
+            {token: one.logprob for token, one in out.outputs[0].logprobs[0].items()}
+            for out in outputs
+        ]
+    for native, reference in zip(found["cpu"], found["torch"], strict=True):
+        shared = native.keys() & reference.keys()
+        assert len(shared) >= 4
+        assert max(abs(native[token] - reference[token]) for token in shared) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"attention_backend": "torch"}, ["attention backend torch", "bfloat16"]),
+        ({"linear_method": "torch"}, ["linear method Torch", "bfloat16"]),
+        ({"dtype": "float16"}, ["attention backend torch", "linear method", "float16"]),
+        ({}, []),
+    ],
+    ids=["attention", "linear", "float16", "native"],
+)
+def test_parts_that_do_not_promise_it_are_named_at_the_start(
+    make_checkpoint, options, parts, caplog
+):
+    start(make_checkpoint(32), **options).shutdown()
+    warnings = [line for line in caplog.messages if WARNING in line]
+    assert len(warnings) == bool(parts)
+    assert all(part in warning for warning in warnings for part in parts)

@@ -1,0 +1,56 @@
+"""Whether a request's tokens depend on what runs beside it, by what the chosen parts promise.
+
+A part promises that a row's result has the same bits whatever else is in the batch, for some
+dtypes. One part that does not is enough for seeded requests to get other tokens in other company.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import AttentionBackend, LinearMethod, Ops
+
+logger = logging.getLogger(__name__)
+
+FEATURE = "batch_invariant"
+"""The attention feature of this name."""
+
+
+class BatchInvariance:
+    """Collects the parts that do not promise it; refuses them where the user requires it."""
+
+    def __init__(self, dtype: str, *, required: bool) -> None:
+        """dtype: of the model. required: `EngineArgs.batch_invariant`."""
+        self._dtype = dtype
+        self._required = required
+        self._without: list[str] = []
+
+    def add(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
+        """Note a linear method or an op provider; raise ConfigError if it is not acceptable."""
+        if self._dtype in cls.batch_invariant:
+            return
+        if self._required:
+            promised = ", ".join(sorted(cls.batch_invariant)) or "no dtype"
+            raise ConfigError(
+                f"batch_invariant=True is asked with dtype={self._dtype!r}, but the {kind} "
+                f"{cls.__name__} promises it in {promised}: give another dtype or {kind}, or leave "
+                "batch_invariant out."
+            )
+        self._without.append(f"{kind.replace('_', ' ')} {cls.__name__}")
+
+    def add_attention(self, backend: type[AttentionBackend] | None) -> None:
+        """Note the attention backend, which was chosen with the requirement in mind."""
+        if backend is not None and FEATURE not in backend.capabilities.features:
+            self._without.append(f"attention backend {backend.name}")
+
+    def report(self) -> None:
+        """Warn if what a seed promises does not hold with these parts."""
+        if self._without:
+            logger.warning(
+                "A seeded request may get other tokens when other requests run beside it: %s "
+                "do not promise equal bits in every batch in %s. batch_invariant=True accepts "
+                "only parts that do.",
+                " and ".join(self._without),
+                self._dtype,
+            )

@@ -1,0 +1,40 @@
+"""Attention with heads that the backend does not have: they are padded with zeros to ones it has.
+
+Zeros behind a query and a key add nothing to their product, and zeros behind a value give zeros,
+which are cut off. So the result is the same, and so are the backend's promises.
+Legend: T tokens, H query heads, K key-value heads, D head size of the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from dovetail.interfaces import AttentionLayer, Rotation
+
+
+class PaddedAttention(AttentionLayer):
+    """A backend's layer of larger heads, called with the model's own. It is given no rotation."""
+
+    def __init__(self, layer: AttentionLayer, num_added: int) -> None:
+        """num_added: features by which the heads of `layer` are larger."""
+        self._layer = layer
+        self._padding = (0, num_added)
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        out_THD: torch.Tensor,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """Attend as the contract says; `kv_cache` has the larger heads."""
+        q, k, v = (pad(x, self._padding) for x in (q_THD, k_TKD, v_TKD))
+        out = q.new_empty(q.shape)
+        self._layer.forward(q, k, v, kv_cache, metadata, out)
+        out_THD.copy_(out[..., : out_THD.shape[-1]])
