@@ -35,7 +35,7 @@ class Side:
     def take_instructions(self):
         return b"orders"
 
-    def update(self, answer):
+    def update(self, answer, rank=0):
         assert answer == b"answer"
         return self.outcome
 

@@ -6,9 +6,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from dovetail.errors import ContractError
+from dovetail.executors.multiproc import answers
+from dovetail.executors.multiproc.executor import MultiprocExecutor
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import Ready
-from dovetail.testing.executor import check_executor
+from dovetail.testing.executor import check_executor, make_plans, start
+from dovetail.testing.executor_ranks import check_transfers
 from dovetail.testing.fake_executor import FakeExecutor
 
 
@@ -263,3 +266,10 @@ MUTANTS = [
 def test_a_wrong_executor_is_found(mutant):
     with pytest.raises(AssertionError):
         check_executor(mutant)
+
+
+def test_reading_the_transfers_of_rank_0_alone_is_caught(monkeypatch):
+    """The fault of an executor that returns rank 0's result as it is."""
+    monkeypatch.setattr(answers, "aggregate_outputs", lambda outputs: outputs[0])
+    with pytest.raises((AssertionError, ContractError), match="all ranks"):
+        check_transfers(MultiprocExecutor, start, make_plans())

@@ -94,8 +94,8 @@ class EndsTwice(FakeSchedulerSide):
 
     before = ()
 
-    def update(self, answer):
-        outcome = super().update(answer)
+    def update(self, answer, rank=0):
+        outcome = super().update(answer, rank)
         done, self.before = (*outcome.done, *self.before), outcome.done
         return KVOutcome(done=done, failed=outcome.failed)
 
@@ -120,8 +120,8 @@ class RepeatsItself(FakeSchedulerSide):
 class ForgetsAtOnce(FakeSchedulerSide):
     """Does not learn what was stored."""
 
-    def update(self, answer):
-        outcome = super().update(answer)
+    def update(self, answer, rank=0):
+        outcome = super().update(answer, rank)
         self.known.clear()
         return outcome
 

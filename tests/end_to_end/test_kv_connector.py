@@ -195,6 +195,50 @@ def test_loads_that_fail_cost_a_computation_and_no_answer(checkpoint, ahead):
         check_greedy(checkpoint, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
+def ranked(connector, *marks, **changes):
+    return pytest.param(connector, changes, marks=marks)
+
+
+UNEVEN = "uneven_connector:UnevenConnector"
+
+
+@pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
+@pytest.mark.parametrize(
+    ("connector", "changes"),
+    [
+        ranked("memory", async_scheduling=True),
+        ranked(UNEVEN, plugin_options={UNEVEN: {"asynchronous": True}}),
+        ranked("memory", pytest.mark.slow, plugin_options={"memory": {"asynchronous": True}}),
+        ranked(UNEVEN, pytest.mark.slow),
+        ranked(UNEVEN, pytest.mark.slow, async_scheduling=True),
+        ranked(
+            UNEVEN,
+            pytest.mark.slow,
+            plugin_options={UNEVEN: {"asynchronous": True}},
+            async_scheduling=True,
+        ),
+    ],
+)
+def test_two_ranks_load_what_both_have_and_compute_what_one_fails(checkpoint, connector, changes):
+    """A block counts as loaded when all ranks have it; one rank is late, or fails."""
+    asked = prompts()
+    with engine(checkpoint, connector, tensor_parallel_size=2, worker_cls="auto", **changes) as llm:
+        first, second, third = (ask_after_reset(llm, asked) for _ in range(3))
+        assert llm.reset_prefix_cache(), "blocks are left in use"
+    for outputs in (first, second, third):
+        for output in outputs:
+            check_greedy(checkpoint, output.prompt_token_ids, output.outputs[0].token_ids)
+    assert not any(output.num_cached_tokens for output in first)
+    due = [whole_blocks(length) for length in PROMPT_LENS]
+    cached = [output.num_cached_tokens for output in second]
+    assert cached == due if connector == "memory" else 0 < sum(cached) < sum(due)
+
+
+def ask_after_reset(llm, asked):
+    assert llm.reset_prefix_cache(), "blocks are left in use"
+    return llm.generate(asked, GREEDY, use_tqdm=False)
+
+
 def test_a_connector_that_nobody_would_use_is_refused(checkpoint):
     with pytest.raises(ContractError, match="scheduler FakeScheduler does not declare"):
         engine(checkpoint, scheduler_cls=FakeScheduler)

@@ -95,6 +95,11 @@ class Supervised(Client):
         return SupervisedClient(config(model))
 
 
+class SupervisedWorkers(Client):
+    def make(self, model):
+        return SupervisedClient(config(model, executor_backend="multiproc"))
+
+
 class AsyncClient(Having):
     def make(self, model):
         return AsyncMPClient(config(model))
@@ -293,15 +298,16 @@ def children_of(pid):
 
 
 def without_directory(having):
-    """Serve, though the working directory was deleted before the engine was started."""
-    having.engine = None
+    """Let the working directory be deleted and the engine be killed; the next one serves."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-    again = type(having)(sys.argv[1])
+    os.kill(having.engine.process_id, 9)
+    while not having.engine.num_restarts:
+        having.engine.get_outputs(0.1)
     try:
-        return again.serve()
+        return having.serve()
     finally:
-        again.engine.shutdown()
+        having.engine.shutdown()
 
 
 def main():

@@ -85,6 +85,5 @@ def test_an_engine_ends_with_its_owner_though_a_forked_child_lives(run, talk, ki
         os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
-def test_an_engine_starts_though_the_working_directory_was_deleted(run, kind):
-    assert seen(run(kind, "without_directory"))
+def test_an_engine_starts_again_though_the_working_directory_was_deleted(run):
+    assert seen(run("SupervisedWorkers", "without_directory"))

@@ -5,8 +5,11 @@ The worker makes the other side itself. Knows no connector by name.
 
 from __future__ import annotations
 
+import inspect
+
 from dovetail.config import EngineConfig
 from dovetail.errors import ConfigError, ContractError
+from dovetail.executors.output_aggregator import RankedSide
 from dovetail.interfaces import KVCacheConfig, KVConnectorContext, KVSchedulerSide
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
@@ -52,4 +55,15 @@ def make_scheduler_side(
     options = plugins.options_of("kv_connector", cls)
     context = KVConnectorContext(config=config, kv_cache=kv_cache, options=options)
     side: KVSchedulerSide = construct("kv_connector", cls.create_scheduler_side, context)
-    return side
+    num_ranks = config.parallel.tensor_parallel_size
+    if num_ranks == 1:
+        return side
+    try:
+        inspect.signature(side.update).bind(b"", 0)
+    except TypeError:
+        raise ContractError(
+            f"kv_connector={reference!r} cannot be used with tensor_parallel_size={num_ranks}: "
+            f"{type(side).__qualname__}.update must take the rank of an answer, too (contract "
+            "kv_connector 0.4)."
+        ) from None
+    return RankedSide(side, num_ranks)

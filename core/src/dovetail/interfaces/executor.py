@@ -84,7 +84,7 @@ class Executor(ABC):
     """
 
     CONTRACT: ClassVar[str] = "executor"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     max_concurrent_steps: int = 1
     max_world_size: ClassVar[int] = 1
     takes_callables: ClassVar[bool] = True
@@ -123,7 +123,12 @@ class Executor(ABC):
 
     @abstractmethod
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Sample for the plan last given to `execute_model`."""
+        """Sample for the plan last given to `execute_model`.
+
+        The result is rank 0's. In an engine with a KV connector (`extensions.kv_connector` of the
+        configuration) and several ranks it is what
+        `dovetail.executors.output_aggregator.aggregate_outputs` makes of the results of all ranks.
+        """
 
     @abstractmethod
     def check_health(self) -> None:

@@ -7,7 +7,9 @@ are bytes of the connector's own making: instructions travel with a plan, answer
 Law. A block is named by its key: the hash of everything that it stands on, so that equal keys mean
 equal contents in engines of the same model. Loads and stores name transfers by a number; every
 transfer ends in exactly one outcome, and until then nobody else is given its blocks. A load that
-fails costs a recomputation, never an answer. Nothing here waits but the worker's `begin`.
+fails costs a recomputation, never an answer. Nothing here waits but the worker's `begin`. With
+several ranks each has a worker's side of its own, which moves its rank's part of every block: all
+are given the same instructions, and each ends every transfer.
 
 A load that has not ended `config.extensions.kv_transfer_timeout_s` seconds after `load` counts as
 failed, and a transfer that has not ended after twice that time is given up: its blocks are given to
@@ -66,7 +68,10 @@ class KVSchedulerSide(Protocol):
     """Lives beside the scheduler; no tensors. Called between steps, by one thread."""
 
     def has(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Return for each key whether its content could be loaded. Changes nothing."""
+        """Return for each key whether its content could be loaded, on every rank.
+
+        Changes nothing.
+        """
 
     def load(self, transfer: KVTransfer) -> bool:
         """Note that these blocks are to be loaded with the next plan; return whether that takes.
@@ -85,8 +90,12 @@ class KVSchedulerSide(Protocol):
     def take_instructions(self) -> bytes:
         """Return what the worker's side has to do with the next plan, b"" for nothing."""
 
-    def update(self, answer: bytes) -> KVOutcome:
-        """Take in what the worker's side answered to a plan, and return what has ended."""
+    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+        """Take in what the worker's side of a rank answered to a plan; return what ended there.
+
+        Called for every rank, in order, whenever one of them answers anything. The engine puts the
+        ranks together: a transfer has ended when it has on all, its failed blocks are those of all.
+        """
 
     def shutdown(self) -> None:
         """Let go of everything. May be called twice."""
@@ -119,7 +128,7 @@ class KVConnector(ABC):
     """Makes the two sides; it is never instantiated itself."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
 
     @staticmethod
     @abstractmethod

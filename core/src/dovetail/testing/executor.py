@@ -25,6 +25,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail.testing.case import Case
 from dovetail.testing.contexts import SMALL_ENGINE, make_executor_context, write_fake_config
+from dovetail.testing.executor_ranks import check_transfers
 from dovetail.testing.executor_workers import (
     SLOW_S,
     FailingWorker,
@@ -68,6 +69,8 @@ def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
     yield Case(name="the end within a step", run=partial(_check_end, executor_cls))
     if executor_cls.max_world_size > 1:
         yield Case(name="two workers", run=partial(_check_ranks, executor_cls))
+        run = partial(check_transfers, executor_cls, start, make_plans())
+        yield Case(name="two workers that move blocks", run=run)
     for ahead in (False, True):
         steps = "two steps" if ahead else "one step"
         for name, check in _CHECKS.items():

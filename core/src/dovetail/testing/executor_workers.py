@@ -6,6 +6,7 @@ stands in a file beside their model, so that it can be read when they are gone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, get_ident
 
@@ -78,6 +79,22 @@ class ObedientWorker(FakeWorker):
         """Return "done" after `seconds`."""
         Event().wait(seconds)
         return "done"
+
+
+class MovingWorker(ObedientWorker):
+    """Answers for a KV connector, each rank in steps of its own."""
+
+    provides = frozenset({"kv_connector"})
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Sample, and tell what has been moved."""
+        output = super().sample_tokens(grammar)
+        return replace(output, kv_transfer=moving_answer(self._context.rank, output.step_id))
+
+
+def moving_answer(rank: int, step_id: int) -> bytes:
+    """Return what a rank answers to a step: in every third, together or alone, or not at all."""
+    return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
 
 
 class FailingWorker(ObedientWorker):

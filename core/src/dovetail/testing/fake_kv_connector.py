@@ -19,16 +19,16 @@ from dovetail.interfaces.kv_connector import (
 
 
 class FakeSchedulerSide:
-    """Knows the keys that its worker has told it of. Implements `KVSchedulerSide`."""
+    """Knows the keys that each rank's worker has told it of. Implements `KVSchedulerSide`."""
 
-    def __init__(self) -> None:
-        self.known: set[bytes] = set()
+    def __init__(self, num_ranks: int = 1) -> None:
+        self.known: list[set[bytes]] = [set() for _ in range(num_ranks)]
         self._orders: list[dict[str, Any]] = []
         self._num_loads = 0
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether it was stored."""
-        return [key in self.known for key in keys]
+        """Return for each key whether it was stored, on every rank."""
+        return [all(key in known for known in self.known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
         """Note a load; every second one takes."""
@@ -47,18 +47,19 @@ class FakeSchedulerSide:
         orders, self._orders = self._orders, []
         return json.dumps(orders).encode() if orders else b""
 
-    def update(self, answer: bytes) -> KVOutcome:
-        """Learn what was stored; return what has ended."""
+    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+        """Learn what a rank has stored; return what has ended there."""
         if not answer:
             return KVOutcome()
         told = json.loads(answer)
-        self.known.update(map(bytes.fromhex, told["stored"]))
+        self.known[rank].update(map(bytes.fromhex, told["stored"]))
         failed = {int(number): tuple(blocks) for number, blocks in told["failed"].items()}
         return KVOutcome(done=tuple(told["done"]), failed=failed)
 
     def shutdown(self) -> None:
         """Forget the keys."""
-        self.known.clear()
+        for known in self.known:
+            known.clear()
 
     def _note(self, what: str, transfer: KVTransfer) -> None:
         keys = [key.hex() for key in transfer.keys]
@@ -132,12 +133,12 @@ class FakeWorkerSide:
 class FakeKVConnector(KVConnector):
     """Keeps copies in the worker."""
 
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
 
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> FakeSchedulerSide:
         """Return the scheduler's side."""
-        return FakeSchedulerSide()
+        return FakeSchedulerSide(context.config.parallel.tensor_parallel_size)
 
     @staticmethod
     def create_worker_side(context: KVConnectorContext) -> FakeWorkerSide:

@@ -1,8 +1,8 @@
 """The connector: its options, its two sides, and the bytes that pass between them.
 
-Instructions and answers are JSON. The scheduler's side keeps a mirror of the store's keys from the
-answers alone, so that it would work as well in another process; it is never told of a key before
-its pages are there, and a key that has gone meanwhile is a load that fails.
+Instructions and answers are JSON. The scheduler's side keeps a mirror of the keys in every rank's
+store from the answers alone, so that it would work as well in another process; it is never told of
+a key before its pages are there, and a key that has gone meanwhile is a load that fails.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class MemoryOptions(BaseModel):
 class MemoryConnector(KVConnector):
     """Keeps blocks in the memory of the worker's process."""
 
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     options_model: ClassVar[type[BaseModel]] = MemoryOptions
 
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> MemorySchedulerSide:
         """Return the scheduler's side."""
-        return MemorySchedulerSide(_options(context))
+        num_ranks = context.config.parallel.tensor_parallel_size
+        return MemorySchedulerSide(_options(context), num_ranks)
 
     @staticmethod
     def create_worker_side(context: KVConnectorContext) -> MemoryWorkerSide:
@@ -53,15 +54,17 @@ class MemoryConnector(KVConnector):
 class MemorySchedulerSide:
     """Implements `KVSchedulerSide`."""
 
-    def __init__(self, options: MemoryOptions) -> None:
+    def __init__(self, options: MemoryOptions, num_ranks: int) -> None:
         self._asynchronous = options.asynchronous
-        self._known: set[bytes] = set()
+        self._known: list[set[bytes]] = [set() for _ in range(num_ranks)]
         self._orders: list[dict[str, Any]] = []
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether the store had it when it answered last."""
-        known = self._known
-        return [key in known for key in keys]
+        """Return for each key whether every rank's store had it when it answered last."""
+        if len(self._known) == 1:
+            known = self._known[0]
+            return [key in known for key in keys]
+        return [all(key in known for known in self._known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
         """Note a load; return whether the request has to wait for it."""
@@ -78,19 +81,20 @@ class MemorySchedulerSide:
         orders, self._orders = self._orders, []
         return json.dumps(orders).encode() if orders else b""
 
-    def update(self, answer: bytes) -> KVOutcome:
-        """Bring the mirror up to date; return the transfers that have ended."""
+    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+        """Bring the mirror of a rank's store up to date; return what has ended there."""
         if not answer:
             return KVOutcome()
         told = json.loads(answer)
-        self._known.update(map(bytes.fromhex, told["come"]))
-        self._known.difference_update(map(bytes.fromhex, told["gone"]))
+        self._known[rank].update(map(bytes.fromhex, told["come"]))
+        self._known[rank].difference_update(map(bytes.fromhex, told["gone"]))
         failed = {int(number): tuple(blocks) for number, blocks in told["failed"].items()}
         return KVOutcome(done=tuple(told["done"]), failed=failed)
 
     def shutdown(self) -> None:
         """Forget everything."""
-        self._known.clear()
+        for known in self._known:
+            known.clear()
         self._orders.clear()
 
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dovetail.clock import MonotonicClock
+from dovetail.config import EngineConfig
 from dovetail.executors.multiproc.boot import (
     Boot,
     Failed,
@@ -105,7 +106,9 @@ def _work(
     worker.load_model()
     fault("worker.serving")
     tell(lifeline, Serving.of(plugins.resolutions))
-    WorkerHost(worker, boot.rank, orders, answers).serve()
+    connector = EngineConfig.model_validate_json(boot.config).extensions.kv_connector
+    host = WorkerHost(worker, boot.rank, orders, answers, tells_transfers=connector is not None)
+    host.serve()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from dovetail.clock import Clock
 from dovetail.errors import EngineDeadError, MessageError, TransportError
 from dovetail.executors.multiproc.crew import Crew
+from dovetail.executors.output_aggregator import aggregate_outputs
 from dovetail.result import ModelRunnerOutput
 from dovetail.transport.columns import frame_kind
 from dovetail.transport.order_frame import ANSWER, CallAnswer, decode_answer
@@ -39,14 +40,16 @@ class Awaited(Protocol):
 class Answers:
     """Takes in what the workers answer. May be used by several threads."""
 
-    def __init__(self, readers: Sequence[RingReader], crew: Crew, clock: Clock) -> None:
-        """readers: by rank, owned by the crew."""
+    def __init__(
+        self, readers: Sequence[RingReader], crew: Crew, clock: Clock, *, num_step_answers: int
+    ) -> None:
+        """readers: by rank, owned by the crew. num_step_answers: ranks that answer each step."""
         self.lock = crew.reading
         self.world_size = len(readers)
         self._readers = readers
         self._crew = crew
         self._clock = clock
-        self._steps: deque[StepHandle] = deque()
+        self._steps: list[deque[StepHandle]] = [deque() for _ in range(num_step_answers)]
         self._calls: WeakValueDictionary[int, CallHandle] = WeakValueDictionary()
         self._last_done = 0
         self._forked: EngineDeadError | None = None
@@ -58,8 +61,9 @@ class Answers:
     def await_step(self, order: int, timeout_s: float) -> StepHandle:
         """Return a handle for the step whose second half is `order`."""
         deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
-        handle = StepHandle(self, order, deadline_ns)
-        self._steps.append(handle)
+        handle = StepHandle(self, order, deadline_ns, len(self._steps))
+        for steps in self._steps:
+            steps.append(handle)
         return handle
 
     def await_call(self, order: int, rank: int | None) -> CallHandle:
@@ -76,7 +80,7 @@ class Answers:
     def has_step(self) -> bool:
         """Return whether a step's result is still to come."""
         self.look()
-        return bool(self._steps)
+        return any(self._steps)
 
     def is_settled(self, awaited: Awaited) -> bool:
         """Return whether `wait_for` would not wait; take in what has come."""
@@ -147,27 +151,36 @@ class Answers:
                 handle.settle(rank, answer)
             return
         output = decode_result(frame)
-        if rank != 0 or not self._steps:
+        if rank >= len(self._steps) or not self._steps[rank]:
             raise MessageError(f"a result of step {output.step_id} that nobody has asked for.")
-        step = self._steps.popleft()
-        step.output = output
-        self._last_done = step.order
+        step = self._steps[rank].popleft()
+        step.settle(rank, output)
+        if rank == 0:
+            self._last_done = step.order
 
 
 class StepHandle:
-    """A step's result. output: once it is there."""
+    """A step's result. output: once it is there, put together from the ranks that answer."""
 
-    __slots__ = ("_answers", "deadline_ns", "order", "output")
+    __slots__ = ("_answers", "_by_rank", "deadline_ns", "order", "output")
 
-    def __init__(self, answers: Answers, order: int, deadline_ns: int) -> None:
+    def __init__(self, answers: Answers, order: int, deadline_ns: int, num_ranks: int) -> None:
         self._answers = answers
+        self._by_rank: list[ModelRunnerOutput | None] = [None] * num_ranks
         self.order = order
         self.deadline_ns = deadline_ns
         self.output: ModelRunnerOutput | None = None
 
+    def settle(self, rank: int, output: ModelRunnerOutput) -> None:
+        """Take a rank's result."""
+        self._by_rank[rank] = output
+        found = [one for one in self._by_rank if one is not None]
+        if len(found) == len(self._by_rank):
+            self.output = aggregate_outputs(found) if len(found) > 1 else output
+
     def missing_rank(self) -> int | None:
-        """Return 0 until rank 0 has answered."""
-        return 0 if self.output is None else None
+        """Return the first rank that has not answered."""
+        return None if self.output is not None else self._by_rank.index(None)
 
     def done(self) -> bool:
         """Return whether the result is there, or none will come."""

@@ -48,8 +48,9 @@ _NOTHING = "dovetail.executors.multiproc.host:do_nothing"
 class MultiprocExecutor(Executor):
     """A worker process for each rank, on this machine.
 
-    A step's result is rank 0's. Where another rank fails, the handle raises if rank 0 waits for
-    that one, as ranks that exchange tensors do; or else the next call does.
+    A step's result is rank 0's, with what a KV connector has moved on every rank. Where another
+    rank fails, the handle raises if a rank that answers waits for that one, as ranks that exchange
+    tensors do; or else the next call does.
     """
 
     max_world_size: ClassVar[int] = MAX_WORKERS
@@ -80,7 +81,13 @@ class MultiprocExecutor(Executor):
         except BaseException:
             self.shutdown()
             raise
-        self._answers = Answers(readers, self._crew, self._clock)
+        gathers = context.config.extensions.kv_connector is not None
+        self._answers = Answers(
+            readers,
+            self._crew,
+            self._clock,
+            num_step_answers=len(self._ranks) if gathers else 1,
+        )
         on_fork_in_child(self._disown)
 
     def collective_rpc(

@@ -2,13 +2,14 @@
 
 Orders are done one after the other, by the thread that serves. A step that fails is the end, since
 the rows' state is unknown then; an operation that fails is told, and the next order is done. Rank 0
-answers steps, every rank answers calls. Where the worker gives a handle, its device is at work: an
-order that comes meanwhile is done first, and the answer goes out before the next one. Knows no
-process and no parent.
+answers steps, with a KV connector every rank does, and every rank answers calls. Where the worker
+gives a handle, its device is at work: an order that comes meanwhile is done first, and the answer
+goes out before the next one. Knows no process and no parent.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -88,8 +89,16 @@ class WorkerHost:
     """Serves one worker. Owns neither it nor the rings."""
 
     def __init__(
-        self, worker: WorkerBase, rank: int, orders: RingReader, answers: RingWriter
+        self,
+        worker: WorkerBase,
+        rank: int,
+        orders: RingReader,
+        answers: RingWriter,
+        *,
+        tells_transfers: bool = False,
     ) -> None:
+        """tells_transfers: whether each rank answers each step with what its connector says."""
+        self._tells_transfers = tells_transfers
         self._worker = worker
         self._rank = rank
         self._orders = orders
@@ -143,6 +152,14 @@ class WorkerHost:
         if self._rank == 0:
             fault("worker.result")
             self._answers.send(encode_result(output), timeout_s=_PATIENCE_S)
+        elif self._tells_transfers:
+            told = ModelRunnerOutput(
+                step_id=output.step_id,
+                num_sampled=array("B"),
+                token_ids=array("i"),
+                kv_transfer=output.kv_transfer,
+            )
+            self._answers.send(encode_result(told), timeout_s=_PATIENCE_S)
 
     def _answer(self, call: WorkerCall) -> bytes:
         """Return the frame of an answer; a rank that nobody asks tells only whether it failed."""

@@ -1,0 +1,123 @@
+"""One result of a step from those of all ranks, and what it tells of KV-cache transfers.
+
+Tokens and log-probabilities are alike on every rank, so that rank 0's are the step's. What a KV
+connector's worker sides answer is not: each moves its own rank's part of every block. The executor
+gathers the answers (`aggregate_outputs`), and the engine reads them rank by rank (`RankedSide`):
+
+- a transfer has ended when it has ended on every rank, in whichever step each of them says so;
+- its failed blocks are those that failed on any rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from dovetail.errors import ContractError
+from dovetail.interfaces.kv_connector import KVOutcome, KVSchedulerSide, KVTransfer
+from dovetail.result import ModelRunnerOutput
+
+_MARK = b"\0ranks\0"
+
+
+def aggregate_outputs(outputs: Sequence[ModelRunnerOutput]) -> ModelRunnerOutput:
+    """Return the result of a step from those of all ranks, in the order of the ranks.
+
+    It is rank 0's, but for `kv_transfer`, which holds every rank's. Executors of several ranks call
+    it for each step of an engine with a KV connector; of other ranks only `kv_transfer` is read.
+    """
+    answers = [output.kv_transfer for output in outputs]
+    return replace(outputs[0], kv_transfer=_gather(answers)) if any(answers) else outputs[0]
+
+
+def _gather(answers: Sequence[bytes]) -> bytes:
+    return _MARK + msgspec.msgpack.encode(answers)
+
+
+def _split(gathered: bytes, num_ranks: int) -> list[bytes]:
+    """Return the answers by rank; raise ContractError if the executor has not gathered all."""
+    answers: list[bytes] = []
+    if gathered.startswith(_MARK):
+        answers = msgspec.msgpack.decode(gathered[len(_MARK) :], type=list[bytes])
+    if len(answers) != num_ranks:
+        raise ContractError(
+            f"the executor gave the KV connector's answer of {max(1, len(answers))} of {num_ranks} "
+            "ranks; a block is whole when all ranks have their part of it. The executor has to "
+            "give `aggregate_outputs` the results of all ranks."
+        )
+    return answers
+
+
+class OutcomeAggregator:
+    """The outcomes of a connector's transfers, put together over all ranks."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._failed: dict[int, set[int]] = {}  # of each transfer that some ranks have ended
+        self._ranks: dict[int, set[int]] = {}
+
+    def add(self, rank: int, outcome: KVOutcome) -> KVOutcome:
+        """Take in what has ended on a rank; return what has ended on all of them thereby.
+
+        Raises ContractError if a rank ends a transfer twice.
+        """
+        ended = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
+        for transfer_id, failed in ended.items():
+            ranks = self._ranks.setdefault(transfer_id, set())
+            if rank in ranks:
+                raise ContractError(f"KV connector: rank {rank} ends transfer {transfer_id} twice.")
+            ranks.add(rank)
+            self._failed.setdefault(transfer_id, set()).update(failed)
+        whole = [one for one in ended if len(self._ranks[one]) == self._num_ranks]
+        blocks = {one: tuple(sorted(self._failed.pop(one))) for one in whole}
+        for one in whole:
+            del self._ranks[one]
+        return KVOutcome(
+            done=tuple(one for one in whole if not blocks[one]),
+            failed={one: failed for one, failed in blocks.items() if failed},
+        )
+
+
+class RankedSide:
+    """The scheduler's side of a connector whose worker sides are several: one for each rank.
+
+    Implements `KVSchedulerSide` for the scheduler, which knows of no rank.
+    """
+
+    def __init__(self, side: KVSchedulerSide, num_ranks: int) -> None:
+        """Own `side`, the connector's."""
+        self._side = side
+        self._num_ranks = num_ranks
+        self._outcomes = OutcomeAggregator(num_ranks)
+
+    def has(self, keys: Sequence[bytes]) -> Sequence[bool]:
+        """Return for each key whether its content could be loaded, on every rank."""
+        return self._side.has(keys)
+
+    def load(self, transfer: KVTransfer) -> bool:
+        """Note a load; return whether it takes."""
+        return self._side.load(transfer)
+
+    def store(self, transfer: KVTransfer) -> bool:
+        """Note a store; return whether it will be done."""
+        return self._side.store(transfer)
+
+    def take_instructions(self) -> bytes:
+        """Return what every rank has to do with the next plan."""
+        return self._side.take_instructions()
+
+    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+        """Take in what `aggregate_outputs` gathered; return what has ended on all ranks."""
+        done: list[int] = []
+        failed: dict[int, tuple[int, ...]] = {}
+        for place, one in enumerate(_split(answer, self._num_ranks)):
+            whole = self._outcomes.add(place, self._side.update(one, place))
+            done += whole.done
+            failed |= whole.failed
+        return KVOutcome(done=tuple(done), failed=failed)
+
+    def shutdown(self) -> None:
+        """Let go of everything. May be called twice."""
+        self._side.shutdown()

@@ -1,0 +1,80 @@
+"""Results of several ranks as one, and transfers that end when they have ended on all ranks."""
+
+from array import array
+
+import pytest
+
+from dovetail.errors import ContractError
+from dovetail.executors.output_aggregator import OutcomeAggregator, RankedSide, aggregate_outputs
+from dovetail.interfaces import KVOutcome
+from dovetail.result import ModelRunnerOutput
+from dovetail.testing.fake_kv_connector import FakeSchedulerSide
+
+
+def output(kv_transfer=b"", tokens=(7,)):
+    sampled = array("B", [1] * len(tokens))
+    return ModelRunnerOutput(
+        step_id=3, num_sampled=sampled, token_ids=array("i", tokens), kv_transfer=kv_transfer
+    )
+
+
+class Side(FakeSchedulerSide):
+    """Ends what the answer says: `b"1 2 -3"` ends 1, 2 and, badly in block 30 + rank, 3."""
+
+    def update(self, answer, rank=0):
+        ended = [int(number) for number in answer.split()]
+        return KVOutcome(
+            done=tuple(number for number in ended if number > 0),
+            failed={-number: (-10 * number + rank,) for number in ended if number < 0},
+        )
+
+
+def test_the_result_is_rank_0s_with_every_ranks_transfers():
+    whole = aggregate_outputs([output(b"a"), output(b"b", tokens=())])
+    assert list(whole.token_ids) == [7] and whole.step_id == 3
+    told = []
+
+    class Told(FakeSchedulerSide):
+        def update(self, answer, rank=0):
+            told.append((rank, answer))
+            return KVOutcome()
+
+    RankedSide(Told(2), 2).update(whole.kv_transfer)
+    assert told == [(0, b"a"), (1, b"b")]
+
+
+def test_nothing_is_gathered_where_no_rank_has_moved_anything():
+    first = output()
+    assert aggregate_outputs([first, output(tokens=())]) is first
+
+
+def test_a_transfer_ends_when_it_has_ended_on_every_rank():
+    side = RankedSide(Side(3), 3)
+
+    def step(*answers):
+        return side.update(aggregate_outputs([output(one) for one in answers]).kv_transfer)
+
+    assert step(b"1", b"1 2", b"") == KVOutcome()
+    assert step(b"2", b"", b"1") == KVOutcome(done=(1,))
+    assert step(b"-3", b"3", b"") == KVOutcome()
+    assert step(b"", b"-4", b"2 -3") == KVOutcome(done=(2,), failed={3: (30, 32)})
+    assert step(b"4", b"", b"4") == KVOutcome(failed={4: (41,)})
+
+
+def test_a_rank_ends_a_transfer_once():
+    outcomes = OutcomeAggregator(2)
+    outcomes.add(0, KVOutcome(done=(1,)))
+    with pytest.raises(ContractError, match="rank 0 ends transfer 1 twice"):
+        outcomes.add(0, KVOutcome(done=(1,)))
+
+
+@pytest.mark.parametrize("gathered", [[b"1"], [b"1", b"", b""]], ids=["one rank", "three"])
+def test_answers_of_other_than_all_ranks_are_refused(gathered):
+    result = aggregate_outputs([output(one) for one in gathered]).kv_transfer
+    with pytest.raises(ContractError, match="of 2 ranks"):
+        RankedSide(Side(2), 2).update(result)
+
+
+def test_an_answer_that_was_not_gathered_is_refused():
+    with pytest.raises(ContractError, match=r"answer of 1 of 2 ranks.*aggregate_outputs"):
+        RankedSide(Side(2), 2).update(b"1")

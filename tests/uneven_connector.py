@@ -1,0 +1,44 @@
+"""A KV connector whose ranks move unevenly, for engines whose workers are other processes."""
+
+from dovetail_kv_memory.connector import MemoryConnector, MemoryWorkerSide, _options, _store_name
+from dovetail_kv_memory.store import shared_store
+
+LATE_STEPS = 2
+
+
+class UnevenWorkerSide(MemoryWorkerSide):
+    """Spoils every second load and says so; of what waits, it tells some steps late."""
+
+    num_loads = 0
+
+    def __init__(self, store, options):
+        super().__init__(store, options)
+        self._is_late = options.asynchronous
+        self._held = []
+
+    def _load(self, order):
+        missing = super()._load(order)
+        self.num_loads += 1
+        if self.num_loads % 2:
+            return missing
+        for cache_NP in self._pages_NP:
+            cache_NP[list(order["blocks"])] = 255  # NaN, in any floating type
+        return list(order["blocks"])
+
+    def finish(self):
+        answer = super().finish()
+        if not self._is_late:
+            return answer
+        self._held.append(answer)
+        return self._held.pop(0) if len(self._held) > LATE_STEPS else b""
+
+
+class UnevenConnector(MemoryConnector):
+    """Keeps blocks in memory; rank 1 is late and fails."""
+
+    @staticmethod
+    def create_worker_side(context):
+        if context.rank == 0:
+            return MemoryConnector.create_worker_side(context)
+        store = shared_store(_store_name(context), _options(context).capacity_bytes)
+        return UnevenWorkerSide(store, _options(context))
