@@ -1,15 +1,21 @@
-"""Drive the engine yourself, a step at a time: python examples/own_loop.py MODEL_DIR.
+"""Drive the engine one step at a time, and let a request join while another one runs.
 
-Requests may join at any step; here one is streamed, and another one joins while it runs.
+    python examples/own_loop.py [MODEL]
+
+MODEL is a model directory; without it, the demo model answers.
 """
 
 import sys
 
 from dovetail import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 
-engine = LLMEngine.from_engine_args(EngineArgs(sys.argv[1]))
-params = SamplingParams(temperature=0.0, max_tokens=16)
-engine.add_request("first", "the sea is", params, output_kind=RequestOutputKind.DELTA)
+model = sys.argv[1] if len(sys.argv) > 1 else "demo"
+engine = LLMEngine.from_engine_args(EngineArgs(model))
+params = SamplingParams(temperature=0.0, max_tokens=32)
+# DELTA outputs hold only what is new since the last output.
+engine.add_request(
+    "first", "Write the letters of puzzle.", params, output_kind=RequestOutputKind.DELTA
+)
 
 num_steps = 0
 while engine.has_unfinished_requests():
@@ -17,9 +23,9 @@ while engine.has_unfinished_requests():
         if output.request_id == "first":
             print("".join(answer.text for answer in output.outputs), end="", flush=True)
         elif output.finished:
-            print(f"\n(second, in the meantime:{output.outputs[0].text})")
+            print(f"\n(the second request, meanwhile:{output.outputs[0].text})")
     num_steps += 1
     if num_steps == 4:
-        kind = RequestOutputKind.FINAL_ONLY
-        engine.add_request("second", "a bird can", params, output_kind=kind)
+        engine.add_request("second", "Spell fox.", params, output_kind=RequestOutputKind.FINAL_ONLY)
+print()
 engine.shutdown()

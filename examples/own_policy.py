@@ -1,10 +1,13 @@
-"""A scheduling policy of your own, in twenty lines: python examples/own_policy.py MODEL_DIR.
+"""Write a scheduling policy of your own.
 
-The policy says who is next; rows, KV blocks and budgets stay the scheduler's business. Without
-installing anything it can be named from anywhere on the import path:
+    python examples/own_policy.py [MODEL]
+
+MODEL is a model directory; without it, the demo model answers. The policy ranks requests; the
+scheduler owns rows, KV blocks and token budgets. A policy needs no installation: name it by its
+module, from anywhere on the import path.
 
     export PYTHONPATH=examples
-    dovetail generate --model DIR --scheduler-cls own_policy:ShortestPromptFirst "the sea is" "a"
+    dovetail generate --model demo --scheduler-cls own_policy:ShortestPromptFirst "Spell fox."
 """
 
 import sys
@@ -14,18 +17,23 @@ from dovetail.interfaces import Policy, RequestView, SchedulerView
 
 
 class ShortestPromptFirst(Policy):
-    """Whoever asks least is served first; between equals, who came first."""
+    """Serve the shortest prompt first; among equals, the first to arrive."""
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
-        """Return (prompt tokens, place in the order of arrival): the lowest is next."""
+        """Return (prompt tokens, order of arrival): the lowest rank runs next."""
         return request.num_prompt_tokens, request.sequence
 
 
 def main() -> None:
-    """Ask three prompts of an engine with one seat, and print them in the order of their ends."""
-    prompts = ["a bird can see the sea and the land", "the sea is", "a"]
-    params = SamplingParams(temperature=0.0, max_tokens=8)
-    with LLM(sys.argv[1], scheduler_cls=ShortestPromptFirst, max_num_seqs=1) as llm:
+    """Run three prompts one at a time, and print them in the order in which they finished."""
+    model = sys.argv[1] if len(sys.argv) > 1 else "demo"
+    prompts = [
+        "Write the letters of puzzle, river and glass.",
+        "Sort: queen, cloud, farm",
+        "Spell fox.",
+    ]
+    params = SamplingParams(temperature=0.0, max_tokens=32)
+    with LLM(model, scheduler_cls=ShortestPromptFirst, max_num_seqs=1) as llm:
         outputs = llm.generate(prompts, params)
     for output in sorted(outputs, key=lambda output: output.metrics.finished_ns or 0):
         print(f"{output.prompt!r} -> {output.outputs[0].text!r}")

@@ -1,0 +1,32 @@
+"""Every file in examples/ runs without arguments, on the demo model, and prints something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXPECTED = {
+    "make_checkpoint.py": ["dovetail-checkpoint-"],
+    "offline.py": ["27 + 58 = 85", "fox: f o x"],
+    "own_loop.py": ["puzzle: p u z z l e", "fox: f o x"],
+    "own_policy.py": ["fox: f o x", "cloud, farm, queen", "puzzle: p u z z l e"],
+}
+"""What each prints, in this order."""
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_without_arguments(example, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    places = [done.stdout.find(text) for text in EXPECTED[example.name]]
+    assert -1 not in places, done.stdout
+    if example.name == "own_policy.py":
+        assert places == sorted(places)
