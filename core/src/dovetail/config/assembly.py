@@ -134,6 +134,7 @@ def _assemble_model(values: Mapping[str, Any]) -> ModelConfig:
         architecture=directory.architecture,
         hf_config=directory.config,
         generation_config=generation,
+        quantization=directory.quantization,
         served_model_name=asked if name is None else name,
         **{key: values[key] for key in plain.split()},
     )

@@ -101,6 +101,7 @@ class ModelConfig(ConfigNode):
 
     model: as the user gave it; model_dir, tokenizer_dir: absolute. architecture: of config.json.
     hf_config: config.json under hf_overrides. generation_config: under its overrides.
+    quantization: "method", "source" and "config" of a quantized checkpoint; empty for others.
     dtype: "auto" or a name. max_model_len: tokens of a request, prompt and output together.
     """
 
@@ -112,6 +113,7 @@ class ModelConfig(ConfigNode):
     architecture: Text
     hf_config: FrozenMapping
     generation_config: FrozenMapping = Field(default={}, validate_default=True)
+    quantization: FrozenMapping = Field(default={}, validate_default=True)
     dtype: Annotated[str, dtype_name(MODEL_DTYPES)] = "auto"
     max_model_len: Annotated[int | None, integer(2, MAX_INT, optional=True)] = None
     seed: Annotated[int, integer(0, 2**63 - 1)] = 0

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from dovetail.config.checkpoint_quantization import read_quantization
 from dovetail.config.frozen_mapping import freeze
 from dovetail.config.installed_checkpoints import (
     find_installed_checkpoint,
@@ -47,12 +48,14 @@ class ModelDirectory:
     """A model directory that was opened. Frozen, its mappings too.
 
     path: absolute. config: config.json under the user's overrides. generation_config: empty where
-    the file is absent. notes: sentences for the log about what was seen and passed over.
+    the file is absent. quantization: as `read_quantization` returns it. notes: sentences for the
+    log about what was seen and passed over.
     """
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
+    quantization: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -100,6 +103,7 @@ class ModelDirectory:
             path=directory,
             config=freeze(config),
             generation_config=freeze(generation),
+            quantization=freeze(read_quantization(directory, config)),
             notes=notes,
         )
 
@@ -139,9 +143,9 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
         SamplingParams(**stated)
     except RequestError as error:
         fields = {name: key for key, name in SAMPLING_NAMES.items()}
-        field = fields.get(error.parameter, error.parameter)
+        key = fields.get(error.parameter, error.parameter)
         raise ModelError(
-            f"generation_config.json: {field} is {shorten(generation_config.get(field))}: {error}"
+            f"generation_config.json: {key} is {shorten(generation_config.get(key))}: {error}"
         ) from None
     return stated
 

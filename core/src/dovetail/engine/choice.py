@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dovetail.engine.plugin_picks import make_registry
+from dovetail.engine.quantized_checkpoints import choose_quantized_method
 from dovetail.errors import PluginError
 from dovetail.interfaces.platform import Platform
 from dovetail.plugins.attention_ask import attention_ask, read_attention_facts
@@ -107,6 +108,8 @@ def _explain(kind: str, config: EngineConfig, *, has_model: bool) -> Explanation
     registry = make_registry(config)
     platform = choose_platform(registry, config.parallel.platform)
     config = resolve(config, platform)
+    if kind == "linear_method":
+        config = choose_quantized_method(config, registry, platform)
     wanted = wanted_of(kind, config, platform)
     if kind in _OF_MODEL and not has_model:
         references = () if kind == "model" else wanted.references

@@ -20,6 +20,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.params_checks import load_params_checks
 from dovetail.engine.plugin_picks import check_picks, make_registry
+from dovetail.engine.quantized_checkpoints import choose_quantized_method
 from dovetail.errors import ConfigError
 from dovetail.interfaces import (
     Executor,
@@ -94,7 +95,7 @@ def _start_parts(
     start.enter("platform")
     platform = choose_platform(plugins, wishes.parallel.platform)
     start.enter("configuration")
-    config = resolve(wishes, platform)
+    config = choose_quantized_method(resolve(wishes, platform), plugins, platform)
     start.enter("parts")
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)

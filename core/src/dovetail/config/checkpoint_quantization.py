@@ -1,0 +1,95 @@
+"""Whether a checkpoint is quantized, and with which method, as its JSON files state it.
+
+Reads config.json's `quantization_config` (or `compression_config`, or MLX's `quantization`) and,
+where config.json has none, the files that quantization tools write beside it. Opens no weights and
+decides nothing: `dovetail.engine.quantized_checkpoints` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import ModelError
+from dovetail.model_files import file_exists, read_json_object
+from dovetail.value_checks import shorten
+
+_METHOD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_IN_CONFIG = ("quantization_config", "compression_config")
+_SIDE_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
+"""Files of quantization tools, and the method that each tool has where the file names none."""
+
+
+def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {"method", "source", "config"} of a quantized checkpoint, {} of another.
+
+    config: config.json under the user's overrides; an explicit null for `quantization_config` says
+    that the checkpoint is not quantized. method: lower case. Raises ModelError, naming file and
+    field, for values of a wrong type and for a table that names no method.
+    """
+    part = config.get("text_config")
+    places = [("", config)] + ([("text_config.", part)] if isinstance(part, Mapping) else [])
+    for prefix, table in places:
+        for name in _IN_CONFIG:
+            if table.get(name) is not None:
+                default = "compressed-tensors" if name == "compression_config" else ""
+                return _describe(table[name], "config.json", prefix + name, default)
+    if _is_mlx(config.get("quantization")):
+        return _described("mlx", "quantization in config.json", config["quantization"])
+    if "quantization_config" in config:
+        return {}
+    for file, default in _SIDE_FILES.items():
+        if file_exists(directory / file):
+            return _describe(read_json_object(directory / file), file, "", default)
+    return {}
+
+
+def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]:
+    """Return what one table states. field: where it stands in the file; "" for the whole file."""
+    if not isinstance(table, Mapping):
+        raise ModelError(f"{file}: {field} is {shorten(table)}, it must be a table.")
+    inner = table.get("quantization")
+    if file != "config.json" and isinstance(inner, Mapping):
+        table = inner
+    if not table:
+        return {}
+    method = table.get("quant_method")
+    prefix = f"{field}." if field else ""
+    if method is None:
+        method = _implied_method(table, default)
+        if method == "":
+            return {}
+    if not isinstance(method, str) or not _METHOD_NAME.fullmatch(method):
+        found = "is absent" if method is None else f"is {shorten(method)}"
+        raise ModelError(
+            f"{file}: {prefix}quant_method {found}, it must be the name of a quantization method, "
+            'such as "gptq".'
+        )
+    source = f"{field} in {file}" if field else file
+    return _described(method.lower(), source, table)
+
+
+def _implied_method(table: Mapping[str, Any], default: str) -> str | None:
+    """Return the method of a table that names none; "" for no quantization, None for unknown."""
+    flags = [table[name] for name in ("load_in_4bit", "load_in_8bit") if name in table]
+    if flags:
+        return "bitsandbytes" if any(flag is not False for flag in flags) else ""
+    if "quant_algo" in table:
+        return "modelopt" if table["quant_algo"] is not None else ""
+    if "config_groups" in table:
+        return "compressed-tensors"
+    return default or None
+
+
+def _described(method: str, source: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    return {"method": method, "source": source, "config": dict(table)}
+
+
+def _is_mlx(value: Any) -> bool:
+    return isinstance(value, Mapping) and "bits" in value

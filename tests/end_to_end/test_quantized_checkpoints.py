@@ -1,0 +1,133 @@
+"""A checkpoint that says how it is quantized is refused before a weight is opened, or run by a
+linear method that declares its format.
+"""
+
+import json
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.config import EngineArgs
+from dovetail.engine.choice import explain_choice
+from dovetail.errors import ModelError
+from dovetail_torch.layers import TorchLinearMethod
+from end_to_end.checkpoints import OPTIONS, SIZES
+
+PLAIN = {"architectures": ["LlamaForCausalLM"], "vocab_size": 320, **SIZES}
+DUMMY = OPTIONS | {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "float32"}
+GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+STATED = {
+    "gptq": GPTQ,
+    "awq": {"quantization_config": {"quant_method": "AWQ"}},
+    "fp8": {"text_config": {"quantization_config": {"quant_method": "fp8"}}},
+    "compressed-tensors": {"compression_config": {"format": "pack-quantized"}},
+    "bitsandbytes": {"quantization_config": {"load_in_4bit": True}},
+    "modelopt": {"quantization_config": {"quant_algo": "FP8", "producer": {"name": "modelopt"}}},
+    "mlx": {"quantization": {"group_size": 64, "bits": 4}},
+    "somebodys_own.v2": {"quantization_config": {"quant_method": "Somebodys_own.v2"}},
+}
+BESIDE = {
+    "modelopt": ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}),
+    "gptq": ("quantize_config.json", {"bits": 4, "group_size": 128}),
+    "awq": ("quant_config.json", {"w_bit": 4, "q_group_size": 128}),
+}
+NOT_QUANTIZED = (
+    {"quantization_config": None},
+    {"quantization_config": {}},
+    {"quantization_config": {"load_in_4bit": False, "load_in_8bit": False}},
+    {"quantization": "none"},
+)
+HOSTILE = (
+    "gptq",
+    ["gptq"],
+    7,
+    True,
+    {"quant_method": 7},
+    {"quant_method": None, "bits": 4},
+    {"quant_method": ""},
+    {"quant_method": "a" * 10_000},
+    {"quant_method": ["gptq"]},
+    {"quant_method": "../../etc/passwd"},
+)
+
+
+class ReadsGPTQ(TorchLinearMethod):
+    """Declares the format; dummy weights are plain."""
+
+    provides = frozenset({"quantization.gptq"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(config=(), beside=None):
+        (tmp_path / "config.json").write_text(json.dumps(PLAIN | dict(config)))
+        if beside is not None:
+            (tmp_path / beside[0]).write_text(json.dumps(beside[1]))
+        return tmp_path
+
+    return write
+
+
+def refused(path, method, **options):
+    with pytest.raises(ModelError) as caught:
+        LLM(path, **DUMMY, **options)
+    text = str(caught.value)
+    assert f"quantized with '{method}'" in text and "Installed methods: " in text
+    return text
+
+
+@pytest.mark.parametrize("method", STATED)
+def test_a_format_that_no_method_reads_is_refused_by_name(folder, method):
+    text = refused(folder(STATED[method]), method)
+    assert "config.json" in text and "torch" in text and '"quantization.' in text
+
+
+@pytest.mark.parametrize("method", BESIDE)
+def test_the_files_of_quantization_tools_are_read(folder, method):
+    text = refused(folder(beside=BESIDE[method]), method)
+    assert BESIDE[method][0] in text
+    # The user knows better: an explicit null stands for a checkpoint that is not quantized.
+    LLM(folder(), **DUMMY, hf_overrides={"quantization_config": None}).llm_engine.shutdown()
+
+
+def test_it_is_refused_before_weights_are_looked_for_and_for_a_named_method(folder):
+    options = {"load_format": "safetensors", "quantization": "torch"}
+    with pytest.raises(ModelError, match=r"'gptq'.*'torch' does not read.*Installed methods"):
+        LLM(folder(GPTQ), **{**DUMMY, **options})
+
+
+@pytest.mark.parametrize("config", NOT_QUANTIZED)
+def test_a_plain_checkpoint_is_served(folder, config):
+    config = EngineArgs(model=folder(config)).create_engine_config()
+    assert not config.model.quantization
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_hostile_values_are_refused_by_field(folder, value):
+    with pytest.raises(ModelError, match=r"config\.json: quantization_config(\.quant_method)? is"):
+        EngineArgs(model=folder({"quantization_config": value})).create_engine_config()
+    if isinstance(value, dict) and "bits" not in value:
+        with pytest.raises(ModelError, match=r"quantize_config\.json: quant_method is"):
+            path = folder(beside=("quantize_config.json", value))
+            EngineArgs(model=path).create_engine_config()
+
+
+def test_a_method_that_declares_the_format_runs_it(folder):
+    with LLM(folder(GPTQ), **DUMMY, quantization=ReadsGPTQ) as llm:
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        (output,) = llm.generate([[1, 2]], params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 2
+    refused(folder(STATED["awq"]), "awq", quantization=ReadsGPTQ)
+
+
+def test_an_installed_method_that_declares_the_format_is_taken_unasked(folder, monkeypatch):
+    monkeypatch.setattr(TorchLinearMethod, "provides", ReadsGPTQ.provides, raising=False)
+    args = EngineArgs(model=folder(GPTQ), platform="cpu", dtype="float32")
+    (chosen,) = explain_choice("linear_method", args).chosen
+    assert chosen.name in ("onednn", "torch") and "quantized with gptq" in chosen.standing
+    LLM(folder(GPTQ), **DUMMY).llm_engine.shutdown()
+
+
+def test_explain_says_the_same(folder):
+    with pytest.raises(ModelError, match="quantized with 'gptq'"):
+        explain_choice("linear_method", EngineArgs(model=folder(GPTQ), platform="cpu"))
