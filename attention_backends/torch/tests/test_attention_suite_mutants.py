@@ -279,7 +279,7 @@ MUTANTS = {
     CapAfterScaleTwice: "token",
     WritesKeysNextDoor: "cache of earlier tokens|token",
     SwapsKeysAndValues: "token",
-    ForgetsToWriteDecodes: "one more each.*nan",
+    ForgetsToWriteDecodes: "nan.*one more each",
     TouchesEarlierTokens: "cache of earlier tokens was changed",
     ScalesQueriesInPlace: "q, k or v was changed",
     LeavesLastRowOut: "nan",

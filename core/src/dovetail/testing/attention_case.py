@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from dovetail.interfaces.attention import ROTARY, AttentionCapabilities
-from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail.testing.comparison import TOLERANCES
+
+CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
+"""By how much results of order 1 are off that are read from such a cache, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,8 @@ class AttentionCase:
     rotary_size: features of each head that the layer has to turn; 0 for none.
     scale_factor: the scores' scale is this times head_size ** -0.5, and not 1, so that a backend
         which ignores the scale is found.
+    cache_dtype: element type of the cache; "" for that of the model.
+    padding: bytes of each block that the layer does not use.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -34,6 +39,8 @@ class AttentionCase:
     sinks: bool = False
     rotary_size: int = 0
     scale_factor: float = 1.5
+    cache_dtype: str = ""
+    padding: int = 0
     seed: int = 0
 
     def __str__(self) -> str:
@@ -44,6 +51,8 @@ class AttentionCase:
         cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
         rest = ", sinks" if self.sinks else ""
         rest += f", {self.rotary_size} turned" if self.rotary_size else ""
+        rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
+        rest += f", {self.padding} bytes of padding" if self.padding else ""
         blocks = f"blocks of {self.block_size}"
         return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}{rest}, seed {self.seed}"
 
@@ -59,9 +68,16 @@ class AttentionCase:
             block_size=self.block_size,
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
-            dtype=self.dtype,
+            dtype=self.cache_dtype or self.dtype,
             sliding_window=self.sliding_window,
+            scale_bytes=SCALE_BYTES.get(self.cache_dtype, 0),
         )
+
+    @property
+    def tolerance(self) -> float:
+        """By how much a result of order 1 may be off."""
+        cache = self.cache_dtype
+        return max(TOLERANCES[self.dtype], CACHE_TOLERANCES.get(cache) or TOLERANCES.get(cache, 0))
 
 
 def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
@@ -69,8 +85,9 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
 
     For every dtype: prefills, chunks, decodes and mixtures, each at the borders of blocks of
     several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
-    80 and 33 if all are); windows, soft caps and sinks, apart and together, and heads that the
-    layer turns, whole or in part, where they are claimed.
+    80 and 33 if all are); windows, soft caps and sinks, apart and together, heads that the layer
+    turns, whole or in part, and padded pages, where they are claimed. For every cache dtype that is
+    no dtype of models: chunks, decodes and mixtures.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)
@@ -107,7 +124,44 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
             cases += [_turning(together), _turning(base, 2)]
             cases += [_turning(replace(base, runs=runs)) for runs in shapes.values()]
             cases += [_turning(replace(base, head_size=size)) for size in head_sizes[1:]]
+        if "padded_pages" in capabilities.features:
+            cases += [replace(base, padding=64), replace(base, padding=192, runs=shapes["decodes"])]
+    for cache_dtype in sorted(capabilities.kv_cache_dtypes - capabilities.dtypes):
+        cases += _of_cache(capabilities, cache_dtype)
     return [replace(case, seed=seed) for seed, case in enumerate(cases)]
+
+
+def other_cache_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
+    """Return cases for claimed caches of another model dtype than the model's own."""
+    cases = [
+        case
+        for cache_dtype in sorted(capabilities.kv_cache_dtypes & capabilities.dtypes)
+        for case in _of_cache(capabilities, cache_dtype)
+    ]
+    return [replace(case, seed=1000 + seed) for seed, case in enumerate(cases)]
+
+
+def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[AttentionCase]:
+    """Return cases for a cache dtype under each other dtype of models."""
+    multiple, sizes = capabilities.block_size_multiple, sorted(capabilities.head_sizes) or [64, 80]
+    block_size = multiple * ceil(16 / multiple)
+    shapes = _shapes(block_size)
+    cases: list[AttentionCase] = []
+    for dtype in sorted(capabilities.dtypes - {cache_dtype}):
+        base = AttentionCase(
+            runs=shapes["mixed"],
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            block_size=block_size,
+            head_size=sizes[0],
+        )
+        cases += [replace(base, runs=shapes[name]) for name in ("mixed", "chunks", "decodes")]
+        cases += [replace(base, head_size=sizes[-1], num_heads=6, num_kv_heads=1)]
+        if "sliding_window" in capabilities.features:
+            cases.append(replace(base, sliding_window=5))
+        if ROTARY in capabilities.features:
+            cases.append(_turning(base))
+    return cases
 
 
 def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:

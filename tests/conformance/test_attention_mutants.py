@@ -1,0 +1,208 @@
+"""The attention suite finds builders that keep what they built, and claims that are not true.
+
+Mistakes of single results are in the tests of the backend `torch`.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conformance.messages import expect_rule_first
+
+from dovetail.testing.attention import attention_cases, check_backend
+from dovetail.testing.expectation import NotHere
+from dovetail.testing.fake_attention import (
+    FakeAttentionBackend,
+    FakeAttentionBuilder,
+    FakeAttentionLayer,
+)
+
+CPU = torch.device("cpu")
+NARROW = replace(
+    FakeAttentionBackend.capabilities,
+    dtypes=frozenset({"float32"}),
+    head_sizes=frozenset({32}),
+    features=frozenset(),
+)
+
+
+def claiming(*features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, **claims):
+    """Return a backend for few cases that claims more than that."""
+
+    class Backend(FakeAttentionBackend):
+        capabilities = replace(NARROW, features=frozenset(features), **claims)
+
+        @staticmethod
+        def create_builder(context):
+            return builder(context)
+
+        @staticmethod
+        def create_layer(context):
+            return layer(context)
+
+    return Backend
+
+
+def remembering(key_of):
+    """Return a builder that returns what it built before where a key of the batch is the same."""
+
+    class Builder(FakeAttentionBuilder):
+        def __init__(self, context):
+            super().__init__(context)
+            self.built = {}
+
+        def build(self, batch):
+            key = key_of(batch)
+            if key not in self.built:
+                self.built[key] = super().build(batch)
+            return self.built[key]
+
+    return Builder
+
+
+def lengths_of(batch):
+    return tuple(batch.query_lens), tuple(batch.seq_lens)
+
+
+class SharedByAll(FakeAttentionBuilder):
+    """Has one object of metadata for all builders, which each build fills anew."""
+
+    def build(self, batch):
+        new = super().build(batch)
+        shared = SharedByAll.__dict__.get("metadata") or new
+        object.__setattr__(shared, "runs", new.runs)
+        object.__setattr__(shared, "slots_T", new.slots_T)
+        SharedByAll.metadata = shared
+        return shared
+
+
+class Beside(FakeAttentionLayer):
+    """Adds the rounding of a sum whose order depends on the number of rows."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation)
+        out_THD *= 1 + 2e-7 * (len(metadata.runs) > 1)
+
+
+class InPieces(FakeAttentionLayer):
+    """The same for the number of tokens of a run."""
+
+    def attend(self, q_QHD, k_LKD, v_LKD):
+        return super().attend(q_QHD, k_LKD, v_LKD) * (1 + 2e-7 * (len(q_QHD) == 1))
+
+
+class CastsToInt8(FakeAttentionLayer):
+    """Cuts numbers to integers instead of scaling them."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
+        heads, size = self.context.num_kv_heads, self.context.head_size
+        num_blocks, page = kv_cache.shape
+        block_size = page // (2 * heads * (size + 4))
+        count = 2 * num_blocks * block_size * heads * size
+        own = kv_cache.view(-1)[:count].view(2, num_blocks, block_size, heads, size)
+        k, v = k_TKD.to(torch.int8), v_TKD.to(torch.int8)
+        super().forward(q_THD, k, v, own, metadata, out_THD, rotation)
+
+
+class PagesOfInt8:
+    """A cache of so many bytes."""
+
+    @staticmethod
+    def kv_cache_shape(num_blocks, spec):
+        if spec.dtype != "int8":
+            return FakeAttentionBackend.kv_cache_shape(num_blocks, spec)
+        return (num_blocks, spec.page_size_bytes)
+
+
+INT8 = frozenset({"float32", "int8"})
+
+
+MUTANTS = {
+    "keeps metadata by query lengths": (
+        claiming(builder=remembering(lambda batch: tuple(batch.query_lens))),
+        "of one builder",
+    ),
+    "keeps metadata by lengths": (
+        claiming(builder=remembering(lengths_of)),
+        "build of equal lengths and other blocks",
+    ),
+    "keeps metadata by tensor": (
+        claiming(builder=remembering(lambda batch: batch.block_table_RM.data_ptr())),
+        "of one builder",
+    ),
+    "one object for all builders": (
+        claiming(builder=SharedByAll),
+        "in 'the builders of two groups'",
+    ),
+    "not invariant beside others": (
+        claiming("batch_invariant", layer=Beside),
+        "batch_invariant is claimed, and a row of .* tokens, beside others",
+    ),
+    "not invariant in pieces": (
+        claiming("batch_invariant", layer=InPieces),
+        "batch_invariant is claimed, and a row of .* tokens, with its last token apart",
+    ),
+    "no int8 cache": (
+        claiming(kv_cache_dtypes=INT8),
+        r"kv_cache_shape returns .* bytes of int8",
+    ),
+    "int8 by a cast": (
+        type("Cast", (PagesOfInt8, claiming(kv_cache_dtypes=INT8, layer=CastsToInt8)), {}),
+        "attention is wrong: .* cache of int8",
+    ),
+    "cannot count on": (claiming("counts_on"), r"the builder has no count_on\(\)"),
+    "no padded pages": (
+        claiming("padded_pages"),
+        "padded_pages is claimed, and blocks do not come first",
+    ),
+}
+
+
+def run(backend):
+    """Run the suite's cases in their order, those of the standard matrix apart."""
+    for case in attention_cases(backend, CPU):
+        if "under" in case.name or "cache of" in case.name or "padding" in case.name:
+            case.run()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_false_claim_is_found(name):
+    backend, rule = MUTANTS[name]
+    with pytest.raises(AssertionError, match=rule) as found:
+        run(backend)
+    expect_rule_first(found.value)
+
+
+class Counts(FakeAttentionBuilder):
+    """Builds anew from the tensors of the last batch."""
+
+    def build(self, batch):
+        self.batch = batch
+        self.metadata = super().build(batch)
+        return self.metadata
+
+    def count_on(self):
+        lengths = self.batch.seq_lens_R.tolist()
+        new = super().build(replace(self.batch, seq_lens=lengths))
+        self.metadata.runs[:] = new.runs
+
+
+class CountsNothing(Counts):
+    def count_on(self):
+        pass
+
+
+def test_counting_is_held_against_the_next_step():
+    run(claiming("counts_on", builder=Counts))
+    with pytest.raises(AssertionError, match=r"1 tokens after the last build, by count_on\(\)"):
+        run(claiming("counts_on", builder=CountsNothing))
+
+
+def test_a_feature_without_a_case_is_named():
+    cases = {case.name: case for case in attention_cases(claiming("cascade"), CPU)}
+    with pytest.raises(NotHere, match="no case for the feature 'cascade'"):
+        cases["the feature cascade"].run()
+
+
+def test_a_right_backend_of_few_claims_passes():
+    check_backend(claiming(), CPU)
