@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import ceil
 from typing import TYPE_CHECKING, cast
 
@@ -49,16 +50,19 @@ def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterat
     capabilities = backend.capabilities
     multiple, sizes = capabilities.block_size_multiple, sorted(capabilities.head_sizes) or [32]
     base = AttentionCase(runs=(), block_size=multiple * ceil(16 / multiple), head_size=sizes[0])
-    for dtype in sorted(capabilities.dtypes):
-        caches = sorted(capabilities.kv_cache_dtypes - capabilities.dtypes)
-        for cache_dtype in ("", *caches):
-            if not cache_dtype and dtype not in (capabilities.kv_cache_dtypes or {dtype}):
-                continue
-            case = replace(base, dtype=dtype, cache_dtype=cache_dtype)
-            for name, (feature, check) in _CHECKS.items():
-                if not feature or feature in capabilities.features:
-                    run = partial(_judge, name, partial(check, backend, case, device))
-                    yield Case(name=f"{name}, {case.spec.dtype} under {dtype}", run=run)
+    checks = [
+        (name, check)
+        for name, (feature, check) in _CHECKS.items()
+        if not feature or feature in capabilities.features
+    ]
+    caches = ["", *sorted(capabilities.kv_cache_dtypes - capabilities.dtypes)]
+    for dtype, cache_dtype in product(sorted(capabilities.dtypes), caches):
+        if not cache_dtype and dtype not in (capabilities.kv_cache_dtypes or {dtype}):
+            continue
+        case = replace(base, dtype=dtype, cache_dtype=cache_dtype)
+        for name, check in checks:
+            run = partial(_judge, name, partial(check, backend, case, device))
+            yield Case(name=f"{name}, {case.spec.dtype} under {dtype}", run=run)
     for feature in sorted(capabilities.features - EXERCISED):
         yield Case(name=f"the feature {feature}", run=partial(_leave_out, feature))
 
