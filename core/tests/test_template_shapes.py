@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tarfile
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 
 import jinja2
@@ -92,23 +93,19 @@ def oracle():
 def check_alike(oracle, renderer, template, tokens):
     """Compare all conversations; return how many both sides render."""
     rendered = 0
-    for messages, variables in CONVERSATIONS.values():
-        for prompt in (True, False):
-            try:
-                expected = oracle.apply_chat_template(
-                    messages,
-                    chat_template=template,
-                    tokenize=False,
-                    add_generation_prompt=prompt,
-                    **variables,
-                )
-            except (jinja2.TemplateError, TypeError):
-                with pytest.raises(RequestError):
-                    renderer.render(template, messages, {**tokens, **variables})
-                continue
-            given = {**tokens, "add_generation_prompt": prompt, "tools": None, "documents": None}
-            assert renderer.render(template, messages, given | variables) == expected
-            rendered += 1
+    for (messages, variables), prompt in product(CONVERSATIONS.values(), (True, False)):
+        variables = {**variables, "add_generation_prompt": prompt}
+        given = {**tokens, "tools": None, "documents": None, **variables}
+        try:
+            expected = oracle.apply_chat_template(
+                messages, chat_template=template, tokenize=False, **variables
+            )
+        except (jinja2.TemplateError, TypeError):
+            with pytest.raises(RequestError):
+                renderer.render(template, messages, given)
+            continue
+        assert renderer.render(template, messages, given) == expected
+        rendered += 1
     return rendered
 
 

@@ -74,6 +74,17 @@ def nan(weight):
     return weight
 
 
+def nested_index(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text('{"weight_map": ' + "[" * 1_000_000)
+
+
+def long_header(folder):
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.write((80 << 20).to_bytes(8, "little"))
+        file.truncate(200 << 20)
+
+
 FILES = {
     "config.json is no text": damaged(
         content("config.json", b"\xff\xfe\x00{"), ModelError, "config.json", "not valid JSON"
@@ -129,6 +140,34 @@ FILES = {
     "the weights are a pipe": damaged(pipe(WEIGHTS), WeightError, WEIGHTS),
     "only pickled weights": damaged(
         renamed(WEIGHTS, "pytorch_model.bin"), WeightError, "pytorch_model.bin", "never"
+    ),
+    "generation_config.json is a pipe": damaged(
+        pipe("generation_config.json"), ModelError, "generation_config.json", "FIFO"
+    ),
+    "the index is nested without end": damaged(
+        nested_index, WeightError, "model.safetensors.index.json", "levels deep"
+    ),
+    "tokenizer_config.json is nested without end": damaged(
+        content("tokenizer_config.json", "[" * 1_000_000),
+        ModelError,
+        "tokenizer_config.json",
+        "levels deep",
+    ),
+    "the header is longer than any": damaged(
+        long_header, WeightError, WEIGHTS, "truncated or no safetensors file"
+    ),
+    "config.json names a class": damaged(
+        config_fields(architectures=["evil:M"]), ModelError, "config.json", "installed model"
+    ),
+    "a token id of 2**32-1": damaged(
+        content(
+            "tokenizer.json",
+            '{"version": "1.0", "added_tokens": [], "model": '
+            '{"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}}',
+        ),
+        ModelError,
+        "tokenizer.json",
+        "4294967295",
     ),
     "a broken index": damaged(
         renamed(WEIGHTS, "model.safetensors.index.json"), WeightError, "index.json"

@@ -102,7 +102,7 @@ def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, i
         index = json.loads(text)
         rows = [(str(n), int(o), int(b), int(c)) for n, o, b, c in index["entries"]]
         size, found = int(index["size"]), index["key"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PackedFileError(f"its index cannot be understood ({error})") from error
     if size != len(mapped):
         raise PackedFileError(f"it has {len(mapped)} bytes of {size}")
