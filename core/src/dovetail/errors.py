@@ -25,6 +25,7 @@ Messages say what was asked, what was found and what would do. `assert` is for i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -133,7 +134,22 @@ class EngineDeadError(DovetailError):
         self.digest = digest
 
 
+_MAX_TYPED = 200
+"""Characters of a name that somebody typed; longer ones are compared with nothing."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest known name, or an empty string."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """Return " Did you mean 'x'?" for the nearest known name, or an empty string.
+
+    A name that differs in case and separators alone ("deadline_fair", "Deadline-Fair") goes first.
+    """
+    if len(name) > _MAX_TYPED:
+        return ""
+    names = list(known)
+    same = [one for one in names if _letters(one) == _letters(name)]
+    close = same or get_close_matches(name, names, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()

@@ -155,7 +155,8 @@ def _missing_attribute(
             "other processes. Put the class at the top of a module that can be imported."
         )
     members = getattr(owner, "__dict__", {})
-    names = [name for name in members if not name.startswith("_")]
+    # Not what it imports: that is somebody else's.
+    names = [name for name in members if not name.startswith("_") and _is_of(module, members[name])]
     classes = [name for name in names if isinstance(members[name], type)]
     where = f"module {module.__name__!r} was imported, but"
     if isinstance(owner, type):
@@ -171,6 +172,14 @@ def _missing_attribute(
     if origin.distribution:
         return PluginLoadError(f"{message} The distribution declares what it does not have.")
     return PluginNotFoundError(message)
+
+
+def _is_of(module: ModuleType, member: object) -> bool:
+    """Return whether a class or function is defined in the package of `module`."""
+    home = getattr(member, "__module__", None)
+    if not isinstance(home, str) or not callable(member):
+        return False
+    return home.partition(".")[0] == module.__name__.partition(".")[0]
 
 
 def _is_ours_alone(module: ModuleType) -> bool:

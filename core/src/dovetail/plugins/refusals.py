@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
@@ -9,12 +10,20 @@ from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.reference import FORMS, NamedReference
 
+_ALSO_TAKEN = {"scheduler": ("policy",)}
+"""Kinds that an option of another kind takes, too."""
+
+_DIGITS = re.compile(r"\d+")
+
 
 def not_found(
     kind: str, name: str, by_kind: Mapping[str, Sequence[Candidate]]
 ) -> PluginNotFoundError:
     """Return the error for a name that nobody has: the nearest, and all there are."""
-    candidates = by_kind[kind]
+    if kind == "model":
+        return _unknown_architecture(name, by_kind[kind])
+    kinds = (kind, *_ALSO_TAKEN.get(kind, ()))
+    candidates = [one for taken in kinds for one in by_kind[taken]]
     hint = nearest(name, [c.name for c in candidates])
     elsewhere = [k for k in by_kind if any(c.name == name for c in by_kind[k])]
     if elsewhere and not hint:
@@ -23,6 +32,37 @@ def not_found(
     return PluginNotFoundError(
         f"There is no {kind} plugin {name!r}.{hint}\n{installed}\nWrite {FORMS}."
     )
+
+
+def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFoundError:
+    """Return the error for an architecture without a model: seldom a typing mistake."""
+    meant = [one.name for one in models if _is_misspelt(name, one.name)]
+    hint = f" Did you mean {meant[0]!r}?" if meant else ""
+    installed = f"Installed models: {listed(models)}." if models else "No model is installed."
+    return PluginNotFoundError(
+        f"No installed plugin has a model of the architecture {name!r}.{hint}\n{installed}\n"
+        "Install a plugin for this architecture, or write one: dovetail plugins new model NAME."
+    )
+
+
+def _is_misspelt(name: str, known: str) -> bool:
+    """Return whether `name` is `known` with one letter too many, too few, or swapped.
+
+    Another digit, or another letter in the family's name, is another architecture: Qwen3, Mixtral.
+    """
+    if name.casefold() == known.casefold():
+        return True
+    if _DIGITS.findall(name) != _DIGITS.findall(known) or abs(len(name) - len(known)) > 1:
+        return False
+    pairs = zip(name, known, strict=False)
+    start = next((place for place, (one, other) in enumerate(pairs) if one != other), len(known))
+    if len(name) == len(known):
+        swapped = known[start + 1 : start + 2] + known[start : start + 1]
+        ending = known.find("For")
+        replaced = start > ending > 0 and name[start + 1 :] == known[start + 1 :]
+        return replaced or name[start:] == swapped + known[start + 2 :]
+    longer, shorter = sorted((name, known), key=len, reverse=True)
+    return longer[start + 1 :] == shorter[start:]
 
 
 def not_in_distribution(
@@ -83,4 +123,6 @@ def listed(candidates: Iterable[Candidate]) -> str:
     for candidate in candidates:
         whose = f"{candidate.distribution} {candidate.version}"
         by_distribution.setdefault(whose, []).append(candidate.name)
-    return "; ".join(f"{', '.join(names)} ({whose})" for whose, names in by_distribution.items())
+    return "; ".join(
+        f"{', '.join(dict.fromkeys(names))} ({whose})" for whose, names in by_distribution.items()
+    )

@@ -34,6 +34,7 @@ from dovetail.interfaces import (
 )
 from dovetail.interfaces.ops import Draws, PreparesInputs
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.architecture import load_architecture
 from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
 from dovetail.plugins.construction import ask, construct
 from dovetail.plugins.instance import Options, make_instance
@@ -114,7 +115,7 @@ class TorchWorker(WorkerBase):
         self._invariance = BatchInvariance(
             config.model.dtype, required=config.compute.batch_invariant
         )
-        model_cls = context.plugins.load("model", config.model.architecture)
+        model_cls = load_architecture(context.plugins, config)
         self._check_shared(model_cls)
         options = context.plugins.options_of
         self._model: Any = construct(

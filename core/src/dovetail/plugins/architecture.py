@@ -1,0 +1,25 @@
+"""The model class of a configuration: an architecture that config.json names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import PluginNotFoundError
+
+if TYPE_CHECKING:
+    from dovetail.config import EngineConfig
+    from dovetail.plugins.registry import PluginRegistry
+
+
+def load_architecture(plugins: PluginRegistry, config: EngineConfig) -> type[Any]:
+    """Return the class of the model's architecture; raise as `PluginRegistry.load`.
+
+    An unknown architecture is a PluginNotFoundError that names the file it stands in.
+    """
+    name = config.model.architecture
+    try:
+        plugins.resolve("model", name)
+    except PluginNotFoundError as refusal:
+        path = config.model.model_dir / "config.json"
+        raise PluginNotFoundError(f"{path} names {name!r}. {refusal}") from None
+    return plugins.load("model", name)

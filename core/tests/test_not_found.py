@@ -1,0 +1,115 @@
+"""Names that nobody has: what is near, what is installed, and an architecture is no typo."""
+
+import pytest
+
+from dovetail import LLM
+from dovetail.errors import PluginNotFoundError, nearest
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+
+PARTS = """
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from dovetail.interfaces import Policy
+from dovetail.scheduling import Scheduler
+
+class DeadlineFair(Policy):
+    pass
+
+class MyScheduler(Scheduler):
+    pass
+
+class LlamaForCausalLM:
+    pass
+"""
+MODELS = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Gemma2ForCausalLM"]
+
+
+@pytest.fixture
+def site(plugin_site):
+    entries = {
+        "policy": {"deadline-fair": ".parts:DeadlineFair"},
+        "scheduler": {"my_scheduler": ".parts:MyScheduler"},
+        "model": {name: ".parts:LlamaForCausalLM" for name in MODELS},
+    }
+    plugin_site.add("acme", entries, parts=PARTS)
+    return plugin_site
+
+
+def refusal(site, kind, name):
+    with pytest.raises(PluginNotFoundError) as caught:
+        site.registry().load(kind, name)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("deadline_fair", "deadline-fair"),
+        ("Deadline Fair", "deadline-fair"),
+        ("DEADLINEFAIR", "deadline-fair"),
+        ("deadline.fair@acme", "deadline-fair"),
+        ("dedline-fair", "deadline-fair"),
+        ("my-scheduler", "my_scheduler"),
+        ("MyScheduler", "my_scheduler"),
+        ("zzz", ""),
+    ],
+)
+def test_the_nearest_of_all_kinds_that_the_option_takes_is_offered(site, asked, meant):
+    told = refusal(site, "scheduler", asked)
+    if meant:
+        assert f"Did you mean {meant!r}?" in told
+    else:
+        assert "Did you mean" not in told
+    assert "deadline-fair" in told and "my_scheduler" in told
+
+
+def test_the_option_is_named(site, tmp_path):
+    options = {**SMALL_ENGINE, "skip_tokenizer_init": True}
+    told = r"scheduler_cls \(scheduling_policy\)='deadline_fair': .*Did you mean 'deadline-fair'"
+    for name in ("scheduler_cls", "scheduling_policy"):
+        with pytest.raises(PluginNotFoundError, match=told):
+            LLM(write_fake_config(tmp_path), **options, **{name: "deadline_fair"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("GemmaForCausalLM", ""),
+        ("MixtralForCausalLM", ""),
+        ("Qwen3ForCausalLM", ""),
+        ("QwenForCausalLM", ""),
+        ("Qwen2MoeForCausalLM", ""),
+        ("OlamaForCausalLM", ""),
+        ("GPT2LMHeadModel", ""),
+        ("LlamaForCausalLM2", ""),
+        ("LlammaForCausalLM", "LlamaForCausalLM"),
+        ("LlamForCausalLM", "LlamaForCausalLM"),
+        ("lamaForCausalLM", "LlamaForCausalLM"),
+        ("LalmaForCausalLM", "LlamaForCausalLM"),
+        ("LlamaForCausalML", "LlamaForCausalLM"),
+        ("LlamaForCausalLN", "LlamaForCausalLM"),
+        ("LlamaForCausal", ""),
+        ("llamaforcausallm", "LlamaForCausalLM"),
+        ("Qwen2ForCasualLM", "Qwen2ForCausalLM"),
+    ],
+)
+def test_only_a_misspelt_architecture_has_a_suggestion(site, asked, meant):
+    told = refusal(site, "model", asked)
+    assert f"architecture {asked!r}" in told
+    assert ("Did you mean" in told) is bool(meant) and repr(meant or asked) in told
+    assert f"Installed models: {', '.join(sorted(MODELS))} (acme 1.0)" in told
+    assert "dovetail plugins new model" in told and len(told.splitlines()) == 3
+
+
+def test_a_module_lists_its_own_classes_and_no_imports(site):
+    told = refusal(site, "policy", "acme.parts:DeadlineFare")
+    assert "Did you mean 'DeadlineFair'?" in told
+    assert "Classes in it: DeadlineFair, MyScheduler, LlamaForCausalLM." in told
+    for imported in ("OrderedDict", "Policy,", "dataclass"):
+        assert imported not in told
+    assert "Did you mean" not in refusal(site, "policy", "acme.parts:OrderDict")
+
+
+def test_a_name_of_any_length_is_answered_at_once():
+    assert nearest("x" * 10_000_000, ["x" * 30]) == ""
+    assert nearest("a_b", ["ba", "A-B"]) == " Did you mean 'A-B'?"
