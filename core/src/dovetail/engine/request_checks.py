@@ -69,13 +69,14 @@ def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: in
 
 
 def check_sampling_tokens(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError if a token id in `params` is outside the vocabulary."""
+    """Raise RequestError if a token id in `params`, which are valid, is outside the vocabulary."""
     for name, ids in (
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids),
         ("stop_token_ids", params.stop_token_ids),
     ):
-        check_token_ids(name, tuple(ids or ()), vocab_size)
+        if ids and max(ids) >= vocab_size:
+            check_token_ids(name, (max(ids),), vocab_size)
 
 
 def check_sampling_support(params: SamplingParams, worker_provides: frozenset[str]) -> None:
