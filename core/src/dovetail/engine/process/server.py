@@ -18,6 +18,7 @@ import zmq
 from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
 from dovetail.engine.process.outgoing import OutputWindow, pack_outputs
+from dovetail.engine.process.request_intake import RequestIntake
 from dovetail.engine.process.vital_signs import VitalSigns
 from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
 from dovetail.executors.operation import check_callable_from_outside
@@ -35,7 +36,6 @@ from dovetail.transport.messages import (
     Message,
     Pause,
     Question,
-    Refused,
     ResetPrefixCache,
     Resume,
     Stop,
@@ -44,7 +44,6 @@ from dovetail.transport.messages import (
     engine_reader,
     pack,
 )
-from dovetail.transport.wire_types import read_request
 
 _IDLE_LOOK_MS = 250
 """How often an engine that has nothing to do looks whether its workers live."""
@@ -94,6 +93,7 @@ class EngineServer:
         self._window = OutputWindow()
         self._num_steps = 0
         self._stopping = False
+        self._intake = RequestIntake(core, clock)
 
     def run(self) -> int:
         """Serve until told to stop; return the process's exit status: 0, or 1 if it died."""
@@ -124,10 +124,12 @@ class EngineServer:
         return min(self._idle_ms, ceil(1000 * self._core.wait_s))
 
     def _take_in(self, wait_ms: int) -> None:
-        """Do all that has come; wait for the first message, `wait_ms` at most."""
-        if not self._inbox.poll(wait_ms):
+        """Do what has come, as long as a turn lasts; wait `wait_ms` for the first message."""
+        if not self._intake.is_waiting and not self._inbox.poll(wait_ms):
             return
-        while not self._stopping:
+        self._intake.begin_turn()
+        self._go_on()
+        while not (self._stopping or self._intake.is_waiting or self._intake.is_over):
             try:
                 content = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -141,13 +143,12 @@ class EngineServer:
 
     def _do(self, message: ToEngine) -> None:
         if isinstance(message, Add):
-            refused = self._add(message.request_id, message.request)
+            refused = self._intake.add(message)
             if refused is not None:
                 self._send(refused)
         elif isinstance(message, AddTogether):
-            found = [self._add(*one) for one in message.requests]
-            told = [(one.request_id, one.reason, one.parameter) for one in found if one]
-            self._answers.append(Answer(message.call, told))
+            self._intake.add_together(message)
+            self._go_on()
         elif isinstance(message, Taken):
             self._window.taken(message.num_messages)
         elif isinstance(message, Stop):
@@ -155,20 +156,10 @@ class EngineServer:
         else:
             self._answer(message)
 
-    def _add(self, request_id: str, content: bytes) -> Refused | None:
-        """Take a request in, or return why not."""
-        try:
-            request = read_request(content)
-            if request.request_id != request_id:
-                raise MessageError(f"the request's own id is {request.request_id!r}.")
-            self._core.add_request(request)
-        except EngineDeadError:
-            raise
-        except RequestError as error:
-            return Refused(request_id, str(error), error.parameter)
-        except DovetailError as error:
-            return Refused(request_id, str(error))
-        return None
+    def _go_on(self) -> None:
+        answer = self._intake.go_on()
+        if answer is not None:
+            self._answers.append(answer)
 
     def _answer(self, message: Question) -> None:
         try:

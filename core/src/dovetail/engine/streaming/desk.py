@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dovetail.engine.output_portions import cut_outputs
+from dovetail.engine.streaming.loop_turns import LoopTurns
 from dovetail.engine.streaming.output_stream import OutputStream
 from dovetail.engine.streaming.preparation import Preparers
 from dovetail.errors import (
@@ -67,6 +68,7 @@ class RequestDesk:
         self._clock = clock
         self._max_asked = max_asked
         self._preparers = Preparers(front)
+        self._turns = LoopTurns(clock, SLICE_NS)
         self._num_asked = 0
         self._num_requests = 0
         self._arriving: set[str] = set()
@@ -166,6 +168,7 @@ class RequestDesk:
         """Hand a request over to the engine; return where its outputs will be."""
         request_id = checked.asked.request_id
         try:
+            await self._turns.wait()
             prepared = await self._preparers.prepare(checked)
             self.begin()  # the engine may have died meanwhile
             requests, group = self._front.register(checked, prepared)
@@ -184,12 +187,11 @@ class RequestDesk:
 
     async def _send(self, requests: Sequence[EngineCoreRequest], group: CompletionGroup) -> None:
         """Send the requests of a group; others in the loop have a turn in between."""
-        start_ns = self._clock.now_ns()
         for request in requests:
+            await self._turns.wait()
             if not group.num_open:  # ended meanwhile, those that were sent are aborted
                 return
             await self._client.add_request(request)
-            start_ns = await self._pause_after(start_ns)
 
     async def _pause_after(self, start_ns: int) -> int:
         """Let others have a turn if a slice of work is done; return when the next one began."""

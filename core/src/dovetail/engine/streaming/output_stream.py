@@ -11,19 +11,20 @@ import asyncio
 from collections.abc import Callable
 from copy import copy
 
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, UserError
 from dovetail.outputs import RequestOutput
 
 
 class OutputStream:
     """The outputs of one request, for one reader, in one event loop. ended: the last one is out."""
 
-    __slots__ = ("_error", "_news", "_timers", "_waiter", "ended", "make_output")
+    __slots__ = ("_error", "_loop", "_news", "_timers", "_waiter", "ended", "make_output")
 
     def __init__(self, make_output: Callable[[], RequestOutput]) -> None:
         """make_output: returns what there is to say now; asked only when there is news."""
         self.ended = False
         self.make_output = make_output
+        self._loop = asyncio.get_running_loop()
         self._news = False
         self._error: DovetailError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -54,7 +55,9 @@ class OutputStream:
         while not self._news:
             if self._error is not None:
                 raise copy(self._error)  # others raise it too; each has its own traceback
-            self._waiter = asyncio.get_running_loop().create_future()
+            if asyncio.get_running_loop() is not self._loop:
+                raise UserError("a stream is read in the event loop in which it began.")
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:

@@ -1,0 +1,172 @@
+"""One large request beside a stream: how long it holds the event loop and the engine's loop.
+
+Counted in the thread's own processor time, so that other work on the machine does not matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from security.engines import AsyncDoor, engine_options
+
+from dovetail import SamplingParams
+from dovetail.clock import ManualClock
+from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
+from dovetail.errors import RequestError
+from dovetail.outputs import RequestOutputKind
+from dovetail.request import EngineCoreRequest
+from dovetail.testing.fake_worker import FakeWorker
+from dovetail.transport.messages import Add, AddTogether
+from dovetail.transport.wire_types import wire_request
+
+VOCAB = 32_000
+MOST_CPU_S = 0.05
+"""Host processor time that one request may add to one turn of a loop."""
+
+
+class Capable(FakeWorker):
+    """Takes every parameter, and follows none of them."""
+
+    provides = FakeWorker.provides | {"bad_words", "logit_bias", "allowed_token_ids"}
+
+
+LARGE = {
+    "n": ("abc", SamplingParams(n=1024, max_tokens=3, ignore_eos=True)),
+    "bad words": (
+        "abc",
+        SamplingParams(bad_words=[f"w{place:030}" for place in range(4096)], max_tokens=2),
+    ),
+    "a text that is too long": ("word " * 2_000_000, SamplingParams(max_tokens=2)),
+    "a text that fits": ("word " * 3_000, SamplingParams(max_tokens=2)),
+    "a prompt of ids": ([5] * 16_000, SamplingParams(max_tokens=2)),
+    "stop ids": ("abc", SamplingParams(stop_token_ids=list(range(10, VOCAB)), max_tokens=2)),
+    "allowed ids": ("abc", SamplingParams(allowed_token_ids=list(range(VOCAB)), max_tokens=2)),
+    "biases": ("abc", SamplingParams(logit_bias=dict.fromkeys(range(VOCAB), 1.0), max_tokens=2)),
+}
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    config = {"vocab_size": VOCAB, "max_position_embeddings": 2**14 + 100}
+    options = engine_options(
+        tmp_path_factory.mktemp("model"), config=config, worker_cls=Capable, max_num_seqs=64
+    )
+    opened = AsyncDoor(options | {"max_waiting": 10_000})
+    yield opened
+    opened.close()
+
+
+async def longest_turn(work):
+    """Return the most processor time that this thread spent in one turn of the loop."""
+    turns = []
+
+    async def watch():
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            turns.append(now - last)
+            last = now
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await work
+    finally:
+        watcher.cancel()
+    return max(turns)
+
+
+@pytest.mark.parametrize("case", LARGE)
+@pytest.mark.parametrize("kind", list(RequestOutputKind), ids=lambda kind: kind.name)
+def test_a_large_request_holds_the_event_loop_for_milliseconds(door, case, kind):
+    prompt, params = LARGE[case]
+
+    async def read(*given, **more):
+        return [output async for output in door.llm.generate(*given, **more)]
+
+    async def both():
+        stream = read("the victim", SamplingParams(max_tokens=100, ignore_eos=True))
+        victim = asyncio.create_task(stream)
+        try:
+            await read(prompt, params, output_kind=kind)
+        except RequestError as error:
+            assert error.parameter == "prompt" and case == "a text that is too long"
+        assert len((await victim)[-1].outputs[0].token_ids) == 100
+
+    async def leave_early():
+        async for _ in door.llm.generate(prompt, params, output_kind=kind):
+            break
+
+    turn_s = door.loop.run_until_complete(longest_turn(both()))
+    assert turn_s < MOST_CPU_S
+    if case == "n":
+        assert door.loop.run_until_complete(longest_turn(leave_early())) < MOST_CPU_S
+
+
+def test_many_small_requests_share_the_turns_of_the_loop(door):
+    params = SamplingParams(max_tokens=1)
+
+    async def ask():
+        return [output async for output in door.llm.generate("abc", params)][-1]
+
+    async def ask_all():
+        return await asyncio.gather(*(ask() for _ in range(1000)))
+
+    assert door.loop.run_until_complete(longest_turn(ask_all())) < MOST_CPU_S
+
+
+class SlowCore:
+    """A core for which a request takes 3 ms."""
+
+    def __init__(self, clock, busy):
+        self.clock, self.busy, self.added = clock, busy, []
+
+    def has_work(self):
+        return self.busy
+
+    def add_request(self, request):
+        self.clock.advance(3_000_000)
+        if request.request_id == "r5":
+            raise RequestError("not this one", parameter="n")
+        self.added.append(request.request_id)
+
+
+def wire(place):
+    request = EngineCoreRequest(
+        request_id=f"r{place}",
+        prompt_token_ids=(5,),
+        sampling_params=SamplingParams(),
+        max_tokens=1,
+    )
+    return request.request_id, wire_request(request)
+
+
+@pytest.mark.parametrize(("busy", "turns"), [(True, 4), (False, 1)])
+def test_requests_that_come_together_are_admitted_over_several_steps(busy, turns):
+    clock = ManualClock(1)
+    core = SlowCore(clock, busy)
+    intake = RequestIntake(core, clock)
+    intake.begin_turn()
+    intake.add_together(AddTogether(7, tuple(map(wire, range(10)))))
+    answers = [intake.go_on()]
+    while intake.is_waiting:
+        intake.begin_turn()
+        answers.append(intake.go_on())
+    assert len(answers) == turns
+    assert (answers[-1].call == 7 and answers[-1].value is not None) or answers[-1].error == ""
+    assert core.added == [f"r{place}" for place in range(10) if place != 5]
+    assert [told[0] for told in answers[-1].value] == ["r5"]
+
+
+def test_single_requests_fill_a_turn_and_no_more():
+    clock = ManualClock(1)
+    core = SlowCore(clock, True)
+    intake = RequestIntake(core, clock)
+    intake.begin_turn()
+    count = 0
+    while not intake.is_over:
+        intake.add(Add(*wire(100 + count)))
+        count += 1
+    assert count == -(-INTAKE_NS // 3_000_000)

@@ -1,0 +1,167 @@
+"""One engine called from several threads: calls wait for each other; an `AsyncLLM` says no."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from security.engines import AsyncDoor, engine_options, open_llm
+
+from dovetail import SamplingParams
+from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserError
+
+NUM_THREADS = 4
+
+
+@pytest.fixture(scope="module", params=["in process", "over a process"])
+def llm(request, tmp_path_factory):
+    with open_llm(request.param, engine_options(tmp_path_factory.mktemp("model"))) as made:
+        yield made
+
+
+def in_threads(call, num=NUM_THREADS):
+    """Run `call(place)` in threads that begin together; return what each returned or raised."""
+    found, start = [None] * num, threading.Barrier(num)
+
+    def run(place):
+        start.wait()
+        try:
+            found[place] = call(place)
+        except BaseException as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(num)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a thread hangs"
+    return found
+
+
+def tokens(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_calls_from_several_threads_are_served_one_after_the_other(llm):
+    def ask(place):
+        params = SamplingParams(max_tokens=20, seed=place, ignore_eos=True)
+        return [tokens(llm.generate([f"{place}", f"again {place}"], params)) for _ in range(5)]
+
+    alone = [ask(place) for place in range(NUM_THREADS)]
+    assert in_threads(ask) == alone
+
+
+def test_a_refused_call_in_one_thread_harms_no_other(llm):
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+    alone = tokens(llm.generate("good", params))
+
+    def ask(place):
+        if place % 2:
+            with pytest.raises(RequestError):
+                llm.generate(["good", [10**6]], params)
+            return alone
+        return tokens(llm.generate("good", params))
+
+    assert in_threads(ask, 6) == [alone] * 6
+
+
+def test_an_engine_may_be_stepped_in_one_thread_and_asked_in_others(llm):
+    engine, params = llm.llm_engine, SamplingParams(max_tokens=10, ignore_eos=True)
+    expected = {f"{thread}-{number}" for thread in range(3) for number in range(20)}
+    ended = {}
+
+    def work(place):
+        if place < 3:
+            for number in range(20):
+                engine.add_request(f"{place}-{number}", "hello", params)
+                if number % 5 == 0:
+                    engine.abort_request(f"{place}-{number}")
+            return
+        while len(ended) < len(expected):
+            ended.update({one.request_id: one for one in engine.step() if one.finished})
+
+    assert in_threads(work) == [None] * 4
+    assert set(ended) == expected and not engine.has_unfinished_requests()
+
+
+def test_a_step_by_another_caller_is_told(llm, monkeypatch):
+    """What `step` returns to a call from within, a hook say, is missing in `generate`."""
+    engine = llm.llm_engine
+    step = engine.step
+
+    def stolen():
+        step()
+        return []
+
+    monkeypatch.setattr(engine, "step", stolen)
+    with pytest.raises(UserError, match="taken by another caller"):
+        llm.generate("a", SamplingParams(max_tokens=2))
+
+
+def test_an_async_engine_refuses_other_threads_and_loops(tmp_path):
+    door = AsyncDoor(engine_options(tmp_path))
+    llm, params = door.llm, SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
+
+    async def last():
+        return [output async for output in llm.generate("hello", params)][-1]
+
+    async def call_all():
+        found = []
+        calls = (last, lambda: llm.abort("a"), llm.pause, llm.resume, llm.reset_prefix_cache)
+        for call in (*calls, llm.check_health, lambda: llm.collective_rpc("x")):
+            with pytest.raises(UserError, match="another event loop") as refused:
+                await call()
+            found.append(refused.value)
+        return found
+
+    async def with_strangers():
+        mine = asyncio.create_task(last())
+        await asyncio.sleep(0)
+        strangers = await asyncio.to_thread(in_threads, lambda place: asyncio.run(call_all()))
+        assert all(len(found) == 7 for found in strangers)
+        return await mine
+
+    try:
+        alone = door.loop.run_until_complete(last())
+        output = door.loop.run_until_complete(asyncio.wait_for(with_strangers(), 60))
+        assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+        with pytest.raises(UserError, match="event loop"):
+            llm.abort("a").send(None)  # no loop at all
+    finally:
+        door.close()
+
+
+def test_an_async_engine_may_be_shut_down_from_another_thread(tmp_path):
+    door = AsyncDoor(engine_options(tmp_path))
+    llm, params = door.llm, SamplingParams(max_tokens=200, ignore_eos=True)
+
+    async def ask():
+        async for _ in llm.generate("hello", params):
+            thread = threading.Thread(target=llm.shutdown)
+            thread.start()
+            await asyncio.to_thread(thread.join, 20)
+        raise AssertionError("the stream has ended well")
+
+    try:
+        with pytest.raises(EngineDeadError, match="shut down"):
+            door.loop.run_until_complete(asyncio.wait_for(ask(), 30))
+    finally:
+        door.close()
+
+
+def test_one_loop_after_the_other_is_refused_in_the_middle_of_a_stream(tmp_path):
+    door = AsyncDoor(engine_options(tmp_path))
+    stream = door.llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))
+
+    async def take():
+        return await anext(stream)
+
+    try:
+        door.loop.run_until_complete(take())
+        with pytest.raises(DovetailError, match="loop"):
+            for _ in range(300):
+                asyncio.run(asyncio.wait_for(take(), 5))
+    finally:
+        door.close()
