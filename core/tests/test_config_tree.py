@@ -45,6 +45,7 @@ FIELDS = {
         "max_model_len",
         "model",
         "model_dir",
+        "quantization",
         "seed",
         "served_model_name",
         "skip_tokenizer_init",

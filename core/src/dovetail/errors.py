@@ -7,6 +7,7 @@
     │   └── ModelError            a model directory, its weights or its architecture
     │       └── WeightError       a file or a weight: missing, truncated, unexpected, wrong shape
     ├── PluginError               a plugin could not be found, loaded or trusted with its contract
+    │   ├── UnfitPluginError      named by the user, and cannot do this; also a ConfigError
     │   ├── PluginNotFoundError   no candidate of that name
     │   ├── PluginLoadError       found, but importing or constructing it failed
     │   └── ContractError         loaded, but it does not do what its contract demands
@@ -73,6 +74,10 @@ class WeightError(ModelError):
 
 class PluginError(DovetailError):
     """A plugin could not be found, loaded or trusted with its contract."""
+
+
+class UnfitPluginError(ConfigError, PluginError):
+    """A plugin that the user named cannot do what this configuration and model need of it."""
 
 
 class PluginNotFoundError(PluginError, LookupError):

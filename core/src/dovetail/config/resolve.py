@@ -9,6 +9,7 @@ from __future__ import annotations
 from dovetail.config.checkpoint_facts import stated_dtype, stated_max_model_len
 from dovetail.config.engine_config import Change, ConfigNode, EngineConfig, shown
 from dovetail.config.field_types import MODEL_DTYPES, reference_name
+from dovetail.config.tensor_parallel import check_tensor_parallel
 from dovetail.errors import ConfigError, ContractError, nearest
 from dovetail.interfaces.platform import ConfigPatch, Platform
 from dovetail.plugins.construction import ask
@@ -252,12 +253,7 @@ def _resolve_max_model_len(draft: _Draft) -> None:
 
 def _resolve_executor(draft: _Draft) -> None:
     num_workers = draft.count("parallel.tensor_parallel_size") or 1
-    num_heads = draft.config.model.hf_config.get("num_attention_heads")
-    if type(num_heads) is int and num_workers > num_heads:
-        raise ConfigError(
-            f"tensor_parallel_size={num_workers} workers cannot share num_attention_heads="
-            f"{num_heads} of config.json; lower it."
-        )
+    check_tensor_parallel(num_workers, draft.config.model.hf_config)
     if num_workers == 1:
         draft.fill("parallel.executor_backend", "uniproc", "one device needs one process only")
     else:

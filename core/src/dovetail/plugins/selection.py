@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dovetail.errors import ContractError, PluginError, PluginNotFoundError
+from dovetail.errors import ContractError, PluginError, PluginNotFoundError, UnfitPluginError
 from dovetail.interfaces.attention import AttentionAsk, AttentionBackend
 from dovetail.interfaces.platform import Platform, Probe
 from dovetail.plugins.admission import check_probe, probe_failure
@@ -273,14 +273,15 @@ def choose_attention(
 ) -> type[AttentionBackend]:
     """Return the backend for what a model asks: the user's pick, else the first that is able.
 
-    Raises PluginError with every reason if the pick, or all candidates, refuse.
+    Raises UnfitPluginError with every reason if the pick refuses, PluginError if all candidates do.
     """
     if reference != AUTO:
         require_usable(registry, "attention", reference, platform, ask)
         backend: type[AttentionBackend] = registry.load("attention", reference)
         if reasons := attention_refusals(backend, ask):
-            raise PluginError(
-                f"The attention backend {backend.name!r} was asked for, but: {'; '.join(reasons)}."
+            raise UnfitPluginError(
+                f"attention_backend={backend.name!r}: the attention backend {backend.name!r} was "
+                f"asked for, but: {'; '.join(reasons)}."
                 f"{_alternatives(registry, 'attention', platform, ask)}"
             )
         registry.note_choice("attention", backend)

@@ -123,6 +123,9 @@ class TorchWorker(WorkerBase):
         )
         self._limits = limit_positions(self._model, self._limits)
         share_heads(self._model, self._ranks)
+        self._layers: dict[str, Attention] = dict(attention_layers(self._model))
+        # Before the weights: a backend that does not fit is refused at once.
+        self._backend = self._choose_attention() if self._layers else None
         loader_cls = context.plugins.load("weight_loader", config.load.load_format)
         loader: WeightLoader = loader_cls(
             WeightLoaderContext(
@@ -134,9 +137,7 @@ class TorchWorker(WorkerBase):
         )
         num_bytes = self.load_weights(self._model, loader)
         self._model.eval()
-        self._layers: dict[str, Attention] = dict(attention_layers(self._model))
         check_last_position(self._model, self._limits, len(self._layers))
-        self._backend = self._choose_attention() if self._layers else None
         attention = self._backend.name if self._backend else "nobody: the model has none"
         logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, attention)
         self._invariance.add_attention(self._backend)

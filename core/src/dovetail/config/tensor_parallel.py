@@ -1,0 +1,67 @@
+"""Whether the sizes of a model can be divided among the workers that share it.
+
+From config.json alone, so that a number of workers that cannot be is refused before one starts.
+The layers that divide the sizes hold to the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dovetail.errors import ConfigError
+
+MAX_COUNT = 64
+
+Works = Callable[[int], bool]
+"""Whether a size can be divided among so many workers."""
+
+
+def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first size of config.json that `num_workers` cannot share.
+
+    The message names the size and the numbers of workers that would do. Sizes that config.json does
+    not state by their usual names are left to the model.
+    """
+    if num_workers == 1:
+        return
+    sizes = list(_sizes(hf_config))
+    for what, works in sizes:
+        if works(num_workers):
+            continue
+        good = _listed(works)
+        all_good = _listed(lambda count: all(one(count) for _, one in sizes))
+        overall = "" if all_good == good else f" ({all_good} with all of the model's sizes)"
+        raise ConfigError(
+            f"tensor_parallel_size={num_workers} is asked, but {what} of config.json cannot be "
+            f"divided among so many; it can among {good}{overall}: give one of these."
+        )
+
+
+def _sizes(hf_config: Mapping[str, Any]) -> Iterator[tuple[str, Works]]:
+    """Yield each size that workers divide, with its name, and whether a number of them can."""
+    part = hf_config.get("text_config")
+    config = part if isinstance(part, Mapping) and "hidden_size" not in hf_config else hf_config
+    heads = _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads") or heads
+    if heads:
+        yield (
+            f"{heads} heads (num_attention_heads; {kv_heads} of keys, num_key_value_heads)",
+            lambda count: not heads % count and not (kv_heads % count and count % kv_heads),
+        )
+    inner = _count(config, "intermediate_size")
+    if inner:
+        yield f"intermediate_size={inner}", lambda count: not inner % count
+    vocab = _count(config, "vocab_size")
+    if vocab:
+        # The last workers may have fewer tokens, none of them nothing.
+        yield f"vocab_size={vocab}", lambda count: -(-vocab // count) * (count - 1) < vocab
+
+
+def _count(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    return value if type(value) is int and value > 0 else 0
+
+
+def _listed(works: Works) -> str:
+    return ", ".join(str(count) for count in range(1, MAX_COUNT + 1) if works(count))

@@ -1,0 +1,44 @@
+"""A number of workers that a model's sizes cannot be divided among is refused from config.json."""
+
+import pytest
+
+from dovetail.config.tensor_parallel import check_tensor_parallel
+from dovetail.errors import ConfigError
+
+SIZES = {
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 112,
+    "vocab_size": 257,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_workers", "words"),
+    [
+        ({}, 3, ("6 heads (num_attention_heads; 2 of keys", "among 1, 2, 6 (1, 2 with all")),
+        ({}, 6, ("intermediate_size=112", "among 1, 2, 4, 7")),
+        ({}, 8, ("6 heads",)),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8}, 64, ("32 heads",)),
+        (
+            {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 5},
+            4,
+            ("vocab_size=5",),
+        ),
+        ({"intermediate_size": 33}, 2, ("intermediate_size=33", "among 1, 3, 11, 33 (1 with all")),
+    ],
+)
+def test_the_size_and_what_would_fit_are_named(changes, num_workers, words):
+    for config in (SIZES | changes, {"text_config": SIZES | changes}):
+        with pytest.raises(ConfigError) as caught:
+            check_tensor_parallel(num_workers, config)
+        for word in (f"tensor_parallel_size={num_workers} is asked", *words):
+            assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_can_be_divided_passes(num_workers):
+    check_tensor_parallel(num_workers, SIZES)
+    check_tensor_parallel(4, SIZES | {"num_attention_heads": 8})  # keys are shared
+    check_tensor_parallel(7, {"num_attention_heads": [8, 9], "n_head": 5})

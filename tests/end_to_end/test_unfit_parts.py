@@ -1,0 +1,54 @@
+"""Parts that cannot serve a model are refused before its weights are opened or a worker starts."""
+
+import json
+
+import pytest
+
+from dovetail import LLM
+from dovetail.config import EngineArgs
+from dovetail.engine.choice import explain_choice
+from dovetail.errors import ConfigError, PluginError
+from dovetail.executors.multiproc.executor import MultiprocExecutor
+from dovetail.testing.fake_attention import FakeAttentionBackend
+from end_to_end.checkpoints import OPTIONS, SIZES
+
+
+class NeverOnSundays(FakeAttentionBackend):
+    """Refuses everything."""
+
+    name = "sundays"
+
+    @classmethod
+    def refusals(cls, ask):
+        return [f"heads of {ask.head_size} are too many"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model directory without weights: whoever opens them fails with another error."""
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 320, **SIZES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("quantization", ["torch", "onednn"])
+def test_an_attention_backend_that_does_not_fit_is_refused_before_loading(folder, quantization):
+    options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
+    with pytest.raises(ConfigError) as caught:
+        LLM(folder, **options, attention_backend=NeverOnSundays, quantization=quantization)
+    assert isinstance(caught.value, PluginError)
+    text = str(caught.value)
+    assert "attention_backend='sundays'" in text and "heads of 8 are too many" in text
+    assert "What can be used here: torch" in text
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_workers_that_cannot_share_the_model_never_start(folder, size, monkeypatch):
+    made = []
+    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
+    args = {"tensor_parallel_size": size, "platform": "cpu"}
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} is asked, but 4 heads"):
+        LLM(folder, **OPTIONS, skip_tokenizer_init=True, **args)
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} is asked, but 4 heads"):
+        explain_choice("attention", EngineArgs(model=folder, **args))
+    assert not made
