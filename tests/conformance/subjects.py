@@ -110,7 +110,7 @@ def _tokenizer(subject: type[Any], folder: Path) -> Wants:
     return (folder,), {"lossless": True}
 
 
-def _model_context(subject: type[Any]) -> ModelContext:
+def model_context(subject: type[Any]) -> ModelContext:
     fake = issubclass(subject, FakeModel)
     config = {"vocab_size": 97, "hidden_size": 16} if fake else TINY_LLAMA
     return ModelContext(
@@ -123,20 +123,20 @@ def _model_context(subject: type[Any]) -> ModelContext:
     )
 
 
-def _fill(model: Any) -> None:
+def fill_model(model: Any) -> None:
     loader = FakeWeightLoader(WeightLoaderContext(model_dir=Path("nowhere"), progress=False))
     loader.load(model)
     pack_linears(model)
 
 
 def _model(subject: type[Any], folder: Path) -> Wants:
-    return (_model_context(subject),), {"fill": _fill}
+    return (model_context(subject),), {"fill": fill_model}
 
 
 def _weight_loader(subject: type[Any], folder: Path) -> Wants:
     registry = PluginRegistry()
     llama = registry.load("model", "LlamaForCausalLM")
-    return (write_tiny_llama(folder), lambda: llama(_model_context(llama))), {}
+    return (write_tiny_llama(folder), lambda: llama(model_context(llama))), {}
 
 
 SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {

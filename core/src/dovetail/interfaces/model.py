@@ -135,6 +135,9 @@ class Model(Protocol):
     with features or heads that a rank has a part of, and a row-parallel layer follows each
     column-parallel one. Without the attribute it is never shared.
 
+    A model without position encoding or without a norm before its head names that in `lacks`:
+    "positions", "final_norm". The conformance kit takes either for a mistake otherwise.
+
     A model with a table of learned positions has an attribute `max_positions`, an int: requests are
     never longer, and a `max_model_len` above it is refused. Without it any position is asked of it.
     """

@@ -1,8 +1,9 @@
 """The conformance suite of the model contract, for any architecture at a small size.
 
 A model is held against itself over a dense attention context of the suite's own: causality, prompts
-in pieces, sequences side by side. Whether it computes what its paper says is for a comparison with
-another implementation. Imports torch: only who tests models imports this module.
+in pieces, sequences side by side, positions and the last norm (`dovetail.testing.model_structure`).
+Whether it computes what its paper says only another implementation tells: give it as `reference`.
+Imports torch: only who tests models imports this module.
 
 Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q queries, L positions.
 """
@@ -10,9 +11,10 @@ Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q que
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,14 +22,29 @@ from dovetail.errors import ModelError
 from dovetail.interfaces.attention import Rotation
 from dovetail.interfaces.model import ModelContext
 from dovetail.testing.attention import reference_attention
-from dovetail.testing.case import Case, run_all
-from dovetail.testing.expectation import expect, expect_error, judging
+from dovetail.testing.case import Case
+from dovetail.testing.expectation import NotHere, expect, expect_error, judging
+from dovetail.testing.model_structure import (
+    FINAL_NORM,
+    POSITIONS,
+    WatchedOps,
+    check_norm,
+    lacks,
+    position_tables,
+    tokens_for_norm,
+)
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 12
+_POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+"""Fields of config.json that say how many positions a model has."""
 
 Fill = Callable[[Any], None]
 """Load a model's weights and pack them; the same each time."""
+
+Reference = Callable[[Any, torch.Tensor], torch.Tensor]
+"""Return the logits, [T, V], of the token ids [T] of one prompt. The first argument is the filled
+model, whose weights another implementation may take over by their names."""
 
 
 class DenseAttention:
@@ -93,26 +110,41 @@ class DenseAttention:
 
 @judging("in the model suite")
 def check_model(
-    model_cls: type[Any], context: ModelContext, *, fill: Fill, tolerance: float = TOLERANCE
+    model_cls: type[Any],
+    context: ModelContext,
+    *,
+    fill: Fill,
+    tolerance: float = TOLERANCE,
+    reference: Reference | None = None,
 ) -> None:
     """Check an architecture against the model contract; raise AssertionError with the law broken.
 
     context: of a small config.json, with max_model_len ≥ 16. fill: load and pack the weights.
-    tolerance: by how much a logit may differ between two ways to compute it.
+    tolerance: by how much a logit may differ between two ways to compute it. reference: another
+    implementation, to hold the logits of a prompt against; None for none.
     """
-    run_all(model_cases(model_cls, context, fill=fill, tolerance=tolerance))
+    cases = model_cases(model_cls, context, fill=fill, tolerance=tolerance, reference=reference)
+    for case in cases:
+        with suppress(NotHere):
+            case.run()
 
 
 def model_cases(
-    model_cls: type[Any], context: ModelContext, *, fill: Fill, tolerance: float = TOLERANCE
+    model_cls: type[Any],
+    context: ModelContext,
+    *,
+    fill: Fill,
+    tolerance: float = TOLERANCE,
+    reference: Reference | None = None,
 ) -> Iterator[Case]:
     """Yield the suite's cases; the arguments are those of `check_model`."""
 
     @cache
     def make_bench() -> _Bench:
-        model = model_cls(context)
+        watched = WatchedOps(context.ops)
+        model = model_cls(replace(_with_all_positions(context), ops=cast("Any", watched)))
         fill(model)
-        return _Bench(model, context, tolerance)
+        return _Bench(model, context, tolerance, watched)
 
     def check_filled(check: Callable[[_Bench], None]) -> None:
         with torch.inference_mode():
@@ -122,6 +154,16 @@ def model_cases(
     yield Case(name="refusals", run=partial(_check_refusals, model_cls, context))
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(check_filled, check))
+    if reference is not None:
+        check = partial(_Bench.check_reference, reference=reference)
+        yield Case(name="against a reference", run=partial(check_filled, check))
+
+
+def _with_all_positions(context: ModelContext) -> ModelContext:
+    """Return the context of a model that has as many positions as may be asked of it, no more."""
+    names = [name for name in _POSITION_COUNTS if name in context.hf_config]
+    counts = dict.fromkeys(names, context.max_model_len)
+    return replace(context, hf_config={**context.hf_config, **counts})
 
 
 def _check_declarations(model_cls: type[Any]) -> None:
@@ -144,8 +186,11 @@ def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) 
 class _Bench:
     """A filled model and two sequences to run on it."""
 
-    def __init__(self, model: Any, context: ModelContext, tolerance: float) -> None:
+    def __init__(
+        self, model: Any, context: ModelContext, tolerance: float, ops: WatchedOps
+    ) -> None:
         self._model, self._context, self._tolerance = model, context, tolerance
+        self._ops = ops
         vocab_size = context.hf_config["vocab_size"]
         generator = torch.Generator().manual_seed(4)
         self._ids = torch.randint(0, vocab_size, (2, NUM_TOKENS), generator=generator)
@@ -196,20 +241,99 @@ class _Bench:
         attention.needed = torch.tensor([2, NUM_TOKENS - 1], device=self._context.device)
         attention.begin([(0, NUM_TOKENS)])
         positions_T = torch.arange(NUM_TOKENS, device=self._context.device)
+        self._ops.positions = positions_T.clone()
         hidden_SD = self._model.forward(self._ids[0], positions_T, attention)
         if len(hidden_SD) == NUM_TOKENS:
             hidden_SD = attention.narrow(hidden_SD)
         logits_SV = self._model.compute_logits(hidden_SD)
         self._compare(logits_SV, attention.narrow(self._alone[0]), "of two tokens that are needed")
 
+    def check_positions(self) -> None:
+        """Hold that positions reach the logits, each its own."""
+        ids, alone = self._ids[0], self._alone[0]
+        if lacks(self._model, POSITIONS):
+            raise NotHere("it declares that it lacks positions")
+        backwards = torch.arange(NUM_TOKENS - 1, -1, -1)
+        logits = self._logits(DenseAttention(), [(0, ids, 0)], positions=backwards)
+        moved = float((logits - alone).abs().max())
+        expect(
+            moved > self._tolerance,
+            "positions are ignored: logits are the same with all positions reversed. A model that "
+            "has none declares lacks = frozenset({'positions'})",
+        )
+
+    def check_all_positions(self) -> None:
+        """Hold that every position below max_model_len runs, and reads its own row of a table."""
+        limit = self._context.max_model_len
+        ends = (0, limit - 1)
+        with judging(f"at the positions 0 and {limit - 1}, the last below max_model_len={limit}"):
+            before = [self._at(position) for position in ends]
+        for name, table in position_tables(self._model, limit, self._vocab_size).items():
+            for position, logits in zip(ends, before, strict=True):
+                kept = table[position].clone()
+                table[position] += 1.0 + torch.arange(len(kept), device=kept.device) % 3
+                moved = float((self._at(position) - logits).abs().max())
+                table[position] = kept
+                expect(
+                    moved > self._tolerance,
+                    f"row {position} of {name} is not read at position {position}: positions are "
+                    "off",
+                )
+
+    def check_final_norm(self) -> None:
+        """Hold that hidden states come after a last norm."""
+        if lacks(self._model, FINAL_NORM):
+            raise NotHere("it declares that it lacks a final norm")
+        if self._context.dtype != torch.float32:
+            raise NotHere("only float32 is exact enough to tell")
+        (first,) = self._hidden([(9, self._ids[0][:1], 0)])
+        num_tokens, limit = tokens_for_norm(len(first)), self._context.max_model_len
+        generator = torch.Generator().manual_seed(6)
+        runs = []
+        for sequence in range(-(-num_tokens // limit)):
+            ids = torch.randint(0, self._vocab_size, (limit,), generator=generator)
+            runs.append((sequence, ids.to(self._context.device), 0))
+        check_norm(self._hidden(runs))
+
+    def check_reference(self, reference: Reference) -> None:
+        """Hold logits against another implementation's."""
+        for ids, logits in zip(self._ids, self._alone, strict=True):
+            want = reference(self._model, ids).to(logits.device)
+            self._compare(logits, want, "against the reference")
+
+    def _at(self, position: int) -> torch.Tensor:
+        """Return the logits of one token that stands at a position, after nothing."""
+        return self._logits(DenseAttention(), [(0, self._ids[0][:1], position)])
+
+    def _hidden(self, runs: Sequence[tuple[int, torch.Tensor, int]]) -> torch.Tensor:
+        """Return the hidden states of a step, [T, D]."""
+        attention = DenseAttention()
+        attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
+        positions = [torch.arange(start, start + len(ids)) for _, ids, start in runs]
+        positions_T = torch.cat(positions).to(self._context.device)
+        self._ops.positions = positions_T
+        hidden_TD: torch.Tensor = self._model.forward(
+            torch.cat([ids for _, ids, _ in runs]), positions_T, attention
+        )
+        return hidden_TD
+
     def _logits(
-        self, attention: DenseAttention, runs: Sequence[tuple[int, torch.Tensor, int]]
+        self,
+        attention: DenseAttention,
+        runs: Sequence[tuple[int, torch.Tensor, int]],
+        *,
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the logits of a step, [T, V]; runs are (sequence, ids, first position)."""
+        """Return the logits of a step, [T, V]; runs are (sequence, ids, first position).
+
+        positions: of all tokens, where they are not to follow from the runs.
+        """
         attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
         input_ids_T = torch.cat([ids for _, ids, _ in runs])
-        positions_T = torch.cat([torch.arange(start, start + len(ids)) for _, ids, start in runs])
+        counted = [torch.arange(start, start + len(ids)) for _, ids, start in runs]
+        positions_T = torch.cat(counted) if positions is None else positions
         positions_T = positions_T.to(self._context.device)
+        self._ops.positions = positions_T.clone()
         before = input_ids_T.clone(), positions_T.clone()
         hidden_TD = self._model.forward(input_ids_T, positions_T, attention)
         same = torch.equal(input_ids_T, before[0]) and torch.equal(positions_T, before[1])
@@ -250,4 +374,7 @@ _CHECKS: Mapping[str, Callable[[_Bench], None]] = {
     "side by side": _Bench.check_neighbours,
     "causality": _Bench.check_causality,
     "narrowed": _Bench.check_narrowed,
+    "positions": _Bench.check_positions,
+    "first and last position": _Bench.check_all_positions,
+    "final norm": _Bench.check_final_norm,
 }

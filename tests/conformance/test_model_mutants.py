@@ -1,0 +1,188 @@
+"""The model suite finds models whose positions or last norm are wrong: each mutant has one mistake.
+
+Others are in `test_torch_mutants.py`.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conformance.messages import expect_rule_first
+from conformance.subjects import fill_model, model_context
+from torch import nn
+
+from dovetail.plugins import PluginRegistry
+from dovetail.testing.fake_model import FakeModel
+from dovetail.testing.model import DenseAttention, check_model
+
+Llama = PluginRegistry().load("model", "LlamaForCausalLM")
+
+
+class LearnedPositions(FakeModel):
+    """Adds a learned vector for each position to the embeddings; the last norm is a LayerNorm."""
+
+    offset = 0
+
+    def __init__(self, context):
+        super().__init__(context)
+        hidden_size, num_positions = self.norm.shape[0], context.hf_config["n_positions"]
+        self.wpe = nn.Parameter(torch.empty(num_positions, hidden_size), requires_grad=False)
+        self.ln_bias = nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+
+    def forward(self, input_ids_T, positions_T, attention):
+        embed = self.embed
+        self.embed = _Looked(embed[input_ids_T] + self.wpe[positions_T + self.offset])
+        hidden_TD = super().forward(input_ids_T, torch.zeros_like(positions_T), attention)
+        self.embed = embed
+        return self.last_norm(hidden_TD)
+
+    def last_norm(self, hidden_TD):
+        return nn.functional.layer_norm(hidden_TD, hidden_TD.shape[-1:], self.norm, self.ln_bias)
+
+    def __setattr__(self, name, value):
+        if name == "embed" and isinstance(value, _Looked):
+            self.__dict__["embed"] = value
+        else:
+            self.__dict__.pop("embed", None) if name == "embed" else None
+            super().__setattr__(name, value)
+
+
+class _Looked:
+    """Embeddings that were looked up before."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __getitem__(self, ids):
+        return self.rows
+
+
+class OneBefore(LearnedPositions):
+    offset = -1
+
+
+class OneBehind(LearnedPositions):
+    offset = 1
+
+
+class Wraps(LearnedPositions):
+    """Is one off, and takes the first row for the position that is not there."""
+
+    def forward(self, input_ids_T, positions_T, attention):
+        positions_T = (positions_T + 1) % len(self.wpe)
+        return super().forward(input_ids_T, positions_T, attention)
+
+
+class NoPositions(FakeModel):
+    def forward(self, input_ids_T, positions_T, attention):
+        return super().forward(input_ids_T, torch.zeros_like(positions_T), attention)
+
+
+class NoLastNorm(FakeModel):
+    def forward(self, input_ids_T, positions_T, attention):
+        ops, self._ops = self._ops, _NoNorm()
+        hidden_TD = super().forward(input_ids_T, positions_T, attention)
+        self._ops = ops
+        return hidden_TD
+
+
+class _NoNorm:
+    def rms_norm(self, x_TD, weight_D, eps):
+        return x_TD * weight_D
+
+
+class LlamaOneBehind(Llama):
+    def forward(self, input_ids_T, positions_T, attention):
+        return super().forward(input_ids_T, positions_T + 1, attention)
+
+
+class LlamaWithoutPositions(Llama):
+    def forward(self, input_ids_T, positions_T, attention):
+        return super().forward(input_ids_T, positions_T * 0, attention)
+
+
+class LlamaWithoutRotation(Llama):
+    def forward(self, input_ids_T, positions_T, attention):
+        return super().forward(input_ids_T, positions_T, _Unrotated(attention))
+
+
+class _Unrotated:
+    """An attention context that is never told how to rotate."""
+
+    def __init__(self, attention):
+        self._attention = attention
+
+    def attend(self, index, q_THD, k_TKD, v_TKD, rotation=None):
+        return self._attention.attend(index, q_THD, k_TKD, v_TKD)
+
+    def narrow(self, x_TD):
+        return self._attention.narrow(x_TD)
+
+
+class LlamaWithoutLastNorm(Llama):
+    def __init__(self, context):
+        super().__init__(context)
+        self.model.norm.add = lambda x_TD, residual_TD: (x_TD + residual_TD, residual_TD)
+
+
+def check(model_cls, **options):
+    """Run the suite on a model, with a table of 64 positions where it has one."""
+    context = model_context(model_cls)
+    config = {**context.hf_config, "n_positions": 128}
+    check_model(model_cls, replace(context, hf_config=config), fill=fill_model, **options)
+
+
+MUTANTS = [
+    (NoPositions, "positions are ignored"),
+    (LlamaWithoutRotation, "positions are ignored"),
+    (LlamaWithoutPositions, "rotated by other positions than the step's"),
+    (LlamaOneBehind, "rotated by other positions than the step's"),
+    (OneBehind, "IndexError"),
+    (OneBefore, "row 0 of wpe is not read at position 0"),
+    (Wraps, "row 0 of wpe is not read at position 0"),
+    (NoLastNorm, "do not come from a last norm"),
+    (LlamaWithoutLastNorm, "do not come from a last norm"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "rule"), MUTANTS)
+def test_a_wrong_model_is_found(mutant, rule):
+    with pytest.raises(AssertionError, match=rule) as found:
+        check(mutant)
+    expect_rule_first(found.value)
+
+
+@pytest.mark.parametrize("model_cls", [FakeModel, LearnedPositions, Llama])
+def test_a_right_model_passes(model_cls):
+    check(model_cls)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "part"), [(NoPositions, "positions"), (NoLastNorm, "final_norm")]
+)
+def test_a_model_may_declare_what_it_lacks(mutant, part):
+    check(type("Honest", (mutant,), {"lacks": frozenset({part})}))
+    with pytest.raises(AssertionError, match="lacks names"):
+        check(type("Odd", (mutant,), {"lacks": frozenset({"attention"})}))
+
+
+class OtherPositions(FakeModel):
+    """Is off by one where nothing but another implementation shows it."""
+
+    def forward(self, input_ids_T, positions_T, attention):
+        return super().forward(input_ids_T, positions_T + 1, attention)
+
+
+def by_fake(model, ids_T):
+    """Return the logits of a `FakeModel` with the weights of another."""
+    made = FakeModel(model_context(FakeModel))
+    made.load_state_dict(model.state_dict())
+    attention = DenseAttention()
+    attention.begin([(0, len(ids_T))])
+    return made.compute_logits(made.forward(ids_T, torch.arange(len(ids_T)), attention))
+
+
+def test_a_reference_shows_the_rest():
+    check(FakeModel, reference=by_fake)
+    with pytest.raises(AssertionError, match="against the reference, logits differ"):
+        check(OtherPositions, reference=by_fake)
