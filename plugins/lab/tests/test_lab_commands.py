@@ -5,6 +5,7 @@ from array import array
 
 import pytest
 
+from dovetail import LLM
 from dovetail.cli import main
 from dovetail.clock import ManualClock
 from dovetail.decision_log import DecisionRecorder, RecordedScheduler
@@ -12,6 +13,7 @@ from dovetail.interfaces import SchedulerContext, SchedulerLimits
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
 from dovetail.testing.random_programs import make_kv_cache
 from dovetail_sched_fcfs import FCFSScheduler
 
@@ -32,7 +34,7 @@ def log(tmp_path):
     for number, name in enumerate("abc"):
         request = EngineCoreRequest(
             request_id=name,
-            prompt_token_ids=array("i", [1, 2, 3, 4, 5]),
+            prompt_token_ids=array("i", [number, 2, 3, 4, 5]),
             sampling_params=SamplingParams(max_tokens=3),
             max_tokens=3,
             priority=-number,
@@ -101,3 +103,79 @@ def test_steps_are_shown_as_json(log, capsys):
     assert first["step_id"] == 0 and first["now_ns"] == 9 * MS and last["step_id"] == 4
     assert first["joins"] == [["a", 0], ["b", 1]] and first["num_tokens"] == [5, 5]
     assert last["rows"] == [1] and "joins" not in last
+
+
+MINE = """
+from dovetail.interfaces import Policy
+from dovetail.scheduling import Scheduler
+
+class Mine(Policy):
+    def rank(self, request, view):
+        return -len(request.request_id), request.sequence
+
+class MyScheduler(Scheduler):
+    pass
+"""
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """A log of an engine whose policy stands in ./mine.py, recorded as a user does."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    options = {
+        "platform": "dovetail.testing.fake_platform:FakePlatform",
+        "worker_cls": "dovetail.testing.fake_worker:FakeWorker",
+        "skip_tokenizer_init": True,
+        "trust_local_code": True,
+        "decision_log": tmp_path / "local.log",
+    }
+
+    def run(scheduler_cls):
+        (tmp_path / "model").mkdir()
+        model = write_fake_config(tmp_path / "model")
+        with LLM(model, **{**SMALL_ENGINE, **options, "scheduler_cls": scheduler_cls}) as llm:
+            llm.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=3), use_tqdm=False)
+        return str(options["decision_log"])
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["Mine", "MyScheduler"])
+def test_a_log_of_a_class_in_a_file_is_replayed_if_it_is_trusted(name, local, capsys, monkeypatch):
+    log = local(f"./mine.py:{name}")
+    assert main(["lab", "replay", log]) == 2
+    told = capsys.readouterr().err
+    assert f"mine.py:{name}" in told and "--trust-local-code" in told
+    monkeypatch.chdir("/")  # the log has the whole path
+    assert main(["lab", "replay", log, "--trust-local-code"]) == 0
+    assert "byte for byte" in capsys.readouterr().out
+
+
+def test_another_scheduler_may_stand_in_a_file(local, capsys):
+    log = local("./mine.py:Mine")
+    assert main(["lab", "replay", log, "--scheduler", "./mine.py:Mine"]) == 2
+    assert "--trust-local-code" in capsys.readouterr().err
+    trusted = ["lab", "replay", log, "--trust-local-code"]
+    assert main([*trusted, "--scheduler", "./mine.py:Mine"]) == 0
+    assert "byte for byte" in capsys.readouterr().out
+    assert main([*trusted, "--scheduler", "./mine.py:Gone"]) == 2
+    assert "Classes in it: Mine, MyScheduler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lab", "replay"],
+        ["plugins", "show"],
+        ["plugins", "explain"],
+        ["demo"],
+        ["generate"],
+        ["chat"],
+        ["bench", "latency"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_takes_files_has_the_option_that_its_refusal_names(command, capsys):
+    assert main([*command, "--help"]) == 0
+    assert "--trust-local-code" in capsys.readouterr().out

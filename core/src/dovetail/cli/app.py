@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     try:
         _add_installed(app, [token for token in tokens if token != "--traceback"])
-        _let_hooks_register(app, no_plugins="--no-plugins" in tokens)
+        _let_hooks_register(app, tokens)
     except DovetailError as error:
         if "--traceback" in tokens:
             tracebacks.print_exception(error)
@@ -116,14 +116,20 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
         parent.command(run, name=name, help=command.help)
 
 
-def _let_hooks_register(app: App, *, no_plugins: bool) -> None:
-    """Let the hooks plugins that the environment names add their commands to `app`."""
+def _let_hooks_register(app: App, tokens: Sequence[str]) -> None:
+    """Let the hooks plugins that the environment names add their commands to `app`.
+
+    tokens: what is typed; the user's rules among them hold for these plugins, too.
+    """
     names = [name for name in os.environ.get(HOOKS_VARIABLE, "").split(",") if name.strip()]
     if names:
         from dovetail.hooks import load_hooks  # only for those who have some
         from dovetail.plugins import PluginPolicy, PluginRegistry
 
-        registry = PluginRegistry(policy=PluginPolicy(no_plugins=no_plugins))
+        policy = PluginPolicy(
+            no_plugins="--no-plugins" in tokens, trust_local_code="--trust-local-code" in tokens
+        )
+        registry = PluginRegistry(policy=policy)
         load_hooks([name.strip() for name in names], registry).tell("register_cli", app=app)
 
 

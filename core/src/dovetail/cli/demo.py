@@ -15,7 +15,7 @@ from dovetail.cli.demo_questions import Subject, demo_subject
 from dovetail.cli.demo_run import PLUGIN_FIELDS, DemoRun, Part, run_demo
 from dovetail.cli.terminal import forgive_encodings, printable
 from dovetail.config import EngineArgs
-from dovetail.engine.plugin_picks import check_picks
+from dovetail.engine.plugin_picks import check_picks, make_registry
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.selection import AUTO, choose_platform
@@ -45,6 +45,7 @@ class SecondParts:
 
 DEFAULT_PARTS = SecondParts()
 _PIPE_WIDTH = 110
+_TRUST_HELP = "Run parts that are named as ./file.py:Class."
 _MODEL_HELP = "A model to run instead of the demo model."
 
 
@@ -52,6 +53,7 @@ def demo(
     *,
     model: Annotated[str | None, Parameter(help=_MODEL_HELP)] = None,
     second: Annotated[SecondParts, Parameter(name="*")] = DEFAULT_PARTS,
+    trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
     """Show what an engine made of plugins does."""
     forgive_encodings()
@@ -63,14 +65,16 @@ def demo(
     with demo_subject(model) as subject:
         asked = {name: pick for name, pick in vars(second).items() if pick is not None}
         # A wrong name is told now, not after the first run.
-        check_picks(EngineArgs(subject.model, **asked).create_engine_config(), PluginRegistry())
+        args = EngineArgs(subject.model, trust_local_code=trust_local_code, **asked)
+        config = args.create_engine_config()
+        check_picks(config, make_registry(config))
         console.print(f"[bold]Dovetail[/] asks {subject.description}.\n")
         first = run_demo(subject, {})
         _print_answers(console, subject, first)
         picks = _second_picks(asked, first)
         told = "\n".join(f"  {name} = {reference}" for name, reference in picks.items())
         console.print(f"\n[bold]Again, with other parts[/]\n{told}", soft_wrap=True)
-        again = run_demo(subject, picks)
+        again = run_demo(subject, picks, trust_local_code=trust_local_code)
         _print_comparison(console, subject, first, again)
     _print_parts(console, first, again)
     _print_settings(console, first)

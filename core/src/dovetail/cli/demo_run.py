@@ -66,11 +66,13 @@ class DemoRun:
         )
 
 
-def run_demo(subject: Subject, picks: Mapping[str, str]) -> DemoRun:
+def run_demo(
+    subject: Subject, picks: Mapping[str, str], *, trust_local_code: bool = False
+) -> DemoRun:
     """Ask all questions at once, greedily, of an engine with the options `picks`; shut it down."""
     clock = MonotonicClock()
     texts = [question.text for question in subject.questions]
-    with LLM(subject.model, **picks) as llm:
+    with LLM(subject.model, trust_local_code=trust_local_code, **picks) as llm:
         params = replace(
             llm.get_default_sampling_params(), temperature=0.0, max_tokens=subject.max_tokens
         )

@@ -16,10 +16,12 @@ from dovetail.plugins.dossier import (
     load_class,
     parse_plugin,
 )
+from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.registry import PluginRegistry
 
 _PLUGIN_HELP = "KIND:NAME, such as attention:torch; or KIND:NAME@DISTRIBUTION, KIND:module:Class."
 _LOAD_HELP = "Import it, check its contract, and show what its class declares."
+_TRUST_HELP = "Let --load run a class that is named as ./file.py:Class."
 _JSON_HELP = "Write a JSON object instead of a table."
 
 
@@ -28,13 +30,14 @@ def show(
     /,
     *,
     load: Annotated[bool, Parameter(negative="", help=_LOAD_HELP)] = False,
+    trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
     """Show what is known of one plugin.
 
     Without --load nothing of it is imported: metadata, its manifest and its source are read.
     """
-    registry = PluginRegistry()
+    registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
     kind, reference = parse_plugin(plugin, registry)
     dossier = compile_dossier(registry, kind, reference)
     loaded, problem = None, ""

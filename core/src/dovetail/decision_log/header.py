@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,11 +14,15 @@ from dovetail.interfaces import kv_cache as specs
 from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheSpec
 from dovetail.interfaces.policy import Policy
 from dovetail.interfaces.scheduler import SchedulerContext, SchedulerInterface, SchedulerLimits
+from dovetail.plugins.loading import LOCAL_PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogHeader:
-    """What a log says of its scheduler. scheduler, policy: as "pkg.mod:Class"; policy may be ""."""
+    """What a log says of its scheduler.
+
+    scheduler, policy: as `reference` names them; policy may be "".
+    """
 
     scheduler: str
     policy: str
@@ -93,8 +98,14 @@ class LogHeader:
 
 
 def reference(cls: type) -> str:
-    """Return the qualified name of a class."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    """Return what means a class in another process: "pkg.mod:Class", or "/file.py:Class".
+
+    A class that was loaded from a file is named by the path of that file.
+    """
+    module = cls.__module__
+    if module.startswith(LOCAL_PREFIX):
+        module = getattr(sys.modules.get(module), "__file__", None) or module
+    return f"{module}:{cls.__qualname__}"
 
 
 def _make_spec(told: dict[str, Any]) -> KVCacheSpec:

@@ -28,7 +28,7 @@ from dovetail.decision_log import (
 from dovetail.errors import RequestError, UserError
 from dovetail.interfaces import PauseScope, SchedulerContext, SchedulerInterface
 from dovetail.plan import SchedulerOutput
-from dovetail.plugins import PluginRegistry
+from dovetail.plugins import PluginPolicy, PluginRegistry
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose_scheduler
 
@@ -91,19 +91,23 @@ class ReplayClock:
         return 0 if self.first_ns is None else self.last_ns - self.first_ns
 
 
-def replay_log(reader: LogReader, *, clock: Clock, scheduler: str = "") -> Replay:
+def replay_log(
+    reader: LogReader, *, clock: Clock, scheduler: str = "", trust_local_code: bool = False
+) -> Replay:
     """Replay a log up to its end, or to the first difference.
 
     clock: to measure how long it takes. scheduler: another one than the log's, or a policy; its
-    options have their defaults. Raises UserError if the log cannot be read, PluginError if its
-    scheduler cannot be loaded.
+    options have their defaults. trust_local_code: classes of files ("/file.py:Class") may be run,
+    whether the log or the caller names them. Raises UserError if the log cannot be read,
+    PluginError if its scheduler cannot be loaded.
     """
     records = iter(reader)
     first = next(records, None)
     if first is None or first.kind is not RecordKind.HEADER:
         raise UserError(f"{str(reader.path)!r} has no header: nothing was recorded.")
     readings, payload = split_readings(first.payload)
-    replayed = _Replayed(LogHeader.decode(payload), readings, scheduler)
+    registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
+    replayed = _Replayed(LogHeader.decode(payload), readings, scheduler, registry)
     begun_ns, difference = clock.now_ns(), None
     for record in records:
         readings, payload = split_readings(record.payload)
@@ -126,11 +130,13 @@ def replay_log(reader: LogReader, *, clock: Clock, scheduler: str = "") -> Repla
 class _Replayed:
     """A scheduler that is told what a log says."""
 
-    def __init__(self, header: LogHeader, readings: list[int], asked: str) -> None:
+    def __init__(
+        self, header: LogHeader, readings: list[int], asked: str, registry: PluginRegistry
+    ) -> None:
         self.num_steps = self.num_requests = 0
         self.clock = ReplayClock()
         self.clock.feed(readings)
-        self.scheduler, self.name = make_scheduler(header, self.clock, asked)
+        self.scheduler, self.name = make_scheduler(header, self.clock, registry, asked)
         self._out: deque[SchedulerOutput] = deque()
         self._encoder = PlanEncoder(Plain(), None)
         self._recorded, self._mine = PlanDecoder(), PlanDecoder()
@@ -187,13 +193,12 @@ class _Replayed:
 
 
 def make_scheduler(
-    header: LogHeader, clock: Clock, asked: str = ""
+    header: LogHeader, clock: Clock, registry: PluginRegistry, asked: str = ""
 ) -> tuple[SchedulerInterface, str]:
     """Return the scheduler of a log, or the one that is asked for instead, and what it is called.
 
     Raises PluginError if it cannot be loaded.
     """
-    registry = PluginRegistry()
     context: SchedulerContext
     if asked:
         scheduler_cls, policy_cls = choose_scheduler(registry, asked)

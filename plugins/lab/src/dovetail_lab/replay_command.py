@@ -18,6 +18,7 @@ from dovetail_lab.replay import Difference, Replay, replay_log
 
 _LOG_HELP = "A file that was written with --decision-log."
 _SCHEDULER_HELP = "Another scheduler or policy: where does it first plan otherwise?"
+_TRUST_HELP = "Run schedulers and policies that the log or --scheduler names as ./file.py:Class."
 _MAX_SHOWN = 200
 
 
@@ -26,12 +27,18 @@ def replay(
     /,
     *,
     scheduler: Annotated[str, Parameter(help=_SCHEDULER_HELP, show_default=False)] = "",
+    trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
     """Replay a decision log, and verify that every plan is the same, byte for byte.
 
     No model is needed: what the worker answered, and when, is taken from the log.
     """
-    found = replay_log(LogReader(log), clock=MonotonicClock(), scheduler=scheduler)
+    found = replay_log(
+        LogReader(log),
+        clock=MonotonicClock(),
+        scheduler=scheduler,
+        trust_local_code=trust_local_code,
+    )
     print_line(_summary(found))
     if found.truncated:
         print_line("The log is cut off; its whole records were replayed.")
