@@ -1,8 +1,8 @@
 """Time one sum over ranks on CPUs: µs of `RankGroup.all_reduce` between processes, by size.
 
 Run `python bench/all_reduce.py --ranks 2`. Method: as many processes as ranks, one torch thread
-each, joined as the CPU platform's workers are (gloo over loopback). "pairwise" is what workers do,
-"gloo's own" the library's ring. A round is CALLS calls one after the other, which is how a model's
+each. "pairwise" is what the CPU platform's workers do, over unix sockets, "gloo" the all_reduce of
+torch's library over loopback. A round is CALLS calls one after the other, which is how a model's
 layers make them; a figure is the time of a call in a round, on rank 0: median of the rounds, with
 the fastest and the slowest beside it. Three rounds warm up.
 """
@@ -20,8 +20,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from torch import distributed
 from torch.distributed import FileStore
 
+from dovetail.interfaces import RankGroup
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_torch.distributed.process_ranks import ProcessRanks
 
@@ -32,7 +34,16 @@ WARM_UP = 3
 PATIENCE = timedelta(seconds=60)
 
 
-def measure(ranks: ProcessRanks, x: torch.Tensor, rounds: int) -> list[float]:
+def join_gloo(store: FileStore, rank: int, size: int) -> ProcessRanks:
+    """Return a group of gloo's over loopback."""
+    gloo = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    options._timeout = PATIENCE
+    return ProcessRanks(gloo(store, rank, size, options), rank=rank, size=size)
+
+
+def measure(ranks: RankGroup, x: torch.Tensor, rounds: int) -> list[float]:
     """Return µs a call of each round."""
     durations = []
     for _ in range(rounds + WARM_UP):
@@ -49,10 +60,10 @@ def run_rank(rank: int, size: int, place: str, rounds: int) -> None:
     torch.set_num_threads(1)
     store = FileStore(place, size)
     pairwise = CPURuntime().join(store, rank=rank, size=size, timeout=PATIENCE)
-    ring = ProcessRanks(pairwise.group, rank=rank, size=size)
+    ring = join_gloo(store, rank, size)
     for dtype, shape in itertools.product(DTYPES, SHAPES):
         x = torch.empty(shape, dtype=dtype)
-        for name, ranks in (("pairwise", pairwise), ("gloo's own", ring)):
+        for name, ranks in (("pairwise", pairwise), ("gloo", ring)):
             found = measure(ranks, x, rounds)
             if rank == 0:
                 label = f"{size} ranks, {list(shape)} {str(dtype).removeprefix('torch.')}, {name}"

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,43 @@ def test_tokens_and_logprobs_are_the_same(model_dir, options, right, changes):
         assert answers(llm) == right
         assert answers(llm) == right  # with a warm prefix cache
         assert llm.reset_prefix_cache()
+
+
+def listeners_of(pid):
+    """Addresses at which a process listens: TCP of either version, and unix sockets."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            inodes.add(os.readlink(descriptor))
+    found = []
+    for table, state in (("tcp", "0A"), ("tcp6", "0A")):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == state and f"socket:[{columns[9]}]" in inodes:
+                found.append(columns[1])
+    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        columns = line.split()
+        if int(columns[3], 16) & 0x10000 and f"socket:[{columns[6]}]" in inodes:
+            found.append(columns[-1])
+    return found
+
+
+def test_ranks_listen_nowhere_and_one_that_dies_idle_is_named_by_the_next_call(model_dir, options):
+    """One engine of two ranks for both, since it takes long to start."""
+    before = children()
+    options = options | {"executor_backend": "mp", "tensor_parallel_size": 2}
+    with LLM(model_dir, **options) as llm:
+        assert answers(llm)
+        workers = sorted(children() - before)
+        assert len(workers) == 2
+        assert [listeners_of(pid) for pid in (os.getpid(), *workers)] == [[], [], []]
+        os.kill(workers[1], signal.SIGKILL)
+        time.sleep(0.5)
+        told = rf"worker 1 \(process {workers[1]}\) ended by SIGKILL"
+        with pytest.raises(EngineDeadError, match=told):
+            llm.llm_engine.step()
+        with pytest.raises(EngineDeadError, match=told):
+            llm.generate(PROMPTS, PARAMS)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

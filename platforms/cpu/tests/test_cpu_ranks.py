@@ -1,9 +1,11 @@
 """Several ranks on CPUs: their parts of cores, memory, packed weights; native layers together."""
 
 import logging
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -198,6 +200,52 @@ def test_a_lost_rank_is_told(tmp_path):
     del second
     with pytest.raises(PeerLostError, match="rank 0 of 2 cannot exchange tensors with the others"):
         first.all_reduce(torch.ones(2))
+
+
+def test_a_stranger_that_connects_while_ranks_meet_is_turned_away(tmp_path):
+    """Also one that says nothing, and one that takes the place of a rank without the token."""
+    store = distributed.FileStore(str(tmp_path / "store"), 2)
+    join = partial(CPURuntime().join, size=2, timeout=timedelta(seconds=10))
+    tmp_path.chmod(0o700)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, store, rank=0)
+        store.get("rank0")
+        strangers = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        for stranger in strangers:
+            stranger.connect(str(tmp_path / "ranks" / "rank0"))
+        strangers[0].sendall(bytes(16) + b"\0\1")
+        strangers[1].sendall(b"short")
+        for stranger in strangers[1:]:
+            stranger.shutdown(socket.SHUT_WR)
+        second = join(distributed.FileStore(str(tmp_path / "store"), 2), rank=1)
+        ranks = first.result(20)
+    for stranger in strangers:
+        with stranger:
+            assert stranger.recv(1) == b"", "it was turned away"
+    assert not (tmp_path / "ranks").exists()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.all_reduce, torch.ones(3))
+        assert torch.equal(ranks.all_reduce(torch.ones(3)), torch.full((3,), 2.0))
+        assert torch.equal(other.result(5), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("elements", [0, 1, 100_000, 3_000_000])
+def test_tensors_of_any_size_go_through_sockets_of_a_few_pages(tmp_path, elements):
+    all_ranks = join_all(tmp_path, 3)
+    given = [torch.full((elements,), float(rank + 1)) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for total in pool.map(lambda ranks: ranks.all_reduce(given[ranks.rank]), all_ranks):
+            assert torch.equal(total, torch.full((elements,), 6.0))
+
+
+def test_ranks_that_do_not_agree_on_a_tensor_are_told_so(tmp_path):
+    first, second = join_all(tmp_path, 2)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.all_reduce, torch.ones(3))
+        with pytest.raises(PeerLostError, match="12 bytes came where 8 are due"):
+            first.all_reduce(torch.ones(2))
+        with pytest.raises(PeerLostError, match="8 bytes came where 12 are due"):
+            other.result(5)
 
 
 def shared_worker(folder):

@@ -2,28 +2,47 @@
 
 One message each way instead of a ring's rounds, which is what a layer waits for: the sums of a step
 are small. Each rank adds in the order of the ranks, so that all have the same bits, wherever in a
-tensor a number stands. Exchanges (size - 1) tensors, more than a ring does beyond two ranks.
+tensor a number stands. Exchanges (size - 1) tensors, more than a ring does beyond two ranks. The
+way is a unix socket between every two (`rank_sockets`). Implements `dovetail.interfaces.RankGroup`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+import select
+import socket
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from struct import Struct
 
 import torch
 
-from dovetail_torch.distributed.process_ranks import ProcessRanks
+from dovetail.clock import MonotonicClock
+from dovetail.errors import PeerLostError
+from dovetail.process_owner import finalize_in_owner
 
-_TAG = 0
-"""Messages between two ranks come in their order; there is nothing to tell apart."""
+_HEADER = Struct("=Q")
+_NUM_SPINS = 30
+"""Looks at the sockets before going to sleep."""
+
+Buffers = list[memoryview]
 
 
-class PairwiseRanks(ProcessRanks):
-    """One rank of several; `group` sends and receives."""
+class PairwiseRanks:
+    """One rank of several. batch_invariant: sums have the same bits in every batch."""
 
-    def __init__(self, group: Any, *, rank: int, size: int) -> None:
-        super().__init__(group, rank=rank, size=size)
+    def __init__(self, ends: Mapping[int, socket.socket], *, rank: int, timeout: timedelta) -> None:
+        """ends: a connected socket to each other rank, none of which blocks; owned by this group.
+
+        timeout: of each exchange.
+        """
+        self.rank = rank
+        self.size = len(ends) + 1
         self.batch_invariant = True
-        self._others = [other for other in range(size) if other != rank]
+        self._ends = dict(ends)
+        self._timeout_ns = int(timeout.total_seconds() * 1e9)
+        self._clock = MonotonicClock()
+        self.close = finalize_in_owner(self, _close_all, list(ends.values()))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, a new tensor."""
@@ -37,14 +56,127 @@ class PairwiseRanks(ProcessRanks):
         """Return the ranks' tensors side by side along the last dimension, a new tensor."""
         return torch.cat(self._exchange(x), dim=-1)
 
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's tensor, in the memory of `x` where it is contiguous."""
+        x = x.contiguous()
+        view = _bytes_of(x)
+        if self.rank == 0:
+            self._move({other: view for other in self._ends}, {})
+        else:
+            self._move({}, {0: view})
+        return x
+
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's tensor, in their order."""
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        parts[self.rank] = x
-        with self.telling_loss():
-            works = [self.group.recv([parts[other]], other, _TAG) for other in self._others]
-            works += [self.group.send([x], other, _TAG) for other in self._others]
-            for work in works:
-                work.wait()
+        parts = [x if rank == self.rank else torch.empty_like(x) for rank in range(self.size)]
+        own = _bytes_of(x)
+        self._move(
+            dict.fromkeys(self._ends, own),
+            {other: _bytes_of(parts[other]) for other in self._ends},
+        )
         return parts
+
+    def _move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:
+        """Send and fill these buffers; raise PeerLostError if a rank is gone or does not come."""
+        moves: list[_Sending | _Receiving] = [
+            _Sending(self._ends[other], view) for other, view in out.items()
+        ]
+        moves += [_Receiving(self._ends[other], view) for other, view in into.items()]
+        try:
+            for _ in range(_NUM_SPINS):
+                moves = [move for move in moves if not move.go_on()]
+                if not moves:
+                    return
+            self._wait_for(moves)
+        except (OSError, RuntimeError) as error:
+            raise PeerLostError(
+                f"rank {self.rank} of {self.size} cannot exchange tensors with the others "
+                f"({error}): one of them has ended, or hangs; its own error tells why."
+            ) from error
+
+    def _wait_for(self, moves: list[_Sending | _Receiving]) -> None:
+        deadline_ns = self._clock.now_ns() + self._timeout_ns
+        while moves:
+            left_ms = (deadline_ns - self._clock.now_ns()) / 1e6
+            if left_ms <= 0:
+                raise TimeoutError(f"nothing came within {self._timeout_ns / 1e9:g} s")
+            poll = select.poll()
+            events: dict[int, int] = {}
+            for move in moves:
+                events[move.end.fileno()] = events.get(move.end.fileno(), 0) | move.event
+            for descriptor, wanted in events.items():
+                poll.register(descriptor, wanted)
+            poll.poll(left_ms)
+            moves = [move for move in moves if not move.go_on()]
+
+
+class _Sending:
+    """A tensor's bytes on their way to a rank, behind their number."""
+
+    event = select.POLLOUT
+
+    def __init__(self, end: socket.socket, content: memoryview) -> None:
+        self.end = end
+        self._left: Buffers = [memoryview(_HEADER.pack(len(content))), content]
+
+    def go_on(self) -> bool:
+        """Send what the socket takes; return whether that was all."""
+        try:
+            sent = self.end.sendmsg(self._left)
+        except BlockingIOError:
+            return False
+        self._left = _without(self._left, sent)
+        return not self._left
+
+
+class _Receiving:
+    """A tensor's bytes on their way from a rank."""
+
+    event = select.POLLIN
+
+    def __init__(self, end: socket.socket, content: memoryview) -> None:
+        self.end = end
+        self._num_bytes = len(content)
+        self._header = bytearray(_HEADER.size)
+        self._left: Buffers = [memoryview(self._header), content]
+        self._is_checked = False
+
+    def go_on(self) -> bool:
+        """Take in what has come; return whether that was all. Raises RuntimeError at the end."""
+        try:
+            received = self.end.recvmsg_into(self._left)[0]
+        except BlockingIOError:
+            return False
+        if not received:
+            raise RuntimeError("a connection was closed")
+        self._left = _without(self._left, received)
+        if not self._is_checked and len(self._left) < 2:
+            self._check()
+        return not self._left
+
+    def _check(self) -> None:
+        self._is_checked = True
+        (given,) = _HEADER.unpack(self._header)
+        if given != self._num_bytes:
+            raise RuntimeError(f"{given} bytes came where {self._num_bytes} are due")
+
+
+def _without(buffers: Buffers, count: int) -> Buffers:
+    """Return what is left of buffers after their first `count` bytes."""
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [buffer[count:], *buffers[index + 1 :]]
+        count -= len(buffer)
+    return []
+
+
+def _bytes_of(x: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor, which has to outlive the view."""
+    array = (ctypes.c_char * x.nbytes).from_address(x.data_ptr())
+    return memoryview(array).cast("B")
+
+
+def _close_all(ends: Iterable[socket.socket]) -> None:
+    for end in ends:
+        end.close()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail.errors import PluginError
 from dovetail_cpu.native_library import find_library
 from dovetail_cpu.pairwise_ranks import PairwiseRanks
+from dovetail_cpu.rank_sockets import connect_ranks
 from dovetail_cpu.thread_supply import start_threads
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _PROFILE_TOKENS = 64
 _MAX_TEAM = 64
 """Threads that a team of native kernels can have."""
 _HUGE_PAGE_BYTES = 2 << 20
-_LOOPBACK = "127.0.0.1"
 
 
 class CPURuntime:
@@ -105,23 +104,12 @@ class CPURuntime:
         return None
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> PairwiseRanks:
-        """Return the group of ranks, who exchange tensors by gloo over this machine's loopback.
+        """Return the group of ranks, who exchange tensors over unix sockets of this machine.
 
-        Raises PluginError where torch was built without it, RuntimeError where others do not come.
+        Raises RuntimeError where others do not come.
         """
-        from torch import distributed  # only for an engine of several workers
-
-        if not (distributed.is_available() and distributed.is_gloo_available()):
-            raise PluginError(
-                "several workers on CPUs exchange tensors by gloo, and this torch was built "
-                "without it: install another build, or give tensor_parallel_size=1."
-            )
-        gloo = distributed.ProcessGroupGloo
-        options = gloo._Options()
-        # Ranks of one machine: nobody beyond it is to reach them.
-        options._devices = [gloo.create_device(hostname=_LOOPBACK)]
-        options._timeout = timeout
-        return PairwiseRanks(gloo(store, rank, size, options), rank=rank, size=size)
+        ends = connect_ranks(store, rank=rank, size=size, timeout=timeout)
+        return PairwiseRanks(ends, rank=rank, timeout=timeout)
 
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from dovetail.clock import Clock
 from dovetail.config import EngineConfig
+from dovetail.engine.input_processor import user_request_id
 from dovetail.engine.process.async_client import AsyncMPClient
 from dovetail.engine.process.client import Operation
 from dovetail.engine.supervision.engine_status import EngineStatus
@@ -57,7 +58,7 @@ class AsyncSupervisedClient(EngineStatus[AsyncMPClient]):
     async def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request. Raises RequestError also for one that engines have died with."""
         client = self._supervisor.client()
-        self._supervisor.admit(_user_id(request), request)
+        self._supervisor.admit(user_request_id(request.request_id), request)
         try:
             await self._try(client, client.add_request(request))
         except DovetailError:
@@ -71,7 +72,7 @@ class AsyncSupervisedClient(EngineStatus[AsyncMPClient]):
         admitted = []
         for request in requests:
             try:
-                self._supervisor.admit(_user_id(request), request)
+                self._supervisor.admit(user_request_id(request.request_id), request)
                 admitted.append(request)
             except RequestError as error:
                 refused[request.request_id] = error
@@ -171,11 +172,6 @@ class AsyncSupervisedClient(EngineStatus[AsyncMPClient]):
             raise UnavailableError(
                 f"the engine died during the call and is started again: {error}"
             ) from error
-
-
-def _user_id(request: EngineCoreRequest) -> str:
-    """Return the id that the user gave; `RequestDesk` appends "~" and a number to it."""
-    return request.request_id.rpartition("~")[0] or request.request_id
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -1,0 +1,131 @@
+"""Unix sockets between the ranks of one machine: how they are made, and who is turned away.
+
+A rank listens in a folder that only its user may enter, until all others have connected; who does
+not know the token of this meeting is turned away at once. After that nobody listens: no network
+port is opened at any time, and there is nothing that another process could connect to.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail.clock import MonotonicClock
+from dovetail.transport.private_folder import MAX_SOCKET_PATH_BYTES, make_private_folder
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_TOKEN_BYTES = 16
+_HELLO_BYTES = _TOKEN_BYTES + 2
+_HELLO_S = 5.0
+"""How long a connection may take to tell who it is."""
+
+_BUFFER_BYTES = 1 << 20
+_MEETING = "dovetail_ranks"
+
+
+def connect_ranks(
+    store: Store, *, rank: int, size: int, timeout: timedelta
+) -> dict[int, socket.socket]:
+    """Return a connected socket to each other rank, by rank; they do not block.
+
+    store: where the ranks tell each other the folder and the token. Raises RuntimeError where the
+    others do not come within `timeout`.
+    """
+    clock = MonotonicClock()
+    deadline_ns = clock.now_ns() + int(timeout.total_seconds() * 1e9)
+    folder, token = _agree(store, rank)
+    ends: dict[int, socket.socket] = {}
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    place = folder / f"rank{rank}"
+    try:
+        listener.bind(str(place))
+        place.chmod(0o600)
+        listener.listen(size)
+        store.set(place.name, b"listens")
+        for other in range(rank):
+            store.get(f"rank{other}")  # waits until that one listens
+            ends[other] = _connect(folder / f"rank{other}", rank, token)
+        while len(ends) < size - 1:
+            left_s = (deadline_ns - clock.now_ns()) / 1e9
+            if left_s <= 0:
+                raise TimeoutError("they have not come in time")
+            listener.settimeout(left_s)
+            end, _ = listener.accept()
+            _admit(end, token, ends, range(rank + 1, size))
+    except OSError as error:
+        for end in ends.values():
+            end.close()
+        missing = sorted(set(range(size)) - {rank} - set(ends))
+        raise RuntimeError(f"no connection with ranks {missing} in {folder}: {error}") from error
+    finally:
+        listener.close()
+        place.unlink(missing_ok=True)
+        with suppress(OSError):  # others' files are still there: the last one removes it
+            folder.rmdir()
+    for end in ends.values():
+        end.setblocking(False)
+    return ends
+
+
+def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
+    """Return the folder and the token that rank 0 has chosen."""
+    if rank == 0:
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        store.set(_MEETING, token + os.fsencode(_make_folder(store)))
+    told = bytes(store.get(_MEETING))
+    return Path(os.fsdecode(told[_TOKEN_BYTES:])), told[:_TOKEN_BYTES]
+
+
+def _make_folder(store: Store) -> Path:
+    """Return a new folder for sockets: beside the store if that place is private, or else its own.
+
+    Beside the store it is removed with the engine, should the ranks end before they do it.
+    """
+    given = getattr(store, "path", "")
+    parent = Path(given).parent
+    folder = parent / "ranks"
+    fits = len(os.fsencode(folder)) + len("/rank0000") <= MAX_SOCKET_PATH_BYTES
+    if given and fits and not parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        folder.mkdir(mode=0o700)
+        return folder
+    return make_private_folder()
+
+
+def _connect(place: Path, rank: int, token: bytes) -> socket.socket:
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end.connect(str(place))
+    _enlarge(end)
+    end.sendall(token + rank.to_bytes(2, "big"))
+    return end
+
+
+def _admit(
+    end: socket.socket, token: bytes, ends: dict[int, socket.socket], expected: range
+) -> None:
+    """Keep a connection that knows the token, under its rank; close any other one."""
+    end.settimeout(_HELLO_S)
+    try:
+        hello = end.recv(_HELLO_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        hello = b""
+    other = int.from_bytes(hello[_TOKEN_BYTES:], "big")
+    is_known = len(hello) == _HELLO_BYTES and secrets.compare_digest(hello[:_TOKEN_BYTES], token)
+    if is_known and other in expected and other not in ends:
+        _enlarge(end)
+        ends[other] = end
+    else:
+        end.close()
+
+
+def _enlarge(end: socket.socket) -> None:
+    """Ask for room for a step's tensors; the system gives what it allows."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        end.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
