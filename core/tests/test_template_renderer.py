@@ -250,9 +250,14 @@ def test_a_forked_copy_has_children_of_its_own(renderer):
     """A fork neither uses nor ends its parent's child, and holds none of its connections."""
     assert renderer.render(PLAIN, TALK, {}) == "[user]hi"
     before = children()
+    connections = [child._connection.fileno() for child in child_module._CHILDREN]
+    connections = [number for number in connections if number >= 0]
+    assert connections
     forked = os.fork()
     if forked == 0:
-        os._exit(0 if renderer.render(PLAIN, TALK, {}) == "[user]hi" else 1)
+        open_files = os.listdir("/proc/self/fd")
+        closed = not {str(number) for number in connections} & set(open_files)
+        os._exit(0 if closed and renderer.render(PLAIN, TALK, {}) == "[user]hi" else 1)
     assert os.waitpid(forked, 0)[1] == 0
     assert renderer.render(PLAIN, TALK, {}) == "[user]hi"
     assert set(before) <= set(children())

@@ -246,9 +246,22 @@ def test_chat_takes_many_conversations_and_a_template(llm):
     assert plain.prompt == "<|user|>Judge my vow!\n"
 
 
-def test_a_template_that_fails_is_a_refusal(llm):
-    with pytest.raises(RequestError):
-        llm.chat(CONVERSATION, greedy(), chat_template="{{ messages[9].content.x }}")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[9].content.x }}",
+        "{{ (['a' * 1000000] * 60000) | tojson }}",
+        "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}"
+        "{% endfor %}{{ n.x | string }}",
+    ],
+)
+def test_a_template_that_fails_is_a_refusal(llm, template):
+    (before,) = llm.chat(CONVERSATION, greedy())
+    with pytest.raises(RequestError) as refusal:
+        llm.chat(CONVERSATION, greedy(), chat_template=template)
+    assert refusal.value.parameter == "messages"
+    (after,) = llm.chat(CONVERSATION, greedy())
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
 
 
 # --- what is around it ------------------------------------------------------------------------

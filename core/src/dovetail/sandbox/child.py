@@ -15,6 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -76,7 +78,9 @@ class BoundedChild:
         self._clock: Clock = clock or MonotonicClock()
         self.is_usable = True
         with tempfile.TemporaryFile() as errors:
-            self._process, self._connection = _spawn(task, limits, errors.fileno())
+            with _SPAWNING:
+                self._process, self._connection = _spawn(task, limits, errors.fileno())
+                _CHILDREN.add(self)
             try:
                 self._receive(self._deadline(START_TIMEOUT_S))
             except BaseException as error:
@@ -146,7 +150,7 @@ class BoundedChild:
         try:
             return action()
         except TimeoutError:
-            raise ChildFailure(f"it took longer than {self._limits.timeout_s:g} s") from None
+            raise ChildFailure(f"it took longer than {self._allowed_s:g} s") from None
         except ValueError:
             raise ChildFailure("its process sent what is no answer") from None
         except (FrameError, OSError) as error:
@@ -165,6 +169,7 @@ class BoundedChild:
 
     def _deadline(self, seconds: float) -> Callable[[], None]:
         """Return what gives the socket the time that is left, and raises TimeoutError at last."""
+        self._allowed_s = seconds
         end_ns = self._clock.now_ns() + int(seconds * 1e9)
 
         def wait() -> None:
@@ -174,6 +179,22 @@ class BoundedChild:
             self._connection.settimeout(left_ns / 1e9)
 
         return wait
+
+
+_CHILDREN: weakref.WeakSet[BoundedChild] = weakref.WeakSet()
+_SPAWNING = threading.RLock()
+"""Held while a child is made: a fork in between would copy connections that nothing closes."""
+
+
+def _forget_all() -> None:
+    for child in list(_CHILDREN):
+        child.forget()
+    _SPAWNING.release()
+
+
+os.register_at_fork(
+    before=_SPAWNING.acquire, after_in_parent=_SPAWNING.release, after_in_child=_forget_all
+)
 
 
 def _spawn(

@@ -47,9 +47,7 @@ class ChildPool:
             self._children.pop().close()
 
     def forget(self) -> None:
-        """Drop the children in a forked copy of the process."""
-        for child in self._children:
-            child.forget()
+        """Start anew in a forked copy of the process: the children are its parent's."""
         self._reset()
 
     def _reset(self) -> None:
