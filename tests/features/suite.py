@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / ".pytest_cache" / "suite.json"
 PARTS = (("--clock=without", "-n", "2", "--dist", "loadfile"), ("--clock=only",))
 NO_TESTS = 5
+NUM_FILES_SHOWN = 25
 CAME_TO_ITS_END = (0, 1, NO_TESTS)
 """Exit codes of pytest: all passed, some failed, there were none."""
 
@@ -59,7 +61,18 @@ def _run(*arguments: str, shown: bool) -> tuple[Outcomes, int]:
         )
         if done.returncode not in CAME_TO_ITS_END:
             return {}, done.returncode
+        if shown:
+            print(slowest_files(report), flush=True)
         return _outcomes_in(report), done.returncode % NO_TESTS
+
+
+def slowest_files(report: Path) -> str:
+    """Return the files of tests that took longest, with their seconds, a line each."""
+    seconds: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        seconds[case.attrib["classname"]] += float(case.attrib["time"])
+    rows = [f"{took:7.1f} s  {name}" for name, took in seconds.most_common(NUM_FILES_SHOWN)]
+    return "\n".join([f"files of tests by time, {seconds.total():.0f} s in all:", *rows])
 
 
 def _outcomes_in(report: Path) -> Outcomes:

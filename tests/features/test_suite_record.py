@@ -142,3 +142,15 @@ def test_a_claim_needs_all_cases_of_its_tests_to_pass() -> None:
         "X1: a.py::three: skipped",
         "X1: a.py::four: not found",
     ]
+
+
+def test_the_slowest_files_are_shown(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    cases = [("a.b", "1.5"), ("a.b", "0.25"), ("c", "2.0")]
+    rows = "".join(f'<testcase classname="{name}" name="x" time="{s}"/>' for name, s in cases)
+    report.write_text(f"<testsuite>{rows}</testsuite>", "utf-8")
+    assert suite.slowest_files(report).splitlines() == [
+        "files of tests by time, 4 s in all:",
+        "    2.0 s  c",
+        "    1.8 s  a.b",
+    ]
