@@ -1,9 +1,16 @@
 from array import array
 from itertools import combinations
+from random import Random
 
 import pytest
 
-from dovetail.kv_cache.hashing import block_hash, content_key, extend_hashes, root_hash
+from dovetail.kv_cache.hashing import (
+    PrefixHasher,
+    block_hash,
+    content_key,
+    extend_hashes,
+    root_hash,
+)
 from dovetail.request import EncoderInput, EngineCoreRequest, Request
 from dovetail.sampling_params import SamplingParams
 
@@ -108,3 +115,44 @@ def test_names_side_by_side_cannot_be_taken_for_others():
 def test_the_parts_of_a_block_stand_apart():
     tokens = array("i", range(SIZE))
     assert block_hash(b"p" * 32, tokens) != block_hash(b"p" * 32, tokens, b"x")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_copied_from_the_prompt_before_is_what_would_be_computed(seed):
+    rng, hasher = Random(seed), PrefixHasher(SIZE)
+    stem = [rng.randrange(9) for _ in range(60)]
+    for _ in range(60):
+        same = rng.randrange(61)
+        tokens = stem[:same] + [rng.randrange(9) for _ in range(60 - same)]
+        changes = {
+            "cache_salt": rng.choice(["", "a"]),
+            "lora_id": rng.choice(["", "a"]),
+            "encoder_inputs": rng.choice([(), (), (image(rng.randrange(50), 8),)]),
+        }
+        asked = EngineCoreRequest(
+            request_id="r",
+            prompt_token_ids=tuple(tokens),
+            sampling_params=SamplingParams(),
+            max_tokens=8,
+            **changes,
+        )
+        made = Request(asked, max_model_len=64)
+        for num_blocks in sorted(rng.sample(range(16), 3)):
+            hasher.extend(made, num_blocks)
+        hasher.extend(made, 15)
+        assert made.block_hashes == hashes(tokens, **changes)
+
+
+def test_a_copy_costs_no_hash_and_a_limit_holds():
+    hasher, made = PrefixHasher(SIZE), []
+    for name in "abc":
+        asked = EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=tuple(range(60)),
+            sampling_params=SamplingParams(),
+            max_tokens=8,
+        )
+        made.append(Request(asked, max_model_len=64))
+    assert [hasher.extend(made[0], 15, 6) for _ in range(4)] == [6, 6, 3, 0]
+    assert hasher.extend(made[1], 15, 6) == hasher.extend(made[2], 15) == 0
+    assert made[0].block_hashes == made[1].block_hashes == made[2].block_hashes == hashes(range(60))

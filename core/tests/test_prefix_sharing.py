@@ -126,6 +126,23 @@ def test_a_step_that_finds_many_blocks_admits_the_others_later(drive, monkeypatc
     assert [list(driver.step()) for _ in range(3)] == [["a", "b"], ["c", "d"], ["e", "f"]]
 
 
+@pytest.mark.parametrize("preempts", [False, True])
+def test_a_long_prompt_is_hashed_in_slices_and_holds_nobody_up(drive, alone, monkeypatch, preempts):
+    class Eager(Policy):
+        pass
+
+    Eager.preempts = preempts
+    for name, most in (("MAX_BLOCKS_HASHED", 50), ("MIN_BLOCKS_HASHED", 5)):
+        monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", most)
+    driver = drive(**BIG, policy=Eager, max_num_batched_tokens=4096)
+    driver.add("long", SHARED, max_tokens=1)
+    innocent = driver.add("innocent", 33, max_tokens=2)
+    assert [list(driver.step()) for _ in range(3)] == [["innocent"], ["innocent"], ["long"]]
+    driver.run()
+    assert driver.tokens["long"] == alone(SHARED, 1)
+    assert driver.tokens["innocent"] == alone(innocent, 2)
+
+
 def tree_prompt(rng):
     """A path in a small tree of prompts, so that many share some of it."""
     prompt = []

@@ -83,3 +83,39 @@ def cost_of(executor=None, *, long_prompt=0):
 def test_a_special_request_costs_the_others_nothing(most, special):
     ratios = (special() / cost_of() for _ in range(3))
     assert any(ratio <= most for ratio in ratios)
+
+
+def longest_step_ms(prompts, **limits):
+    """Return the longest thread CPU time of a step while `prompts` come at once and end."""
+    given = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_model_len": 140_000}
+    context = SchedulerContext(
+        limits=SchedulerLimits(**(given | limits)),
+        kv_cache=make_kv_cache(num_blocks=200_000, block_size=16),
+        clock=MonotonicClock(),
+    )
+    core = EngineCore(NullExecutor(), Scheduler(context), vocab_size=32000, max_model_len=140_000)
+    for number, prompt in enumerate(prompts):
+        core.add_request(make_request(f"r{number}", prompt, max_tokens=2))
+    longest = 0
+    while core.has_work():
+        begin = time.thread_time_ns()
+        core.step()
+        longest = max(longest, time.thread_time_ns() - begin)
+    return longest / 1e6
+
+
+@pytest.mark.clock
+@pytest.mark.parametrize(
+    ("prompts", "limits"),
+    [
+        ([array("i", range(2_000))] * 1024, {}),
+        ([array("i", [place % 999 for place in range(130_000)])] * 40, {}),
+        (
+            [array("i", [first, *range(30_000)]) for first in range(60)],
+            {"long_prefill_token_threshold": 1024, "max_num_batched_tokens": 65_536},
+        ),
+    ],
+    ids=["copies", "long-copies", "long-prompts"],
+)
+def test_no_step_takes_more_than_50_ms(prompts, limits):
+    assert any(longest_step_ms(prompts, **limits) < 50 for _ in range(3))

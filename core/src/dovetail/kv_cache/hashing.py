@@ -58,6 +58,62 @@ def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
         hashes.append(parent)
 
 
+class PrefixHasher:
+    """Names the blocks of requests; what a prompt has in common with the one before costs no hash.
+
+    Copies of a prompt, and prompts behind the same preamble, come one after the other.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._last: Request | None = None
+
+    def extend(self, request: Request, num_blocks: int, most: int = 0) -> int:
+        """Let `request.block_hashes` have `num_blocks` or more; return how many were computed.
+
+        most: compute so many at most, even if some are missing then; 0 for no limit.
+        """
+        hashes, last = request.block_hashes, self._last
+        if len(hashes) >= num_blocks:
+            return 0
+        if not hashes and last is not None and last is not request:
+            num_common = self._num_common(request, last, num_blocks)
+            hashes += last.block_hashes[:num_common]
+        start = len(hashes)
+        end = min(num_blocks, start + most) if most else num_blocks
+        extend_hashes(request, end, self._block_size)
+        if end > _MIN_COMMON:
+            self._last = request
+        return end - start
+
+    def _num_common(self, request: Request, last: Request, num_blocks: int) -> int:
+        """Return how many leading blocks of both have the same name, as far as `last` knows it."""
+        size = self._block_size
+        most = min(num_blocks, len(last.block_hashes))
+        ours, theirs = request.token_ids, last.token_ids
+        if most < _MIN_COMMON or ours[:size] != theirs[:size] or _differ(request, last):
+            return 0
+        if ours[: most * size] == theirs[: most * size]:
+            return most
+        low, high = 1, most  # the first `low` are equal, the first `high` are not
+        while high - low > 1:
+            middle = (low + high) // 2
+            part = slice(low * size, middle * size)
+            low, high = (middle, high) if ours[part] == theirs[part] else (low, middle)
+        return low
+
+
+_MIN_COMMON = 4
+"""Blocks below which a comparison is not worth it."""
+
+
+def _differ(one: Request, other: Request) -> bool:
+    """Return whether equal tokens of both may have different names."""
+    if one.encoder_inputs or other.encoder_inputs:
+        return True
+    return (one.cache_salt, one.lora_id) != (other.cache_salt, other.lora_id)
+
+
 def _root(request: Request, block_size: int) -> bytes:
     return root_hash(block_size, (request.cache_salt, request.lora_id))
 

@@ -15,7 +15,7 @@ from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.coordinator import Coordinator, Has
 from dovetail.kv_cache.demand import max_sequence_tokens
-from dovetail.kv_cache.hashing import extend_hashes
+from dovetail.kv_cache.hashing import PrefixHasher
 from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.kinds import kind_of
 from dovetail.request import Request
@@ -45,6 +45,7 @@ class KVCacheManager:
         self._num_groups = len(self._kinds)
         self._num_growing = len(self._coordinator.growing)
         self._plain = self._num_groups == 1 and self._num_growing == 1 and not self._shedding
+        self._hasher = PrefixHasher(self.block_size)
         self._executed = -1
         self._retiring: dict[int, list[list[int]]] = {}
         self._loading: dict[str, int] = {}
@@ -80,12 +81,21 @@ class KVCacheManager:
         if not self.shares(request):
             return self._coordinator.nothing
         num_blocks = (request.num_tokens - 1) // self.block_size
-        extend_hashes(request, num_blocks, self.block_size)
+        self._hasher.extend(request, num_blocks)
         keys = request.block_hashes[:num_blocks]
         if self._plain and elsewhere is None:
             found = self._pool.find(keys)
             return Hit(len(found) * self.block_size, (found,))
         return self._coordinator.lookup(keys, self._pool.each, elsewhere)
+
+    def prepare_lookup(self, request: Request, most: int) -> int:
+        """Compute `most` of the hashes at most that a look-up needs; return how many it took.
+
+        The look-up is prepared if that is less than `most`.
+        """
+        if not self.shares(request):
+            return 0
+        return self._hasher.extend(request, (request.num_tokens - 1) // self.block_size, most)
 
     def shares(self, request: Request) -> bool:
         """Return whether the request may use blocks that others have computed."""
@@ -102,7 +112,7 @@ class KVCacheManager:
         """
         if not self._caching or (position + 1) * self.block_size > request.num_tokens:
             return b""
-        extend_hashes(request, position + 1, self.block_size)
+        self._hasher.extend(request, position + 1)
         return request.block_hashes[position]
 
     def admit(self, request: Request, hit: Hit, num_tokens: int, *, reserve: int = 0) -> bool:
@@ -186,7 +196,7 @@ class KVCacheManager:
             return
         if self._loading and request.request_id in self._loading:
             return
-        extend_hashes(request, num_full, self.block_size)
+        self._hasher.extend(request, num_full)
         commit = self._pool.commit
         for block, key in self.named_blocks(request, request.num_committed_blocks, num_full):
             commit(block, key)

@@ -193,7 +193,7 @@ class Mechanism:
             return DENIALS[denied]
         if not self._holdings.rows.num_free:
             return DENIALS[Denied.SEATS]
-        if self._sharing.still_follows(request):
+        if self._sharing.must_wait(request):
             return DONE
         hit = self._sharing.lookup(request)
         if self._sharing.follows(request, hit):
@@ -201,8 +201,7 @@ class Mechanism:
         num_tokens = self._first_piece(request, hit, max_tokens, whole)
         if not num_tokens:
             return DENIALS[self._shortage]
-        reserve = min(reserve, request.max_total_tokens)
-        if not self._take(request, hit, num_tokens, reserve):
+        if not self._take(request, hit, num_tokens, min(reserve, request.max_total_tokens)):
             return DENIALS[Denied.BLOCKS]
         return admitted(request, hit, num_tokens)
 
@@ -216,6 +215,8 @@ class Mechanism:
         grant = self.admit(request, max_tokens)
         if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or holdings.rows.num_retiring:
             return grant
+        if self._sharing.must_wait(request):
+            return DONE
         hit = self._sharing.lookup(request)
         if self._sharing.follows(request, hit):
             return DONE

@@ -15,6 +15,15 @@ from dovetail.scheduling.policy_host import PolicyHost
 MAX_BLOCKS_FOUND = 32_768
 """Cached blocks that one step gives to requests that it admits: each takes time, too."""
 
+MAX_BLOCKS_HASHED = 8_192
+"""Blocks of waiting prompts that one step computes the hashes of, some 10 ms."""
+
+MIN_BLOCKS_HASHED = 256
+"""Of each prompt in any case, so that a long one holds no short one up."""
+
+BLOCKS_A_LOOKUP = 64
+"""A look-up of so many blocks takes as long as giving one."""
+
 
 class PrefixSharing:
     """Looks up prefixes, and finds out who waits for whose blocks."""
@@ -25,11 +34,26 @@ class PrefixSharing:
         self._leaders: dict[Request, Request] = {}
         self._leaders_before: dict[Request, Request] = {}
         self._num_blocks_found = 0
+        self._num_blocks_hashed = 0
 
     def begin_step(self) -> None:
         """Forget the last step but for who was passed over, and because of whom."""
         self._leaders_before, self._leaders = self._leaders, {}
         self._num_blocks_found = 0
+        self._num_blocks_hashed = 0
+
+    def must_wait(self, request: Request) -> bool:
+        """Return whether `request` cannot be looked up in this step; it is passed over then.
+
+        Its prompt is too long to be hashed in one step, or it still follows who led it.
+        """
+        most = max(MIN_BLOCKS_HASHED, MAX_BLOCKS_HASHED - self._num_blocks_hashed)
+        num_hashed = self._holdings.kv_cache.prepare_lookup(request, most)
+        self._num_blocks_hashed += num_hashed
+        if num_hashed >= most:
+            self._pass_over(request)
+            return True
+        return self._still_follows(request)
 
     @property
     def is_enough(self) -> bool:
@@ -39,7 +63,8 @@ class PrefixSharing:
     def lookup(self, request: Request) -> Hit:
         """Return the longest prefix that is cached here or can be loaded."""
         hit = self._holdings.loads.lookup(request)
-        self._num_blocks_found += len(hit.blocks[0])
+        num_looked_up = request.num_tokens // self._holdings.kv_cache.block_size
+        self._num_blocks_found += len(hit.blocks[0]) + num_looked_up // BLOCKS_A_LOOKUP
         return hit
 
     def note_run(self, request: Request, num_tokens: int) -> None:
@@ -66,13 +91,14 @@ class PrefixSharing:
         leader = draft.computing.get(kv_cache.block_key(request, position))
         if leader is None or leader not in draft.counts:
             return False
-        self._pass_over(request, leader)
+        self._leaders[request] = leader
+        self._pass_over(request)
         return True
 
-    def still_follows(self, request: Request) -> bool:
+    def _still_follows(self, request: Request) -> bool:
         """Return whether who led `request` in the last step leads it in this one, too.
 
-        `request` is passed over then. One comparison, however long the prompts and many the copies.
+        One comparison, however long the prompts and many the copies.
         """
         leader = self._leaders_before.get(request)
         if leader is None or leader not in self._holdings.draft.counts:
@@ -83,10 +109,10 @@ class PrefixSharing:
             return False
         if kv_cache.block_key(request, position) != kv_cache.block_key(leader, position):
             return False
-        self._pass_over(request, leader)
+        self._leaders[request] = leader
+        self._pass_over(request)
         return True
 
-    def _pass_over(self, request: Request, leader: Request) -> None:
-        self._leaders[request] = leader
+    def _pass_over(self, request: Request) -> None:
         self._host.waiting.discard(request)
         self._host.waiting.defer(request)
