@@ -197,7 +197,8 @@ class Denied(StrEnum):
     BLOCKS = "blocks"
     NOT_READY = "not ready"
     """It has lost its row in this step; or room was made for it that is free only when the step
-    that is out has been executed. It may be admitted in the next step."""
+    that is out has been executed: it may be admitted in the next step. Or it waits for a gate, for
+    the end of a pause or for blocks that are loaded, and is not among those that wait in a view."""
     ENCODER = "encoder"
     PRESSURE = "pressure"
     """The step has preempted someone for want of blocks; such a step admits nobody."""

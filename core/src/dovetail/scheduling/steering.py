@@ -94,6 +94,8 @@ class Steering:
         if not (_is_count(max_tokens) and _is_count(reserve)):
             wish = (_RUN, request, max_tokens, reserve, whole)
             return self._refuse(wish, "max_tokens and reserve must be integers from 0 on")
+        if self._is_held(request):
+            return DENIALS[Denied.NOT_READY]
         do = self._mechanism.run if request.row >= 0 else self._mechanism.admit
         return do(request, max_tokens, reserve, bool(whole))  # type: ignore[arg-type]
 
@@ -103,7 +105,14 @@ class Steering:
             return self._refuse(wish, "it runs already")
         if not _is_count(max_tokens):
             return self._refuse(wish, "max_tokens must be an integer from 0 on")
+        if self._is_held(request):
+            return DENIALS[Denied.NOT_READY]
         return self._mechanism.displace(request, max_tokens)  # type: ignore[arg-type]
+
+    def _is_held(self, request: Request) -> bool:
+        """Return whether `request` waits for a gate, the end of a pause, or its blocks."""
+        holdings = self._holdings
+        return request.row < 0 and (request in holdings.lobby or request in holdings.loads)
 
     def _evict(self, request: Request, wish: object) -> Grant:
         if request.row < 0:
