@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from dovetail.errors import PolicyError
-from dovetail.interfaces import CONTINUE, Policy, Run
+from dovetail.interfaces import CONTINUE, Denied, Displace, Grant, PauseScope, Policy, Run
 
 
 class Failing(Policy):
@@ -132,7 +132,7 @@ def test_the_rest_of_the_step_is_first_come_first_served(drive):
     driver.step()
     for name in "cde":
         driver.add(name, 4)
-    assert list(driver.step()) == ["b", "e", "a", "c"]
+    assert list(driver.step()) == ["a", "b", "e", "c"]  # "a" decodes on
     assert driver.waiting() == ["d"]
     driver.run()
     assert driver.reasons.keys() == set("abcde")
@@ -180,3 +180,29 @@ def test_what_is_no_policy_has_failed(drive, alone, cls, error):
     driver = drive(policy=cls, num_blocks=8, max_num_seqs=4, strict=True)
     with pytest.raises(error):
         play(driver, alone, 1)
+
+
+@pytest.mark.parametrize("make_wish", [Run, Displace])
+def test_a_wish_for_a_request_that_a_pause_holds_is_not_granted(drive, make_wish):
+    """A policy may remember requests that no view shows it."""
+    grants = []
+
+    class Remembers(Policy):
+        def __init__(self):
+            self.known = []
+
+        def on_arrival(self, request, view):
+            self.known.append(request)
+
+        def plan(self, view):
+            yield CONTINUE
+            for request in self.known:
+                if request.num_computed_tokens == 0:
+                    grants.append((yield make_wish(request)))
+
+    driver = drive(policy=Remembers, strict=True)
+    driver.scheduler.pause(PauseScope.NEW)
+    driver.add("a", 5)
+    assert driver.step() == {} and grants == [Grant(denied=Denied.NOT_READY)]
+    driver.scheduler.resume()
+    assert driver.step() == {"a": (0, 5)}

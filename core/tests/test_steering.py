@@ -10,7 +10,6 @@ from dovetail.interfaces import (
     Evict,
     Grant,
     Hold,
-    PauseScope,
     Policy,
     Run,
 )
@@ -382,29 +381,3 @@ def test_the_view_is_up_to_date_within_a_step(steer):
 def test_random_numbers_are_seeded_by_the_engine(drive):
     draws = [drive(seed=seed).scheduler.view.rng.random() for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
-
-
-@pytest.mark.parametrize("make_wish", [Run, Displace])
-def test_a_wish_for_a_request_that_a_pause_holds_is_not_granted(drive, make_wish):
-    """A policy may remember requests that no view shows it."""
-    grants = []
-
-    class Remembers(Policy):
-        def __init__(self):
-            self.known = []
-
-        def on_arrival(self, request, view):
-            self.known.append(request)
-
-        def plan(self, view):
-            yield CONTINUE
-            for request in self.known:
-                if request.num_computed_tokens == 0:
-                    grants.append((yield make_wish(request)))
-
-    driver = drive(policy=Remembers, strict=True)
-    driver.scheduler.pause(PauseScope.NEW)
-    driver.add("a", 5)
-    assert driver.step() == {} and grants == [Grant(denied=Denied.NOT_READY)]
-    driver.scheduler.resume()
-    assert driver.step() == {"a": (0, 5)}

@@ -24,8 +24,8 @@ check_prefixes = partial(check_scheduler, num_programs=0, keeps_prefixes=True)
 
 
 def evict_newest(pool, count):
-    for block in reversed(list(pool._free)):
-        pool._free.move_to_end(block)
+    for block in reversed(list(pool._cached)):
+        pool._cached.move_to_end(block)
     return allocate(pool, count)
 
 
@@ -38,20 +38,20 @@ def commit_prompts_only(manager, request):
         commit(manager, request)
 
 
-def look_up_without_salt(manager, request):
+def hash_without_salt(manager, request, most):
     request.cache_salt = ""
-    return lookup(manager, request)
+    return prepare_lookup(manager, request, most)
 
 
 allocate, free, commit = BlockPool.allocate, BlockPool.free, KVCacheManager.commit
-lookup = KVCacheManager.lookup
+prepare_lookup = KVCacheManager.prepare_lookup
 PREFIX_MISTAKES = {
     "finds nothing": (KVCacheManager, "lookup", lambda manager, request: Hit(0, [()])),
     "evicts the newest": (BlockPool, "allocate", evict_newest),
     "evicts the beginning first": (BlockPool, "free", free_the_beginning_first),
     "forgets what was generated": (KVCacheManager, "commit", commit_prompts_only),
     "resets nothing": (BlockPool, "reset_cache", lambda pool: True),
-    "shares with other tenants": (KVCacheManager, "lookup", look_up_without_salt),
+    "shares with other tenants": (KVCacheManager, "prepare_lookup", hash_without_salt),
 }
 
 

@@ -34,7 +34,7 @@ def log(tmp_path):
     for number, name in enumerate("abc"):
         request = EngineCoreRequest(
             request_id=name,
-            prompt_token_ids=array("i", [number, 2, 3, 4, 5]),
+            prompt_token_ids=array("i", [number % 2, 2, 3, 4, 5]),
             sampling_params=SamplingParams(max_tokens=3),
             max_tokens=3,
             priority=-number,
