@@ -1,13 +1,14 @@
 """Hooks, stat loggers and IO processors around a whole engine without tensors."""
 
 import logging
+from array import array
 from typing import ClassVar
 
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.core import EngineCore
 from dovetail.errors import ConfigError, PluginError, PluginLoadError, RequestError
+from dovetail.interfaces import EngineCoreOutputs, Finished
 from dovetail.request import FinishReason
 from dovetail.scheduling import Scheduler
 from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
@@ -93,7 +94,6 @@ def test_who_does_not_listen_is_not_in_the_loop(make):
     """A silent engine asks its client for outputs, and nobody stands between them."""
     silent = make().llm_engine
     assert silent._next_outputs == silent._get_outputs
-    assert silent.client._step.__func__ in (EngineCore.step, EngineCore.step_with_batch_queue)
 
     class Starts:
         def __init__(self, context):
@@ -116,6 +116,61 @@ def test_stat_loggers_hear_of_each_step_and_are_closed(make):
         assert ids == list(range(len(ids)))
         assert not one.num_closed
     assert one.num_closed == 1
+
+
+def counts(stats):
+    return stats.num_running, stats.num_waiting, stats.num_used_blocks
+
+
+def test_counts_are_those_of_now_when_nothing_runs_any_more(make):
+    with make(stat_loggers=[Logged]) as llm:
+        engine, (one,) = llm.llm_engine, Kept.made[Logged]
+        long = SamplingParams(max_tokens=30, ignore_eos=True)
+
+        def check(*wanted):
+            assert counts(engine.last_stats)[: len(wanted)] == wanted
+            assert one.steps[-1].scheduler == engine.last_stats
+
+        for name in "abc":
+            engine.add_request(name, "say", long)
+        for _ in range(3):
+            engine.step()
+        check(3, 0)
+        engine.abort_request("a")
+        engine.abort_request(["b", "c"])
+        check(0, 0, 0)
+        engine.pause()
+        engine.add_request("d", "say", long)
+        engine.add_request("e", "say", long)
+        engine.step()
+        engine.step()
+        check(0, 2, 0)
+        engine.abort_request(["d", "e"])
+        check(0, 0, 0)
+        engine.resume()
+        long = SamplingParams(max_tokens=30, ignore_eos=True, seed=1)
+        (whole,) = llm.generate("say", long)
+        check(0, 0, 0)
+        stop = SamplingParams(
+            max_tokens=30, ignore_eos=True, seed=1, stop=whole.outputs[0].text[4:6]
+        )
+        (stopped,) = llm.generate("say", stop)
+        assert len(stopped.outputs[0].token_ids) < 30
+        check(0, 0, 0)
+
+
+def test_a_step_in_several_messages_is_recorded_once(make):
+    with make(stat_loggers=[Logged]) as llm:
+        listeners, (one,) = llm.llm_engine._listeners, Kept.made[Logged]
+        llm.generate("say", GREEDY)
+        stats, num_steps = llm.llm_engine.last_stats, len(one.steps)
+        ending = Finished(request_id="a", reason=FinishReason.LENGTH)
+        listeners.tell(EngineCoreOutputs(token_ids=array("i", [1, 2])))
+        listeners.tell(EngineCoreOutputs(token_ids=array("i", [3]), finished=(ending,)))
+        assert len(one.steps) == num_steps
+        listeners.tell(EngineCoreOutputs(stats=stats))
+        assert len(one.steps) == num_steps + 1
+        assert (one.steps[-1].num_new_tokens, one.steps[-1].num_finished) == (3, 1)
 
 
 def test_tokens_do_not_depend_on_listeners(make):

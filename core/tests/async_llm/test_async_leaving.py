@@ -23,6 +23,17 @@ def slow(bench):
     return bench.start(told={"step_s": STEP_S}, max_num_seqs=16)
 
 
+async def counts_become(llm, *wanted):
+    """Wait until the statistics say so many running, waiting and blocks in use."""
+    for _ in range(200):
+        stats = llm.last_stats
+        counts = (stats.num_running, stats.num_waiting, stats.num_used_blocks)
+        if counts == wanted:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{counts} is not {wanted}")
+
+
 async def last(stream):
     return [output async for output in stream][-1]
 
@@ -247,3 +258,23 @@ def test_ten_thousand_leave_at_random_moments(bench, llm):
     print(f"all blocks free after {1000 * freed_s:.0f} ms")
     assert {out.outputs[0].finish_reason for out in fresh} == {"length"}
     assert {len(out.outputs[0].token_ids) for out in fresh} == {5}
+
+
+def test_counts_are_those_of_now_when_nothing_runs_any_more(bench, slow):
+    async def ask():
+        streams = [slow.generate("a", LONG) for _ in range(3)]
+        await asyncio.gather(*map(anext, streams))
+        for stream in streams:
+            await stream.aclose()
+        await counts_become(slow, 0, 0, 0)
+        await slow.pause()
+        waiting = [asyncio.create_task(last(slow.generate("b", LONG, str(n)))) for n in range(2)]
+        await counts_become(slow, 0, 2, 0)
+        await slow.abort(["0", "1"])
+        await asyncio.gather(*waiting)
+        await counts_become(slow, 0, 0, 0)
+        await slow.resume()
+        await last(slow.generate("a", SamplingParams(max_tokens=3)))
+        await counts_become(slow, 0, 0, 0)
+
+    bench.run(ask())

@@ -95,6 +95,8 @@ def test_calls_are_answered(client_of, kind, talk):
     client.pause(PauseScope.ALL)
     assert client.paused is PauseScope.ALL
     client.add_request(talk.request("held"))
+    counted = client.get_outputs(5)  # nothing runs, but the statistics are those of now
+    assert counted.request_ids == [] and counted.stats.num_waiting == 1
     assert client.get_outputs(0.05) is None
     client.resume()
     assert client.paused is None

@@ -236,3 +236,20 @@ def test_an_interrupt_ends_the_call_and_not_the_engine(make):
     assert not llm.llm_engine.has_unfinished_requests()
     assert llm.generate("say", greedy())[0].outputs[0].token_ids == wanted
     assert llm.llm_engine.last_stats.num_running == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_counts_are_those_of_now_after_the_last_abort(make, depth):
+    engine = make(depth=depth, step_s=0.005).llm_engine
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    for _ in range(2):
+        for name in "ab":
+            engine.add_request(name, "say", params)
+        while engine.last_stats is None or engine.last_stats.num_running < 2:
+            engine.step()
+        time.sleep(0.1)  # steps of an engine in a process are on their way
+        engine.abort_request("a")
+        engine.abort_request("b")
+        stats = engine.last_stats
+        assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+        assert Logged.made.steps[-1].scheduler == stats

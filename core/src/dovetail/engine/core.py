@@ -61,6 +61,7 @@ class EngineCore:
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._dead = False
         self._idle = IdleWait(MonotonicClock())
+        self._stats_due = False
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Check a request, whatever front end it came through, and take it in.
@@ -85,12 +86,15 @@ class EngineCore:
             raise
         except Exception as error:
             raise self._scheduler_failed("a request was added", error) from error
+        self._stats_due = True
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests at once; return the ids that were alive."""
         fault("core.abort_requests")
         self._idle.end()
-        return self.scheduler.abort_requests(request_ids)
+        ended = self.scheduler.abort_requests(request_ids)
+        self._stats_due = self._stats_due or bool(ended)
+        return ended
 
     def check_health(self) -> None:
         """Raise EngineDeadError if the engine cannot go on, though nothing runs.
@@ -104,6 +108,14 @@ class EngineCore:
     def has_work(self) -> bool:
         """Return whether a step could bring anything; whom a pause holds counts for nothing."""
         return bool(self._out) or self._wants_plan()
+
+    def step_is_due(self) -> bool:
+        """Return whether there is work, or statistics are out of date.
+
+        Where requests came or were aborted since the last step, one more is due, even if it runs
+        nothing: the statistics that it gives are those of now.
+        """
+        return self._stats_due or self.has_work()
 
     @property
     def wait_s(self) -> float:
@@ -161,7 +173,7 @@ class EngineCore:
 
     def _step_ahead(self) -> EngineCoreOutputs | None:
         room = len(self._out) < self.executor.max_concurrent_steps
-        if room and self._wants_plan():
+        if room and (self._wants_plan() or (self._stats_due and not self._out)):
             plan = self._schedule()
             self._out.append((plan, self._launch(plan)))
             if len(self._out) < self.executor.max_concurrent_steps:
@@ -215,6 +227,7 @@ class EngineCore:
     def _update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         try:
             fault("core.update")
+            self._stats_due = False
             outputs = self.scheduler.update_from_output(plan, result)
             if plan.empty and all(out.empty for out, _ in self._out):
                 self._idle.extend()

@@ -40,6 +40,8 @@ class Listeners:
         self._hooks = hooks
         self._clock = clock
         self._stopped = False
+        # Of messages that bring a part of a step; the statistics come with the last one.
+        self._num_new_tokens = self._num_finished = self._num_failed = 0
         with ExitStack() as undo:
             self._stat_loggers = _make_stat_loggers(config, plugins, clock, undo)
             undo.callback(hooks.tell_all, "on_engine_stop")
@@ -62,18 +64,22 @@ class Listeners:
         return watched
 
     def tell(self, given: EngineCoreOutputs) -> None:
-        """Tell those who listen to steps what one gave."""
+        """Tell those who listen to steps what one gave, once its statistics are there."""
         failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
+        self._num_new_tokens += len(given.token_ids)
+        self._num_finished += len(given.finished)
+        self._num_failed += len(failed)
         if given.stats is not None:
             self._tell_step(
                 StepStats(
                     scheduler=given.stats,
                     now_ns=self._clock.now_ns(),
-                    num_new_tokens=len(given.token_ids),
-                    num_finished=len(given.finished),
-                    num_failed=len(failed),
+                    num_new_tokens=self._num_new_tokens,
+                    num_finished=self._num_finished,
+                    num_failed=self._num_failed,
                 )
             )
+            self._num_new_tokens = self._num_finished = self._num_failed = 0
         for end in failed:
             self.request_failed(
                 user_request_id(end.request_id), RequestError(end.message or "no reason was given")

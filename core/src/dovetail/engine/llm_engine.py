@@ -7,6 +7,7 @@ the core through an `EngineClient` and knows not in which process it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import MonotonicClock
@@ -14,9 +15,10 @@ from dovetail.config import EngineArgs
 from dovetail.engine.front_end import AskedRequest, FrontEnd, Preparation
 from dovetail.engine.process.client import EngineClient
 from dovetail.engine.process.factory import make_client
+from dovetail.engine.process.outgoing import MAX_UNREAD_MESSAGES
 from dovetail.engine.request_checks import read_pause_scope, read_request_ids
 from dovetail.engine.thread_guard import ThreadGuard, one_thread_at_a_time
-from dovetail.errors import RequestError
+from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces import PauseScope
 from dovetail.outputs import RequestOutputKind
 from dovetail.value_checks import refuse, shorten
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
 
 _MAX_WAIT_S = 0.2
 """How long a step waits for an engine in another process; Ctrl-C is looked at in between."""
+
+_MAX_LATE_STEPS = 2 * MAX_UNREAD_MESSAGES
+_MAX_EMPTY = 2
+_SETTLE_WAIT_S = 0.05
+"""How many steps are taken in after the last request has ended, how often nothing may come, and
+the wait for each."""
 
 
 class LLMEngine:
@@ -57,6 +65,7 @@ class LLMEngine:
         self.vocab_size = facts.model_info.vocab_size
         self.last_stats: SchedulerStats | None = None
         self._ended_early: list[RequestOutput] = []
+        self._settling = False
         try:
             self.front = FrontEnd(prepared, facts, MonotonicClock())
         except BaseException:
@@ -133,7 +142,7 @@ class LLMEngine:
         late: dict[str, RequestError] = {}
         for core_id, refusal in self.client.add_requests(ready).items():
             late.setdefault(owners[core_id], refusal)
-        self.client.abort_requests(self._outputs.abort(late).to_abort)
+        self._abort(self._outputs.abort(late).to_abort)
         refused |= late
         for request_id, refusal in refused.items():
             self._tell_refused(request_id, refusal)
@@ -151,7 +160,9 @@ class LLMEngine:
             self.last_stats = given.stats or self.last_stats
             processed = self._outputs.process(given)
             if processed.to_abort:
-                self.client.abort_requests(processed.to_abort)
+                self._abort(processed.to_abort)
+            elif not self._outputs.num_unfinished and not _is_idle(self.last_stats):
+                self._settle()
             outputs += processed.request_outputs
         return outputs
 
@@ -159,7 +170,7 @@ class LLMEngine:
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests; the next step returns their last outputs. Unknown ids are ignored."""
         processed = self._outputs.abort(read_request_ids(request_ids))
-        self.client.abort_requests(processed.to_abort)
+        self._abort(processed.to_abort)
         self._ended_early += processed.request_outputs
 
     @one_thread_at_a_time
@@ -218,8 +229,32 @@ class LLMEngine:
 
     def _get_outputs(self) -> EngineCoreOutputs | None:
         """Return what the next step gives; wait only where somebody could get something."""
+        if self._settling:
+            return self.client.get_outputs(_SETTLE_WAIT_S)
         waited_for = self._outputs.num_unfinished and not self._ended_early
         return self.client.get_outputs(_MAX_WAIT_S if waited_for else 0)
+
+    def _abort(self, core_ids: list[str]) -> None:
+        self.client.abort_requests(core_ids)
+        if core_ids and not self._outputs.num_unfinished:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take in what is left of the core's steps when the last request has ended.
+
+        Nobody calls `step` then; statistics would go on to count requests, or their blocks.
+        """
+        num_empty = 0
+        self._settling = True
+        with suppress(DovetailError):  # the next call raises it
+            for _ in range(_MAX_LATE_STEPS):
+                given = self._next_outputs()
+                num_empty += given is None
+                if given is not None:
+                    self.last_stats = given.stats or self.last_stats
+                if num_empty > _MAX_EMPTY or (given is not None and _is_idle(given.stats)):
+                    break
+        self._settling = False
 
     def _tell_refused(self, request_id: object, error: RequestError) -> None:
         if isinstance(request_id, str):  # listeners are promised one
@@ -230,7 +265,7 @@ class LLMEngine:
             for request in requests:
                 self.client.add_request(request)
         except BaseException:
-            self.client.abort_requests(self._outputs.abort([request_id]).to_abort)
+            self._abort(self._outputs.abort([request_id]).to_abort)
             raise
 
 
@@ -247,3 +282,8 @@ def _check_different(asked: Sequence[AskedRequest]) -> None:
                 parameter="request_id",
             )
         seen.add(one.request_id)
+
+
+def _is_idle(stats: SchedulerStats | None) -> bool:
+    """Whether statistics say that nothing is under way; True where there are none."""
+    return stats is None or not (stats.num_running or stats.num_waiting or stats.num_used_blocks)

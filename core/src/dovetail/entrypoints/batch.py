@@ -105,8 +105,11 @@ def _progress(num_requests: int) -> tuple[Progress, TaskID]:
 def _withdraw(engine: LLMEngine, requests: Sequence[AskedRequest]) -> None:
     """Leave the engine as it was: nothing of these requests stays behind."""
     ids = [one.request_id for one in requests]
-    engine.abort_request(ids)
-    engine.discard_ended(ids)
+    with watch_for_interrupt() as interrupted:
+        engine.abort_request(ids)
+        engine.discard_ended(ids)
+    if interrupted():
+        raise KeyboardInterrupt
 
 
 def _refused(request_id: str, prompt: Prompt, error: RequestError) -> RequestOutput:

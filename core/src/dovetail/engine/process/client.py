@@ -171,7 +171,7 @@ class InprocClient(EngineClient):
 
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
         """Run a step, if there is anything to do; wait a moment while all requests only wait."""
-        if not self.core.has_work():
+        if not self.core.step_is_due():
             self.core.check_health()
             if timeout_s:
                 sleep(min(timeout_s, PAUSED_WAIT_S))

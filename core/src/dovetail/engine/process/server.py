@@ -115,7 +115,7 @@ class EngineServer:
         return 0
 
     def _can_step(self) -> bool:
-        return self._core.has_work() and not self._window.is_full
+        return self._core.step_is_due() and not self._window.is_full
 
     def _wait_ms(self) -> int:
         """Return how long to wait for a message before the next step or look."""
