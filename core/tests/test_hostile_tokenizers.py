@@ -14,6 +14,7 @@ from dovetail.engine.tokenizer_checks import check_tokenizer
 from dovetail.errors import ModelError, RequestError
 from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
 from dovetail.tokenizers import tokenizer_trial
+from dovetail.tokenizers.core_building import PanicGuard
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
 
 SEQUENCE_A, SEQUENCE_B = ({"Sequence": {"id": one, "type_id": 0}} for one in "AB")
@@ -183,11 +184,27 @@ class Panicking:
 
 def test_a_panic_is_a_requests_error_or_a_replacement_character(tmp_path):
     tokenizer = HuggingFaceTokenizer.from_directory(write_tokenizer(tmp_path))
-    tokenizer._core = Panicking()
+    tokenizer._core, tokenizer._guarded = Panicking(), PanicGuard(Panicking())
     with pytest.raises(RequestError, match="retry-limit") as refusal:
         tokenizer.encode("a")
     assert refusal.value.parameter == "prompt"
     assert tokenizer.decode([1]) == "\ufffd"
+
+
+def test_a_decoder_that_panics_at_one_token_harms_no_other(tmp_path):
+    """The probes may miss it: one token of thousands, whose text the regex cannot leave."""
+    bad = "a" * 60 + "!"
+    vocabulary = {"<unk>": 0, "b": 1, bad: 2} | {f"w{n}": n for n in range(3, 5000)}
+    regex = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "c"}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    decoder = sequence("decoders", [regex, {"type": "Fuse"}])
+    tokenizer = HuggingFaceTokenizer.from_directory(
+        write_tokenizer(tmp_path, model=model, decoder=decoder)
+    )
+    assert tokenizer.decode([1]) == "b"
+    assert tokenizer.decode([2]) == "\ufffd"
+    pieces = tokenizer.token_pieces(skip_special_tokens=False)
+    assert pieces is None or (pieces[1], pieces[4]) == ("b", "w4")
 
 
 def test_many_added_tokens_load_soon_or_are_refused(tmp_path):

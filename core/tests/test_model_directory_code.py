@@ -65,12 +65,21 @@ def test_other_fields_that_name_code_are_passed_over(evil, tmp_path):
         tokenizer_class="evil.M",
         custom_pipelines={"text": {"impl": "evil.M"}},
         model_type="evil.M",
+        attn_implementation="evil:M",
     )
     names = {"tokenizer_class": "evil.M", "auto_map": {"AutoTokenizer": ["evil.M", None]}}
     for file in ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
         (tmp_path / file).write_text(json.dumps(names))
     config = EngineArgs(tmp_path).create_engine_config()
     assert config.model.architecture == "FakeModel"
+    assert not evil.exists() and "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("method", ["evil.M", "evil:M", "./evil.py:M"])
+def test_a_quantization_method_that_names_code_imports_nothing(evil, tmp_path, method):
+    write_fake_config(tmp_path, quantization_config={"quant_method": method, "bits": 4})
+    with pytest.raises(ModelError, match=r"config\.json"):
+        LLM(tmp_path, trust_local_code=True, skip_tokenizer_init=True, **SMALL_ENGINE)
     assert not evil.exists() and "evil" not in sys.modules
 
 

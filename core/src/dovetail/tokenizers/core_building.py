@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tokenizers
 
+REPLACEMENT = "\ufffd"
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -55,6 +56,26 @@ def prepare_core(
     special = {token.content for token in added if token.special}
     named = [text for text in dict.fromkeys(special_texts) if text not in special]
     core.add_special_tokens([text for text in named if core.token_to_id(text) is not None])
+
+
+class PanicGuard:
+    """A tokenizer whose `decode` gives U+FFFD for a sequence at which the library panics."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`; raise what the library raises, unless it panics."""
+        try:
+            text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            return REPLACEMENT
+        return text
 
 
 def is_panic(error: BaseException) -> bool:

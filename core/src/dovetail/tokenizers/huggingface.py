@@ -27,7 +27,7 @@ from dovetail.model_files import (
     read_model_text,
 )
 from dovetail.sandbox.child import ChildLimits
-from dovetail.tokenizers.core_building import is_panic, prepare_core
+from dovetail.tokenizers.core_building import PanicGuard, is_panic, prepare_core
 from dovetail.tokenizers.template_renderer import TemplateRenderer
 from dovetail.tokenizers.tokenizer_trial import try_tokenizer
 
@@ -39,7 +39,6 @@ MAX_ADDITIONAL_TEMPLATES = 64
 LONG_TEXT_CHARS = 4096
 """Texts longer than this are tokenized without holding the interpreter."""
 MAX_ADDED_TOKENS = 100_000
-_REPLACEMENT = "\ufffd"
 _REMEDY = (
     "`transformers` writes one: "
     "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
@@ -124,6 +123,7 @@ class HuggingFaceTokenizer(Tokenizer):
         """Take over `core`: padding and truncation are switched off, special tokens completed."""
         prepare_core(core, facts.added_tokens, facts.special_tokens.values())
         self._core = core
+        self._guarded = PanicGuard(core)
         self._facts = facts
         self._vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = core.get_added_tokens_decoder()
@@ -208,13 +208,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
         A sequence at which the library panics becomes U+FFFD, like bytes that are no UTF-8.
         """
-        try:
-            text: str = self._core.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        except BaseException as error:
-            if not is_panic(error):
-                raise
-            return _REPLACEMENT
-        return text
+        return self._guarded.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
         """Return what each token adds to a text, if the decoder joins tokens one by one."""
@@ -222,7 +216,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
         if skip_special_tokens not in self._pieces:
             skipped = self._special_token_ids if skip_special_tokens else frozenset()
-            self._pieces[skip_special_tokens] = make_token_pieces(self._core, skipped)
+            self._pieces[skip_special_tokens] = make_token_pieces(self._guarded, skipped)
         return self._pieces[skip_special_tokens]
 
     def apply_chat_template(

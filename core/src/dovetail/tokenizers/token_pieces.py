@@ -10,14 +10,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.interfaces.tokenizer import TokenPieces
+from dovetail.tokenizers.core_building import REPLACEMENT, PanicGuard
 
-if TYPE_CHECKING:
-    import tokenizers
-
-REPLACEMENT = "\ufffd"
 NUM_SAMPLES = 48
 SAMPLE_TOKENS = 12
 _ANCHORS = 4096
@@ -25,7 +22,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BEFORE_FUSE = ("Replace", "Metaspace", "ByteFallback")
 
 
-def make_token_pieces(core: tokenizers.Tokenizer, skipped: frozenset[int]) -> TokenPieces | None:
+def make_token_pieces(core: PanicGuard, skipped: frozenset[int]) -> TokenPieces | None:
     """Return the pieces, or None if a token's text depends on its neighbours.
 
     skipped: ids that add nothing.
@@ -46,7 +43,7 @@ def make_token_pieces(core: tokenizers.Tokenizer, skipped: frozenset[int]) -> To
     return pieces
 
 
-def _decoder_steps(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]] | None:
+def _decoder_steps(core: PanicGuard) -> list[Mapping[str, Any]] | None:
     """Return the decoder's steps in order; None for one that cannot be described."""
     if core.decoder is None:
         return []
@@ -73,7 +70,7 @@ def _has_byte_tokens(steps: Sequence[Mapping[str, Any]]) -> bool:
     return any(step["type"] == "ByteFallback" for step in steps)
 
 
-def _find_anchor(core: tokenizers.Tokenizer, skipped: frozenset[int]) -> int | None:
+def _find_anchor(core: PanicGuard, skipped: frozenset[int]) -> int | None:
     """Return a token of plain letters, after which others show what they add."""
     special = core.get_added_tokens_decoder()
     for token in range(min(core.get_vocab_size(), _ANCHORS)):
@@ -82,7 +79,7 @@ def _find_anchor(core: tokenizers.Tokenizer, skipped: frozenset[int]) -> int | N
     return None
 
 
-def _byte_level_pieces(core: tokenizers.Tokenizer, skipped: frozenset[int]) -> TokenPieces:
+def _byte_level_pieces(core: PanicGuard, skipped: frozenset[int]) -> TokenPieces:
     bytes_of = _byte_level_alphabet()
 
     def find(token: int) -> str | bytes:
@@ -110,7 +107,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 def _text_pieces(
-    core: tokenizers.Tokenizer, skipped: frozenset[int], anchor: int, byte_tokens: bool
+    core: PanicGuard, skipped: frozenset[int], anchor: int, byte_tokens: bool
 ) -> TokenPieces:
     num_before = len(core.decode([anchor]))
 
@@ -136,7 +133,7 @@ def _text_pieces(
 
 
 def _agrees(
-    core: tokenizers.Tokenizer,
+    core: PanicGuard,
     pieces: TokenPieces,
     skipped: frozenset[int],
     anchor: int | None,
