@@ -4,9 +4,18 @@ import random
 
 import pytest
 
-from dovetail.interfaces import Policy
+from dovetail import LLM
+from dovetail.clock import ManualClock
+from dovetail.engine.core import EngineCore
+from dovetail.interfaces import Policy, SchedulerContext, SchedulerLimits
 from dovetail.interfaces.policy import Evict, Hold
 from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling import Scheduler
+from dovetail.testing import FAKES
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail.testing.null_executor import NullExecutor
+from dovetail.testing.random_programs import make_kv_cache
+from dovetail.testing.scheduler import make_request
 
 LENGTH = 2001
 SHARED = [7 + place % 5000 for place in range(LENGTH)]
@@ -141,6 +150,49 @@ def test_a_long_prompt_is_hashed_in_slices_and_holds_nobody_up(drive, alone, mon
     driver.run()
     assert driver.tokens["long"] == alone(SHARED, 1)
     assert driver.tokens["innocent"] == alone(innocent, 2)
+
+
+@pytest.mark.parametrize("windows", [(0, 0), (0, 12), (12,)])
+def test_copies_are_computed_once_whatever_the_groups_of_layers(windows):
+    context = SchedulerContext(
+        limits=SchedulerLimits(
+            max_num_seqs=8,
+            max_num_batched_tokens=64,
+            max_model_len=256,
+            long_prefill_token_threshold=16,
+        ),
+        kv_cache=make_kv_cache(num_blocks=400, block_size=4, windows=windows),
+        clock=ManualClock(),
+    )
+    core = EngineCore(NullExecutor(), Scheduler(context), vocab_size=100, max_model_len=256)
+    for name in "abcd":
+        core.add_request(make_request(name, [place % 90 for place in range(101)], max_tokens=1))
+    computed = 0
+    while core.has_work():
+        computed += core.step().stats.num_scheduled_tokens
+        core.scheduler.check_integrity()
+    assert computed == 101 + 3
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_call_with_copies_finds_them_in_the_cache(tmp_path, ahead):
+    params = SamplingParams(max_tokens=3, seed=1, detokenize=False, ignore_eos=True)
+    with LLM(
+        write_fake_config(tmp_path),
+        platform=FAKES["platform"],
+        worker_cls=FAKES["worker"],
+        scheduler_cls="dovetail.scheduling:Scheduler",
+        skip_tokenizer_init=True,
+        async_scheduling=ahead,
+        **(SMALL_ENGINE | {"max_num_seqs": 8}),
+    ) as llm:
+        prompts = [[*range(1, 30)]] * 5 + [[*range(30, 50)]]
+        outputs = llm.generate(prompts, params)
+        assert [one.num_cached_tokens for one in outputs] == [0, 28, 28, 28, 28, 0]
+        assert len({tuple(one.outputs[0].token_ids) for one in outputs[:5]}) == 1
+        llm.reset_prefix_cache()
+        (alone,) = llm.generate([prompts[0]], params)
+        assert alone.outputs[0].token_ids == outputs[3].outputs[0].token_ids
 
 
 def tree_prompt(rng):

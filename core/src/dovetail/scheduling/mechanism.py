@@ -114,7 +114,9 @@ class Mechanism:
             start = request.num_computed_tokens
             num_tokens = self._piece(request, start, 0, whole=False)
             if num_tokens and self._hold_blocks(request, start + num_tokens):
-                self._grant(request, num_tokens)
+                draft.grant(request, num_tokens)
+                if start < request.num_prompt_tokens or start + 1 < len(request.token_ids):
+                    self._sharing.note_run(request)
 
     def hold(self, request: Request) -> None:
         """Let one that runs, and has no grant yet, pause in this step."""
@@ -150,7 +152,7 @@ class Mechanism:
 
     def _grant(self, request: Request, num_tokens: int) -> None:
         self._holdings.draft.grant(request, num_tokens)
-        self._sharing.note_run(request, num_tokens)
+        self._sharing.note_run(request)
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Give a running request blocks for `num_tokens`; victims give way where they are short."""
@@ -233,10 +235,7 @@ class Mechanism:
         return admitted(request, hit, num_tokens)
 
     def can_grant(self) -> bool:
-        """Return whether one that runs, or the first that waits, could be granted something.
-
-        Not while something is about to come free: it may be what is waited for.
-        """
+        """Return whether one that runs, or the first that waits, could be granted something now."""
         holdings = self._holdings
         if self.under_pressure or holdings.rows.num_retiring or not holdings.draft.tokens_left:
             return False

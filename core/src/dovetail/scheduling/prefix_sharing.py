@@ -67,11 +67,11 @@ class PrefixSharing:
         self._num_blocks_found += len(hit.blocks[0]) + num_looked_up // BLOCKS_A_LOOKUP
         return hit
 
-    def note_run(self, request: Request, num_tokens: int) -> None:
+    def note_run(self, request: Request) -> None:
         """Note which block a run that was granted begins with, if it computes known tokens."""
         start = request.num_computed_tokens
-        if num_tokens == 1 and start >= request.num_prompt_tokens:
-            return
+        if start >= request.num_prompt_tokens and start + 1 >= len(request.token_ids):
+            return  # it decodes
         kv_cache = self._holdings.kv_cache
         key = kv_cache.block_key(request, start // kv_cache.block_size)
         if key:

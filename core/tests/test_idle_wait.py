@@ -1,0 +1,86 @@
+"""How long an engine waits between steps in which nothing runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from dovetail.clock import ManualClock
+from dovetail.engine.core import EngineCore
+from dovetail.engine.idle_wait import IdleWait
+from dovetail.interfaces import Hold, Policy, SchedulerContext, SchedulerLimits
+from dovetail.scheduling import Scheduler
+from dovetail.testing.fake_gate import FakeGate
+from dovetail.testing.null_executor import NullExecutor
+from dovetail.testing.random_programs import make_kv_cache
+from dovetail.testing.scheduler import make_request
+
+LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+
+
+class HoldsAll(Policy):
+    work_conserving = False
+
+    def plan(self, view):
+        for request in view.running:
+            yield Hold(request)
+
+
+def test_waits_grow_from_one_to_ten_milliseconds_and_end_at_once():
+    clock = ManualClock()
+    idle = IdleWait(clock)
+    waits = []
+    for _ in range(8):
+        idle.extend()
+        waits.append(round(1000 * idle.remaining_s))
+        clock.advance(int(1e9 * idle.remaining_s))
+        assert idle.remaining_s == 0.0
+    assert waits == [0, 0, 1, 2, 4, 8, 10, 10]
+    idle.extend()
+    idle.end()
+    assert idle.remaining_s == 0.0
+    idle.extend()
+    assert idle.remaining_s == 0.0  # the first two steps without a run cost nothing again
+
+
+@pytest.fixture(params=["step", "step_with_batch_queue"])
+def make_core(request):
+    def make(policy=None, gates=()):
+        context = SchedulerContext(
+            limits=LIMITS,
+            kv_cache=make_kv_cache(num_blocks=65, block_size=4),
+            clock=ManualClock(),
+            policy=policy,
+        )
+        scheduler = Scheduler(replace(context, gates=gates))
+        core = EngineCore(NullExecutor(), scheduler, vocab_size=100, max_model_len=64)
+        return core, getattr(core, request.param)
+
+    return make
+
+
+@pytest.mark.parametrize("what", ["gate", "policy"])
+def test_a_core_whose_requests_only_wait_asks_for_a_wait(make_core, what):
+    gate = FakeGate(lambda request: request.request_id == "held")
+    core, step = make_core(HoldsAll) if what == "policy" else make_core(gates=[gate])
+    core.add_request(make_request("held"))
+    for _ in range(8):
+        assert core.has_work()
+        step()
+    assert 0 < core.wait_s <= 0.01
+    core.add_request(make_request("other", max_tokens=9))
+    assert core.wait_s == 0
+    if what == "policy":
+        return
+    for _ in range(6):
+        step()
+        assert core.wait_s == 0
+    core.abort_requests(["other"])
+    for _ in range(8):
+        step()
+    assert core.wait_s > 0
+    gate.open("held")
+    ended = []
+    while core.has_work():
+        outputs = step()
+        ended += outputs.finished if outputs else ()
+    assert [one.request_id for one in ended] == ["held"]
