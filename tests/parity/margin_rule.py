@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail.engine.input_processor import user_request_id
 from parity.recording import RecordedRun
 
 TOLERANCE = 1e-4
@@ -77,9 +78,10 @@ def measure(
     agreement = Agreement()
     computed = {name: [False] * len(r.token_ids) for name, r in requests.items()}
     for run in recorded:
-        request = requests[run.request_id]
+        name = user_request_id(run.request_id)
+        request = requests[name]
         end = run.start + len(run.logits)
-        computed[run.request_id][run.start : end] = [True] * len(run.logits)
+        computed[name][run.start : end] = [True] * len(run.logits)
         _compare_logits(agreement, run.logits, oracle(request.token_ids)[run.start : end])
     for name, request in requests.items():
         # The last token is never brought forward: nothing follows it.

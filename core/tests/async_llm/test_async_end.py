@@ -221,3 +221,31 @@ def test_with_ends_it(bench, nothing_left):
 def test_a_start_that_fails_leaves_nothing(bench, nothing_left):
     with pytest.raises(Exception, match="no such luck"):
         bench.start(stat_loggers=(bench.parts.Unlucky,))
+
+
+def workers_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(one) for one in file.read().split()]
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+def test_a_worker_that_is_killed_while_nothing_runs_is_named_within_a_second(bench, used):
+    llm = bench.start(executor_backend="multiproc")
+    pid = llm.client.process.pid
+    (worker,) = workers_of(pid)
+
+    async def look():
+        if used:
+            await collect(llm.generate("a", SamplingParams(max_tokens=2)))
+        assert await llm.is_ready()
+        os.kill(worker, signal.SIGKILL)
+        begun = time.monotonic()
+        while await llm.is_ready(max_silence_s=60):
+            await asyncio.sleep(0.02)
+        took_s = time.monotonic() - begun
+        for call in (llm.check_health(), collect(llm.generate("b", LONG))):
+            with pytest.raises(EngineDeadError, match=rf"process {worker}\) ended by SIGKILL"):
+                await call
+        return took_s
+
+    assert bench.run(look()) < 1.0

@@ -119,21 +119,6 @@ def test_an_event_loop_is_served_through_a_death(supervised, talk):
     asyncio.run(serve())
 
 
-def test_a_request_that_engines_die_with_is_not_run_again(supervised, talk):
-    client = supervised(rules=MANY, fails_at=4)
-    for number in (1, 2):
-        client.add_request(talk.request("poison", max_tokens=100))
-        _, ends = talk.Answers().collect(client, 1)
-        assert "the chip melted" in ends["poison"][1]
-        assert client.wait_until_ready(10) and client.num_restarts == number
-    with pytest.raises(RequestError, match="2 times"):
-        client.add_request(talk.request("poison", max_tokens=100))
-    client.add_request(talk.request("innocent", max_tokens=2))
-    assert talk.Answers().collect(client, 1)[1]["innocent"][0] is FinishReason.LENGTH
-    refused = client.add_requests([talk.request("poison"), talk.request("another", max_tokens=1)])
-    assert set(refused) == {"poison"}
-
-
 def test_poison_of_one_client_leaves_restarts_for_others(supervised, talk):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     told = []
@@ -146,6 +131,12 @@ def test_poison_of_one_client_leaves_restarts_for_others(supervised, talk):
         assert talk.Answers().collect(client, 1)[1]["innocent"][0] is FinishReason.LENGTH
     assert len(told) == client.num_restarts == 2
     assert all("the chip melted" in message for message in told)
+    again = [talk.request("poison0"), talk.request("p", (6, 6), 100), talk.request("b", (2,), 1)]
+    refused = client.add_requests(again)
+    assert {name: error.parameter for name, error in refused.items()} == {
+        "poison0": "request_id",
+        "p": "prompt",
+    }
 
 
 def test_who_runs_beside_poison_is_served_in_the_end(supervised, talk):
@@ -166,8 +157,15 @@ def test_who_runs_beside_poison_is_served_in_the_end(supervised, talk):
     assert served >= 2
 
 
-@pytest.mark.parametrize("victim", ["engine", "worker"])
-@pytest.mark.parametrize("kind", [SupervisedClient, AsyncSupervisedClient])
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    [
+        (SupervisedClient, "worker"),
+        (AsyncSupervisedClient, "engine"),
+        pytest.param(SupervisedClient, "engine", marks=pytest.mark.slow),
+        pytest.param(AsyncSupervisedClient, "worker", marks=pytest.mark.slow),
+    ],
+)
 def test_an_idle_engine_that_is_killed_is_replaced_though_nobody_calls(supervised, kind, victim):
     client = supervised(kind, executor="multiproc", rules=MANY)
     engine = client.process_id
@@ -177,17 +175,18 @@ def test_an_idle_engine_that_is_killed_is_replaced_though_nobody_calls(supervise
     assert client.num_restarts == 1 and client.process_id != engine
 
 
-@pytest.mark.parametrize("scope", list(PauseScope))
+@pytest.mark.parametrize(
+    "scope", [PauseScope.NEW, pytest.param(PauseScope.ALL, marks=pytest.mark.slow)]
+)
 def test_a_pause_outlives_the_engine(supervised, talk, scope):
     client = supervised(rules=MANY)
     client.pause(scope)
-    for _ in range(2):
-        os.kill(client.process_id, signal.SIGKILL)
-        await_state(client, EngineState.RESTARTING, 2)
-        assert client.wait_until_ready(10) and client.paused is scope
-        client.add_request(talk.request("held", max_tokens=2))
-        assert client.get_outputs(0.3) is None
-        client.abort_requests(["held"])
+    os.kill(client.process_id, signal.SIGKILL)
+    await_state(client, EngineState.RESTARTING, 2)
+    assert client.wait_until_ready(10) and client.paused is scope
+    client.add_request(talk.request("held", max_tokens=2))
+    assert client.get_outputs(0.3) is None
+    client.abort_requests(["held"])
     client.resume()
     assert client.paused is None and serve_canary(client, talk)
     os.kill(client.process_id, signal.SIGKILL)

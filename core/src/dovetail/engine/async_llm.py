@@ -216,7 +216,9 @@ class AsyncLLM:
         """
         self._desk.begin()
         client = self.client
-        if isinstance(client, AsyncSupervisedClient) and client.state is EngineState.RESTARTING:
+        if not isinstance(client, AsyncSupervisedClient):
+            await client.check_alive()
+        elif client.state is EngineState.RESTARTING:
             raise UnavailableError("the engine died and is being started again.")
         age_s = self.client.progress.age_s
         if age_s > max_silence_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,17 +14,19 @@ from types import FrameType
 def watch_for_interrupt() -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C be asked for instead of raised, so that it cannot break a step in two.
 
-    A second one, before the first was heeded, raises KeyboardInterrupt as always. Outside the main
-    thread, where Python delivers no signals, the answer is always no.
+    A second one, before the first was heeded, raises KeyboardInterrupt as always, and so does any
+    in a forked child. Outside the main thread, where Python delivers no signals, the answer is
+    always no.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     seen = False
+    owner_pid = os.getpid()
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal seen
-        if seen:
+        if seen or os.getpid() != owner_pid:
             raise KeyboardInterrupt
         seen = True
 

@@ -44,6 +44,7 @@ from dovetail.transport.messages import (
 )
 from dovetail.transport.wire_types import wire_request
 
+_SHORT_NAP_S = 0.005
 _NAP_S = 0.2
 """How long the reading thread may take to notice that it is no longer wanted."""
 
@@ -129,6 +130,16 @@ class AsyncMPClient:
         """Call a method of every worker by name; return the answers, plain data, by rank."""
         answer: list[Any] = await self._ask(call_of(self._next_call(), operation, args, kwargs))
         return answer
+
+    async def check_alive(self) -> None:
+        """Raise what the engine died of, though nobody has called it since."""
+        while self.error is None and self.process.has_ended():
+            error = self.find_end()
+            if error is not None:
+                raise error
+            await asyncio.sleep(_SHORT_NAP_S)  # the reading thread is about to know it
+        if self.error is not None:
+            raise self.error
 
     def find_end(self) -> DovetailError | None:
         """Return what the engine died of; None if it lives. In any thread."""

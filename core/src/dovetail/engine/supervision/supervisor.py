@@ -102,11 +102,12 @@ class Supervisor(Generic[C]):
     @property
     def state(self) -> EngineState:
         """How the engine is."""
+        self._bury_dead()
         with self._changed:
             if self._final is not None:
                 return EngineState.DEAD
             client = self._client
-        if client is None:
+        if client is None or client.process.has_ended():
             return EngineState.RESTARTING
         progress = client.progress
         silent = progress.age_s > self._rules.max_silence_s
@@ -134,6 +135,7 @@ class Supervisor(Generic[C]):
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until there is an engine; return whether there is. Raises EngineDeadError."""
+        self._bury_dead()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._client is not None or self._final is not None, timeout_s
@@ -258,14 +260,20 @@ class Supervisor(Generic[C]):
             self._changed.notify_all()
         self.on_change()
 
-    def _look(self) -> None:
-        """Bury an engine that has ended; kill one that has done nothing for too long."""
+    def _bury_dead(self) -> C | None:
+        """Return the client of the engine that runs; bury one that has ended unnoticed."""
         client = self._client
-        if client is None:
-            return
+        if client is None or not client.process.has_ended():
+            return client
         error = client.find_end()
         if error is not None:
             self.lose(client, error)
+        return None
+
+    def _look(self) -> None:
+        """Bury an engine that has ended; kill one that has done nothing for too long."""
+        client = self._bury_dead()
+        if client is None:
             return
         why = self._why_kill(client.progress)
         if why and client is not self._killed:
