@@ -60,7 +60,7 @@ def program(driver, rng, depth):
                 [rng.randrange(3)] * rng.randrange(1, 9) + [rng.randrange(9)] * rng.randrange(20),
                 max_tokens=rng.choice([1, 2, 3, 40]),
                 priority=rng.randrange(4),
-                stop=rng.sample(range(100, 150), 3) if rng.random() < 0.5 else (),
+                stop=rng.choice([(), rng.sample(range(100, 150), 3), range(148, 190)]),
             )
         driver.plan()
         seen.append(repr(driver.out[-1]))
@@ -124,3 +124,18 @@ def test_those_that_decode_are_together(drive):
     for _ in range(5):
         driver.step()
     assert not len(driver.scheduler._holdings.cohort)
+
+
+def test_one_with_very_many_stop_tokens_stands_apart(drive):
+    """Else every request that comes or goes would pay for its list."""
+    driver = drive()
+    driver.add("a", 6, max_tokens=9)
+    driver.add("many", 6, max_tokens=9, stop=range(1000, 60_000))
+    driver.add("b", 6, max_tokens=9)
+    for _ in range(3):
+        driver.step()
+    cohort = driver.scheduler._holdings.cohort
+    assert [one.request_id for one in cohort] == ["a", "b"]
+    assert driver.step().keys() == {"a", "b", "many"}
+    driver.run()
+    assert set(driver.reasons.values()) == {"length"}

@@ -23,11 +23,16 @@ from dovetail.request import STANDING, Pace, Request
 ADMISSION = attrgetter("admission")
 
 
+MAX_STOP_IDS = 32
+"""Stop tokens of a member: their union is made anew whenever a member comes or goes."""
+
+
 def decodes(request: Request) -> bool:
-    """Return whether one token of `request` is to be computed, and it is not of the prompt."""
+    """Return whether `request` may be a member: one token, not of its prompt, is to be computed."""
     return (
         request.num_uncomputed_tokens == 1
         and request.num_computed_tokens >= request.num_prompt_tokens
+        and len(request.stop_token_ids) <= MAX_STOP_IDS
     )
 
 
