@@ -39,7 +39,7 @@ def run_batch(
         if refused and on_error == "raise":
             raise _first_refusal(requests, refused)
         results = {
-            one.request_id: _refused(one.request_id, one.prompt, refused[one.request_id])
+            one.request_id: refused_output(one.request_id, one.prompt, refused[one.request_id])
             for one in requests
             if one.request_id in refused
         }
@@ -112,7 +112,8 @@ def _withdraw(engine: LLMEngine, requests: Sequence[AskedRequest]) -> None:
         raise KeyboardInterrupt
 
 
-def _refused(request_id: str, prompt: Prompt, error: RequestError) -> RequestOutput:
+def refused_output(request_id: str, prompt: Prompt | None, error: RequestError) -> RequestOutput:
+    """Return the output of a request that was refused: no completion, and why in `error`."""
     return RequestOutput(
         request_id=request_id,
         prompt=prompt[:SHOWN_PROMPT_CHARS] if isinstance(prompt, str) else None,

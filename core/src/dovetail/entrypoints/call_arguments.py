@@ -67,19 +67,13 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         raise refuse(name, value, " or ".join(map(repr, choices)))
 
 
-def list_conversations(
-    messages: Any, *, limits: LimitsConfig, max_prompt_chars: int
-) -> list[list[dict[str, Any]]]:
-    """Return one conversation, or each of several, as lists of messages of plain data.
+def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
+    """Return one conversation, or each of several, not yet checked; raise RequestError for more.
 
-    Raises RequestError for what is no conversation, and for one that is larger than allowed.
+    What is no conversation is let through, as with prompts.
     """
     given = _items(messages, max(limits.max_prompts, limits.max_chat_messages))
-    conversations = [given] if not given or isinstance(given[0], Mapping) else given
-    return [
-        _conversation(conversation, limits=limits, max_prompt_chars=max_prompt_chars)
-        for conversation in conversations
-    ]
+    return [given] if not given or isinstance(given[0], Mapping) else given
 
 
 def check_template_arguments(
@@ -105,9 +99,10 @@ def check_template_arguments(
     return copied
 
 
-def _conversation(
+def read_conversation(
     given: Any, *, limits: LimitsConfig, max_prompt_chars: int
 ) -> list[dict[str, Any]]:
+    """Return a conversation as messages of plain data; raise RequestError if it is none."""
     messages = _items(given, limits.max_chat_messages, limit="max_chat_messages")
     if not messages:
         raise RequestError("messages is empty; give at least one message.", parameter="messages")

@@ -5,7 +5,7 @@ Importing this module is light: the engine and its parts are loaded when an `LLM
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.config.engine_args import EngineArgs
@@ -99,37 +99,60 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return the model's next message for one conversation or each of a list of them.
 
-        Raises RequestError for messages that are no plain data or larger than `LimitsConfig` says.
+        Raises RequestError for messages that are no plain data or larger than `LimitsConfig` says;
+        on_error is that of `generate`.
 
         messages: mappings with "role" and "content". chat_template: instead of the model's own.
         """
-        from dovetail.entrypoints.call_arguments import check_template_arguments, list_conversations
+        from dovetail.entrypoints.batch import refused_output
+        from dovetail.entrypoints.call_arguments import check_choice, list_conversations, one_each
 
-        front = self.llm_engine.front
-        tokenizer = self.get_tokenizer()
-        variables = check_template_arguments(
-            chat_template, chat_template_kwargs, add_generation_prompt
+        check_choice("on_error", on_error, ("raise", "return"))
+        render = self._chat_renderer(chat_template, chat_template_kwargs, add_generation_prompt)
+        conversations = list_conversations(messages, self.llm_engine.config.limits)
+        params = one_each(sampling_params, len(conversations), "sampling_params")
+        prompts: dict[int, Prompt] = {}
+        refused: dict[int, RequestOutput] = {}
+        for place, conversation in enumerate(conversations):
+            try:
+                prompts[place] = render(conversation)
+            except RequestError as error:
+                if on_error == "raise":
+                    raise
+                refused[place] = refused_output(f"refused-{place}", None, error)
+        outputs = self.generate(
+            list(prompts.values()),
+            [params[place] for place in prompts],
+            use_tqdm=use_tqdm,
+            on_error=on_error,
         )
-        prompts = []
-        for conversation in list_conversations(
-            messages,
-            limits=self.llm_engine.config.limits,
-            max_prompt_chars=front.inputs.max_prompt_chars,
-        ):
+        answered = dict(zip(prompts, outputs, strict=True)) | refused
+        return [answered[place] for place in range(len(conversations))]
+
+    def _chat_renderer(
+        self, chat_template: Any, kwargs: Any, add_generation_prompt: Any
+    ) -> Callable[[Any], Prompt]:
+        """Return what makes a prompt, text and its tokens, of a conversation."""
+        from dovetail.entrypoints.call_arguments import check_template_arguments, read_conversation
+
+        tokenizer, inputs = self.get_tokenizer(), self.llm_engine.front.inputs
+        limits = self.llm_engine.config.limits
+        variables = check_template_arguments(chat_template, kwargs, add_generation_prompt)
+
+        def render(conversation: Any) -> Prompt:
             text = tokenizer.apply_chat_template(
-                conversation,
+                read_conversation(
+                    conversation, limits=limits, max_prompt_chars=inputs.max_prompt_chars
+                ),
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 **variables,
             )
-            token_ids = front.inputs.encode_chat(text)
-            prompts.append({"prompt": text, "prompt_token_ids": token_ids})
-        return self.generate(
-            prompts,  # type: ignore[arg-type]  # text and its tokens, both known
-            sampling_params,
-            use_tqdm=use_tqdm,
-            on_error=on_error,
-        )
+            told: Any = {"prompt": text, "prompt_token_ids": inputs.encode_chat(text)}
+            prompt: Prompt = told
+            return prompt
+
+        return render
 
     def process(
         self,
