@@ -1,10 +1,12 @@
+import inspect
 from dataclasses import replace
 
 import pytest
 
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import RequestError
-from dovetail.interfaces import FULL_SAMPLING, SAMPLING_CAPABILITIES
+from dovetail.inputs import PromptTraits
+from dovetail.interfaces import FULL_SAMPLING, SAMPLING_CAPABILITIES, RequestView
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
@@ -113,3 +115,10 @@ def test_odd_values_are_refused(field, value):
     with pytest.raises(RequestError) as refusal:
         check("lora", **{field: value})
     assert refusal.value.parameter == field
+
+
+def test_a_deadline_is_that_of_the_first_token_wherever_it_is_named():
+    named = (EngineCoreRequest, PromptTraits, RequestView.deadline_ns)
+    meanings = [" ".join(inspect.getdoc(one).split()) for one in named]
+    assert all("first token is due" in meaning for meaning in meanings)
+    assert not any("answer is due" in meaning for meaning in meanings)

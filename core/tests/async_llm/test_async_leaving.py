@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from dovetail import SamplingParams
+from dovetail.errors import MessageError
 from dovetail.outputs import RequestOutputKind
 
 SEED = 20261121
@@ -150,6 +151,33 @@ def test_an_abort_may_come_while_the_prompt_is_tokenised(bench, slow, monkeypatc
     assert output.finished and output.outputs[0].finish_reason == "abort"
     assert output.outputs[0].token_ids == [] and len(output.prompt_token_ids) == 11
     assert bench.run(is_idle_within(slow, 1))
+
+
+def test_an_abort_that_cannot_be_sent_harms_nobody(bench, slow, monkeypatch, caplog):
+    params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
+    abort = slow.client.abort_requests
+
+    async def fail(core_ids):
+        raise MessageError("this message is no message")
+
+    async def ask():
+        alone = await last(slow.generate("b", params, output_kind=FINAL))
+        beside = asyncio.create_task(last(slow.generate("b", params, output_kind=FINAL)))
+        async for _ in slow.generate("a", LONG, "x"):
+            monkeypatch.setattr(slow.client, "abort_requests", fail)
+            break
+        await slow.abort("unknown")
+        after = await last(slow.generate("b", params, output_kind=FINAL))
+        await slow.check_health()
+        assert facts(await beside) == facts(after) == facts(alone)
+
+    def facts(output):
+        return output.outputs[0].token_ids
+
+    bench.run(ask())
+    assert "could not be aborted: this message" in caplog.text
+    bench.run(abort([f"x~{number}" for number in range(1000)]))  # what the other one left
+    assert bench.run(is_idle_within(slow, 2))
 
 
 def test_an_id_that_was_aborted_may_be_used_at_once(bench, slow):

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from dovetail import SamplingParams
+from dovetail import AsyncLLM, SamplingParams
 from dovetail.errors import CapacityError, ConfigError, RequestError, UserError
 from dovetail.interfaces import Policy
 from dovetail.outputs import RequestOutputKind
@@ -249,3 +249,18 @@ def test_a_model_that_cannot_generate_says_what_it_can(bench):
     with pytest.raises(UserError, match="Paced cannot generate; it supports: embed"):
         one.generate("say")
     one.shutdown()
+
+
+def test_it_is_made_with_the_options_of_an_llm(bench, monkeypatch):
+    options = bench.options(max_num_seqs=3)
+    for made in (AsyncLLM(**options), AsyncLLM(options.pop("model"), **options, max_waiting=5)):
+        bench.made.append(made)
+        assert made.config.scheduler.max_num_seqs == 3
+        assert bench.run(last(made.generate("a", SamplingParams(max_tokens=1)))).finished
+    bench.made.append(AsyncLLM(made.config))
+    with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
+        AsyncLLM("demo", max_num_seq=3)
+    with pytest.raises(ConfigError, match="max_num_seqs=3 is given beside an EngineConfig"):
+        AsyncLLM(made.config, max_num_seqs=3)
+    with pytest.raises(ConfigError, match="max_waiting"):
+        AsyncLLM(made.config, max_waiting=-1)

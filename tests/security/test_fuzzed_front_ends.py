@@ -1,0 +1,299 @@
+"""Random calls of `LLM.generate`, `LLM.chat` and `AsyncLLM.generate` beside innocent requests.
+
+After each call: nothing but typed errors, an engine that lives, innocent requests with the tokens
+that they get alone, and no turn of a loop of more than 50 ms of its thread's processor time.
+The calls are the same in each run: they follow from `SEED`, which is printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from contextlib import contextmanager
+from importlib.resources import files
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from security import random_calls as calls
+from security.engines import AsyncDoor, engine_options
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import (
+    CapacityError,
+    EngineDeadError,
+    RequestError,
+    TransportError,
+    UnavailableError,
+    UserError,
+)
+from dovetail.interfaces.sampling_support import FULL_SAMPLING
+from dovetail.testing.fake_worker import FakeWorker
+
+SEED = 20261122
+NUM_CALLS = 2_000
+NUM_CALLS_SOAK = 50_000
+MOST_CPU_S = 0.05
+TYPED = (UserError, CapacityError)
+FATAL = (EngineDeadError, UnavailableError, TransportError)
+
+INNOCENT = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
+INNOCENT_TEXT = "the innocent request"
+INNOCENT_CHAT = [{"role": "user", "content": "an innocent question"}]
+
+
+class Capable(FakeWorker):
+    """Declares every capability of sampling, so that each parameter passes the engine."""
+
+    provides = FakeWorker.provides | FULL_SAMPLING
+
+
+def options(folder):
+    model = files("dovetail_demo_model") / "model"
+    config = {"vocab_size": calls.VOCAB, "max_position_embeddings": 128}
+    return engine_options(
+        folder,
+        config=config,
+        worker_cls=Capable,
+        tokenizer_mode="huggingface",
+        tokenizer=str(model),
+        max_num_seqs=64,
+    )
+
+
+def random(share, counts):
+    """Settings of a test that makes `share` of the calls."""
+    return settings(
+        max_examples=round(counts * share),
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@contextmanager
+def limited_cpu():
+    """Assert that what is done here takes this thread less than `MOST_CPU_S`."""
+    start = time.thread_time()
+    yield
+    assert time.thread_time() - start < MOST_CPU_S
+
+
+def tokens_of(output):
+    assert output.error is None, output.error
+    return [completion.token_ids for completion in output.outputs]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_collector():
+    """A full collection takes as long as the heap of the session is large; it is nobody's fault."""
+    print(f"SEED = {SEED}")
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def collect_sometimes(num_calls):
+    if num_calls % 500 == 0:
+        gc.collect()
+
+
+class LLMCalls:
+    """Calls of an `LLM`, each checked."""
+
+    def __init__(self, folder):
+        self.llm = LLM(**options(folder))
+        core = self.llm.llm_engine.client.core
+        self._add = core.add_request
+        core.add_request = self.timed_add
+        self.alone = [tokens_of(one) for one in self.llm.generate(INNOCENT_TEXT, INNOCENT)]
+        self.chat_alone = [tokens_of(one) for one in self.llm.chat(INNOCENT_CHAT, INNOCENT)]
+        self.num_refused = self.num_served = 0
+
+    def timed_add(self, request):
+        with limited_cpu():
+            return self._add(request)
+
+    def check(self, call, alone):
+        """Make a call for [innocent, hostile, innocent]; check what comes of it."""
+        collect_sometimes(self.num_refused + self.num_served)
+        try:
+            outputs = call()
+        except TYPED as error:
+            assert not isinstance(error, FATAL)
+            assert str(error) and len(str(error)) < 1000
+            self.num_refused += 1
+            outputs = None
+        if outputs is not None:
+            self.num_served += 1
+            assert len(outputs) == 3
+            assert [tokens_of(outputs[0])] == [tokens_of(outputs[2])] == alone
+        engine = self.llm.llm_engine
+        assert not engine.has_unfinished_requests() and not engine.client.core.has_work()
+
+    def check_alive(self):
+        outputs = self.llm.generate(INNOCENT_TEXT, INNOCENT)
+        assert [tokens_of(one) for one in outputs] == self.alone
+
+
+def call_generate(asked, prompt, params, more):
+    with limited_cpu():
+        hostile_params = calls.make_params(params)
+    if isinstance(hostile_params, RequestError):
+        return
+    given_more = {"on_error": "return", **calls.make(more)}
+    if not isinstance(given_more.get("priority", ()), (list, tuple)):
+        given_more["priority"] = [0, given_more["priority"], 0]  # else it is that of all
+
+    def call():
+        prompts = [INNOCENT_TEXT, prompt(), INNOCENT_TEXT]
+        return asked.llm.generate(prompts, [INNOCENT, hostile_params, INNOCENT], **given_more)
+
+    asked.check(call, asked.alone)
+    asked.check_alive()
+
+
+def call_chat(asked, conversation, params, more):
+    with limited_cpu():
+        hostile_params = calls.make_params(params)
+    if isinstance(hostile_params, RequestError):
+        hostile_params = INNOCENT
+    plain = not set(more) & {"chat_template", "chat_template_kwargs", "add_generation_prompt"}
+    given_more = {"on_error": "return", **calls.make(more)}
+
+    def call():
+        several = [INNOCENT_CHAT, conversation(), INNOCENT_CHAT]
+        outputs = asked.llm.chat(several, [INNOCENT, hostile_params, INNOCENT], **given_more)
+        return outputs if plain else None
+
+    asked.check(call, asked.chat_alone)
+    asked.check_alive()
+
+
+class StreamCalls:
+    """Calls of an `AsyncLLM`, each checked."""
+
+    def __init__(self, folder):
+        self.door = AsyncDoor(options(folder))
+        self.alone = self.door.loop.run_until_complete(self.innocent())
+        self.num_refused = self.num_served = 0
+
+    async def innocent(self):
+        stream = self.door.llm.generate(INNOCENT_TEXT, INNOCENT)
+        return tokens_of([output async for output in stream][-1])
+
+    async def hostile(self, given):
+        try:
+            async for output in self.door.llm.generate(**given):
+                assert output.error is None or isinstance(output.error, str)
+            self.num_served += 1
+        except TYPED as error:
+            assert str(error) and len(str(error)) < 1000
+            self.num_refused += 1
+
+    async def watch(self, turns):
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            turns.append(time.thread_time() - last)
+            last = time.thread_time()
+
+    async def both(self, given):
+        turns = []
+        watcher = asyncio.create_task(self.watch(turns))
+        try:
+            innocent, _ = await asyncio.gather(self.innocent(), self.hostile(given))
+        finally:
+            watcher.cancel()
+        assert innocent == self.alone
+        assert max(turns) < MOST_CPU_S
+        await self.door.llm.check_health()
+
+    def check(self, prompt, params, more):
+        collect_sometimes(self.num_refused + self.num_served)
+        with limited_cpu():
+            hostile_params = calls.make_params(params)
+        if isinstance(hostile_params, RequestError):
+            return
+        given = {"prompt": prompt(), "params": hostile_params, **calls.make(more)}
+        loop = self.door.loop
+        loop.run_until_complete(asyncio.wait_for(self.both(given), 60))
+
+
+def fuzz_generate(folder, counts):
+    asked = LLMCalls(folder)
+
+    @seed(SEED)
+    @random(0.3, counts)
+    @given(calls.prompt, calls.params, calls.arguments(calls.GENERATE))
+    def fuzz(prompt, params, more):
+        call_generate(asked, prompt, params, more)
+
+    with asked.llm:
+        fuzz()
+    return asked
+
+
+def fuzz_chat(folder, counts):
+    asked = LLMCalls(folder)
+
+    @seed(SEED)
+    @random(0.3, counts)
+    @given(calls.conversation, calls.params, calls.arguments(calls.CHAT))
+    def fuzz(conversation, params, more):
+        call_chat(asked, conversation, params, more)
+
+    with asked.llm:
+        fuzz()
+    return asked
+
+
+def fuzz_stream(folder, counts):
+    asked = StreamCalls(folder)
+
+    @seed(SEED)
+    @random(0.4, counts)
+    @given(calls.prompt, calls.params, calls.arguments(calls.STREAM))
+    def fuzz(prompt, params, more):
+        asked.check(prompt, params, more)
+
+    try:
+        fuzz()
+    finally:
+        asked.door.close()
+    return asked
+
+
+FUZZERS = {"generate": fuzz_generate, "chat": fuzz_chat, "stream": fuzz_stream}
+
+
+@pytest.mark.parametrize("front", FUZZERS)
+def test_random_calls_leave_innocent_requests_alone(front, tmp_path):
+    asked = FUZZERS[front](tmp_path, NUM_CALLS)
+    # Both kinds were among them, so that the test has looked at both.
+    assert asked.num_refused > 50 and asked.num_served > 50
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("front", FUZZERS)
+def test_very_many_random_calls_leave_innocent_requests_alone(front, tmp_path):
+    FUZZERS[front](tmp_path, NUM_CALLS_SOAK)
+
+
+def test_every_parameter_is_among_the_random_calls():
+    from dataclasses import fields
+    from inspect import signature
+
+    from dovetail import AsyncLLM
+
+    assert set(calls.PARAM_FIELDS) == {one.name for one in fields(SamplingParams)}
+    drawn = {
+        LLM.generate: {"prompts", "sampling_params", *calls.GENERATE},
+        LLM.chat: {"messages", "sampling_params", *calls.CHAT},
+        AsyncLLM.generate: {"prompt", "params", *calls.STREAM},
+    }
+    for method, names in drawn.items():
+        assert set(signature(method).parameters) - {"self"} == names
