@@ -53,12 +53,14 @@ def one_each(value: Any, count: int, name: str) -> list[Any]:
     """Return `count` values: the elements of a list or tuple, or one value again and again."""
     if not isinstance(value, (list, tuple)):
         return [value] * count
-    if len(value) != count:
+    items: list[Any] = guarded(name, lambda: list(islice(value, count + 1)))
+    if len(items) != count:
+        given = len(items) if len(items) < count else f"more than {count}"
         raise RequestError(
-            f"{len(value)} {name} are given for {count} prompts; give one, or one each.",
+            f"{given} {name} are given for {count} prompts; give one, or one each.",
             parameter=name,
         )
-    return list(value)
+    return items
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

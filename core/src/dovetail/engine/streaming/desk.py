@@ -136,7 +136,7 @@ class RequestDesk:
     def _check(self, asked: AskedRequest, timeout_s: float | None) -> CheckedRequest:
         """Check what costs little; give a request without an id one that is not in use."""
         _check_timeout(timeout_s)
-        while asked.request_id == "":
+        while isinstance(asked.request_id, str) and not asked.request_id:
             self._num_requests += 1
             if not self._in_use(f"~{self._num_requests}"):
                 asked = replace(asked, request_id=f"~{self._num_requests}")
