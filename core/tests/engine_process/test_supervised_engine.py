@@ -131,12 +131,8 @@ def test_poison_of_one_client_leaves_restarts_for_others(supervised, talk):
         assert talk.Answers().collect(client, 1)[1]["innocent"][0] is FinishReason.LENGTH
     assert len(told) == client.num_restarts == 2
     assert all("the chip melted" in message for message in told)
-    again = [talk.request("poison0"), talk.request("p", (6, 6), 100), talk.request("b", (2,), 1)]
-    refused = client.add_requests(again)
-    assert {name: error.parameter for name, error in refused.items()} == {
-        "poison0": "request_id",
-        "p": "prompt",
-    }
+    refused = client.add_requests([talk.request("p", (6, 6), 100), talk.request("b", (2,), 1)])
+    assert {name: error.parameter for name, error in refused.items()} == {"p": "prompt"}
 
 
 def test_who_runs_beside_poison_is_served_in_the_end(supervised, talk):
