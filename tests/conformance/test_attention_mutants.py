@@ -128,7 +128,7 @@ MUTANTS = {
     ),
     "keeps metadata by tensor": (
         claiming(builder=remembering(lambda batch: batch.block_table_RM.data_ptr())),
-        "in step",
+        "in 'one builder over many steps'",
     ),
     "one object for all builders": (
         claiming(builder=SharedByAll),

@@ -200,6 +200,6 @@ def test_a_mechanism_that_tells_a_policy_half_is_found(mechanism, policy, monkey
         check_policy(policy)
 
 
-@pytest.mark.parametrize("policy", [AgeingPolicy, FakePolicy, PriorityPolicy])
-def test_a_right_policy_passes(policy):
-    check_policy(policy)
+def test_a_right_policy_passes():
+    """The other policies that mechanisms are tried with are among the installed ones."""
+    check_policy(AgeingPolicy, num_programs=8)

@@ -267,12 +267,12 @@ def test_a_wrong_policy_is_found(mutant):
 
 @pytest.mark.parametrize("policy", [ShortestFirst, Planning, PlansBySeededLot])
 def test_a_right_policy_passes(policy):
-    check_policy(policy)
+    check_policy(policy, num_programs=8)
 
 
 def test_an_ageing_policy_that_says_so_is_right():
     honest = type("Honest", (Dishonest,), {"static_rank": False})
-    check_policy(honest)
+    check_policy(honest, num_programs=8)
 
 
 def test_a_policy_hears_of_everything():
@@ -283,5 +283,5 @@ def test_a_policy_hears_of_everything():
             super().on_finish(request, view)
             heard.update(hook for hook, _ in self.heard)
 
-    check_policy(Listener)
+    check_policy(Listener, num_programs=8)
     assert heard == {"on_arrival", "on_granted", "on_output", "on_evict", "on_finish"}
