@@ -26,8 +26,8 @@ def test_who_is_taken_stands_first_with_the_reason(capsys):
 
 
 def test_attention_is_held_against_the_model(tmp_path, capsys):
-    model = write_tiny_llama(tmp_path, sliding_window=5)
-    arguments = ["--model", str(model), "--block-size", "32", *PLATFORM]
+    model = write_tiny_llama(tmp_path, architectures=["MistralForCausalLM"], sliding_window=5)
+    arguments = ["--model", str(model), "--block-size", "32", "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
     told = capsys.readouterr().out
     assert "Asked of it: head size 8, 4 heads over 2 key-value heads, float32" in told
@@ -36,7 +36,7 @@ def test_attention_is_held_against_the_model(tmp_path, capsys):
 
 def test_json_is_one_object_with_the_ask(tmp_path, capsys):
     model = write_tiny_llama(tmp_path)
-    arguments = ["--json", "--model", str(model), *PLATFORM]
+    arguments = ["--json", "--model", str(model), "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ask"]["head_size"] == 8

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING
 
 from dovetail.engine.plugin_picks import make_registry
 from dovetail.engine.quantized_checkpoints import choose_quantized_method
-from dovetail.errors import PluginError
+from dovetail.errors import DovetailError, PluginError
 from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.worker import WorkerContext
 from dovetail.plugins.attention_ask import attention_ask, read_attention_facts
-from dovetail.plugins.explanation import Explanation, Wanted, explain
+from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
+from dovetail.plugins.explanation import ABLE, TAKEN, Explanation, Wanted, explain
 from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.platform_answers import preferred_names
-from dovetail.plugins.selection import AUTO, choose_platform
+from dovetail.plugins.selection import AUTO, choose, choose_platform
 
 if TYPE_CHECKING:
     from dovetail.config import EngineArgs, EngineConfig
+    from dovetail.plugins import PluginRegistry
 
 _FIELDS = {
     "attention": "compute.attention_backend",
@@ -114,11 +117,44 @@ def _explain(kind: str, config: EngineConfig, *, has_model: bool) -> Explanation
     if kind in _OF_MODEL and not has_model:
         references = () if kind == "model" else wanted.references
         return explain(registry, kind, replace(wanted, references=references, why=_NO_MODEL))
-    facts = read_attention_facts(config.model.hf_config)
-    if kind == "attention" and facts is not None:
+    if kind == "attention":
+        return _explain_attention(registry, config, platform, wanted)
+    return explain(registry, kind, wanted)
+
+
+def _explain_attention(
+    registry: PluginRegistry, config: EngineConfig, platform: Platform, wanted: Wanted
+) -> Explanation:
+    """Explain who does what the model asks, which the worker says as it would when it loads it."""
+    facts, problem = read_attention_facts(config.model.hf_config), ""
+    try:
+        worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls)
+        if DESCRIBES_ATTENTION in declared_ids(worker_cls, "provides"):
+            options = registry.options_of("worker", worker_cls)
+            facts = worker_cls.describe_attention(
+                WorkerContext(
+                    config=config,
+                    platform=platform,
+                    plugins=registry,
+                    world_size=config.parallel.tensor_parallel_size,
+                    options=options,
+                )
+            )
+            if facts is None:
+                wanted = replace(wanted, references=(), why="the model has no attention layers")
+    except DovetailError as error:
+        problem = str(error)
+    if facts is not None:
         ask = attention_ask(facts, config, platform.info.device_type)
         wanted = replace(wanted, ask=ask)
-    return explain(registry, kind, wanted)
+    explanation = explain(registry, "attention", wanted)
+    if not problem:
+        return explanation
+    verdicts = tuple(
+        replace(one, state=ABLE) if one.state == TAKEN else one for one in explanation.verdicts
+    )
+    text = f"An engine cannot make its worker and the model: {problem}"
+    return replace(explanation, verdicts=verdicts, error=text)
 
 
 def _explain_platform(config: EngineConfig) -> Explanation:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.executor import Handle
     from dovetail.interfaces.platform import Platform
     from dovetail.plugins import PluginRegistry
+    from dovetail.plugins.attention_ask import AttentionFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.6"
+    CONTRACT_VERSION: ClassVar[str] = "0.7"
     provides: ClassVar[frozenset[str]] = frozenset()
     device_types: ClassVar[frozenset[str]] = frozenset()
 
@@ -173,6 +174,18 @@ class Sleeps(Protocol):
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
         """Take the memory named by `tags` ("weights", "kv_cache"; empty: all) again."""
+
+
+class DescribesAttention(Protocol):
+    """Capability "describes_attention": says what a model asks of attention before it is loaded."""
+
+    @classmethod
+    def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
+        """Return what the layers that `load_model` would make ask; None for no attention.
+
+        Opens no weights, takes no device and no memory to speak of. Raises as `load_model` for a
+        model that cannot be made.
+        """
 
 
 class Profiles(Protocol):

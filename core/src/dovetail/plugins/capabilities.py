@@ -21,8 +21,12 @@ CORE_CAPABILITIES = frozenset(
 )
 """What the core provides on every platform."""
 
+DESCRIBES_ATTENTION = "describes_attention"
+"""What a worker provides that says what a model asks of attention before it is loaded."""
+
 CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
+        ("worker", DESCRIBES_ATTENTION): "dovetail.interfaces.worker:DescribesAttention",
         ("worker", "profile"): "dovetail.interfaces.worker:Profiles",
         ("worker", "sleep"): "dovetail.interfaces.worker:Sleeps",
     }

@@ -111,6 +111,11 @@ def member_problems(law: Any, cls: type) -> Iterator[str]:
         yield f"{name} is abstract: the class cannot be made"
 
 
+def _is_protocols_own(definition: object) -> bool:
+    """Return whether it is the constructor that `typing` gives to a Protocol without one."""
+    return getattr(definition, "__module__", "") == "typing"
+
+
 def _members(law: Any) -> Iterator[tuple[str, Any]]:
     """Yield each member's name with its definition, or with None for a class attribute."""
     seen = set(_DECLARATIONS)
@@ -122,7 +127,7 @@ def _members(law: Any) -> Iterator[tuple[str, Any]]:
         for name in [*attributes, *vars(base)]:
             is_public = not name.startswith("_") or name == "__init__"
             definition = vars(base).get(name)
-            if name in seen or not is_public:
+            if name in seen or not is_public or _is_protocols_own(definition):
                 continue
             seen.add(name)
             if _is_method(definition) or isinstance(definition, property):

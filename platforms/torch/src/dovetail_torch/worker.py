@@ -26,6 +26,7 @@ from dovetail.interfaces import (
     LogitsProcessorContext,
     ModelContext,
     ModelInfo,
+    OneRank,
     Ops,
     WeightLoader,
     WeightLoaderContext,
@@ -70,7 +71,7 @@ _SMALLER_CACHE = "lower gpu_memory_utilization, kv_cache_memory_bytes or num_gpu
 class TorchWorker(WorkerBase):
     """One torch device, one model, or one rank's part of a model that several workers share."""
 
-    provides = FULL_SAMPLING | {"kv_connector", "logits_processors"}
+    provides = FULL_SAMPLING | {"describes_attention", "kv_connector", "logits_processors"}
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -97,7 +98,12 @@ class TorchWorker(WorkerBase):
         self._device = self._runtime.activate(
             self._context.local_rank, num_threads=config.compute.num_threads
         )
-        self._limits = StepLimits(
+        self._limits = self._step_limits()
+        self._ranks = join_ranks(self._context, self._runtime, self._device)
+
+    def _step_limits(self) -> StepLimits:
+        config = self._context.config
+        return StepLimits(
             max_num_seqs=config.scheduler.max_num_seqs or 1,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 1,
             max_model_len=config.model.max_model_len or 1,
@@ -105,25 +111,42 @@ class TorchWorker(WorkerBase):
             kv_cache_dtype=config.cache.kv_cache_dtype,
             device=self._device,
         )
-        self._ranks = join_ranks(self._context, self._runtime, self._device)
+
+    @classmethod
+    def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
+        """Return what the model's layers ask of attention, from a model without memory.
+
+        None if it has no attention. Raises as `load_model` for a model that cannot be made.
+        """
+        worker = cls(context)
+        worker._device = torch.device("meta")
+        worker._limits = worker._step_limits()
+        worker._ranks = OneRank(size=context.world_size)
+        with torch.device("meta"):
+            worker._make_model()
+        return worker._attention_facts() if worker._layers else None
+
+    def _make_model(self) -> None:
+        """Make the model, uninitialised, and find its attention layers."""
+        plugins, config = self._context.plugins, self._context.config
+        self._invariance = BatchInvariance(
+            config.model.dtype, required=config.compute.batch_invariant
+        )
+        model_cls = load_architecture(plugins, config)
+        self._check_shared(model_cls)
+        given = self._model_context(plugins.options_of("model", model_cls))
+        self._model: Any = construct("model", model_cls, given)
+        self._limits = limit_positions(self._model, self._limits)
+        share_heads(self._model, self._ranks)
+        self._layers: dict[str, Attention] = dict(attention_layers(self._model))
 
     @tells_shortage("the model", _SMALLER_MODEL)
     @torch.inference_mode()
     def load_model(self) -> None:
         """Make the model of the checkpoint's architecture, fill and pack its weights."""
         context, config = self._context, self._context.config
-        self._invariance = BatchInvariance(
-            config.model.dtype, required=config.compute.batch_invariant
-        )
-        model_cls = load_architecture(context.plugins, config)
-        self._check_shared(model_cls)
         options = context.plugins.options_of
-        self._model: Any = construct(
-            "model", model_cls, self._model_context(options("model", model_cls))
-        )
-        self._limits = limit_positions(self._model, self._limits)
-        share_heads(self._model, self._ranks)
-        self._layers: dict[str, Attention] = dict(attention_layers(self._model))
+        self._make_model()
         # Before the weights: a backend that does not fit is refused at once.
         self._backend = self._choose_attention() if self._layers else None
         loader_cls = context.plugins.load("weight_loader", config.load.load_format)
@@ -282,7 +305,7 @@ class TorchWorker(WorkerBase):
 
     def _check_device(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
         """Raise ConfigError for a provider that is not made for this device."""
-        if not cls.device_types or self._device.type in cls.device_types:
+        if self._device.type in (cls.device_types or {self._device.type}) | {"meta"}:
             return
         raise ConfigError(
             f"the {kind} {cls.__name__} runs on {', '.join(sorted(cls.device_types))}, and the "
@@ -320,10 +343,10 @@ class TorchWorker(WorkerBase):
             for reference in self._context.config.extensions.logits_processors
         )
 
-    def _choose_attention(self) -> type[AttentionBackend]:
-        context, layers = self._context, self._layers.values()
+    def _attention_facts(self) -> AttentionFacts:
+        layers = self._layers.values()
         layer = next(iter(layers))
-        facts = AttentionFacts(
+        return AttentionFacts(
             head_size=layer.head_size,
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
@@ -331,6 +354,9 @@ class TorchWorker(WorkerBase):
             soft_cap=any(other.soft_cap for other in layers),
             sinks=any(other.sinks is not None for other in layers),
         )
-        ask = attention_ask(facts, context.config, self._device.type)
+
+    def _choose_attention(self) -> type[AttentionBackend]:
+        context = self._context
+        ask = attention_ask(self._attention_facts(), context.config, self._device.type)
         reference = context.config.compute.attention_backend
         return choose_attention(context.plugins, context.platform, reference, ask)

@@ -1,0 +1,126 @@
+"""`explain attention` says of every model what the engine does with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+
+import pytest
+
+from dovetail import LLM, EngineArgs
+from dovetail.engine.choice import explain_choice
+from dovetail.errors import DovetailError
+from dovetail.testing.contexts import SMALL_ENGINE
+from dovetail.testing.tiny_model import write_tiny_llama
+
+OTHER_NAMES = """
+from dataclasses import replace
+
+from dovetail_models.models.llama import LlamaForCausalLM
+
+NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
+
+
+class OtherNames(LlamaForCausalLM):
+    # The names of GPT-2, and a cap of the logits under a name that nobody else knows.
+    architectures = ("OtherNames",)
+
+    def __init__(self, context):
+        config = {NAMES.get(key, key): value for key, value in context.hf_config.items()}
+        super().__init__(replace(context, hf_config=config))
+        for layer in self.model.layers:
+            layer.self_attn.attn.soft_cap = float(context.hf_config.get("cap", 0))
+"""
+RENAMED = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+MODELS = {
+    "llama": ({}, False),
+    "llama, heads of 20": ({"head_dim": 20}, False),
+    "mistral, window": ({"architectures": ["MistralForCausalLM"], "sliding_window": 9}, False),
+    "qwen2, window above": (
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "sliding_window": 9,
+            "use_sliding_window": True,
+            "max_window_layers": 1,
+        },
+        False,
+    ),
+    "other names": ({"head_dim": 32}, True),
+    "other names, cap": ({"cap": 3}, True),
+    "unknown": ({"architectures": ["GemmaForCausalLM"]}, False),
+}
+DTYPES = ["float32", "bfloat16", "float16"]
+OPTIONS = [
+    {},
+    {"batch_invariant": True},
+    {"kv_cache_dtype": "int8"},
+    {"block_size": 24},
+    {"attention_backend": "cpu"},
+    {"attention_backend": "torch"},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def other_names(tmp_path_factory):
+    """Install a model whose config.json has other names."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "other_names.py").write_text(OTHER_NAMES)
+    info = site / "other_names-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-names\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[dovetail.model]\nOtherNames = other_names:OtherNames\n"
+    )
+    sys.path.insert(0, str(site))
+    yield
+    sys.path.remove(str(site))
+    sys.modules.pop("other_names", None)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write the model of a row of MODELS."""
+
+    def run(name):
+        fields, renamed = MODELS[name]
+        folder = write_tiny_llama(tmp_path, **fields)
+        if renamed:
+            config = json.loads((folder / "config.json").read_text())
+            config = {RENAMED.get(key, key): value for key, value in config.items()}
+            config["architectures"] = ["OtherNames"]
+            (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    return run
+
+
+def engine_choice(model, options):
+    """Return the name of the backend that an engine takes, or "" if it does not start."""
+    try:
+        with LLM(model, **options) as llm:
+            chosen = llm.llm_engine.plugins.chosen
+    except DovetailError:
+        return ""
+    return next(one.name for one in chosen if one.kind == "attention")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_explanation_is_what_the_engine_does(name, write):
+    model, seen = write(name), set()
+    for dtype, given in itertools.product(DTYPES, OPTIONS):
+        options = {**SMALL_ENGINE, "skip_tokenizer_init": True, "dtype": dtype, **given}
+        options["load_format"] = "dummy"
+        explained = explain_choice("attention", EngineArgs(model=model, **options))
+        names = [one.name for one in explained.chosen]
+        expected = engine_choice(model, options)
+        assert names == ([expected] if expected else []), (dtype, given, explained.error)
+        assert bool(explained.error) is not bool(expected)
+        seen.add(expected)
+    assert seen >= ({""} if name == "unknown" else {"torch", ""})
+
+
+def test_what_config_json_does_not_state_is_known(write):
+    explained = explain_choice("attention", EngineArgs(model=write("other names, cap")))
+    assert explained.wanted.ask.features == {"soft_cap"}
+    assert (explained.wanted.ask.num_heads, explained.wanted.ask.head_size) == (4, 8)
