@@ -17,7 +17,7 @@ CODE   := $(wildcard conftest.py core platforms attention_backends schedulers mo
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize features wheels bench gpu-check gpu-bundle soak clean
+.PHONY: help demo test check sanitize features wheels dist bench gpu-check gpu-bundle soak clean
 
 help:  ## say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -58,6 +58,10 @@ sanitize: $(STAMP)  ## run the native kernels under address and undefined-behavi
 
 wheels: $(STAMP)  ## run the kit on each member's wheel, alone in an environment of its own
 	$(BIN)/python -m pytest -q -m slow tests/wheels
+
+dist: $(STAMP)  ## build a wheel of each member in dist/, for pip install --find-links dist 'dovetail[cpu]'
+	$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . \
+	    $(sort $(dir $(wildcard */pyproject.toml */*/pyproject.toml)))
 
 bench: $(STAMP)  ## measure the host cost of a step, offline throughput, and other engines beside us
 	$(BIN)/python bench/step_overhead.py
