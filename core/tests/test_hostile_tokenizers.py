@@ -84,6 +84,9 @@ REFUSED = {
     "an id of 2**31": {
         "model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31}, "merges": []}
     },
+    "a token of 20 million characters": {
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b" * 20_000_000: 1}, "unk_token": "a"}
+    },
     "an id beyond 32 bits": {"model": {"type": "BPE", "vocab": {"a": 2**40}, "merges": []}},
     "a merge of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "z"]]}},
     "a model of no kind": {"model": {"type": "Python"}},

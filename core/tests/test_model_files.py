@@ -67,7 +67,7 @@ def test_what_is_no_regular_file_is_refused_by_name(tmp_path, name, kind):
     NOT_FILES[kind](tmp_path / name)
     read = TokenizerFacts.read if "token" in name or "template" in name else None
     message = refusal(read or (lambda path: EngineArgs(path).create_engine_config()), tmp_path)
-    assert str(tmp_path / name) in message and kind in message
+    assert message.count(str(tmp_path / name)) == 1 and kind in message
 
 
 def test_a_loop_of_links_is_refused(tmp_path):

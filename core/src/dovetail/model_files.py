@@ -60,12 +60,16 @@ def open_model_file(path: Path) -> Iterator[int]:
 
     Raises ModelError for a file that is absent, unreadable or not a regular file.
     """
+    # The kind is checked before the file is opened, since opening a device can have effects, and
+    # again after it, since the name can mean another file by then.
     try:
-        # The kind is checked before the file is opened, since opening a device can have effects,
-        # and again after it, since the name can mean another file by then.
-        _check_regular(path, os.stat(path))
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        facts = os.stat(path)
     except (OSError, ValueError) as error:
+        _refuse_unreadable(path, error)
+    _check_regular(path, facts)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
         _refuse_unreadable(path, error)
     try:
         _check_regular(path, os.fstat(descriptor))

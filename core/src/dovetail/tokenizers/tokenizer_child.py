@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_TOKEN_ID = 2**31 - 2
+MAX_TOKEN_CHARS = 1 << 14
 MAX_GROWTH = 32
 """How many times longer the replacements together may make a text."""
 MAX_ADDED_CHARS = 4096
@@ -121,9 +122,15 @@ def _check_templates(components: list[Mapping[str, Any]]) -> None:
 
 
 def _check_ids(core: tokenizers.Tokenizer) -> None:
-    highest = max(core.get_vocab(with_added_tokens=True).values(), default=0)
+    vocabulary = core.get_vocab(with_added_tokens=True)
+    highest = max(vocabulary.values(), default=0)
     if highest > MAX_TOKEN_ID:
         raise ModelError(f"it has the token id {highest}; ids may be up to {MAX_TOKEN_ID}")
+    longest = max(map(len, vocabulary), default=0)
+    if longest > MAX_TOKEN_CHARS:
+        raise ModelError(
+            f"it has a token of {longest} characters; tokens may have {MAX_TOKEN_CHARS}"
+        )
 
 
 def _probe_encoding(core: tokenizers.Tokenizer, components: list[Mapping[str, Any]]) -> None:
