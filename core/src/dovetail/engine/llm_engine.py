@@ -194,7 +194,7 @@ class LLMEngine:
         """Hold requests where they are until `resume`; they can be added and aborted all the same.
 
         scope: "all": nothing runs, and everything keeps its place; or "new": those that have begun
-        run on to their end, and nobody else begins. `step` then returns at once if nothing is to
+        run on to their end, and nobody else begins. `step` then returns soon if nothing is to
         be done. Raises UserError for any other scope.
         """
         self.client.pause(read_pause_scope(scope))
