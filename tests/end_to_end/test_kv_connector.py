@@ -9,7 +9,11 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, ContractError
-from dovetail.testing.fake_kv_connector import FakeKVConnector, FakeWorkerSide
+from dovetail.testing.fake_kv_connector import (
+    FakeKVConnector,
+    FakeSchedulerSide,
+    FakeWorkerSide,
+)
 from dovetail.testing.fake_scheduler import FakeScheduler
 from parity.checkpoints import MAX_LEN, VOCAB_SIZE, make_checkpoint
 from parity.commit_seed import commit_seed
@@ -193,6 +197,35 @@ def test_loads_that_fail_cost_a_computation_and_no_answer(checkpoint, ahead):
     assert SpoilingSide.num_failed == sum(whole_blocks(length) > 0 for length in PROMPT_LENS)
     for output in outputs:
         check_greedy(checkpoint, output.prompt_token_ids, output.outputs[0].token_ids)
+
+
+class EndlessSide(FakeSchedulerSide):
+    """Says that every load takes, and has none done."""
+
+    num_loads = 0
+
+    def load(self, transfer):
+        EndlessSide.num_loads += 1
+        return True
+
+
+class EndlessConnector(FakeKVConnector):
+    @staticmethod
+    def create_scheduler_side(context):
+        return EndlessSide()
+
+
+@pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
+def test_loads_that_never_end_cost_their_time_and_no_answer(checkpoint):
+    asked = prompts()
+    EndlessSide.num_loads = 0
+    with engine(checkpoint, EndlessConnector, kv_transfer_timeout_s=0.1) as llm:
+        first = [one.outputs[0].token_ids for one in llm.generate(asked, GREEDY, use_tqdm=False)]
+        assert llm.reset_prefix_cache()
+        outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+    assert EndlessSide.num_loads == sum(whole_blocks(length) > 0 for length in PROMPT_LENS)
+    assert [one.outputs[0].token_ids for one in outputs] == first
+    assert [one.num_cached_tokens for one in outputs] == [0] * len(asked)
 
 
 def ranked(connector, *marks, **changes):
