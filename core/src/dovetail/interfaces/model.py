@@ -143,7 +143,7 @@ class Model(Protocol):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.5"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:
