@@ -1,7 +1,8 @@
 """One completion as it grows: tokens, text, log-probabilities, and how it ended.
 
 Owned by the output processor. Text is made when an output shows it, of all tokens that have come
-since the last one; only with stop strings it is made as the tokens come.
+since the last one; with stop strings it is made as the tokens come, and with a tokenizer that does
+not tell its pieces now and then, so that the end of a long output costs little.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.outputs import CompletionOutput, Logprob, TokenLogprobs
 from dovetail.request import EngineCoreRequest, FinishReason
 from dovetail.result import LogprobColumns
+
+MAX_UNREAD_TOKENS = 64
+"""Of a completion that is not plain: tokens whose text may be left for an output."""
 
 
 class LogprobReader:
@@ -108,8 +112,12 @@ class Completion:
                 params.stop_strings,
                 include_stop_str_in_output=params.include_stop_str_in_output,
             )
-        self.is_plain = self._stops is None and self._logprobs is None
-        self._text = ""  # that no output of kind DELTA has shown yet
+        # Otherwise text costs a call a token, which is not to be left for the end.
+        has_pieces = self._tokenizer is None or (
+            self._tokenizer.token_pieces(skip_special_tokens=params.skip_special_tokens) is not None
+        )
+        self.is_plain = self._stops is None and self._logprobs is None and has_pieces
+        self._text = ""  # all that has been made; with DELTA what no output has shown yet
         self._num_read = 0  # tokens whose text has been made
         self._num_hidden = 0  # tokens at the end that are not to be read in the text
         self._num_sent = 0  # tokens that an output of kind DELTA has shown
@@ -136,6 +144,9 @@ class Completion:
         self.token_ids.extend(token_ids[:num_kept])
         if self._logprobs is not None:
             self._add_logprobs(token_ids[:num_kept], logprobs[:num_kept])
+        num_unread = len(self.token_ids) - self._num_read
+        if num_unread >= MAX_UNREAD_TOKENS and ending is None and self._stops is None:
+            self._text += self._new_text()
         if stop is not None:
             self._end_with_stop_string(stop)
         return stop is not None

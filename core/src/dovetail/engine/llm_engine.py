@@ -7,7 +7,6 @@ the core through an `EngineClient` and knows not in which process it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import MonotonicClock
@@ -246,7 +245,7 @@ class LLMEngine:
         """
         num_empty = 0
         self._settling = True
-        with suppress(DovetailError):  # the next call raises it
+        try:
             for _ in range(_MAX_LATE_STEPS):
                 given = self._next_outputs()
                 num_empty += given is None
@@ -254,7 +253,10 @@ class LLMEngine:
                     self.last_stats = given.stats or self.last_stats
                 if num_empty > _MAX_EMPTY or (given is not None and _is_idle(given.stats)):
                     break
-        self._settling = False
+        except DovetailError:
+            pass  # the next call raises it
+        finally:
+            self._settling = False
 
     def _tell_refused(self, request_id: object, error: RequestError) -> None:
         if isinstance(request_id, str):  # listeners are promised one
