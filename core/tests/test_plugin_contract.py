@@ -11,6 +11,8 @@ import pytest
 from dovetail.errors import ContractError
 from dovetail.interfaces import Executor, Policy, SchedulerInterface, WeightLoader
 from dovetail.plugins import KINDS, check_contract
+from dovetail.plugins.capabilities import check_claims
+from dovetail.plugins.contract import contract_version
 
 
 def problems(kind: str, cls: object) -> list[str]:
@@ -33,7 +35,7 @@ class Loader:
 
 
 class LlamaLike:
-    CONTRACT_VERSION = "0.4"
+    CONTRACT_VERSION = contract_version("model")
     architectures = ("LlamaForCausalLM",)
 
     def __init__(self, context: Any) -> None: ...
@@ -238,7 +240,7 @@ def test_signatures_that_fail_a_call_are_refused(changes: dict[str, Any], told: 
 class Words:
     """A tokenizer that subclasses nothing."""
 
-    CONTRACT_VERSION = "0.1"
+    CONTRACT_VERSION = contract_version("tokenizer")
     eos_token_id = None
     special_token_ids: frozenset[int]
 
@@ -252,6 +254,8 @@ class Words:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Any: ...
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any: ...
+
+    def token_pieces(self, *, skip_special_tokens: bool) -> Any: ...
 
     def apply_chat_template(self, messages: Any, **variables: Any) -> Any: ...
 
@@ -271,3 +275,16 @@ def test_properties_may_be_attributes_but_not_methods() -> None:
         "apply_chat_template: does not take the keyword 'add_generation_prompt'",
         "apply_chat_template: does not take any keyword",
     ]
+
+
+def test_an_optional_contract_says_nothing_of_the_constructor() -> None:
+    """`typing` gives a constructor to a Protocol without one; that is no part of the contract."""
+
+    class Sleeper:
+        def __init__(self, context: Any) -> None: ...
+
+        def sleep(self, level: int) -> None: ...
+
+        def wake_up(self, tags: tuple[str, ...] = ()) -> None: ...
+
+    check_claims("worker", Sleeper, frozenset({"sleep"}))
