@@ -10,7 +10,8 @@ from dovetail.engine.choice import explain_choice
 from dovetail.errors import ContractError, PluginError, PluginLoadError, PluginNotFoundError
 from dovetail.interfaces import PlatformInfo
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.selection import choose
+from dovetail.plugins.explanation import Wanted, explain
+from dovetail.plugins.selection import choose, choose_platform
 from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
 from dovetail.testing.fake_platform import FakePlatform
 from dovetail.testing.fake_worker import FakeWorker
@@ -114,6 +115,30 @@ def test_other_preferred_plugins_that_are_not_installed_are_warned_of(
     told = [one.getMessage() for one in caplog.records]
     assert len(told) == num_warnings
     assert all(f"prefers the {kind} 'gone', which is not installed" in one for one in told)
+
+
+ODD = """
+from dovetail.interfaces import PlatformInfo
+from dovetail.testing.fake_platform import FakePlatform
+
+class Sound(FakePlatform):
+    automatic = True
+
+class Odd(Sound):
+    info = {"name": "odd"}
+    rank = 9
+"""
+
+
+def test_an_automatic_platform_without_names_is_set_aside(plugin_site, caplog):
+    targets = {"odd": ":Odd", "sound": ":Sound"}
+    plugin_site.add("dovetail-a", {"platform": targets}, init=ODD)
+    registry = plugin_site.registry()
+    assert type(choose_platform(registry, "auto")).__name__ == "Sound"
+    (told,) = registry.set_aside
+    assert "it needs a PlatformInfo" in told and told in caplog.text
+    explained = explain(plugin_site.registry(), "platform", Wanted(references=("auto",)))
+    assert [one.name for one in explained.chosen] == ["sound"]
 
 
 class OtherWorker(FakeWorker):

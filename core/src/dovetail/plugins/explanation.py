@@ -18,6 +18,7 @@ from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.device_fit import device_refusal
 from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.first_party import normalize_distribution
+from dovetail.plugins.platform_answers import check_info
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolution import Resolution
 from dovetail.plugins.selection import (
@@ -264,6 +265,8 @@ def _judge(
         return replace(verdict, state=REFUSED, reasons=tuple(probe.reasons))
     try:
         cls = registry.load(kind, reference)
+        if kind == "platform":
+            check_info(cls)
     except PluginError as error:
         return replace(verdict, state=FAILED, reasons=(str(error),))
     if refusal := device_refusal(kind, cls, wanted.device_type):

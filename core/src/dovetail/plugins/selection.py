@@ -52,7 +52,6 @@ def _platform_class(registry: PluginRegistry, reference: str | type) -> type[Pla
         if reason:
             refused.append(f"{candidate.name} ({reason})")
         elif platform_cls is not None:
-            check_info(platform_cls)
             entry = registry.describe("platform", candidate.reference)
             usable.append((entry.entry.rank or platform_cls.rank, platform_cls))
     refused += [
@@ -82,6 +81,7 @@ def _usable_platform(
         return None, "; ".join(probe.reasons)
     try:
         platform_cls: type[Platform] = registry.load("platform", candidate.reference)
+        check_info(platform_cls)
     except PluginError as error:
         registry.put_aside(candidate, error)
         return None, str(error)
