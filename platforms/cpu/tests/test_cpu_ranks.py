@@ -229,13 +229,18 @@ def test_a_stranger_that_connects_while_ranks_meet_is_turned_away(tmp_path):
         assert torch.equal(other.result(5), torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("elements", [0, 1, 100_000, 3_000_000])
-def test_tensors_of_any_size_go_through_sockets_of_a_few_pages(tmp_path, elements):
+@pytest.mark.parametrize("elements", [0, 1, 100_000, 5_000_000])
+def test_tensors_of_any_size_are_exchanged_many_times(tmp_path, elements):
+    """By way of sockets, of shared memory, and of sockets again where a slot is too small."""
     all_ranks = join_all(tmp_path, 3)
-    given = [torch.full((elements,), float(rank + 1)) for rank in range(3)]
+
+    def work(ranks):
+        for turn in range(5):
+            total = ranks.all_reduce(torch.full((elements,), float(turn + ranks.rank)))
+            yield torch.equal(total, torch.full((elements,), 3.0 * turn + 3))
+
     with ThreadPoolExecutor(3) as pool:
-        for total in pool.map(lambda ranks: ranks.all_reduce(given[ranks.rank]), all_ranks):
-            assert torch.equal(total, torch.full((elements,), 6.0))
+        assert all(map(all, pool.map(lambda ranks: list(work(ranks)), all_ranks)))
 
 
 def test_ranks_that_do_not_agree_on_a_tensor_are_told_so(tmp_path):
@@ -245,6 +250,16 @@ def test_ranks_that_do_not_agree_on_a_tensor_are_told_so(tmp_path):
         with pytest.raises(PeerLostError, match="12 bytes came where 8 are due"):
             first.all_reduce(torch.ones(2))
         with pytest.raises(PeerLostError, match="8 bytes came where 12 are due"):
+            other.result(5)
+
+
+def test_ranks_that_do_not_agree_on_a_large_tensor_are_told_so(tmp_path):
+    first, second = join_all(tmp_path, 2)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(second.all_reduce, torch.ones(1 << 17))
+        with pytest.raises(PeerLostError, match="do not run the same step"):
+            first.all_reduce(torch.ones(1 << 18))
+        with pytest.raises(PeerLostError, match="do not run the same step"):
             other.result(5)
 
 

@@ -3,15 +3,17 @@
 One message each way instead of a ring's rounds, which is what a layer waits for: the sums of a step
 are small. Each rank adds in the order of the ranks, so that all have the same bits, wherever in a
 tensor a number stands. Exchanges (size - 1) tensors, more than a ring does beyond two ranks. The
-way is a unix socket between every two (`rank_sockets`). Implements `dovetail.interfaces.RankGroup`.
+way is a unix socket between every two (`rank_sockets`); what is too large for its buffer goes
+through shared memory (`rank_memory`). Implements `dovetail.interfaces.RankGroup`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import select
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from struct import Struct
 
@@ -20,8 +22,15 @@ import torch
 from dovetail.clock import MonotonicClock
 from dovetail.errors import PeerLostError
 from dovetail.process_owner import finalize_in_owner
+from dovetail_cpu.rank_memory import SLOT_BYTES
 
 _HEADER = Struct("=Q")
+_SIZE = Struct("=Q")
+"""Of a tensor in shared memory."""
+
+_SHARED_BYTES = 64 << 10
+"""Tensors from this size on go through shared memory, up to a slot's size."""
+
 _NUM_SPINS = 30
 """Looks at the sockets before going to sleep."""
 
@@ -31,15 +40,24 @@ Buffers = list[memoryview]
 class PairwiseRanks:
     """One rank of several. batch_invariant: sums have the same bits in every batch."""
 
-    def __init__(self, ends: Mapping[int, socket.socket], *, rank: int, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        ends: Mapping[int, socket.socket],
+        memory: Sequence[mmap.mmap],
+        *,
+        rank: int,
+        timeout: timedelta,
+    ) -> None:
         """ends: a connected socket to each other rank, none of which blocks; owned by this group.
 
-        timeout: of each exchange.
+        memory: of each rank, two slots. timeout: of each exchange.
         """
         self.rank = rank
         self.size = len(ends) + 1
         self.batch_invariant = True
         self._ends = dict(ends)
+        self._memory = [torch.frombuffer(one, dtype=torch.uint8) for one in memory]
+        self._slot = 0
         self._timeout_ns = int(timeout.total_seconds() * 1e9)
         self._clock = MonotonicClock()
         self.close = finalize_in_owner(self, _close_all, list(ends.values()))
@@ -67,14 +85,37 @@ class PairwiseRanks:
         return x
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor, in their order."""
+        """Return every rank's tensor, in their order; they hold until the exchange after next."""
         x = x.contiguous()
+        if _SHARED_BYTES <= x.nbytes <= SLOT_BYTES:
+            return self._exchange_in_memory(x)
         parts = [x if rank == self.rank else torch.empty_like(x) for rank in range(self.size)]
         own = _bytes_of(x)
         self._move(
             dict.fromkeys(self._ends, own),
             {other: _bytes_of(parts[other]) for other in self._ends},
         )
+        return parts
+
+    def _exchange_in_memory(self, x: torch.Tensor) -> list[torch.Tensor]:
+        start = self._slot * SLOT_BYTES
+        self._slot = 1 - self._slot
+        slots = [memory[start : start + x.nbytes] for memory in self._memory]
+        parts = [slot.view(x.dtype).view(x.shape) for slot in slots]
+        parts[self.rank].copy_(x)
+        told = _SIZE.pack(x.nbytes)
+        answers = {other: bytearray(_SIZE.size) for other in self._ends}
+        self._move(
+            dict.fromkeys(self._ends, memoryview(told)),
+            {other: memoryview(answer) for other, answer in answers.items()},
+        )
+        for other, answer in answers.items():
+            if answer != told:
+                raise PeerLostError(
+                    f"rank {other} of {self.size} exchanges a tensor of {_SIZE.unpack(answer)[0]} "
+                    f"bytes, rank {self.rank} one of {x.nbytes}: they do not run the same step."
+                )
+        parts[self.rank] = x
         return parts
 
     def _move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:

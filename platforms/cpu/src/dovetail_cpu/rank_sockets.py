@@ -34,7 +34,7 @@ _MEETING = "dovetail_ranks"
 def connect_ranks(
     store: Store, *, rank: int, size: int, timeout: timedelta
 ) -> dict[int, socket.socket]:
-    """Return a connected socket to each other rank, by rank; they do not block.
+    """Return a connected socket to each other rank, by rank, with `timeout` as their own.
 
     store: where the ranks tell each other the folder and the token. Raises RuntimeError where the
     others do not come within `timeout`.
@@ -71,7 +71,7 @@ def connect_ranks(
         with suppress(OSError):  # others' files are still there: the last one removes it
             folder.rmdir()
     for end in ends.values():
-        end.setblocking(False)
+        end.settimeout(timeout.total_seconds())
     return ends
 
 

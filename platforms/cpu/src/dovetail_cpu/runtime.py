@@ -14,6 +14,7 @@ import torch
 
 from dovetail_cpu.native_library import find_library
 from dovetail_cpu.pairwise_ranks import PairwiseRanks
+from dovetail_cpu.rank_memory import share_memory
 from dovetail_cpu.rank_sockets import connect_ranks
 from dovetail_cpu.thread_supply import start_threads
 
@@ -104,12 +105,20 @@ class CPURuntime:
         return None
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> PairwiseRanks:
-        """Return the group of ranks, who exchange tensors over unix sockets of this machine.
+        """Return the group of ranks, who exchange tensors over unix sockets and shared memory.
 
         Raises RuntimeError where others do not come.
         """
         ends = connect_ranks(store, rank=rank, size=size, timeout=timeout)
-        return PairwiseRanks(ends, rank=rank, timeout=timeout)
+        try:
+            memory = share_memory(ends, rank)
+        except OSError as error:
+            for end in ends.values():
+                end.close()
+            raise RuntimeError(f"the ranks cannot share memory: {error}") from error
+        for end in ends.values():
+            end.setblocking(False)
+        return PairwiseRanks(ends, memory, rank=rank, timeout=timeout)
 
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:

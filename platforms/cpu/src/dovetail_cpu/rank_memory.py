@@ -1,0 +1,41 @@
+"""Shared memory between the ranks of one machine, for tensors too large for a socket's buffer.
+
+Each rank writes into memory of its own, which all others map and read. There are two slots, used in
+turn: whoever begins an exchange has ended the last but one, so that its slot is free when all ranks
+have told that they began the last one. Knows no tensor and no exchange.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Mapping
+
+from dovetail.transport.ring_memory import anonymous_file
+
+SLOT_BYTES = 16 << 20
+_NUM_BYTES = 2 * SLOT_BYTES
+
+
+def share_memory(ends: Mapping[int, socket.socket], rank: int) -> list[mmap.mmap]:
+    """Return the memory of every rank, in their order; pages are taken when they are written.
+
+    ends: a connected socket to each other rank. Raises OSError if one is gone, or sends none.
+    """
+    own = anonymous_file(_NUM_BYTES)
+    try:
+        for end in ends.values():
+            socket.send_fds(end, [b"m"], [own])
+        shared = {rank: mmap.mmap(own, _NUM_BYTES)}
+    finally:
+        os.close(own)
+    for other, end in ends.items():
+        _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+        if not descriptors:
+            raise ConnectionError(f"rank {other} has sent no memory")
+        try:
+            shared[other] = mmap.mmap(descriptors[0], _NUM_BYTES)
+        finally:
+            os.close(descriptors[0])
+    return [shared[place] for place in sorted(shared)]
