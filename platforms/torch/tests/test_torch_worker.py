@@ -137,6 +137,11 @@ class Packing(TorchLinearMethod):
 class Registry(PluginRegistry):
     """Knows the models of this file by their architecture."""
 
+    def resolve(self, kind, reference):
+        if kind == "model":
+            reference = f"{__name__}:{reference}"
+        return super().resolve(kind, reference)
+
     def load(self, kind, reference):
         here = {"Tiny": Tiny, "Capped": Capped, "Sinking": Sinking}
         return here[reference] if kind == "model" else super().load(kind, reference)
