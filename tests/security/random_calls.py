@@ -13,7 +13,6 @@ from enum import IntEnum
 from hypothesis import strategies as st
 
 from dovetail import SamplingParams
-from dovetail.errors import RequestError
 from dovetail.outputs import RequestOutputKind
 
 VOCAB = 2048
@@ -119,18 +118,20 @@ ODD_VALUES = (
     lambda: itertools.repeat(5),
     lambda: iter([5, 6]),
     lambda: (token for token in (5, 6)),
-    Raising,
-    lambda: RaisingList([5]),
-    lambda: RaisingDict(a=1),
-    lambda: LyingList([5] * 5000),
-    lambda: EndlessList([5]),
     lambda: object(),
     lambda: int,
     lambda: SamplingParams(),
     lambda: RequestOutputKind.DELTA,
 )
 
-odd = st.sampled_from(ODD_VALUES)
+BROKEN_VALUES = (
+    Raising,
+    lambda: RaisingList([5]),
+    lambda: RaisingDict(a=1),
+    lambda: LyingList([5] * 5000),
+    lambda: EndlessList([5]),
+)
+odd = st.one_of(st.sampled_from(ODD_VALUES), st.sampled_from(BROKEN_VALUES))
 
 
 def fixed(*values):
@@ -138,9 +139,9 @@ def fixed(*values):
     return st.sampled_from([lambda value=value: value for value in values])
 
 
-def either(good, weight=2):
-    """Mostly good values, sometimes odd ones."""
-    return st.one_of(*[good] * weight, odd)
+def either(good, weight=4):
+    """`weight` times out of `weight` + 1 a good value, else an odd one."""
+    return st.integers(0, weight).flatmap(lambda number: good if number else odd)
 
 
 _tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
@@ -209,8 +210,9 @@ def _trait_prompt(draw):
     return lambda: {name: makers[name]() for name in names}
 
 
-prompt = st.one_of(either(made(_texts)), either(made(_tokens)), _trait_prompt())
-params = st.one_of(_params(), _params(), _params(), odd)
+_large = fixed(HUGE_TEXT, LONG_TEXT, [5] * 100_000, range(10**9))
+prompt = st.one_of(either(made(_texts)), either(made(_tokens)), _trait_prompt(), _large)
+params = either(_params(), weight=9)
 
 _content = either(made(_texts))
 
@@ -227,7 +229,7 @@ def _conversation(draw):
     return lambda: [{key: maker() for key, maker in message.items()} for message in several]
 
 
-conversation = st.one_of(_conversation(), _conversation(), odd)
+conversation = either(_conversation())
 TEMPLATES = fixed(None, None, None, "{{ messages }}", "{% for", "{{ 1/0 }}", "{{ nothing.at.all }}")
 
 # Of each front end: every parameter that it has beside those of the request itself.
@@ -262,11 +264,3 @@ def arguments(draw, known):
 def make(makers):
     """Return the values of a mapping of makers."""
     return {name: maker() for name, maker in makers.items()}
-
-
-def make_params(maker):
-    """Return parameters, or the refusal of what cannot be made."""
-    try:
-        return maker()
-    except RequestError as error:
-        return error

@@ -15,6 +15,7 @@ from importlib.resources import files
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from security import random_calls as calls
 from security.engines import AsyncDoor, engine_options
 
@@ -117,7 +118,7 @@ class LLMCalls:
             return self._add(request)
 
     def check(self, call, alone):
-        """Make a call for [innocent, hostile, innocent]; check what comes of it."""
+        """Make a call with an innocent request at both ends; check what comes of it."""
         collect_sometimes(self.num_refused + self.num_served)
         try:
             outputs = call()
@@ -128,8 +129,7 @@ class LLMCalls:
             outputs = None
         if outputs is not None:
             self.num_served += 1
-            assert len(outputs) == 3
-            assert [tokens_of(outputs[0])] == [tokens_of(outputs[2])] == alone
+            assert [tokens_of(outputs[0])] == [tokens_of(outputs[-1])] == alone
         engine = self.llm.llm_engine
         assert not engine.has_unfinished_requests() and not engine.client.core.has_work()
 
@@ -138,34 +138,38 @@ class LLMCalls:
         assert [tokens_of(one) for one in outputs] == self.alone
 
 
-def call_generate(asked, prompt, params, more):
+def make_params(maker):
+    """Return parameters; those of the innocent request where they are refused."""
     with limited_cpu():
-        hostile_params = calls.make_params(params)
-    if isinstance(hostile_params, RequestError):
-        return
+        try:
+            return maker()
+        except RequestError:
+            return INNOCENT
+
+
+def call_generate(asked, hostile, more):
+    params = [INNOCENT, *(make_params(maker) for _, maker in hostile), INNOCENT]
     given_more = {"on_error": "return", **calls.make(more)}
     if not isinstance(given_more.get("priority", ()), (list, tuple)):
-        given_more["priority"] = [0, given_more["priority"], 0]  # else it is that of all
+        others = [0] * len(hostile)
+        given_more["priority"] = [0, given_more["priority"], *others]  # one for all is for all
 
     def call():
-        prompts = [INNOCENT_TEXT, prompt(), INNOCENT_TEXT]
-        return asked.llm.generate(prompts, [INNOCENT, hostile_params, INNOCENT], **given_more)
+        prompts = [INNOCENT_TEXT, *(maker() for maker, _ in hostile), INNOCENT_TEXT]
+        return asked.llm.generate(prompts, params, **given_more)
 
     asked.check(call, asked.alone)
     asked.check_alive()
 
 
-def call_chat(asked, conversation, params, more):
-    with limited_cpu():
-        hostile_params = calls.make_params(params)
-    if isinstance(hostile_params, RequestError):
-        hostile_params = INNOCENT
+def call_chat(asked, hostile, more):
+    params = [INNOCENT, *(make_params(maker) for _, maker in hostile), INNOCENT]
     plain = not set(more) & {"chat_template", "chat_template_kwargs", "add_generation_prompt"}
     given_more = {"on_error": "return", **calls.make(more)}
 
     def call():
-        several = [INNOCENT_CHAT, conversation(), INNOCENT_CHAT]
-        outputs = asked.llm.chat(several, [INNOCENT, hostile_params, INNOCENT], **given_more)
+        several = [INNOCENT_CHAT, *(maker() for maker, _ in hostile), INNOCENT_CHAT]
+        outputs = asked.llm.chat(several, params, **given_more)
         return outputs if plain else None
 
     asked.check(call, asked.chat_alone)
@@ -213,13 +217,14 @@ class StreamCalls:
 
     def check(self, prompt, params, more):
         collect_sometimes(self.num_refused + self.num_served)
-        with limited_cpu():
-            hostile_params = calls.make_params(params)
-        if isinstance(hostile_params, RequestError):
-            return
-        given = {"prompt": prompt(), "params": hostile_params, **calls.make(more)}
+        given = {"prompt": prompt(), "params": make_params(params), **calls.make(more)}
         loop = self.door.loop
         loop.run_until_complete(asyncio.wait_for(self.both(given), 60))
+
+
+def several(asked):
+    """Hostile requests of one call: what is asked, and with which parameters."""
+    return st.lists(st.tuples(asked, calls.params), min_size=1, max_size=3)
 
 
 def fuzz_generate(folder, counts):
@@ -227,9 +232,9 @@ def fuzz_generate(folder, counts):
 
     @seed(SEED)
     @random(0.3, counts)
-    @given(calls.prompt, calls.params, calls.arguments(calls.GENERATE))
-    def fuzz(prompt, params, more):
-        call_generate(asked, prompt, params, more)
+    @given(several(calls.prompt), calls.arguments(calls.GENERATE))
+    def fuzz(hostile, more):
+        call_generate(asked, hostile, more)
 
     with asked.llm:
         fuzz()
@@ -241,9 +246,9 @@ def fuzz_chat(folder, counts):
 
     @seed(SEED)
     @random(0.3, counts)
-    @given(calls.conversation, calls.params, calls.arguments(calls.CHAT))
-    def fuzz(conversation, params, more):
-        call_chat(asked, conversation, params, more)
+    @given(several(calls.conversation), calls.arguments(calls.CHAT))
+    def fuzz(hostile, more):
+        call_chat(asked, hostile, more)
 
     with asked.llm:
         fuzz()
@@ -297,3 +302,52 @@ def test_every_parameter_is_among_the_random_calls():
     }
     for method, names in drawn.items():
         assert set(signature(method).parameters) - {"self"} == names
+
+
+def run_it(parameter, read):
+    """Do what `guarded` does, without the guard."""
+    return read()
+
+
+# What is changed where, and the front end whose random calls must notice it.
+FAULTS = {
+    "prompts are read without a guard": ("generate", {"engine.prompt_reading.guarded": run_it}),
+    "lists are read without a guard": ("generate", {"value_checks.guarded": run_it}),
+    "values are shown whole": ("generate", {"value_checks.shorten": repr}),
+    "seeds differ from call to call": (
+        "generate",
+        {"engine.input_processor.completion_seed": lambda seed, index: time.monotonic_ns()},
+    ),
+    "template arguments are not checked": (
+        "chat",
+        {
+            "entrypoints.call_arguments.check_template_arguments": (
+                lambda template, kwargs, add_generation_prompt: kwargs or {}
+            )
+        },
+    ),
+    "ids may be anything": (
+        "stream",
+        {"engine.front_end.check_request_id": lambda *given: given[0]},
+    ),
+    "long texts are tokenized in the loop": (
+        "stream",
+        {
+            "engine.input_processor.InputProcessor._check_length": lambda *given: None,
+            "engine.streaming.preparation.work_of": lambda checked: 0,
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("front", "changes"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_noticed(front, changes, tmp_path, monkeypatch):
+    for place, instead in changes.items():
+        monkeypatch.setattr(f"dovetail.{place}", instead)
+    noticed = None
+    try:
+        FUZZERS[front](tmp_path, NUM_CALLS)
+    except BaseException as error:
+        noticed = error
+    assert noticed is not None and not isinstance(noticed, TYPED)
