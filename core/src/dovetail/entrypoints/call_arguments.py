@@ -55,7 +55,10 @@ def one_each(value: Any, count: int, name: str) -> list[Any]:
         return [value] * count
     items: list[Any] = guarded(name, lambda: list(islice(value, count + 1)))
     if len(items) != count:
-        given = len(items) if len(items) < count else f"more than {count}"
+        # Only a built-in's own length is trusted.
+        given: object = len(items) if len(items) < count else f"more than {count}"
+        if type(value) in (list, tuple):
+            given = len(value)
         raise RequestError(
             f"{given} {name} are given for {count} prompts; give one, or one each.",
             parameter=name,
