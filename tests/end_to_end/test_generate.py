@@ -121,8 +121,13 @@ def test_n_completions_have_streams_of_their_own(llm, readable):
     for output in outputs:
         assert [completion.index for completion in output.outputs] == [0, 1, 2]
         assert len({completion.text for completion in output.outputs}) == 3
-    second = llm.generate(PROMPT, readable(seed=12, max_tokens=12))[0].outputs[0]
-    assert second.token_ids == outputs[0].outputs[1].token_ids  # seed + index
+    # The first completion has the user's own seed; the others' seeds belong to no other request.
+    same, next_seed = (
+        llm.generate(PROMPT, readable(seed=seed, max_tokens=12))[0].outputs[0].token_ids
+        for seed in (11, 12)
+    )
+    assert same == outputs[0].outputs[0].token_ids
+    assert next_seed not in [completion.token_ids for completion in outputs[0].outputs]
 
 
 def test_a_seed_fixes_the_tokens_whatever_else_is_in_the_batch(llm, readable):

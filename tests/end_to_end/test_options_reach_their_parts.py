@@ -57,7 +57,7 @@ def other_prompt(number):
 # --- the model ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("override", [{"rope_theta": 50.0}, {"rms_norm_eps": 10.0}])
+@pytest.mark.parametrize("override", [{"rope_theta": 50.0}, {"rms_norm_eps": 0.5}])
 def test_hf_overrides_change_the_model_as_config_json_would(model_dir, options, override, tmp_path):
     edited = tmp_path / "edited"
     shutil.copytree(model_dir, edited)

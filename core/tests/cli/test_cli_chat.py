@@ -158,7 +158,7 @@ def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
     lines = ("/params max_tokens=5 temperature=0", "hello", "/params", "/exit", "never")
     assert converse(monkeypatch, options, *lines) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].split() == ["max_tokens", "5"] and out[1].split() == ["temperature", "0"]
+    assert out[0].split() == ["max_tokens", "5"] and out[1].split() == ["temperature", "0.0"]
     assert out[2] == "abc a"
     assert ["top_p", "1.0"] in [line.split() for line in out[3:]]
     assert "abc" not in "".join(out[3:])

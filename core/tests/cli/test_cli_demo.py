@@ -115,22 +115,6 @@ def test_the_random_checkpoint_speaks_words(checkpoint) -> None:
     assert tokenizer.encode(chat)[0] in tokenizer.special_token_ids
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("offline.py", ["'the sea is' -> ", "'a bird can' -> ", "'in the old town' -> "]),
-        ("own_loop.py", ["(second, in the meantime: "]),
-        ("own_policy.py", ["'a' -> ", "'the sea is' -> ", "'a bird can see"]),
-    ],
-)
-def test_examples_run(checkpoint, monkeypatch, capsys, name: str, told: list[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [name, str(checkpoint)])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    out = capsys.readouterr().out
-    places = [out.index(words) for words in told]
-    assert places == sorted(places)
-
-
 def test_the_example_makes_a_checkpoint(monkeypatch, capsys, tmp_path) -> None:
     folder = tmp_path / "made"
     monkeypatch.setattr(sys, "argv", ["make_checkpoint.py", str(folder), "--seed", "3"])
