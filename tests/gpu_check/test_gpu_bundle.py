@@ -54,4 +54,4 @@ def test_a_bundle_that_is_too_large_is_refused(num_bytes, code, tmp_path, monkey
 
 
 def test_the_folder_is_not_for_git():
-    assert "/.gpu-bundle/" in (ROOT / ".gitignore").read_text("utf-8").split()
+    assert "/.gpu-bundle" in (ROOT / ".gitignore").read_text("utf-8").split()
