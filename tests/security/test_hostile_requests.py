@@ -258,7 +258,7 @@ def llm(request, tmp_path_factory):
         (None, "prompt"),
         ([iter([5]), endless()], "prompt"),
     ],
-    ids=shorten,
+    ids=range(12),
 )
 def test_what_is_no_list_of_prompts_is_refused_unread(llm, prompts, parameter):
     with pytest.raises(RequestError) as refused:
