@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dovetail import LLM, EngineArgs
+from dovetail.cli import main
 from dovetail.engine.choice import explain_choice
 from dovetail.errors import DovetailError
 from dovetail.testing.contexts import SMALL_ENGINE
@@ -16,6 +17,8 @@ from dovetail.testing.tiny_model import write_tiny_llama
 
 OTHER_NAMES = """
 from dataclasses import replace
+
+import torch
 
 from dovetail_models.models.llama import LlamaForCausalLM
 
@@ -31,6 +34,23 @@ class OtherNames(LlamaForCausalLM):
         super().__init__(replace(context, hf_config=config))
         for layer in self.model.layers:
             layer.self_attn.attn.soft_cap = float(context.hf_config.get("cap", 0))
+
+
+class ReadsValues(LlamaForCausalLM):
+    # Looks at values while it is made, which the device "meta" does not have.
+    architectures = ("ReadsValues",)
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.scale = torch.ones(2).sum().item()
+
+
+class Mistaken(LlamaForCausalLM):
+    architectures = ("Mistaken",)
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.scale = context.hf_config["no_such_key"]
 """
 RENAMED = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
 MODELS = {
@@ -71,6 +91,7 @@ def other_names(tmp_path_factory):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-names\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[dovetail.model]\nOtherNames = other_names:OtherNames\n"
+        "ReadsValues = other_names:ReadsValues\nMistaken = other_names:Mistaken\n"
     )
     sys.path.insert(0, str(site))
     yield
@@ -118,6 +139,44 @@ def test_the_explanation_is_what_the_engine_does(name, write):
         assert bool(explained.error) is not bool(expected)
         seen.add(expected)
     assert seen >= ({""} if name == "unknown" else {"torch", ""})
+
+
+@pytest.mark.parametrize("given", [{}, {"attention_backend": "torch"}], ids=["auto", "picked"])
+def test_a_model_that_needs_memory_to_be_made_is_unknown(tmp_path, given, capsys):
+    model = write_tiny_llama(tmp_path, architectures=["ReadsValues"])
+    options = {**SMALL_ENGINE, "load_format": "dummy", "skip_tokenizer_init": True, **given}
+    explained = explain_choice("attention", EngineArgs(model=model, **options))
+    assert not explained.error and not explained.chosen
+    unknown = [one.name for one in explained.verdicts if one.state == "unknown"]
+    assert unknown == [engine_choice(model, options)]
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
+    assert main(["plugins", "explain", "attention", "--model", str(model), *flags]) == 0
+    assert "unknown, " in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_model_that_no_device_can_make_is_an_error(tmp_path):
+    model = write_tiny_llama(tmp_path, architectures=["Mistaken"])
+    explained = explain_choice("attention", EngineArgs(model=model, **SMALL_ENGINE))
+    assert "no_such_key" in explained.error
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [("facts", "AttentionFacts"), (SystemExit(3), "SystemExit"), (MemoryError(), "MemoryError")],
+)
+def test_a_worker_that_describes_wrongly_is_named(tmp_path, answer, told):
+    from dovetail_cpu.worker import CPUWorker
+
+    def describe_attention(context):
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    odd = type("Odd", (CPUWorker,), {"describe_attention": staticmethod(describe_attention)})
+    options = {**SMALL_ENGINE, "worker_cls": odd}
+    args = EngineArgs(model=write_tiny_llama(tmp_path), **options)
+    explained = explain_choice("attention", args)
+    assert told in explained.error and "Odd" in explained.error and not explained.chosen
 
 
 def test_what_config_json_does_not_state_is_known(write):

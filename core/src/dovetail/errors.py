@@ -92,6 +92,10 @@ class ContractError(PluginError, TypeError):
     """The plugin was loaded, but it does not do what its contract demands."""
 
 
+class AttentionUnknownError(PluginError):
+    """What a model asks of attention is known only once it is loaded."""
+
+
 class PolicyError(DovetailError):
     """A scheduling policy did what its contract forbids; raised by strict schedulers only."""
 

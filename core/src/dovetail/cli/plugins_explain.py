@@ -16,7 +16,8 @@ from dovetail.cli.engine_options import ENGINE_GROUP, EngineOptions, engine_args
 from dovetail.cli.plugins_table import print_json, print_line, print_table
 from dovetail.config.field_types import reference_name
 from dovetail.engine.choice import explain_choice
-from dovetail.plugins.explanation import Explanation, Verdict
+from dovetail.plugins.batch_promise import SEED_NOTE
+from dovetail.plugins.explanation import UNKNOWN, Explanation, Verdict
 
 if TYPE_CHECKING:
     from dovetail.interfaces import AttentionAsk
@@ -86,6 +87,8 @@ def _facts(explanation: Explanation) -> dict[str, Any]:
 def _show(explanation: Explanation) -> None:
     wanted = explanation.wanted
     print_line(_headline(explanation), style="bold")
+    if any(verdict.batch_invariant is False for verdict in explanation.chosen):
+        print_line(SEED_NOTE)
     if wanted.ask is not None:
         print_line(f"Asked of it: {_ask_text(wanted.ask)}.")
     if explanation.verdicts:
@@ -103,6 +106,9 @@ def _headline(explanation: Explanation) -> str:
     names = ", ".join(verdict.name for verdict in explanation.chosen)
     if names:
         return f"{kind}{where}: {names} ({wanted.why})."
+    unknown = [verdict.name for verdict in explanation.verdicts if verdict.state == UNKNOWN]
+    if unknown and not explanation.error:
+        return f"{kind}{where}: unknown, {unknown[0]} is tried first ({wanted.why})."
     if explanation.error:
         return f"{kind}{where}: none can be taken ({wanted.why})."
     return f"{kind}{where}: none ({wanted.why})."

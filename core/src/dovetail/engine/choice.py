@@ -12,16 +12,28 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.engine.plugin_picks import make_registry
 from dovetail.engine.quantized_checkpoints import choose_quantized_method
-from dovetail.errors import DovetailError, PluginError
+from dovetail.errors import AttentionUnknownError, ContractError, DovetailError, PluginError
 from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.worker import WorkerContext
-from dovetail.plugins.attention_ask import attention_ask, read_attention_facts
+from dovetail.plugins.attention_ask import (
+    AttentionFacts,
+    attention_ask,
+    read_attention_facts,
+)
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
-from dovetail.plugins.explanation import ABLE, TAKEN, Explanation, Wanted, explain
+from dovetail.plugins.construction import ask
+from dovetail.plugins.explanation import (
+    ABLE,
+    TAKEN,
+    UNKNOWN,
+    Explanation,
+    Wanted,
+    explain,
+)
 from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.selection import AUTO, choose, choose_platform
@@ -53,6 +65,7 @@ _FIELDS = {
 
 _OF_MODEL = ("attention", "model")
 _NO_MODEL = "give --model to hold them against what a model asks"
+_NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
 _DEFAULT_TOKENIZER = "huggingface"
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
 
@@ -100,6 +113,8 @@ def wanted_of(kind: str, config: EngineConfig, platform: Platform | None = None)
         platform=platform.info.name,
         device_type=platform.info.device_type,
         preferred=preferred_names(platform, kind),
+        dtype=config.model.dtype,
+        batch_invariant=config.compute.batch_invariant,
     )
 
 
@@ -110,10 +125,16 @@ def _explain(kind: str, config: EngineConfig, *, has_model: bool) -> Explanation
 
     registry = make_registry(config)
     platform = choose_platform(registry, config.parallel.platform)
+    is_open = config.model.dtype == AUTO
     config = resolve(config, platform)
     if kind == "linear_method":
         config = choose_quantized_method(config, registry, platform)
     wanted = wanted_of(kind, config, platform)
+    if not has_model and is_open:
+        wanted = replace(wanted, dtype="")
+    elif kind == "attention":
+        without_heads = attention_ask(_NO_HEADS, config, platform.info.device_type)
+        wanted = replace(wanted, config_ask=without_heads)
     if kind in _OF_MODEL and not has_model:
         references = () if kind == "model" else wanted.references
         return explain(registry, kind, replace(wanted, references=references, why=_NO_MODEL))
@@ -126,35 +147,56 @@ def _explain_attention(
     registry: PluginRegistry, config: EngineConfig, platform: Platform, wanted: Wanted
 ) -> Explanation:
     """Explain who does what the model asks, which the worker says as it would when it loads it."""
-    facts, problem = read_attention_facts(config.model.hf_config), ""
+    facts, problem, unknown = read_attention_facts(config.model.hf_config), "", ""
     try:
         worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls)
         if DESCRIBES_ATTENTION in declared_ids(worker_cls, "provides"):
-            options = registry.options_of("worker", worker_cls)
-            facts = worker_cls.describe_attention(
-                WorkerContext(
-                    config=config,
-                    platform=platform,
-                    plugins=registry,
-                    world_size=config.parallel.tensor_parallel_size,
-                    options=options,
-                )
-            )
+            facts = _described(worker_cls, registry, config, platform)
             if facts is None:
                 wanted = replace(wanted, references=(), why="the model has no attention layers")
+    except AttentionUnknownError as error:
+        facts, unknown = None, str(error)
     except DovetailError as error:
         problem = str(error)
     if facts is not None:
-        ask = attention_ask(facts, config, platform.info.device_type)
-        wanted = replace(wanted, ask=ask)
+        wanted = replace(wanted, ask=attention_ask(facts, config, platform.info.device_type))
     explanation = explain(registry, "attention", wanted)
+    if unknown:
+        return _with_state(explanation, UNKNOWN, unknown)
     if not problem:
         return explanation
-    verdicts = tuple(
-        replace(one, state=ABLE) if one.state == TAKEN else one for one in explanation.verdicts
-    )
     text = f"An engine cannot make its worker and the model: {problem}"
-    return replace(explanation, verdicts=verdicts, error=text)
+    return replace(_with_state(explanation, ABLE), error=text)
+
+
+def _described(
+    worker_cls: type[Any], registry: PluginRegistry, config: EngineConfig, platform: Platform
+) -> AttentionFacts | None:
+    """Return what a worker says that the model asks; raise ContractError for anything else."""
+    context = WorkerContext(
+        config=config,
+        platform=platform,
+        plugins=registry,
+        world_size=config.parallel.tensor_parallel_size,
+        options=registry.options_of("worker", worker_cls),
+    )
+    whose = f"worker {worker_cls.__module__}:{worker_cls.__qualname__}"
+    answer: object = ask(whose, "attention", lambda: worker_cls.describe_attention(context))
+    if answer is None or isinstance(answer, AttentionFacts):
+        return answer
+    raise ContractError(
+        f"The {whose} returned {type(answer).__name__!r} for describe_attention; it has to return "
+        "AttentionFacts, or None for a model without attention."
+    )
+
+
+def _with_state(explanation: Explanation, state: str, *reasons: str) -> Explanation:
+    """Return `explanation` with nobody taken: who would be has `state` and further reasons."""
+    verdicts = tuple(
+        replace(one, state=state, reasons=(*one.reasons, *reasons)) if one.state == TAKEN else one
+        for one in explanation.verdicts
+    )
+    return replace(explanation, verdicts=verdicts)
 
 
 def _explain_platform(config: EngineConfig) -> Explanation:

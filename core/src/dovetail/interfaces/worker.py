@@ -184,7 +184,7 @@ class DescribesAttention(Protocol):
         """Return what the layers that `load_model` would make ask; None for no attention.
 
         Opens no weights, takes no device and no memory to speak of. Raises as `load_model` for a
-        model that cannot be made.
+        model that cannot be made, and AttentionUnknownError where only loading it can tell.
         """
 
 

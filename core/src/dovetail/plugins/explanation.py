@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.interfaces.attention import AttentionAsk
+from dovetail.interfaces.attention import AttentionAsk, AttentionCapabilities
 from dovetail.interfaces.platform import Probe
 from dovetail.plugins.admission import check_probe, probe_failure
+from dovetail.plugins.batch_promise import missing_promise, promises_equal_bits
 from dovetail.plugins.device_fit import device_refusal
 from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.first_party import normalize_distribution
@@ -35,6 +36,8 @@ REFUSED = "refused"
 """It cannot serve here, or does not do what is asked."""
 FAILED = "failed"
 """It could not be described or loaded, or its probe failed."""
+UNKNOWN = "unknown"
+"""It would be the first to be tried, but nobody knows what the model asks of it."""
 OUT = "out"
 """It does not take part: denied, replaced, not allowed, waiting to be asked, or not asked for."""
 
@@ -48,16 +51,21 @@ class Wanted:
 
     references: what is asked for, in order; ("auto",) for the first that is able, () for none.
     why: where that comes from. ask: what an attention backend has to do; None if that is not known.
-    platform, device_type, preferred: the platform's name, its device as tensors are told it, and
-    the plugins of this kind that it prefers.
+    config_ask: the part of an ask that the configuration alone decides (heads of size 0), for
+    attention whose `ask` is None. platform, device_type, preferred: the platform's name, its device
+    as tensors are told it, and the plugins of this kind that it prefers. dtype: of the model; "" if
+    it is not known. batch_invariant: only parts that promise equal bits in every batch will do.
     """
 
     references: tuple[str | type, ...]
     why: str = ""
     ask: AttentionAsk | None = None
+    config_ask: AttentionAsk | None = None
     platform: str = ""
     device_type: str = ""
     preferred: tuple[str, ...] = ()
+    dtype: str = ""
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +74,9 @@ class Verdict:
 
     place: when it is tried, from 1; 0 if it is not. standing: what gives it that place. state: one
     of this module's words. reasons: for the state, each a phrase or sentence. unclear: its probe
-    failed, so that it said neither yes nor no.
+    failed, so that it said neither yes nor no. batch_invariant: whether it promises equal bits in
+    every batch in the dtype of the model, on which seeded requests rely; None for kinds that make
+    no such promise, and for one that was not loaded.
     """
 
     name: str
@@ -79,6 +89,7 @@ class Verdict:
     state: str = OUT
     reasons: tuple[str, ...] = ()
     unclear: bool = False
+    batch_invariant: bool | None = None
 
     @classmethod
     def of(cls, found: Candidate | Resolution, *, standing: str = "") -> Verdict:
@@ -119,9 +130,9 @@ def explain(registry: PluginRegistry, kind: str, wanted: Wanted) -> Explanation:
     registry.candidates(kind)
     if kind in ("scheduler", "policy") and wanted.references:
         return _explain_scheduler(registry, kind, wanted)
-    if wanted.references == (AUTO,):
-        return _explain_automatic(registry, kind, wanted)
-    return _explain_picks(registry, kind, wanted)
+    automatic = wanted.references == (AUTO,)
+    found = (_explain_automatic if automatic else _explain_picks)(registry, kind, wanted)
+    return _with_promises(found)
 
 
 def alternatives(registry: PluginRegistry, kind: str, wanted: Wanted) -> str:
@@ -225,6 +236,25 @@ def _of_core(cls: type[Any], reason: str) -> Verdict:
     )
 
 
+def _with_promises(explanation: Explanation) -> Explanation:
+    """Add a reason to each part that does not promise equal bits in every batch.
+
+    Where only parts that do are wanted, one that would be taken is refused, as an engine refuses it
+    (attention is asked for the promise like for any other feature).
+    """
+    wanted, verdicts = explanation.wanted, list(explanation.verdicts)
+    missing, error = missing_promise(wanted.dtype), explanation.error
+    for index, one in enumerate(verdicts):
+        if one.batch_invariant is not False or one.state not in (TAKEN, ABLE):
+            continue
+        one = replace(one, reasons=(*one.reasons, missing))
+        if one.state == TAKEN and wanted.batch_invariant:
+            error = f"batch_invariant=True is asked, but {one.name!r} cannot be taken: {missing}."
+            one = replace(one, state=REFUSED)
+        verdicts[index] = one
+    return replace(explanation, verdicts=tuple(verdicts), error=error)
+
+
 def _in_order(registry: PluginRegistry, candidate: Candidate, wanted: Wanted) -> Verdict:
     """Return the verdict on a candidate that may be taken unasked, as if it were the only one."""
     kind, reference = candidate.kind, candidate.reference
@@ -269,16 +299,28 @@ def _judge(
             check_info(cls)
     except PluginError as error:
         return replace(verdict, state=FAILED, reasons=(str(error),))
+    promised = promises_equal_bits(kind, cls, wanted.dtype)
+    verdict = replace(verdict, batch_invariant=promised)
     if refusal := device_refusal(kind, cls, wanted.device_type):
         return replace(verdict, state=REFUSED, reasons=(refusal,))
-    if kind == "attention" and wanted.ask is not None:
-        reasons = attention_refusals(cls, wanted.ask)
-        return replace(verdict, state=REFUSED if reasons else ABLE, reasons=tuple(reasons))
+    if kind == "attention" and (reasons := _attention_reasons(cls, wanted)):
+        return replace(verdict, state=REFUSED, reasons=tuple(reasons))
     # Only a platform that is chosen without being asked for may stand back; see `_in_order`.
     if kind == "platform":
         return _probed(cls, verdict)
     # What a probe says of what can be used is good to know, too.
     return replace(verdict, state=ABLE, reasons=tuple(probe.reasons))
+
+
+def _attention_reasons(backend: type[Any], wanted: Wanted) -> list[str]:
+    """Return every reason against a backend that is known: without heads, those of the config."""
+    if wanted.ask is not None:
+        return attention_refusals(backend, wanted.ask)
+    if wanted.config_ask is None:
+        return []
+    capabilities: AttentionCapabilities = backend.capabilities
+    fitting = min(capabilities.head_sizes, default=1)
+    return capabilities.refusals(replace(wanted.config_ask, head_size=fitting))
 
 
 def _probed(platform_cls: type[Any], verdict: Verdict) -> Verdict:

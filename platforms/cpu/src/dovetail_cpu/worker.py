@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 import torch
+from pydantic import BaseModel
 from torch import nn
 
 from dovetail.interfaces import WeightLoader, WorkerContext
@@ -46,6 +47,7 @@ class CPUWorker(TorchWorker):
     """Runs the model on the cores that this process may use."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    options_model: ClassVar[type[BaseModel]] = CPUWorkerOptions
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -137,7 +139,9 @@ class CPUWorker(TorchWorker):
         super().shutdown()
 
     def _options(self) -> CPUWorkerOptions:
-        return CPUWorkerOptions(**self._context.options)
+        """Return this worker's options; a subclass may have a model with other options beside."""
+        own = CPUWorkerOptions.model_fields.keys() & self._context.options.keys()
+        return CPUWorkerOptions(**{name: self._context.options[name] for name in own})
 
 
 def _make_cache(

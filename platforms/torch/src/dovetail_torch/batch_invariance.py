@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 
 from dovetail.errors import ConfigError
-from dovetail.interfaces import AttentionBackend, LinearMethod, Ops
+from dovetail.interfaces import AttentionBackend, LinearMethod, Ops, RankGroup
+from dovetail.plugins.batch_promise import promises_equal_bits
 
 logger = logging.getLogger(__name__)
-
-FEATURE = "batch_invariant"
-"""The attention feature of this name."""
 
 
 class BatchInvariance:
@@ -28,7 +26,7 @@ class BatchInvariance:
 
     def add(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
         """Note a linear method or an op provider; raise ConfigError if it is not acceptable."""
-        if self._dtype in cls.batch_invariant:
+        if promises_equal_bits(kind, cls, self._dtype):
             return
         if self._required:
             promised = ", ".join(sorted(cls.batch_invariant)) or "no dtype"
@@ -41,8 +39,13 @@ class BatchInvariance:
 
     def add_attention(self, backend: type[AttentionBackend] | None) -> None:
         """Note the attention backend, which was chosen with the requirement in mind."""
-        if backend is not None and FEATURE not in backend.capabilities.features:
+        if backend is not None and not promises_equal_bits("attention", backend, self._dtype):
             self._without.append(f"attention backend {backend.name}")
+
+    def add_ranks(self, ranks: RankGroup) -> None:
+        """Note ranks whose sums depend on the batch; `join_ranks` refuses them if required."""
+        if not ranks.batch_invariant:
+            self._without.append(f"sums over {ranks.size} ranks")
 
     def report(self) -> None:
         """Warn if what a seed promises does not hold with these parts."""

@@ -14,7 +14,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from dovetail.errors import CapacityError, ConfigError, PluginError
+from dovetail.errors import (
+    AttentionUnknownError,
+    CapacityError,
+    ConfigError,
+    PluginError,
+    PluginLoadError,
+)
 from dovetail.interfaces import (
     FULL_SAMPLING,
     AttentionBackend,
@@ -56,6 +62,7 @@ from dovetail_torch.runner.kv_cache import kv_cache_specs
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
 from dovetail_torch.runner.step_outputs import Output
+from dovetail_torch.unmade_model import fails_on_any_device
 from dovetail_torch.weights.finiteness import check_finite
 
 logger = logging.getLogger(__name__)
@@ -116,14 +123,22 @@ class TorchWorker(WorkerBase):
     def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
         """Return what the model's layers ask of attention, from a model without memory.
 
-        None if it has no attention. Raises as `load_model` for a model that cannot be made.
+        None if it has no attention. Raises as `load_model` for a model that cannot be made, and
+        AttentionUnknownError for one that may be made, but not on the device "meta".
         """
         worker = cls(context)
         worker._device = torch.device("meta")
         worker._limits = worker._step_limits()
         worker._ranks = OneRank(size=context.world_size)
-        with torch.device("meta"):
-            worker._make_model()
+        try:
+            with torch.device("meta"):
+                worker._make_model()
+        except PluginLoadError as error:
+            if error.__cause__ is None or fails_on_any_device(error.__cause__):
+                raise
+            raise AttentionUnknownError(
+                f"the model cannot be made without memory for its weights: {error}"
+            ) from error
         return worker._attention_facts() if worker._layers else None
 
     def _make_model(self) -> None:
@@ -164,6 +179,7 @@ class TorchWorker(WorkerBase):
         attention = self._backend.name if self._backend else "nobody: the model has none"
         logger.info("Loaded %.2f GiB; attention by %s.", num_bytes / _GIB, attention)
         self._invariance.add_attention(self._backend)
+        self._invariance.add_ranks(self._ranks)
         if context.rank == 0:
             self._invariance.report()
         connected = config.extensions.kv_connector is not None

@@ -1,0 +1,84 @@
+"""Options of the CPU worker and of workers built on it, wrong and right."""
+
+from typing import ClassVar
+
+import pytest
+from pydantic import BaseModel, Field
+
+from dovetail import LLM
+from dovetail.errors import ConfigError
+from dovetail.testing.contexts import SMALL_ENGINE
+from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_cpu.options import CPUWorkerOptions
+from dovetail_cpu.worker import CPUWorker
+
+pytest.importorskip("dovetail_models")
+
+
+class Plain(CPUWorker):
+    """Has the options of the CPU worker."""
+
+
+class MoreOptions(CPUWorkerOptions):
+    """Options of the CPU worker and one more."""
+
+    colour: str = "red"
+
+
+class More(CPUWorker):
+    """Has one more option."""
+
+    options_model: ClassVar[type[BaseModel]] = MoreOptions
+
+
+class OwnOptions(BaseModel, extra="forbid"):
+    """Options of its own alone."""
+
+    speed: int = Field(default=1, ge=1)
+
+
+class Own(CPUWorker):
+    """Has other options."""
+
+    options_model: ClassVar[type[BaseModel]] = OwnOptions
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+def start(model, worker_cls, options):
+    key = worker_cls if isinstance(worker_cls, str) else worker_cls.__qualname__
+    LLM(
+        model,
+        worker_cls=worker_cls,
+        plugin_options={f"worker:{key}": options},
+        skip_tokenizer_init=True,
+        **SMALL_ENGINE,
+    ).shutdown()
+
+
+@pytest.mark.parametrize("worker_cls", ["cpu", Plain, More])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"packed_cache_gib": "many"}, "packed_cache_gib"),
+        ({"packed_cache_gib": -1}, "packed_cache_gib"),
+        ({"packed_cach": "off"}, "packed_cache"),
+        ({"packed_cache_min_mib": [1]}, "packed_cache_min_mib"),
+    ],
+)
+def test_wrong_options_name_worker_and_option(model, worker_cls, options, told):
+    with pytest.raises(ConfigError, match=told) as caught:
+        start(model, worker_cls, options)
+    assert "plugin_options" in str(caught.value) and "worker" in str(caught.value)
+    assert "executor" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("worker_cls", "options"),
+    [(Plain, {"packed_cache": "off"}), (More, {"colour": "blue"}), (Own, {"speed": 3})],
+)
+def test_subclasses_take_their_own_options(model, worker_cls, options):
+    start(model, worker_cls, options)

@@ -1,0 +1,102 @@
+"""`explain` says which parts do not promise equal bits in every batch, as the start warns of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import pytest
+
+from dovetail import LLM, EngineArgs
+from dovetail.cli import main
+from dovetail.engine.choice import explain_choice
+from dovetail.errors import DovetailError
+from dovetail.testing.contexts import SMALL_ENGINE
+from dovetail.testing.tiny_model import write_tiny_llama
+
+WARNING = "A seeded request may get other tokens"
+KINDS = ("attention", "linear_method", "ops")
+CASES = [
+    {"dtype": "bfloat16"},
+    {"dtype": "float16"},
+    {"dtype": "float32"},
+    {"dtype": "bfloat16", "attention_backend": "torch"},
+    {"dtype": "bfloat16", "linear_method": "torch", "ops": "torch"},
+    {"dtype": "bfloat16", "linear_method": "onednn"},
+    {"dtype": "bfloat16", "linear_method": "int8"},
+    {"dtype": "bfloat16", "batch_invariant": True},
+    {"dtype": "float32", "batch_invariant": True},
+    {"dtype": "bfloat16", "batch_invariant": True, "linear_method": "torch"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+def arguments(given):
+    return {**SMALL_ENGINE, "skip_tokenizer_init": True, "load_format": "dummy", **given}
+
+
+def warned_parts(model, options, caplog):
+    """Return what the start warns of: kinds by words; None if the engine is refused."""
+    caplog.clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            LLM(model, **options).shutdown()
+    except DovetailError as error:
+        assert "batch_invariant" in str(error)
+        return None
+    warnings = [line for line in caplog.messages if WARNING in line]
+    words = {"attention": "attention backend", "linear_method": "linear method", "ops": "ops"}
+    return {
+        kind
+        for kind, word in words.items()
+        if any(re.search(rf"\b{word} \w+", line) for line in warnings)
+    }
+
+
+@pytest.mark.parametrize("given", CASES, ids=lambda given: "-".join(map(str, given.values())))
+def test_explain_names_the_parts_that_the_start_warns_of(model, given, caplog):
+    options = arguments(given)
+    args = EngineArgs(model=model, **options)
+    explained = {kind: explain_choice(kind, args) for kind in KINDS}
+    warned = warned_parts(model, options, caplog)
+    if warned is None:
+        assert any(one.error for one in explained.values())
+        return
+    for kind, one in explained.items():
+        (taken,) = one.chosen
+        assert taken.batch_invariant is (kind not in warned), (kind, taken)
+        missing = [text for text in taken.reasons if "equal bits in every batch" in text]
+        assert bool(missing) is (kind in warned)
+        assert all(given["dtype"] in text for text in missing)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_candidate_has_the_promise_as_a_field(kind, model, capsys):
+    options = ["--dtype", "bfloat16", "--model", str(model), "--skip-tokenizer-init"]
+    assert main(["plugins", "explain", kind, "--json", *options]) == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["verdicts"]}
+    promised = {name: one["batch_invariant"] for name, one in found.items()}
+    assert promised["torch"] is False
+    assert [name for name, promise in promised.items() if promise]
+    picked = {"attention": "attention-backend"}.get(kind, kind.replace("_", "-"))
+    assert main(["plugins", "explain", kind, f"--{picked}", "torch", *options]) == 0
+    told = capsys.readouterr().out
+    assert "a seeded request may get other tokens" in told.splitlines()[1]
+
+
+def test_without_a_model_a_dtype_is_enough(capsys):
+    assert main(["plugins", "explain", "attention", "--json", "--dtype", "float16"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    verdicts = {one["name"]: one for one in told["verdicts"]}
+    assert told["chosen"] == ["torch"]
+    assert verdicts["cpu"]["state"] == "refused" and "float16" in verdicts["cpu"]["reasons"][0]
+
+
+def test_kinds_without_the_promise_say_nothing_of_it():
+    (taken,) = explain_choice("worker").chosen
+    assert taken.batch_invariant is None
