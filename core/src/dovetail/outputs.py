@@ -7,8 +7,14 @@ makes many of them: a frozen one takes three times as long to make, keywords twi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import eq as _equal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.logprob_store import LogprobStore
 
 
 class RequestOutputKind(Enum):
@@ -39,13 +45,60 @@ TokenLogprobs = dict[int, Logprob]
 """Token id to how likely it was: the token that stands there first, then the best, best first."""
 
 
+class LogprobSequence(Sequence[Any]):
+    """The log-probabilities of successive tokens: a read-only sequence of `TokenLogprobs`.
+
+    They are kept as columns of numbers, 8 bytes an entry; each access makes a new dictionary of
+    `Logprob` objects. An entry is None where nothing is known: the first token of a prompt.
+    Compares equal to a list of the same entries; a slice, and a sum with a list, is a list.
+    """
+
+    __slots__ = ("_num_positions", "_store")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, store: LogprobStore) -> None:
+        """store: is shown as it is now; what is added to it later is not shown."""
+        self._store = store
+        self._num_positions = len(store)
+
+    def __len__(self) -> int:
+        return self._num_positions
+
+    def __getitem__(self, index: int | slice) -> Any:
+        found = range(self._num_positions)[index]  # raises IndexError, and counts from the end
+        if isinstance(found, range):
+            return [self._store.at(position) for position in found]
+        return self._store.at(found)
+
+    def __iter__(self) -> Iterator[TokenLogprobs | None]:
+        return map(self._store.at, range(self._num_positions))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, list | LogprobSequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(_equal, self, other))
+
+    def __add__(self, other: Sequence[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)  # a copy is a list, which holds no tokenizer
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One completion of a prompt.
 
     index: its number among the `n` of the request. text: without what ended it, unless asked for.
     token_ids: with the token that ended it. cumulative_logprob: sum over all tokens so far.
-    logprobs: one entry a token. Both are None unless log-probabilities were asked for.
+    logprobs: one entry a token, a `LogprobSequence`. Both are None unless log-probabilities were
+        asked for.
     finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
     stop_reason: the stop string, or the stop token's id, that ended it; None for EOS.
     """
@@ -54,7 +107,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -93,6 +146,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None

@@ -7,42 +7,33 @@ not tell its pieces now and then, so that the end of a long output costs little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dovetail.engine.detokenizer import Detokenizer, make_detokenizer
 from dovetail.engine.stop_strings import StopStringFilter
 from dovetail.interfaces.scheduler import Finished
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.outputs import CompletionOutput, Logprob, TokenLogprobs
+from dovetail.logprob_store import LogprobStore
+from dovetail.outputs import CompletionOutput, LogprobSequence
 from dovetail.request import EngineCoreRequest, FinishReason
 from dovetail.result import LogprobColumns
+from dovetail.sampling_params import SamplingParams
 
 MAX_UNREAD_TOKENS = 64
 """Of a completion that is not plain: tokens whose text may be left for an output."""
 
 
-class LogprobReader:
-    """Turns columns of log-probabilities into what users see, with each token's own text."""
+class LogprobTexts:
+    """The texts that log-probabilities are shown with."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         """tokenizer: None gives log-probabilities without texts."""
-        self._texts = _NoTexts() if tokenizer is None else _TokenTexts(tokenizer)
         self._no_texts = _NoTexts()
+        self._texts = self._no_texts if tokenizer is None else _TokenTexts(tokenizer)
 
-    def read(self, columns: LogprobColumns, *, with_text: bool) -> list[TokenLogprobs]:
-        """Return one mapping a position: the token that stands there, then the best."""
-        texts = self._texts if with_text else self._no_texts
-        token_ids, logprobs = columns.token_ids, columns.logprobs
-        read, end = [], 0
-        for count, rank in zip(columns.counts, columns.ranks, strict=True):
-            start, end = end, end + count
-            here: TokenLogprobs = {}
-            entries = zip(token_ids[start:end], logprobs[start:end], strict=True)
-            for place, (token, logprob) in enumerate(entries):
-                if token not in here:
-                    here[token] = Logprob(logprob, place or rank, texts[token])
-            read.append(here)
-        return read
+    def of(self, params: SamplingParams) -> Mapping[int, str | None]:
+        """Return the text of each token, made when it is looked up."""
+        return self._texts if params.detokenize else self._no_texts
 
 
 class _TokenTexts(dict[int, str | None]):
@@ -94,14 +85,22 @@ class Completion:
         "token_ids",
     )
 
-    def __init__(self, request: EngineCoreRequest, index: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        request: EngineCoreRequest,
+        index: int,
+        tokenizer: Tokenizer | None,
+        texts: LogprobTexts,
+    ) -> None:
         params = request.sampling_params
         self.index = index
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
-        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._logprobs: LogprobStore | None = None
+        if params.logprobs is not None:
+            self._logprobs = LogprobStore(texts.of(params))
         self.request = request
         self._params = params
         self._tokenizer = tokenizer if params.detokenize else None
@@ -131,19 +130,20 @@ class Completion:
         )
 
     def append(
-        self, token_ids: Sequence[int], logprobs: list[TokenLogprobs], ending: Finished | None
+        self, token_ids: Sequence[int], logprobs: LogprobColumns | None, ending: Finished | None
     ) -> bool:
         """Take the next tokens; return True if a stop string among them ended the completion.
 
-        logprobs: one entry a token, or empty. ending: how the core ended it with these, if it did.
+        logprobs: of these tokens, where they were asked for. ending: how the core ended it with
+            these, if it did.
         """
         num_kept, stop = len(token_ids), None
         if self._stops is not None:
             hides = ending is not None and self._hides(token_ids[-1], ending)
             num_kept, stop = self._search(self._stops, token_ids, hides=hides)
         self.token_ids.extend(token_ids[:num_kept])
-        if self._logprobs is not None:
-            self._add_logprobs(token_ids[:num_kept], logprobs[:num_kept])
+        if logprobs is not None:
+            self._add_logprobs(logprobs if num_kept == len(token_ids) else logprobs.first(num_kept))
         num_unread = len(self.token_ids) - self._num_read
         if num_unread >= MAX_UNREAD_TOKENS and ending is None and self._stops is None:
             self._text += self._new_text()
@@ -180,7 +180,7 @@ class Completion:
             self._text,
             self.token_ids.copy(),
             self.cumulative_logprob,
-            None if self._logprobs is None else self._logprobs.copy(),
+            None if self._logprobs is None else LogprobSequence(self._logprobs),
             self.finish_reason,
             self.stop_reason,
         )
@@ -193,12 +193,15 @@ class Completion:
             text, self._text = self._text + text, ""
         if self.finish_reason is not None:
             self._told_end = True
+        logprobs = self._logprobs
+        if logprobs is not None:
+            self._logprobs = logprobs.empty()  # what was shown belongs to the output now
         return CompletionOutput(
             self.index,
             text,
             self.token_ids[first:],
             self.cumulative_logprob,
-            None if self._logprobs is None else self._logprobs[first:],
+            None if logprobs is None else LogprobSequence(logprobs),
             self.finish_reason,
             self.stop_reason,
         )
@@ -259,9 +262,11 @@ class Completion:
             and not self._params.include_stop_str_in_output
         )
 
-    def _add_logprobs(self, token_ids: Sequence[int], logprobs: list[TokenLogprobs]) -> None:
+    def _add_logprobs(self, columns: LogprobColumns) -> None:
         if self._logprobs is None or self.cumulative_logprob is None:
             return
-        self._logprobs.extend(logprobs)
-        for token, here in zip(token_ids, logprobs, strict=True):
-            self.cumulative_logprob += here[token].logprob
+        self._logprobs.extend(columns)
+        start = 0
+        for count in columns.counts:
+            self.cumulative_logprob += columns.logprobs[start]
+            start += count

@@ -14,6 +14,9 @@ from dovetail.result import LogprobColumns
 ENDING_WORK = 16
 """A request's end in tokens: all of its text may have to be made then."""
 
+LOGPROBS_PER_TOKEN = 16
+"""Log-probabilities that are as much work as a token: they are copied, no objects are made."""
+
 
 def work_of(outputs: EngineCoreOutputs) -> int:
     """Return the work that the outputs are, counted as for `cut_outputs`."""
@@ -21,8 +24,12 @@ def work_of(outputs: EngineCoreOutputs) -> int:
     work += len(outputs.num_cached_tokens)
     for told in (outputs.logprobs, outputs.prompt_logprobs):
         if told:
-            work += sum(len(columns.token_ids) for columns in told.values())
+            work += sum(map(_work_of_logprobs, told.values()))
     return work
+
+
+def _work_of_logprobs(columns: LogprobColumns) -> int:
+    return len(columns.counts) + len(columns.token_ids) // LOGPROBS_PER_TOKEN
 
 
 def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
@@ -49,10 +56,11 @@ def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOut
 
 
 def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]:
-    """Yield the positions in order, in pieces of up to `most` entries, or of one position."""
+    """Yield the positions in order, in pieces of up to `most` work, or of one position."""
     first = start = end = 0
     for position, count in enumerate(columns.counts):
-        if position > first and end + count - start > most:
+        work = position + 1 - first + (end + count - start) // LOGPROBS_PER_TOKEN
+        if position > first and work > most:
             yield _slice(columns, first, position, start, end)
             first, start = position, end
         end += count
@@ -68,7 +76,7 @@ def _cut_rows(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutpu
         count = outputs.num_new_tokens[place]
         here = count + ENDING_WORK * (core_id in endings)
         if core_id in outputs.logprobs:
-            here += len(outputs.logprobs[core_id].token_ids)
+            here += _work_of_logprobs(outputs.logprobs[core_id])
         if place > first and work + here > most:
             yield _rows(outputs, slice(first, place), slice(start, end), endings)
             first, start, work = place, end, 0

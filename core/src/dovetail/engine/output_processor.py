@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.clock import Clock
-from dovetail.engine.completion import Completion, LogprobReader
+from dovetail.engine.completion import Completion, LogprobTexts
 from dovetail.errors import RequestError
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.outputs import RequestMetrics, RequestOutput, RequestOutputKind, TokenLogprobs
+from dovetail.logprob_store import LogprobStore
+from dovetail.outputs import LogprobSequence, RequestMetrics, RequestOutput, RequestOutputKind
 from dovetail.request import EngineCoreRequest, FinishReason
-from dovetail.result import LogprobColumns
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +78,7 @@ class CompletionGroup:
         completions: list[Completion],
         prompt: str | None,
         kind: RequestOutputKind,
+        texts: LogprobTexts,
     ) -> None:
         self.request_id = request_id
         self.completions = completions
@@ -86,8 +87,10 @@ class CompletionGroup:
         self.first = completions[0].request
         self.num_open = len(completions)
         self.num_cached_tokens = 0
-        asked = self.first.sampling_params.prompt_logprobs is not None
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if asked else None
+        self.prompt_logprobs: LogprobStore | None = None
+        if self.first.sampling_params.prompt_logprobs is not None:
+            self.prompt_logprobs = LogprobStore(texts.of(self.first.sampling_params))
+            self.prompt_logprobs.add_unknown()
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.error: str | None = None
@@ -103,9 +106,9 @@ class CompletionGroup:
             outputs = [one.new_output() for one in self.completions if one.has_news]
         else:
             outputs = [one.output() for one in self.completions]
-        prompt_logprobs = self.prompt_logprobs
-        if prompt_logprobs is not None:
-            prompt_logprobs = prompt_logprobs.copy()
+        prompt_logprobs = None
+        if self.prompt_logprobs is not None:
+            prompt_logprobs = LogprobSequence(self.prompt_logprobs)
             if self.kind is RequestOutputKind.DELTA:
                 self.prompt_logprobs = None
         if self._prompt_token_ids is None:
@@ -138,7 +141,7 @@ class OutputProcessor:
         """tokenizer: None gives outputs without text."""
         self._tokenizer = tokenizer
         self._clock = clock
-        self._logprobs = LogprobReader(tokenizer)
+        self._logprob_texts = LogprobTexts(tokenizer)
         self._groups: dict[str, CompletionGroup] = {}
         # By the core's ids: all open completions; and, of those that need no more than that, the
         # list that new tokens are appended to, so that a token costs one look-up.
@@ -169,10 +172,12 @@ class OutputProcessor:
                     f"request_id={name!r} is in use by a request under way; choose another.",
                     parameter="request_id",
                 )
+        texts = self._logprob_texts
         completions = [
-            Completion(request, index, self._tokenizer) for index, request in enumerate(requests)
+            Completion(request, index, self._tokenizer, texts)
+            for index, request in enumerate(requests)
         ]
-        group = CompletionGroup(request_id, completions, prompt, kind)
+        group = CompletionGroup(request_id, completions, prompt, kind, texts)
         self._groups[request_id] = group
         for completion in completions:
             core_id = completion.request.request_id
@@ -242,8 +247,7 @@ class OutputProcessor:
             entry = self._open.get(core_id)
             if entry is None or entry[1].index or entry[0].prompt_logprobs is None:
                 continue
-            with_text = entry[0].first.sampling_params.detokenize
-            entry[0].prompt_logprobs.extend(self._logprobs.read(columns, with_text=with_text))
+            entry[0].prompt_logprobs.extend(columns)
 
     def _take_tokens(
         self,
@@ -279,16 +283,10 @@ class OutputProcessor:
                 continue
             columns = logprobs.get(core_id) if logprobs else None
             ending = endings.get(core_id) if endings else None
-            if completion.append(tokens[start:end], self._read(columns, completion), ending):
+            if completion.append(tokens[start:end], columns, ending):
                 self._close(group, completion, now_ns)
                 if ending is None:
                     to_abort.append(core_id)
-
-    def _read(self, columns: LogprobColumns | None, completion: Completion) -> list[TokenLogprobs]:
-        if columns is None:
-            return []
-        with_text = completion.request.sampling_params.detokenize
-        return self._logprobs.read(columns, with_text=with_text)
 
     def _close(self, group: CompletionGroup, completion: Completion, now_ns: int) -> None:
         """Take a completion that has ended, and with the last one its group, from the tables."""

@@ -29,8 +29,8 @@ MAX_UNREAD_BYTES = 64 << 20
 ACKNOWLEDGE_EVERY = 16
 """The front end tells what it has taken after this many messages."""
 
-MESSAGE_WORK = 1 << 20
-"""Tokens and log-probabilities in a message; 8 to 16 bytes each."""
+MESSAGE_WORK = 1 << 16
+"""Tokens in a message, up to 16 bytes each, or as much work in log-probabilities: 128 bytes."""
 
 
 class OutputWindow:
