@@ -18,6 +18,15 @@ def test_restarts_come_later_each_time_and_then_no_more():
     assert restarts.num_deaths == 6
 
 
+def test_a_death_by_a_request_does_not_count_unless_none_is_allowed():
+    restarts = Restarts(SupervisionRules(max_restarts=2, first_delay_s=0.5), ManualClock())
+    assert [restarts.next_delay_s(is_by_request=True) for _ in range(9)] == [0.5] * 9
+    assert (restarts.num_deaths, restarts.num_left) == (0, 0)
+    assert [restarts.next_delay_s() for _ in range(3)] == [0.5, 1, None]
+    never = Restarts(SupervisionRules(max_restarts=0), ManualClock())
+    assert never.next_delay_s(is_by_request=True) is None
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -91,6 +100,21 @@ def test_what_engines_died_of_alone_is_refused(tracker, again, parameter):
     assert refused.value.parameter == parameter
     tracker.admit("b", request("b", (9, 9)))
     tracker.admit("b", request("b", temperature=0.5))
+
+
+def test_a_request_is_blamed_if_it_was_alone_or_the_engine_works_otherwise(tracker, clock):
+    poison, innocent = ("p", request("p", (6, 6))), ("i", request("i"))
+    assert tracker.blames_request([poison], was_killed=False)
+    assert tracker.blames_request([poison, ("q", request("q", (6, 6)))], was_killed=False)
+    assert not tracker.blames_request([poison], was_killed=True)
+    assert not tracker.blames_request([], was_killed=False)
+    assert not tracker.blames_request([poison, innocent], was_killed=False)
+    tracker.record_end(*innocent, is_normal=True)
+    assert tracker.blames_request([poison, innocent], was_killed=False)
+    assert not tracker.blames_request([poison, innocent], was_killed=True)
+    assert not tracker.blames_request([], was_killed=False)
+    clock.advance(601_000_000_000)
+    assert not tracker.blames_request([poison, innocent], was_killed=False)
 
 
 def test_one_prompt_with_other_parameters_each_time_is_refused_after_one_more(tracker):

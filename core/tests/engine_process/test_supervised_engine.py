@@ -135,6 +135,23 @@ def test_poison_of_one_client_leaves_restarts_for_others(supervised, talk):
     assert {name: error.parameter for name, error in refused.items()} == {"p": "prompt"}
 
 
+def test_poison_that_is_another_each_time_does_not_use_up_the_restarts(supervised, talk):
+    rules = SupervisionRules(max_restarts=1, first_delay_s=0.01, max_delay_s=0.05)
+    client = supervised(dies_of=6, rules=rules)
+    for number in range(4):
+        names = [f"poison{number}"]
+        client.add_request(talk.request(names[0], (6, number), max_tokens=9 + number))
+        if number == 3:  # an innocent one was served before: it works otherwise
+            names.append("beside")
+            client.add_request(talk.request("beside", (5,), max_tokens=400))
+        _, ends = talk.Answers().collect(client, len(names))
+        assert {ends[name][0] for name in names} == {FinishReason.ERROR}
+        assert client.wait_until_ready(10)
+        if number >= 2:
+            serve_canary(client, talk)
+    assert client.num_restarts == 4 and client.state is EngineState.READY
+
+
 def test_who_runs_beside_poison_is_served_in_the_end(supervised, talk):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     refused, served = set(), 0

@@ -7,13 +7,17 @@ the window of the rules are dropped. The rule, for `max_deaths` = N:
 - A key with N deaths (the prompt alone: N + 1) is suspected.
 - It is banned, until the window has passed, when an engine dies while its request is the only one
   under way, or the only suspect. A banned request is refused with RequestError.
-- While many restarts are left, two things do not count as proof: that a process was killed from
-  outside (SIGKILL), and that several requests of one prompt were under way. They do when no more
-  than `FEW_RESTARTS` are left. Then, too, one suspect runs at a time, so that the next death names
-  it; other suspects get UnavailableError and may ask again.
+- While more than `FEW_RESTARTS` restarts would be left, did every death count, two things are no
+  proof: that a process was killed from outside (SIGKILL), and that several requests of one prompt
+  were under way. Later they are. Then, too, one suspect runs at a time, so that the next death
+  names it; other suspects get UnavailableError and may ask again.
 
-So one client's poison cannot use up all restarts, and a request that merely ran beside it is not
-refused for good.
+A request is to blame for a death if it was the only one under way, or if the engine works
+otherwise: some request has ended normally within the window. A SIGKILL from outside is blamed on
+no request.
+
+So poison cannot use up all restarts, even if it is another request each time, and a request that
+merely ran beside it is not refused for good.
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ class CrashTracker:
         self._max_deaths = rules.max_deaths
         self._window_ns = int(rules.window_s * 1e9)
         self._clock = clock
+        self._last_normal_end_ns: int | None = None
         self._records: dict[Key, _Record] = {}
         self._suspects: dict[str, str] = {}  # under way: core id to hash of prompt and parameters
 
@@ -82,9 +87,22 @@ class CrashTracker:
     def record_end(self, user_id: str, request: EngineCoreRequest, *, is_normal: bool) -> None:
         """Note that a request has ended. is_normal: by itself, not by an abort or an error."""
         self._suspects.pop(request.request_id, None)
+        if is_normal:
+            self._last_normal_end_ns = self._clock.now_ns()
         if is_normal and self._records:
             for key in _keys(user_id, request):
                 self._records.pop(key, None)
+
+    def blames_request(
+        self, under_way: Sequence[tuple[str, EngineCoreRequest]], *, was_killed: bool
+    ) -> bool:
+        """Return whether one of the requests under way is to blame for a death."""
+        if was_killed or not under_way:
+            return False
+        last_ns = self._last_normal_end_ns
+        if last_ns is not None and self._clock.now_ns() - last_ns <= self._window_ns:
+            return True
+        return len({_keys(user_id, request)[1] for user_id, request in under_way}) == 1
 
     def record_death(
         self, under_way: Iterable[tuple[str, EngineCoreRequest]], *, was_killed: bool

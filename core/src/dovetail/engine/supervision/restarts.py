@@ -9,30 +9,41 @@ from dovetail.engine.supervision.rules import SupervisionRules
 
 
 class Restarts:
-    """The deaths of one engine's processes. Not thread-safe."""
+    """The deaths of one engine's processes. Not thread-safe.
+
+    A death that a request is to blame for is no reason to give up: the engine works. It does not
+    count towards `max_restarts`, unless that is 0.
+    """
 
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
         self._rules = rules
         self._clock = clock
         self._deaths_ns: deque[int] = deque()
+        self._counted_ns: deque[int] = deque()
 
     @property
     def num_deaths(self) -> int:
-        """How many deaths there were within the window, as of the last one."""
-        return len(self._deaths_ns)
+        """How many deaths that count there were within the window, as of the last one."""
+        return len(self._counted_ns)
 
     @property
     def num_left(self) -> int:
-        """How many more restarts the window allows, as of the last death."""
+        """How many more restarts the window would allow, did every death count."""
         return max(0, self._rules.max_restarts - len(self._deaths_ns))
 
-    def next_delay_s(self) -> float | None:
-        """Note a death; return how long to wait before the next start, or None for no more."""
+    def next_delay_s(self, *, is_by_request: bool = False) -> float | None:
+        """Note a death; return how long to wait before the next start, or None for no more.
+
+        is_by_request: whether a request is to blame.
+        """
         rules, now_ns = self._rules, self._clock.now_ns()
-        deaths = self._deaths_ns
-        while deaths and now_ns - deaths[0] > rules.window_s * 1e9:
-            deaths.popleft()
-        deaths.append(now_ns)
-        if len(deaths) > rules.max_restarts:
+        for deaths in (self._deaths_ns, self._counted_ns):
+            while deaths and now_ns - deaths[0] > rules.window_s * 1e9:
+                deaths.popleft()
+        self._deaths_ns.append(now_ns)
+        if is_by_request and rules.max_restarts:
+            return rules.first_delay_s
+        self._counted_ns.append(now_ns)
+        if len(self._counted_ns) > rules.max_restarts:
             return None
-        return min(rules.max_delay_s, rules.first_delay_s * 2.0 ** (len(deaths) - 1))
+        return min(rules.max_delay_s, rules.first_delay_s * 2.0 ** (len(self._counted_ns) - 1))

@@ -29,7 +29,8 @@ class EngineState(StrEnum):
 class SupervisionRules:
     """When an engine counts as stalled, when it is killed for it, and when it is started again.
 
-    max_restarts: within `window_s`; the next death is final. first_delay_s, max_delay_s: before a
+    max_restarts: within `window_s`; the next death is final. A death that a request is to blame for
+    does not count, unless this is 0; see `crash_tracker`. first_delay_s, max_delay_s: before a
     restart; doubled from one to the next within the window.
     max_silence_s: an engine that shows no life for longer is STALLED; kill_silence_s: and killed.
     max_step_s: likewise for a step that does not end; kill_step_s: it is killed for that.

@@ -177,9 +177,10 @@ class Supervisor(Generic[C]):
             self._client = None
             lost = dict(self._under_way)
             self._under_way.clear()
-            delay_s = self._restarts.next_delay_s()
-            self._crashes.restarts_left = self._restarts.num_left
             was_killed = client is not self._killed and "SIGKILL" in _first_line(error)
+            by_request = self._crashes.blames_request([*lost.values()], was_killed=was_killed)
+            delay_s = self._restarts.next_delay_s(is_by_request=by_request)
+            self._crashes.restarts_left = self._restarts.num_left
             self._crashes.record_death(lost.values(), was_killed=was_killed)
             if lost:
                 self.lost.append(_ends(lost, error))
