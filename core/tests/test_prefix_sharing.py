@@ -152,6 +152,65 @@ def test_a_long_prompt_is_hashed_in_slices_and_holds_nobody_up(drive, alone, mon
     assert driver.tokens["innocent"] == alone(innocent, 2)
 
 
+def test_a_step_hashes_and_passes_over_a_bounded_number(drive, alone, monkeypatch):
+    limits = {"MAX_BLOCKS_HASHED": 40, "MIN_BLOCKS_HASHED": 4, "MAX_PASSED_OVER": 9}
+    for name, most in limits.items():
+        monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", most)
+    driver = drive(num_blocks=500, max_num_batched_tokens=64, max_num_seqs=4)
+    prompts = {f"r{number}": [number, *range(200)] for number in range(30)}
+    for name, prompt in prompts.items():
+        driver.add(name, prompt, max_tokens=1)
+    requests = driver.scheduler._holdings.requests
+    num_hashed, num_steps = 0, 0
+    while requests:
+        driver.step()
+        num_steps += 1
+        known = sum(len(one.block_hashes) for one in [*requests.values()])
+        assert known - num_hashed <= 2 * 40 + 4 + 16  # 16: of blocks that the step computes
+        num_hashed = known
+        passed = len(driver.scheduler._host.waiting._late)
+        assert passed <= 9
+    assert num_steps <= 30 * 4 + 40
+    assert driver.tokens == {name: alone(prompt, 1) for name, prompt in prompts.items()}
+
+
+class AsksOfAll(Policy):
+    """Ranks by what is cached, as dlpm does, and notes what it hears."""
+
+    static_rank = False
+
+    def __init__(self):
+        self.heard = {}
+
+    def rank(self, request, view):
+        self.heard[request.request_id] = view.num_cached_tokens(request)
+        return request.sequence
+
+
+def test_policies_that_ask_what_is_cached_of_all_do_not_hash_all(drive, monkeypatch):
+    monkeypatch.setattr("dovetail.scheduling.holdings.MAX_BLOCKS_HASHED", 500)
+    driver = drive(
+        policy=AsksOfAll,
+        **(BIG | {"block_size": 4, "max_num_seqs": 1}),
+        max_num_batched_tokens=128,
+        long_prefill_token_threshold=64,
+    )
+    driver.add("first", SHARED[:800], max_tokens=1)
+    driver.run()
+    for number in range(20):
+        driver.add(f"r{number}", [number, *SHARED[1:1000]])
+    driver.add("like", SHARED[:1000])
+    driver.add("copy", SHARED[:1000])
+    driver.step()
+    requests = driver.scheduler._holdings.requests.values()
+    assert sum(len(one.block_hashes) for one in requests) < 20 * 64
+    for _ in range(4):
+        driver.step()
+    heard = driver.scheduler.policy.heard
+    assert heard["like"] == heard["copy"] == 800
+    assert heard["r3"] == 0
+
+
 @pytest.mark.parametrize("windows", [(0, 0), (0, 12), (12,)])
 def test_copies_are_computed_once_whatever_the_groups_of_layers(windows):
     context = SchedulerContext(

@@ -248,3 +248,11 @@ def test_a_policy_keeps_its_promise(policy, check, lab):
 def test_a_mutant_breaks_it(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
+
+
+def test_static_a_batch_is_open_until_copies_of_a_prompt_have_joined(lab):
+    prompt = [*range(10, 90)]
+    jobs = [lab.Job(name=f"j{n}", prompt=prompt, output=200) for n in range(3)]
+    game = lab.play(StaticPolicy, jobs, seats=4, budget=100, caching=True)
+    joined = [place for place, step in enumerate(game.steps) if step.joined]
+    assert joined == [0, 1]

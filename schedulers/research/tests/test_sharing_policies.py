@@ -245,3 +245,23 @@ def test_a_policy_keeps_its_promise(policy, check, lab):
 def test_a_mutant_breaks_it(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
+
+
+@pytest.mark.parametrize("policy", [VTCPolicy, DLPMPolicy])
+def test_who_waits_for_a_prefix_is_charged_once(policy, lab):
+    prompt = [*range(10, 90)]
+    jobs = [lab.Job(name=f"a{n}", tenant="a", prompt=prompt, output=1) for n in range(3)]
+    made = []
+
+    class Kept(policy):
+        def __init__(self, options=None):
+            super().__init__(options)
+            made.append(self)
+
+    game = lab.play(Kept, jobs, seats=8, budget=100, caching=True)
+    assert len([step for step in game.steps if step.joined]) == 2  # the copies come together
+    output = 3 * OUTPUT_WEIGHT
+    if policy is VTCPolicy:
+        assert made[0]._counters["a"] == 3 * 80 + output
+    else:
+        assert made[0]._credits["a"] > 4096 - 80 - 2 * 16 - output - 1  # cached tokens cost nothing

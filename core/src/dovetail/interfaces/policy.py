@@ -214,7 +214,8 @@ class Grant:
     num_tokens: granted in this step (all requests' together for CONTINUE; 0 for Evict and Hold, and
         for an admission that waits for blocks: they are loaded, or another request computes them in
         this step, and `request` is passed over until the next).
-    num_cached: tokens that the prefix cache saved at an admission.
+    num_cached: tokens that the prefix cache saved at an admission. An admission has tokens of
+        either kind; a request that is passed over has none, and is still to be admitted.
     denied: None if granted.
     """
 

@@ -9,6 +9,7 @@ unused first. A block that was never used costs no memory here either.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -53,6 +54,11 @@ class BlockPool:
                 break
             found.append(block)
         return found
+
+    def num_leading(self, hashes: Sequence[bytes], most: int) -> int:
+        """Return how many of the first `most` hashes are cached, if no gap is among those."""
+        index = self._index
+        return bisect_left(range(most), True, key=lambda place: hashes[place] not in index)
 
     def each(self, hashes: Iterable[bytes], suffix: bytes) -> list[int]:
         """Return the block of each hash followed by `suffix`, 0 where there is none."""

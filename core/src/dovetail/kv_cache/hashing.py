@@ -71,9 +71,10 @@ class PrefixHasher:
     def extend(self, request: Request, num_blocks: int, most: int = 0) -> int:
         """Let `request.block_hashes` have `num_blocks` or more; return how many were computed.
 
-        most: compute so many at most, even if some are missing then; 0 for no limit.
+        most: compute so many at most, even if some are missing then; 0 for no limit. Hashes that
+        are taken over from the prompt before count a little, too: as many take as long as one.
         """
-        hashes, last = request.block_hashes, self._last
+        hashes, last, num_common = request.block_hashes, self._last, 0
         if len(hashes) >= num_blocks:
             return 0
         if not hashes and last is not None and last is not request:
@@ -84,7 +85,7 @@ class PrefixHasher:
         extend_hashes(request, end, self._block_size)
         if end > _MIN_COMMON:
             self._last = request
-        return end - start
+        return end - start + num_common // _COPIES_A_HASH
 
     def _num_common(self, request: Request, last: Request, num_blocks: int) -> int:
         """Return how many leading blocks of both have the same name, as far as `last` knows it."""
@@ -103,6 +104,7 @@ class PrefixHasher:
         return low
 
 
+_COPIES_A_HASH = 64
 _MIN_COMMON = 4
 """Blocks below which a comparison is not worth it."""
 

@@ -20,6 +20,9 @@ from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.kinds import kind_of
 from dovetail.request import Request
 
+_FIRST_HASHES = 64
+"""Of a prompt of which nothing was asked before."""
+
 
 class KVCacheManager:
     """Gives blocks to requests, finds cached prefixes and takes blocks back.
@@ -96,6 +99,29 @@ class KVCacheManager:
         if not self.shares(request):
             return 0
         return self._hasher.extend(request, (request.num_tokens - 1) // self.block_size, most)
+
+    def find_cached(self, request: Request, most: int) -> tuple[int, int]:
+        """Return how many tokens of the request are cached, and how many hashes that took.
+
+        For policies, which ask this of every waiting request in every step: at most `most` hashes
+        are computed, only while the prefix is cached, and what lies behind them counts as missing.
+        One group of layers is searched by halves, as if what stands on a cached block were cached
+        only with it: mostly so, since later blocks are evicted first.
+        """
+        if not self.shares(request):
+            return 0, 0
+        total, num_hashed = (request.num_tokens - 1) // self.block_size, 0
+        keys = request.block_hashes
+        while len(keys) < total and num_hashed < most:
+            if keys and not self._pool.find(keys[-1:]):
+                break
+            wanted = min(total, max(_FIRST_HASHES, 2 * len(keys)))
+            num_hashed += self._hasher.extend(request, wanted, most - num_hashed)
+        total = min(total, len(keys))
+        if not self._plain:
+            hit = self._coordinator.lookup(keys[:total], self._pool.each, None)
+            return hit.num_tokens, num_hashed
+        return self._pool.num_leading(keys, total) * self.block_size, num_hashed
 
     def shares(self, request: Request) -> bool:
         """Return whether the request may use blocks that others have computed."""

@@ -76,6 +76,7 @@ class StepDraft:
     cohort: its members run one token each, before all others; None if they do not run together.
     counts: the others that run, to how many tokens of each. held: those that a policy lets pause.
     computing: keys of the blocks that runs of known tokens begin with, and whose runs they are.
+    num_blocks_hashed: blocks of waiting prompts whose hashes were computed in this step.
     joined: those that take a row. evicted: those that lost theirs in this step. tokens_left: of the
     step's budget.
     """
@@ -85,6 +86,7 @@ class StepDraft:
         self.tokens_left = max_num_batched_tokens
         self.counts: dict[Request, int] = {}
         self.computing: dict[bytes, Request] = {}
+        self.num_blocks_hashed = 0
         self.held: set[Request] = set()
         self.joined: dict[Request, None] = {}
         self.evicted: set[Request] = set()

@@ -16,6 +16,9 @@ from dovetail.scheduling.encoder_budget import EncoderBudget
 from dovetail.scheduling.lobby import Lobby
 from dovetail.scheduling.remote_loads import RemoteLoads
 
+MAX_BLOCKS_HASHED = 8_192
+"""Blocks of waiting prompts that one step computes the hashes of, some 10 ms."""
+
 
 class Holdings:
     """Rows, blocks, requests and the step in the making.
@@ -48,3 +51,13 @@ class Holdings:
         self.draft = StepDraft(limits.max_num_batched_tokens, self.encoder)
         self.last_step = -1
         self.now_ns = 0
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Return how many of its tokens the prefix cache holds, as far as hashes are known.
+
+        Each step computes `MAX_BLOCKS_HASHED` hashes at most, whoever asks; changes nothing else.
+        """
+        most = MAX_BLOCKS_HASHED - self.draft.num_blocks_hashed
+        num_tokens, num_hashed = self.kv_cache.find_cached(request, most)
+        self.draft.num_blocks_hashed += num_hashed
+        return num_tokens

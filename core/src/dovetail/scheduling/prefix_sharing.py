@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from dovetail.kv_cache.hit import Hit
 from dovetail.request import Request
-from dovetail.scheduling.holdings import Holdings
+from dovetail.scheduling.holdings import MAX_BLOCKS_HASHED, Holdings
 from dovetail.scheduling.policy_host import PolicyHost
 
 MAX_BLOCKS_FOUND = 32_768
 """Cached blocks that one step gives to requests that it admits: each takes time, too."""
 
-MAX_BLOCKS_HASHED = 8_192
-"""Blocks of waiting prompts that one step computes the hashes of, some 10 ms."""
-
 MIN_BLOCKS_HASHED = 256
-"""Of each prompt in any case, so that a long one holds no short one up."""
+"""Of each prompt beyond `MAX_BLOCKS_HASHED`, so that a long one holds no short one up. At twice
+that limit the step admits nobody more."""
+
+MAX_PASSED_OVER = 4_096
+"""Requests that one step passes over; behind them it admits nobody more."""
 
 BLOCKS_A_LOOKUP = 64
 """A look-up of so many blocks takes as long as giving one."""
@@ -34,22 +35,23 @@ class PrefixSharing:
         self._leaders: dict[Request, Request] = {}
         self._leaders_before: dict[Request, Request] = {}
         self._num_blocks_found = 0
-        self._num_blocks_hashed = 0
+        self._num_passed_over = 0
 
     def begin_step(self) -> None:
         """Forget the last step but for who was passed over, and because of whom."""
         self._leaders_before, self._leaders = self._leaders, {}
         self._num_blocks_found = 0
-        self._num_blocks_hashed = 0
+        self._num_passed_over = 0
 
     def must_wait(self, request: Request) -> bool:
         """Return whether `request` cannot be looked up in this step; it is passed over then.
 
         Its prompt is too long to be hashed in one step, or it still follows who led it.
         """
-        most = max(MIN_BLOCKS_HASHED, MAX_BLOCKS_HASHED - self._num_blocks_hashed)
+        draft = self._holdings.draft
+        most = max(MIN_BLOCKS_HASHED, MAX_BLOCKS_HASHED - draft.num_blocks_hashed)
         num_hashed = self._holdings.kv_cache.prepare_lookup(request, most)
-        self._num_blocks_hashed += num_hashed
+        draft.num_blocks_hashed += num_hashed
         if num_hashed >= most:
             self._pass_over(request)
             return True
@@ -57,8 +59,13 @@ class PrefixSharing:
 
     @property
     def is_enough(self) -> bool:
-        """Whether this step has found so many cached blocks that nobody more is admitted in it."""
-        return self._num_blocks_found > MAX_BLOCKS_FOUND and not self._holdings.draft.empty
+        """Whether this step has looked up so much already that nobody more is admitted in it."""
+        draft = self._holdings.draft
+        return (
+            self._num_passed_over >= MAX_PASSED_OVER
+            or draft.num_blocks_hashed > 2 * MAX_BLOCKS_HASHED
+            or (self._num_blocks_found > MAX_BLOCKS_FOUND and not draft.empty)
+        )
 
     def lookup(self, request: Request) -> Hit:
         """Return the longest prefix that is cached here or can be loaded."""
@@ -114,5 +121,6 @@ class PrefixSharing:
         return True
 
     def _pass_over(self, request: Request) -> None:
+        self._num_passed_over += 1
         self._host.waiting.discard(request)
         self._host.waiting.defer(request)

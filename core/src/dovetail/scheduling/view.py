@@ -103,7 +103,7 @@ class View:
 
     def num_cached_tokens(self, request: RequestView) -> int:
         """Return how many of its tokens the prefix cache holds; changes nothing."""
-        return self._holdings.kv_cache.lookup(cast("Request", request)).num_tokens
+        return self._holdings.num_cached_tokens(cast("Request", request))
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
         """Return the tokens known or on their way that are still to be computed."""

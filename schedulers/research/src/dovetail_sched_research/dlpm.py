@@ -54,7 +54,8 @@ class DLPMPolicy(Policy):
             if not grant:
                 return
             waiting.remove(best)
-            if not best.num_preemptions:  # what is computed again is no service
+            is_admitted = grant.num_tokens or grant.num_cached  # else it is passed over
+            if is_admitted and not best.num_preemptions:  # what is computed again is no service
                 self._credits[best.tenant] -= best.num_prompt_tokens - grant.num_cached
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:

@@ -16,11 +16,21 @@ class StaticPolicy(Policy):
 
     work_conserving = False
 
+    def __init__(self) -> None:
+        self._is_open = False
+
     def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
-        """Continue the batch; admit in the order of arrival if there is none."""
+        """Continue the batch; admit in the order of arrival if there is none.
+
+        A batch stays open while requests of it wait for a prefix that another one computes.
+        """
         if view.running:
             yield CONTINUE
-            return
-        for request in view.waiting:
-            if not (yield Run(request, reserve=request.max_total_tokens)):
+            if not self._is_open:
                 return
+        self._is_open = False
+        for request in view.waiting:
+            grant = yield Run(request, reserve=request.max_total_tokens)
+            if not grant:
+                return
+            self._is_open = self._is_open or not (grant.num_tokens or grant.num_cached)

@@ -57,12 +57,14 @@ class VTCPolicy(Policy):
         while queues:
             tenant = min(queues, key=lambda name: self.rank(queues[name][0], view))
             request = queues[tenant].popleft()
-            if not (yield Run(request)):
+            grant = yield Run(request)
+            if not grant:
                 return
-            self._leave(request)
-            self._last_served = tenant
-            if not request.num_preemptions:  # what is computed again is no service
-                self._charge(tenant, self._options.prompt_weight * request.num_prompt_tokens)
+            if grant.num_tokens or grant.num_cached:  # else it is passed over
+                self._leave(request)
+                self._last_served = tenant
+                if not request.num_preemptions:  # what is computed again is no service
+                    self._charge(tenant, self._options.prompt_weight * request.num_prompt_tokens)
             if not queues[tenant]:
                 del queues[tenant]
 
