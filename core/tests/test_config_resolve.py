@@ -193,6 +193,24 @@ def test_max_model_len_without_a_stated_one() -> None:
     assert wished.model.max_model_len == 10_000
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_position_embeddings": 1}, "max_position_embeddings makes 1 tokens"),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 1e30}},
+            r"max_position_embeddings times the factor 1e\+30 of dynamic rope makes 6.4e\+31 tokens",
+        ),
+    ],
+)
+def test_a_length_that_no_model_can_have_is_refused_by_its_field(
+    fields: dict[str, Any], words: str
+) -> None:
+    hostile = {"max_position_embeddings": 64, **fields}
+    with pytest.raises(ModelError, match=f"config.json: {words}"):
+        resolve(config_of(hostile), FakePlatform())
+
+
 def test_max_model_len_above_the_models_own() -> None:
     rotary = {"rope_theta": 1e4}
     message = refusal(config_of(rotary, model__max_model_len=65))

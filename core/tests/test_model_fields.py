@@ -51,6 +51,7 @@ CASES = [
     *((name, value) for name in NUMBERS for value in NO_NUMBERS),
     *((name, value) for name in FLAGS for value in ("true", 1, [], {})),
     *((name, value) for name in TEXTS for value in (1, True, [], {}, "", "a" * 300)),
+    ("num_hidden_layers", 5000),
     *(("layer_types", value) for value in ("full_attention", 3, {}, [1], [None])),
     *(("rope_scaling", value) for value in ("yarn", 3, True, ["yarn"])),
 ]

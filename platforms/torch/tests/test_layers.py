@@ -105,6 +105,21 @@ def test_override_of_rope_scaling_keeps_the_theta() -> None:
     assert torch.equal(*tables)
 
 
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"beta_fast": 1e-320}, "beta_fast"),
+        ({"factor": 1e-40}, "factor"),
+    ],
+)
+def test_numbers_that_yarn_cannot_use_are_refused_by_name(fields: dict, field: str) -> None:
+    config = {"rope_parameters": YARN | fields}
+    with pytest.raises(ModelError, match=rf"config.json: .*{field}"):
+        RotaryEmbedding(make_context(hf_config=config), 16)
+    assert RotaryEmbedding(make_context(hf_config={"rope_parameters": YARN}), 16)
+
+
 def test_partial_rotary_leaves_the_rest() -> None:
     config = {"partial_rotary_factor": 0.5, "rope_theta": 100.0}
     rotary = RotaryEmbedding(make_context(hf_config=config), 16)

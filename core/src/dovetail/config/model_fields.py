@@ -19,7 +19,8 @@ Check = Callable[[Any], str]
 MAX_SIZE = 2**31 - 1
 MAX_VOCAB_SIZE = 2**31 - 1
 MAX_HEADS = 2**16
-MAX_LAYERS = 10_000
+MAX_LAYERS = 2048
+"""Far above published models; making the layers takes about a millisecond each."""
 MAX_LENGTH = 2**31 - 1
 MAX_NUMBER = 1e30
 MAX_LIST = 1_000_000
@@ -40,7 +41,9 @@ def _per_layer(low: int, high: int) -> Check:
 
     def check(value: Any) -> str:
         if isinstance(value, (list, tuple)) and 0 < len(value) <= MAX_LAYERS:
-            return next((f"a list of {one(item)} each" for item in value if one(item)), "")
+            return next(
+                (f"a list with {one(item)} for each layer" for item in value if one(item)), ""
+            )
         return one(value)
 
     return check

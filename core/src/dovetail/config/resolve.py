@@ -7,10 +7,10 @@ Asks the platform for what suits it and what it cannot do. Names of plugins stay
 from __future__ import annotations
 
 from dovetail.config.checkpoint_facts import stated_dtype, stated_max_model_len
-from dovetail.config.engine_config import Change, ConfigNode, EngineConfig, shown
+from dovetail.config.engine_config import MAX_INT, Change, ConfigNode, EngineConfig, shown
 from dovetail.config.field_types import MODEL_DTYPES, reference_name
 from dovetail.config.tensor_parallel import check_tensor_parallel
-from dovetail.errors import ConfigError, ContractError, nearest
+from dovetail.errors import ConfigError, ContractError, ModelError, nearest
 from dovetail.interfaces.platform import ConfigPatch, Platform
 from dovetail.plugins.construction import ask
 from dovetail.plugins.platform_answers import check_problems, provided_capabilities
@@ -234,6 +234,12 @@ def _resolve_max_model_len(draft: _Draft) -> None:
         draft.fill(_LENGTH, DEFAULT_MAX_MODEL_LEN, reason)
         return
     if wish is None or (wish > stated.most and _LENGTH in draft.open):
+        if not 2 <= stated.tokens <= MAX_INT:
+            raise ModelError(
+                f"config.json: {stated.source} makes {stated.tokens:.6g} tokens the longest "
+                f"sequence, it must be from 2 to {MAX_INT}; correct the file, use hf_overrides, or "
+                "give max_model_len."
+            )
         draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
     elif wish > stated.most:
         advice = "lower it"

@@ -50,10 +50,15 @@ class ChildLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildTask:
-    """What a child runs. handler: "module:function". packages: top-level names that it imports."""
+    """What a child runs.
+
+    handler: "module:function". packages: top-level names that it imports. ends_when_large: whether
+    it ends after a request that took much memory, for children that serve many requests.
+    """
 
     handler: str
     packages: tuple[str, ...]
+    ends_when_large: bool = True
 
 
 class ChildFailure(Exception):  # noqa: N818  # a phrase that callers put in an error of theirs
@@ -102,13 +107,14 @@ class BoundedChild:
         """Return whether the process runs and can take a request."""
         return self.is_usable and self._process.poll() is None
 
-    def call(self, text: bytes, blob: bytes = b"") -> Any:
+    def call(self, text: bytes, blob: bytes = b"", *, timeout_s: float | None = None) -> Any:
         """Return the handler's value for a request; `text` is JSON, as `frames.encode` makes it.
 
-        Raises HandlerError for what the handler raised, ChildFailure if it took too long, used too
-        much memory or crashed. After a ChildFailure or any other error the child is gone.
+        timeout_s: None for the limit of the child. Raises HandlerError for what the handler raised,
+        ChildFailure if it took too long, used too much memory or crashed. After a ChildFailure or
+        any other error the child is gone.
         """
-        wait = self._deadline(self._limits.timeout_s)
+        wait = self._deadline(self._limits.timeout_s if timeout_s is None else timeout_s)
         try:
             self._guard(lambda: send_frame(self._connection, text, blob, before_wait=wait))
             answer = self._receive(wait)
@@ -204,6 +210,7 @@ def _spawn(
     arguments = {
         "descriptor": theirs.fileno(),
         "handler": task.handler,
+        "ends_when_large": task.ends_when_large,
         "memory_bytes": limits.memory_bytes,
         "timeout_s": limits.timeout_s,
     }

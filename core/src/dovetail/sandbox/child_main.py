@@ -30,7 +30,8 @@ Handler = Callable[[Any, bytes], Any]
 def main(arguments: str) -> None:
     """Serve until the connection is closed.
 
-    arguments: JSON with `descriptor`, `handler` ("module:function"), `memory_bytes`, `timeout_s`.
+    arguments: JSON with `descriptor`, `handler` ("module:function"), `memory_bytes`, `timeout_s`,
+    `ends_when_large`.
     """
     given = json.loads(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
@@ -53,7 +54,7 @@ def main(arguments: str) -> None:
             return
         _limit_cpu(given["timeout_s"])
         answer = _answer(handler, request, blob)
-        answer["last"] = _peak_kib() > limit_kib
+        answer["last"] = given["ends_when_large"] and _peak_kib() > limit_kib
         send_frame(connection, encode(answer))
         if answer["last"]:
             return

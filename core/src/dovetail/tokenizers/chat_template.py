@@ -73,6 +73,7 @@ def _describe(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "it needs too much memory"
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 300 else text[:297] + "..."
 
 

@@ -30,6 +30,7 @@ from dovetail.sandbox.child import ChildLimits
 from dovetail.tokenizers.core_building import PanicGuard, is_panic, prepare_core
 from dovetail.tokenizers.template_renderer import TemplateRenderer
 from dovetail.tokenizers.tokenizer_trial import try_tokenizer
+from dovetail.value_checks import shorten
 
 if TYPE_CHECKING:
     import tokenizers
@@ -39,6 +40,7 @@ MAX_ADDITIONAL_TEMPLATES = 64
 LONG_TEXT_CHARS = 4096
 """Texts longer than this are tokenized without holding the interpreter."""
 MAX_ADDED_TOKENS = 100_000
+MAX_SPECIAL_TOKENS = 1024
 _REMEDY = (
     "`transformers` writes one: "
     "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
@@ -88,6 +90,11 @@ class TokenizerFacts:
         config = _read_json(path / "tokenizer_config.json")
         tokens = {**_token_texts(_read_json(path / "special_tokens_map.json"))}
         tokens |= _token_texts(config)
+        if len(tokens) > MAX_SPECIAL_TOKENS:
+            raise ModelError(
+                f"{path / 'tokenizer_config.json'} and special_tokens_map.json name {len(tokens)} "
+                f'special tokens ("..._token"); at most {MAX_SPECIAL_TOKENS} are read.'
+            )
         added = config.get("added_tokens_decoder")
         added = added if isinstance(added, dict) else {}
         if len(added) > MAX_ADDED_TOKENS:
@@ -298,8 +305,8 @@ def _id_number(path: Path, text: str) -> int:
         return int(text)
     except ValueError:
         raise ModelError(
-            f"{path / 'tokenizer_config.json'}: added_tokens_decoder has {text!r} where a token id "
-            "is due. Copy it anew."
+            f"{path / 'tokenizer_config.json'}: added_tokens_decoder has {shorten(text)} where "
+            "a token id is due. Copy it anew."
         ) from None
 
 

@@ -8,7 +8,8 @@ Crashes, excessive memory and time end the child, which `tokenizer_trial` report
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,23 @@ if TYPE_CHECKING:
 
 MAX_TOKEN_ID = 2**31 - 2
 MAX_TOKEN_CHARS = 1 << 14
+MAX_COMPONENTS = 100
+"""Normalizers, pre-tokenizers, post-processors and decoders together."""
 MAX_GROWTH = 32
-"""How many times longer the replacements together may make a text."""
+"""How many times longer the components together may make a text."""
+_FIXED_GROWTH = {
+    ("normalizer", "ByteLevel"): 2,
+    ("pre_tokenizer", "ByteLevel"): 2,
+    ("normalizer", "BertNormalizer"): 3,
+}
 MAX_ADDED_CHARS = 4096
 """Characters that components may put around a text or in place of a character."""
+MAX_AFFIX_CHARS = 64
+"""Of `continuing_subword_prefix` and `end_of_word_suffix`, which each piece of a word is given."""
+MAX_WORD_CHARS = 256
+"""Of `max_input_chars_per_word`: WordPiece takes the cube of a word's length."""
+MAX_PREFIX_BYTES = 1 << 15
+"""Of the pieces of a Unigram model that start at one place: each place of a text costs as much."""
 MAX_TEMPLATE_PIECES = 64
 MAX_TEXT_COPIES = 4
 """How often the templates together may repeat the text's tokens."""
@@ -39,23 +53,25 @@ _UNITS = ("a", "A", " ", "\n", "1", ".", "é", "你", "a ", "a1", "-=")
 _UNIT_REPEATS = 2000
 _CHAR_REPEATS = 100
 _MAX_PROBED_CHARS = 96
+_ESCAPE = re.compile(r"\\(?:x\{([0-9a-fA-F]+)\}|[xu]([0-9a-fA-F]{1,4})|([0-7]{1,3}))")
+_RANGE = re.compile(r"([^\\])-(.)", re.DOTALL)
 _NUM_DECODES = 64
 _DECODE_TOKENS = 16
 
+_loaded: list[tokenizers.Tokenizer] = []
 
-def check(request: Mapping[str, Any], blob: bytes) -> None:
-    """Try the tokenizer in `blob`; raise ModelError with a phrase that says what is wrong.
 
-    request: `added_tokens` and `special_texts` for `build_core`.
+def check(request: Mapping[str, Any] | None, blob: bytes) -> None:
+    """Load the tokenizer in `blob`, or try the one that was loaded before if `request` is None.
+
+    request: `added_tokens` and `special_texts` for `build_core`. Raises ModelError with a phrase
+    that says what is wrong.
     """
     try:
-        core = build_core(blob, request["added_tokens"], request["special_texts"])
-        components = _components(core)
-        _check_growth(components)
-        _check_templates(components)
-        _check_ids(core)
-        _probe_encoding(core, components)
-        _probe_decoding(core)
+        if request is None:
+            _probe(_loaded[-1])
+        else:
+            _loaded.append(_load(request, blob))
     except ModelError:
         raise
     except MemoryError:
@@ -63,6 +79,21 @@ def check(request: Mapping[str, Any], blob: bytes) -> None:
     except BaseException as error:
         what = "the tokenizers library panics: " if is_panic(error) else ""
         raise ModelError(f"{what}{' '.join(str(error).split())[:300]}") from None
+
+
+def _load(request: Mapping[str, Any], blob: bytes) -> tokenizers.Tokenizer:
+    core = build_core(blob, request["added_tokens"], request["special_texts"])
+    components = _components(core)
+    _check_growth(components)
+    _check_templates(components)
+    _check_ids(core)
+    _check_model(core)
+    return core
+
+
+def _probe(core: tokenizers.Tokenizer) -> None:
+    _probe_encoding(core, _components(core))
+    _probe_decoding(core)
 
 
 def _components(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]]:
@@ -82,23 +113,35 @@ def _components(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]]:
 
 
 def _check_growth(components: list[Mapping[str, Any]]) -> None:
-    growth = {place: 1.0 for place in _PLACES}
-    added = 0
+    if len(components) > MAX_COMPONENTS:
+        raise ModelError(
+            f"it has {len(components)} components; at most {MAX_COMPONENTS} are allowed"
+        )
+    encoding, decoding, added = 1.0, 1.0, 0
     for one in components:
-        if one["type"] == "Replace":
-            growth[one["place"]] *= _replacement_growth(one)
-        elif one["type"] == "Prepend":
+        growth = _growth(one)
+        if one["place"] == "decoder":
+            decoding *= growth
+        else:
+            encoding *= growth
+        if one["type"] == "Prepend":
             added += len(one["prepend"])
-    worst = max(growth.values())
+    worst = max(encoding, decoding)
     if worst > MAX_GROWTH or added > MAX_ADDED_CHARS:
         raise ModelError(
-            f"its replacements make a text {worst:.3g} times as long, with {added} characters "
+            f"its components make a text {worst:.3g} times as long, with {added} characters "
             f"before it; at most {MAX_GROWTH} times and {MAX_ADDED_CHARS} characters are allowed"
         )
 
 
+def _growth(component: Mapping[str, Any]) -> float:
+    """Return an upper bound on how much longer a component makes a text."""
+    if component["type"] == "Replace":
+        return _replacement_growth(component)
+    return _FIXED_GROWTH.get((component["place"], component["type"]), 1)
+
+
 def _replacement_growth(replace: Mapping[str, Any]) -> float:
-    """Return an upper bound on how much longer a replacement makes a text."""
     shortest = len(replace["pattern"].get("String", ""))
     content = len(replace["content"])
     # A regex, or an empty pattern, may match nothing and be found between any two characters.
@@ -133,6 +176,40 @@ def _check_ids(core: tokenizers.Tokenizer) -> None:
         )
 
 
+def _check_model(core: tokenizers.Tokenizer) -> None:
+    """Refuse models that are slow for some text, which probes may not find."""
+    model = core.model
+    for field in ("continuing_subword_prefix", "end_of_word_suffix"):
+        affix = getattr(model, field, None) or ""
+        if len(affix) > MAX_AFFIX_CHARS:
+            raise ModelError(
+                f"its {field} has {len(affix)} characters; at most {MAX_AFFIX_CHARS} are allowed"
+            )
+    word = getattr(model, "max_input_chars_per_word", 0)
+    if word > MAX_WORD_CHARS:
+        raise ModelError(
+            f"its max_input_chars_per_word is {word}; at most {MAX_WORD_CHARS} is allowed"
+        )
+    if type(model).__name__ == "Unigram":
+        _check_prefixes(core.get_vocab(with_added_tokens=False))
+
+
+def _check_prefixes(vocabulary: Iterable[str]) -> None:
+    """Refuse pieces of which long chains are prefixes of one another."""
+    chain: list[bytes] = []
+    num_bytes = 0
+    for piece in sorted(name.encode() for name in vocabulary):
+        while chain and not piece.startswith(chain[-1]):
+            num_bytes -= len(chain.pop())
+        chain.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > MAX_PREFIX_BYTES:
+            raise ModelError(
+                f"{len(chain)} of its pieces are prefixes of one another, with {num_bytes} bytes; "
+                f"at most {MAX_PREFIX_BYTES} are allowed"
+            )
+
+
 def _probe_encoding(core: tokenizers.Tokenizer, components: list[Mapping[str, Any]]) -> None:
     for text in _probes(components):
         num_tokens = len(_encode(core, text))
@@ -158,8 +235,20 @@ def _probes(components: list[Mapping[str, Any]]) -> Iterator[str]:
     sources = [str(source) for pattern in patterns for source in pattern.values()]
     for source in sources:
         yield source[:_UNIT_REPEATS] * 3
-    for char in sorted(set("".join(sources)))[:_MAX_PROBED_CHARS]:
-        yield char * _CHAR_REPEATS + "\x01"
+    chars = sorted(set("".join(map(_pattern_chars, sources))))[:_MAX_PROBED_CHARS]
+    # The library looks for what every match must contain first, so a text contains it all.
+    for char in chars:
+        yield char * _CHAR_REPEATS + "\x01" + "".join(chars)
+
+
+def _pattern_chars(source: str) -> str:
+    """Return the characters that a pattern names, by themselves, escaped, or inside of a range."""
+    codes = (int(a or b, 16) if a or b else int(c, 8) for a, b, c in _ESCAPE.findall(source))
+    escaped = "".join(chr(code) for code in codes if code < 0xD800 or 0xDFFF < code < 0x110000)
+    middles = "".join(
+        chr((ord(first) + ord(last)) // 2) for first, last in _RANGE.findall(source + escaped)
+    )
+    return source + escaped + middles.encode("utf-8", "ignore").decode()
 
 
 def _probe_decoding(core: tokenizers.Tokenizer) -> None:

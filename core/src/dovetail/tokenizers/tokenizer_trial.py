@@ -30,8 +30,14 @@ from dovetail.sandbox.frames import encode
 REMEMBERED_BYTES = 1 << 20
 """Smaller files are tried in each process: it takes less than 0.1 s."""
 MAX_REMEMBERED = 256
+PROBE_TIMEOUT_S = 5.0
+"""Wall time to tokenize some 30,000 characters: below 0.1 s for published tokenizers."""
+_CHECKS = 2
+"""Version of the checks in `tokenizer_child`: what passed others is tried again."""
 _TASK = ChildTask(
-    handler="dovetail.tokenizers.tokenizer_child:check", packages=("tokenizers", "huggingface_hub")
+    handler="dovetail.tokenizers.tokenizer_child:check",
+    packages=("tokenizers", "huggingface_hub"),
+    ends_when_large=False,
 )
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _passed: set[str] = set()
@@ -56,6 +62,7 @@ def try_tokenizer(
     try:
         with closing(BoundedChild(_TASK, limits)) as child:
             child.call(text, content)
+            child.call(encode(None), timeout_s=min(PROBE_TIMEOUT_S, limits.timeout_s))
     except HandlerError as error:
         raise ModelError(f"{file} cannot be used: {error}.") from None
     except ChildFailure as failure:
@@ -69,7 +76,7 @@ def try_tokenizer(
 
 
 def _digest(content: bytes, text: bytes, limits: ChildLimits) -> str:
-    versions = f"{__version__} {version('tokenizers')} {limits}"
+    versions = f"{__version__} {_CHECKS} {version('tokenizers')} {limits}"
     digest = hashlib.blake2b(versions.encode(), digest_size=32)
     digest.update(len(text).to_bytes(8, "little") + text)
     digest.update(content)

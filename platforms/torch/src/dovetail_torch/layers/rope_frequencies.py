@@ -20,8 +20,8 @@ Parameters = Mapping[str, Any]
 Frequencies = tuple[torch.Tensor, float]
 
 DEFAULT_THETA = 10000.0
-_GREATEST = 1e30
-"""A greater number is none that a model was trained with; float32 ends soon after."""
+_LEAST, _GREATEST = 1e-30, 1e30
+"""No model was trained with a number outside of these; float32 ends soon after."""
 
 
 def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,6 +106,8 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
     """YaRN, Peng et al. 2023, arXiv:2309.00071: a ramp over the dimensions, and a temperature."""
     frequency_F, _ = _default(parameters, rotary_size)
     theta = _number(parameters, "rope_theta")
+    if theta == 1:
+        raise ModelError("config.json: rope type 'yarn' needs another rope_theta than 1")
     length = _number(parameters, "original_max_position_embeddings")
 
     def dimension_of(turns: float) -> float:
@@ -155,7 +157,7 @@ def _number(
     if value is None or (zero_is_absent and value == 0):
         value = default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < _GREATEST:
+    if not is_number or not _LEAST < value < _GREATEST:
         raise ModelError(
             f"config.json: rope type {parameters['rope_type']!r} needs {field} as a positive "
             f"number, and it is {shorten(value)}: correct rope_parameters (old: rope_scaling)"
