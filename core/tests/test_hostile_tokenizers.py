@@ -185,10 +185,9 @@ def test_components_of_ordinary_tokenizers_pass(tmp_path, parts):
 
 
 def test_the_limits_are_options(tmp_path):
-    vocabulary = {"<unk>": 0, "a" * 15_000_000: 1}
-    write_tokenizer(
-        tmp_path, model={"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
-    )
+    # The library's search tree for these pieces takes some 200 bytes for each character.
+    pieces = [[chr(0x4E00 + number) + "a" * 15_000, -1.0] for number in range(80)]
+    write_tokenizer(tmp_path, model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
     for options, reason in (
         ({"tokenizer_timeout_s": 0.01}, r"tokenizer_timeout_s=0\.01.*longer than 0\.01 s"),
         ({"tokenizer_memory_mib": 128}, "memory"),
