@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from dovetail.interfaces import KVCacheConfig, KVCacheGroup, NoCacheSpec
@@ -174,3 +176,27 @@ def test_integrity_sees_a_lost_block():
     one.blocks[0].pop()
     with pytest.raises(AssertionError):
         cache.check_integrity([one])
+
+
+def test_the_blocks_of_many_long_requests_come_free_over_several_steps(drive, monkeypatch):
+    monkeypatch.setattr("dovetail.kv_cache.retiring_blocks.MAX_BLOCKS_FREED", 10)
+    driver = drive(num_blocks=100, max_num_seqs=10)
+    driver.step()  # the limit counts from the next step on
+    for number in range(10):
+        driver.add(f"r{number}", 24, max_tokens=9)
+    for _ in range(8):
+        driver.step()
+    scheduler = driver.scheduler
+    names = [f"r{number}" for number in range(10)]
+    assert len(driver.running()) == 10 and scheduler.abort_requests(names) == names
+    scheduler.check_integrity()
+    driver.add("innocent", 240, max_tokens=1)  # needs what comes free; nobody gives way
+    left = [scheduler.depth().num_transfers]
+    while left[-1]:
+        assert not scheduler.reset_prefix_cache()
+        driver.step()
+        left.append(scheduler.depth().num_transfers)
+    assert left[0] >= 8 and all(before - after <= 2 for before, after in pairwise(left))
+    driver.run()
+    assert driver.reasons == {"innocent": "length"} and driver.stats.num_preemptions == 0
+    assert scheduler.reset_prefix_cache()

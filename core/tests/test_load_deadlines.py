@@ -2,11 +2,15 @@
 
 import logging
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 
+from dovetail import LLM, SamplingParams
 from dovetail.interfaces import KVOutcome
 from dovetail.scheduling import Scheduler
+from dovetail.testing import FAKES
+from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
 
 TIMEOUT_NS = 5_000_000_000
 PROMPT = list(range(1, 42))
@@ -169,3 +173,62 @@ def test_loads_that_are_late_fail_together_and_each_prompt_is_right(driver, side
     driver.run()
     for name, prompt in prompts.items():
         assert driver.tokens[name] == alone(prompt, 2)
+
+
+def test_newcomers_do_not_starve_the_rest_of_a_loaded_prompt(drive, side, alone):
+    class Connected(Scheduler):
+        def __init__(self, context):
+            super().__init__(replace(context, kv_connector=side))
+
+    limits = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "enable_chunked_prefill": False}
+    driver = drive(cls=Connected, **limits)
+    prompt = [*range(1, 8)]  # one block of it is loaded, and the rest needs three tokens of a step
+    driver.add("loaded", prompt, max_tokens=1)
+    driver.step()
+    for number in range(7):
+        driver.add(f"r{number}", 1, max_tokens=3 + number)
+    driver.step()
+    (transfer,) = side.transfers
+    checksum = 0  # what the strict worker keeps for a token and all before it
+    for place, token in enumerate(prompt[:4]):
+        checksum = crc32(token.to_bytes(4, "little"), checksum)
+        driver.worker.slots[transfer.block_ids[0], place] = checksum
+    answer(driver, side, done=(transfer.transfer_id,))
+    side.outcome = KVOutcome()
+    for number in range(7, 27):  # one of them ends with each step
+        driver.add(f"r{number}", 1, max_tokens=7)
+    for _ in range(8):
+        driver.step()
+    assert driver.tokens["loaded"] == alone(prompt, 1)
+    assert len(driver.reasons) < 20
+
+
+class StoresLong(Scheduler):
+    """Its connector takes every block for storing and never ends."""
+
+    def __init__(self, context):
+        side = Side()
+        side.claims, side.takes_stores = False, True
+        super().__init__(replace(context, kv_connector=side))
+
+
+def test_neither_an_answer_nor_a_reset_waits_for_long_stores(tmp_path, monkeypatch):
+    monkeypatch.setattr("dovetail.engine.core.MAX_DRAIN_NS", 100_000_000)
+    with LLM(
+        write_fake_config(tmp_path),
+        platform=FAKES["platform"],
+        worker_cls=FAKES["worker"],
+        scheduler_cls=f"{__name__}:StoresLong",
+        skip_tokenizer_init=True,
+        **SMALL_ENGINE,
+    ) as llm:
+        params = SamplingParams(max_tokens=3, detokenize=False, ignore_eos=True)
+        progress = llm.llm_engine.client.progress
+        llm.generate([[*range(1, 30)]], params)
+        steps = llm.llm_engine.client.progress.num_steps - progress.num_steps
+        assert steps <= 3 + 4
+        assert llm.llm_engine.last_stats.num_used_blocks > 0  # the connector has them
+        before = llm.llm_engine.last_stats.step_id
+        assert llm.reset_prefix_cache() is False
+        llm.generate([[1]], params)
+        assert llm.llm_engine.last_stats.step_id - before < 60  # it waits between its steps

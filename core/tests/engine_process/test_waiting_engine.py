@@ -88,6 +88,8 @@ def test_a_pause_of_all_does_not_spin_in_process(client_of, talk):
     client = client_of("inproc")
     client.add_request(talk.request("a"))
     client.pause("all")
+    statistics = client.get_outputs(0.2)
+    assert not statistics.request_ids
     begin = time.thread_time()
     for _ in range(20):
         assert client.get_outputs(0.2) is None

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
-from dovetail.clock import MonotonicClock
+from dovetail.clock import MonotonicClock, sleep
 from dovetail.config.engine_config import LimitsConfig
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.params_checks import ParamsCheck
@@ -28,8 +28,8 @@ from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 
-MAX_DRAIN_STEPS = 1000
-"""Steps without requests that a reset waits for a KV connector."""
+MAX_DRAIN_NS = 1_000_000_000
+"""How long a reset waits, though no request is left, for what a KV connector stores."""
 
 
 class EngineCore:
@@ -60,7 +60,8 @@ class EngineCore:
         self._limits = limits or LimitsConfig()
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._dead = False
-        self._idle = IdleWait(MonotonicClock())
+        self._clock = MonotonicClock()
+        self._idle = IdleWait(self._clock)
         self._stats_due = False
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -135,8 +136,8 @@ class EngineCore:
         """Admit nobody new, or let nothing run, until `resume`; plans that are out end as ever."""
         self._check_alive()
         self._idle.end()
-        self.scheduler.pause(scope)
-        self.paused = scope
+        self.paused = PauseScope(scope)
+        self.scheduler.pause(self.paused)
 
     def resume(self) -> None:
         """Lift a pause; do nothing if there is none."""
@@ -187,10 +188,11 @@ class EngineCore:
         """Forget all cached prefixes; return False if requests are under way.
 
         What is still out, though all requests have ended, is taken in first: a step, and what a KV
-        connector stores, within `MAX_DRAIN_STEPS`.
+        connector stores, within `MAX_DRAIN_NS`.
         """
         self._check_alive()
-        for _ in range(MAX_DRAIN_STEPS):
+        end_ns = self._clock.now_ns() + MAX_DRAIN_NS
+        while self._clock.now_ns() < end_ns:
             depth = self.scheduler.depth()
             if depth.num_running + depth.num_waiting:
                 break
@@ -198,6 +200,7 @@ class EngineCore:
                 plan, handle = self._out.popleft()
                 self._update(plan, self._result(plan, handle))
             elif depth.num_transfers:
+                sleep(self.wait_s)
                 self.step()
             else:
                 break

@@ -37,8 +37,8 @@ _MAX_WAIT_S = 0.2
 _MAX_LATE_STEPS = 2 * MAX_UNREAD_MESSAGES
 _MAX_EMPTY = 2
 _SETTLE_WAIT_S = 0.05
-"""How many steps are taken in after the last request has ended, how often nothing may come, and
-the wait for each."""
+"""How many steps are taken in after the last request has ended, how many of them may bring nothing
+(a KV connector may be storing blocks for long), and the wait for each."""
 
 
 class LLMEngine:
@@ -248,7 +248,8 @@ class LLMEngine:
         try:
             for _ in range(_MAX_LATE_STEPS):
                 given = self._next_outputs()
-                num_empty += given is None
+                if given is None or not (given.stats and given.stats.num_scheduled_tokens):
+                    num_empty += 1
                 if given is not None:
                     self.last_stats = given.stats or self.last_stats
                 if num_empty > _MAX_EMPTY or (given is not None and _is_idle(given.stats)):

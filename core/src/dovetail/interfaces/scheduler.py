@@ -85,7 +85,8 @@ class Depth:
     """How many requests stand where.
 
     num_paused: of both, whom a pause keeps from running. num_transfers: of the KV connector, under
-    way; while there are any, plans must go out, empty ones too.
+    way, and of blocks that come free with the next steps; while there are any, plans must go out,
+    empty ones too.
     """
 
     num_waiting: int

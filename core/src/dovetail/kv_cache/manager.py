@@ -18,6 +18,7 @@ from dovetail.kv_cache.demand import max_sequence_tokens
 from dovetail.kv_cache.hashing import PrefixHasher
 from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.kinds import kind_of
+from dovetail.kv_cache.retiring_blocks import RetiringBlocks
 from dovetail.request import Request
 
 _FIRST_HASHES = 64
@@ -49,8 +50,7 @@ class KVCacheManager:
         self._num_growing = len(self._coordinator.growing)
         self._plain = self._num_groups == 1 and self._num_growing == 1 and not self._shedding
         self._hasher = PrefixHasher(self.block_size)
-        self._executed = -1
-        self._retiring: dict[int, list[list[int]]] = {}
+        self._retiring = RetiringBlocks(self._pool)
         self._loading: dict[str, int] = {}
         self._pinned: list[int] = []
 
@@ -58,6 +58,11 @@ class KVCacheManager:
     def num_free_blocks(self) -> int:
         """Blocks that could be handed out now."""
         return self._pool.num_free
+
+    @property
+    def num_due(self) -> int:
+        """Lists of blocks that nobody needs any more and that come free with the next steps."""
+        return self._retiring.num_due
 
     @property
     def num_cached(self) -> int:
@@ -289,31 +294,28 @@ class KVCacheManager:
     def free(self, request: Request, *, last_step: int) -> None:
         """Take all blocks back; they can be handed out when step `last_step` has been executed.
 
+        Very many blocks come free over several steps (`num_due`).
         last_step: the last plan that names them, or -1. What was committed stays findable, from now
         on and until it is evicted.
         """
-        blocks = [
-            block
-            for table, start in zip(request.blocks, request.num_dropped_blocks, strict=True)
-            for block in (table[start:] if start else table)
-        ]
+        if self._plain and request.blocks:
+            (blocks,) = request.blocks
+        else:
+            blocks = [
+                block
+                for table, start in zip(request.blocks, request.num_dropped_blocks, strict=True)
+                for block in (table[start:] if start else table)
+            ]
         if self._loading:
             self._loading.pop(request.request_id, None)
         request.blocks, request.num_dropped_blocks = [], []
         request.capacity = 0
         request.num_committed_blocks = 0
-        if last_step <= self._executed:
-            self._pool.free(blocks)
-        elif blocks:
-            self._retiring.setdefault(last_step, []).append(blocks)
+        self._retiring.add(blocks, last_step)
 
     def executed(self, step_id: int) -> None:
         """Note that all steps up to `step_id` have been executed."""
-        self._executed = step_id
-        if self._retiring:
-            for step in sorted(step for step in self._retiring if step <= step_id):
-                for blocks in self._retiring.pop(step):
-                    self._pool.free(blocks)
+        self._retiring.executed(step_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False, changing nothing, if blocks are in use."""
@@ -327,9 +329,9 @@ class KVCacheManager:
         requests = list(requests)
         held = [block for request in requests for table in request.blocks for block in table]
         held += self._pinned
-        held += [b for lists in self._retiring.values() for blocks in lists for b in blocks]
+        held += self._retiring
         self._pool.check_integrity(block for block in held if block)
-        assert all(step > self._executed for step in self._retiring), "blocks retire for ever"
+        self._retiring.check_integrity()
         for request in requests:
             self._check_request(request)
 

@@ -52,6 +52,11 @@ class Holdings:
         self.last_step = -1
         self.now_ns = 0
 
+    @property
+    def comes_free(self) -> bool:
+        """Whether rows or blocks come free with the next steps; nobody gives way until then."""
+        return bool(self.rows.num_retiring or self.kv_cache.num_due)
+
     def num_cached_tokens(self, request: Request) -> int:
         """Return how many of its tokens the prefix cache holds, as far as hashes are known.
 

@@ -44,16 +44,15 @@ class Mechanism:
         self._draft_cls = VerifyingDraft if self._lookahead else StepDraft
         self.max_piece = min(limits.long_prefill_token_threshold or self._budget, self._budget)
         self.runs_together = not self._lookahead
-        self.under_pressure = False
+        self.under_pressure = self._is_short = False
         self._shortage = Denied.BUDGET
         self._sharing = PrefixSharing(holdings, host)
-        self.num_preemptions = 0
-        self.num_recomputed_tokens = 0
+        self.num_preemptions = self.num_recomputed_tokens = 0
 
     def begin_step(self) -> None:
         """Begin a new draft."""
         self._holdings.draft = self._draft_cls(self._budget, self._encoder)
-        self.under_pressure = False
+        self.under_pressure = self._is_short = False
         self._sharing.begin_step()
         self._host.begin_step()
 
@@ -113,6 +112,8 @@ class Mechanism:
                 continue
             start = request.num_computed_tokens
             num_tokens = self._piece(request, start, 0, whole=False)
+            # Nobody is admitted past one that runs and gets nothing.
+            self._is_short |= not num_tokens and self._shortage is Denied.BUDGET
             if num_tokens and self._hold_blocks(request, start + num_tokens):
                 draft.grant(request, num_tokens)
                 if start < request.num_prompt_tokens or start + 1 < len(request.token_ids):
@@ -163,7 +164,7 @@ class Mechanism:
         kv_cache = holdings.kv_cache
         kv_cache.commit(request)
         while (blocks := kv_cache.grow(request, num_tokens)) is None:
-            if holdings.rows.num_retiring:
+            if holdings.comes_free:
                 return False
             victim = self._host.victim(tuple(holdings.running))
             self.under_pressure = True
@@ -215,7 +216,7 @@ class Mechanism:
         """
         holdings = self._holdings
         grant = self.admit(request, max_tokens)
-        if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or holdings.rows.num_retiring:
+        if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or holdings.comes_free:
             return grant
         if self._sharing.must_wait(request):
             return DONE
@@ -237,7 +238,7 @@ class Mechanism:
     def can_grant(self) -> bool:
         """Return whether one that runs, or the first that waits, could be granted something now."""
         holdings = self._holdings
-        if self.under_pressure or holdings.rows.num_retiring or not holdings.draft.tokens_left:
+        if self.under_pressure or holdings.comes_free or not holdings.draft.tokens_left:
             return False
         can_grow = holdings.kv_cache.num_free_blocks >= holdings.num_groups
         for request in holdings.running:
@@ -258,7 +259,7 @@ class Mechanism:
         draft = self._holdings.draft
         if self.under_pressure:
             return Denied.PRESSURE
-        if not draft.tokens_left or self._sharing.is_enough:
+        if not draft.tokens_left or self._is_short or self._sharing.is_enough:
             return Denied.BUDGET
         # The step that is out may still sample for one that was evicted in this one.
         return Denied.NOT_READY if request in draft.evicted else None

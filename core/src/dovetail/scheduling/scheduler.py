@@ -178,7 +178,7 @@ class Scheduler(SchedulerInterface):
             num_waiting=num_waiting,
             num_running=num_running,
             num_paused=paused[self._pause],
-            num_transfers=self._holdings.loads.num_transfers,
+            num_transfers=self._holdings.loads.num_transfers + self._holdings.kv_cache.num_due,
         )
 
     def pause(self, scope: PauseScope) -> None:
