@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dovetail.errors import RequestError
 from dovetail.value_checks import (
@@ -18,6 +18,7 @@ from dovetail.value_checks import (
     check_text,
     guarded,
     plain_copy,
+    plain_text,
     refuse,
     take_items,
 )
@@ -93,8 +94,9 @@ class SamplingParams:
             self._normalize("top_k", 0)
         self._check_numbers()
         for name in _FLOAT_FIELDS:
-            if type(getattr(self, name)) is not float:
-                self._normalize(name, float(getattr(self, name)))
+            value = getattr(self, name)
+            if type(value) is not float:  # an int, or a subclass whose methods are not called
+                self._normalize(name, check_number(name, value, -math.inf, math.inf))
         self._normalize("stop", _take_texts("stop", self.stop, MAX_STOP_STRINGS))
         self._normalize("bad_words", _take_texts("bad_words", self.bad_words, MAX_WORDS))
         self._normalize("stop_token_ids", _take_ids("stop_token_ids", self.stop_token_ids) or ())
@@ -125,6 +127,19 @@ class SamplingParams:
         self._check_numbers()
         self._check_lists()
         self._check_contradictions()
+
+    def own_copy(self) -> SamplingParams:
+        """Return parameters of the same values that nobody else can change.
+
+        These ones, unless they hold mappings or are of a subclass. Raises RequestError for what
+        has been changed to a wrong value since they were made.
+        """
+        if type(self) is SamplingParams and not self.logit_bias and not self.extra_args:
+            return self
+        return guarded(
+            "params",
+            lambda: SamplingParams(**{one.name: getattr(self, one.name) for one in fields(self)}),
+        )
 
     def _check_contradictions(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -191,8 +206,9 @@ def _take_texts(name: str, given: object, most: int) -> tuple[str, ...]:
     if not isinstance(given, (list, tuple)):
         raise refuse(name, given, "a list of strings")
     texts = take_items(name, given, most, what="strings")
-    _check_texts(name, texts, most)
-    return tuple(text if type(text) is str else str.__str__(text) for text in texts)
+    plain = tuple(plain_text(text) if isinstance(text, str) else text for text in texts)
+    _check_texts(name, plain, most)
+    return plain
 
 
 def _check_texts(name: str, texts: Sequence[str], most: int) -> None:
@@ -241,7 +257,10 @@ def _take_biases(given: object) -> dict[int, float]:
     _check_biases(biases)
     if set(map(type, biases.values())) <= {float}:
         return biases
-    return {token: float(bias) for token, bias in biases.items()}
+    return {
+        token: check_number("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        for token, bias in biases.items()
+    }
 
 
 def _check_biases(biases: Mapping[int, float]) -> None:
@@ -265,7 +284,7 @@ def _take_extra_args(given: object) -> dict[str, object]:
     if not isinstance(given, Mapping):
         raise refuse("extra_args", given, "a mapping from names to plain data")
     if type(given) is dict and not given:
-        return given
+        return {}
     copied: dict[str, object] = plain_copy("extra_args", given, max_bytes=MAX_EXTRA_ARGS_BYTES)
     for key in copied:
         if not isinstance(key, str):

@@ -39,11 +39,15 @@ def _shown(value: object, depth: int) -> str:
         return head if len(value) <= MAX_SHOWN_CHARS else f"{head}..."  # type: ignore[arg-type]
     if kind is int and value.bit_length() > _SHOWN_BITS:  # type: ignore[attr-defined]
         return f"an integer of {value.bit_length()} bits"  # type: ignore[attr-defined]
-    if isinstance(value, (list, tuple, set, frozenset, dict)):
+    if issubclass(kind, (list, tuple, set, frozenset, dict)):
         return _shown_container(value, depth)
+    if hasattr(kind, "__len__") or hasattr(kind, "__dataclass_fields__"):
+        return f"<{kind.__name__}>"  # its `repr` may take as long as it is large
     try:
         return repr(value)[: MAX_SHOWN_CHARS + 1].replace("\n", " ")
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
         return f"<{kind.__name__}>"
 
 
@@ -83,9 +87,16 @@ def check_integer(
 def check_number(
     parameter: str, value: object, low: float, high: float, *, open_low: bool = False
 ) -> float:
-    """Return `value` as float; raise RequestError unless it is a finite number in the bounds."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    """Return `value` as float; raise RequestError unless it is a finite number in the bounds.
+
+    Methods of a subclass of int or float are not called.
+    """
+    kind = type(value)
+    if kind is bool or not issubclass(kind, (int, float)):
         raise refuse(parameter, value, "a finite number")
+    if kind is not int and kind is not float:
+        value = int.__pos__(value) if issubclass(kind, int) else float.__pos__(value)  # type: ignore[arg-type]
+    assert isinstance(value, (int, float))
     # Compared before it is converted: an int may be too large for a float.
     if not low <= value <= high or (open_low and value == low):
         if not isinstance(value, int) and not math.isfinite(value):
@@ -108,9 +119,9 @@ def check_text(
 
     limit: the engine option that sets `max_chars`, for the message; "" for none.
     """
-    if not isinstance(value, str):
+    if not issubclass(type(value), str):
         raise refuse(parameter, value, "a string")
-    text = value if type(value) is str else str.__str__(value)
+    text = plain_text(value)  # type: ignore[arg-type]
     if not min_chars <= len(text) <= max_chars:
         least = f"at least {min_chars} character{'s' if min_chars > 1 else ''} and " * bool(
             min_chars
@@ -124,6 +135,11 @@ def check_text(
     if not text.isascii():
         check_encodable(parameter, text)
     return text
+
+
+def plain_text(value: str) -> str:
+    """Return a str as a plain one; methods of a subclass are not called."""
+    return value if type(value) is str else str.__str__(value)
 
 
 def check_encodable(parameter: str, text: str) -> None:
@@ -164,17 +180,27 @@ def _too_many(parameter: str, count: int | str, most: int, what: str, limit: str
 
 
 def guarded(parameter: str, read: Callable[[], T]) -> T:
-    """Return what `read` gives; an exception of a client's own object becomes a RequestError."""
+    """Return what `read` gives; whatever a client's own object raises becomes a RequestError.
+
+    Except for KeyboardInterrupt and SystemExit, which are the process's.
+    """
     try:
         return read()
-    except RequestError:
+    except (RequestError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise RequestError(
-            f"{parameter} cannot be read: {type(error).__name__}: {shorten(str(error))}. Give "
+            f"{parameter} cannot be read: {type(error).__name__}: {_message_of(error)}. Give "
             "built-in strings, lists, mappings and numbers.",
             parameter=parameter,
         ) from error
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return shorten(str(error))
+    except Exception:
+        return "(without a message)"
 
 
 def plain_copy(parameter: str, value: object, *, max_bytes: int, limit: str = "") -> Any:
@@ -203,10 +229,11 @@ class _PlainCopy:
         if isinstance(value, (str, bytes)):
             return self._text(value)
         if isinstance(value, float):
-            return float(value)
+            return float.__pos__(value)
         if isinstance(value, int):
-            check_integer(self._parameter, int(value), -(2**63), 2**64 - 1)
-            return int(value)
+            number = int.__pos__(value)
+            check_integer(self._parameter, number, -(2**63), 2**64 - 1)
+            return number
         if depth == MAX_NESTING:
             raise RequestError(
                 f"{self._parameter} is nested more than {MAX_NESTING} levels deep; flatten it.",
@@ -232,10 +259,11 @@ class _PlainCopy:
         return int(key)  # type: ignore[call-overload,no-any-return]  # checked
 
     def _text(self, value: str | bytes) -> str | bytes:
-        self._take(len(value))
         if isinstance(value, bytes):
-            return bytes(value)
-        text = str.__str__(value)
+            self._take(bytes.__len__(value))
+            return value if type(value) is bytes else bytes.__getitem__(value, slice(None))
+        text = plain_text(value)
+        self._take(len(text))
         if not text.isascii():
             check_encodable(self._parameter, text)
             self._take(len(text.encode()) - len(text))

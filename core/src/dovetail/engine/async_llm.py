@@ -6,6 +6,7 @@ neither scheduling nor how the engine's process is spoken with.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import AskedRequest, FrontEnd, Preparation
 from dovetail.engine.process.factory import make_client
-from dovetail.engine.request_checks import read_pause_scope, read_request_ids
-from dovetail.engine.streaming.desk import RequestDesk
+from dovetail.engine.request_checks import read_pause_scope, request_id_portions
+from dovetail.engine.streaming.desk import MAX_TIMEOUT_S, RequestDesk
 from dovetail.engine.supervision.async_client import AsyncSupervisedClient
 from dovetail.engine.supervision.rules import EngineState, SupervisionRules
 from dovetail.errors import (
@@ -25,7 +26,7 @@ from dovetail.errors import (
 )
 from dovetail.interfaces import PauseScope
 from dovetail.outputs import RequestOutputKind
-from dovetail.value_checks import shorten
+from dovetail.value_checks import check_number, shorten
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -181,7 +182,13 @@ class AsyncLLM:
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; their readers get a last output. Unknown ids are ignored."""
         self._desk.begin()
-        await self._desk.end(read_request_ids(request_ids))
+        portions: list[list[str]] = []
+        for portion in request_id_portions(request_ids):
+            if portions:
+                await asyncio.sleep(0)  # others have a turn
+            portions.append(portion)
+        for portion in portions:
+            await self._desk.end(portion)
 
     async def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
         """Hold requests where they are until `resume`; others may come and wait meanwhile.
@@ -214,6 +221,7 @@ class AsyncLLM:
         max_silence_s: for how long it may show none; a long step is no silence. Raises
         UnavailableError while it is started again.
         """
+        most_s = check_number("max_silence_s", max_silence_s, 0.0, MAX_TIMEOUT_S)
         self._desk.begin()
         client = self.client
         if not isinstance(client, AsyncSupervisedClient):
@@ -221,9 +229,9 @@ class AsyncLLM:
         elif client.state is EngineState.RESTARTING:
             raise UnavailableError("the engine died and is being started again.")
         age_s = self.client.progress.age_s
-        if age_s > max_silence_s:
+        if age_s > most_s:
             raise StalledError(
-                f"the engine has shown no sign of life for {age_s:.1f} s; {max_silence_s:g} s are "
+                f"the engine has shown no sign of life for {age_s:.1f} s; {most_s:g} s are "
                 "allowed. It is stopped, or starved of processor time."
             )
 

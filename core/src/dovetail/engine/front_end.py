@@ -23,7 +23,8 @@ from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.instance import Options, make_instance
-from dovetail.value_checks import shorten
+from dovetail.sampling_params import SamplingParams
+from dovetail.value_checks import plain_text, shorten
 
 if TYPE_CHECKING:
     from dovetail.clock import Clock
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     from dovetail.engine.process.client import EngineFacts
     from dovetail.inputs import Prompt
     from dovetail.request import EngineCoreRequest
-    from dovetail.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRequest:
-    """What a user asks for: the arguments of `LLMEngine.add_request`, as one."""
+    """What a user asks for: the arguments of `LLMEngine.add_request`, as one.
+
+    Subclasses of str become plain strings: no method of a caller's own is called later.
+    """
 
     request_id: str
     prompt: Prompt
@@ -45,6 +48,12 @@ class AskedRequest:
     priority: int = 0
     cache_salt: str = ""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        for name in ("request_id", "cache_salt"):
+            value = getattr(self, name)
+            if type(value) is not str and issubclass(type(value), str):
+                object.__setattr__(self, name, plain_text(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +151,11 @@ class FrontEnd:
         # The core gets an id that never comes again: tokens of an aborted request, still on their
         # way, must not be taken for those of another one with the same id.
         self._num_checked += 1
+        params = asked.params
+        if isinstance(params, SamplingParams) and type(params) is not SamplingParams:
+            params = params.own_copy()  # fields of a subclass may be anything
         return CheckedRequest(
-            asked=replace(asked, request_id=request_id),
+            asked=replace(asked, request_id=request_id, params=params),
             read=read,
             core_id=core_request_id(request_id, self._num_checked),
             arrival_ns=self._clock.now_ns(),

@@ -201,6 +201,7 @@ class InputProcessor:
             raise RequestError(
                 f"params must be SamplingParams, not {type(params).__name__}.", parameter="params"
             )
+        params = params.own_copy()
         facts = self._facts
         for name, asked in (
             ("logprobs", params.logprobs),

@@ -114,9 +114,9 @@ class LLMEngine:
         )
         try:
             requests, _ = self.front.expect(asked)
-            self._hand_over(request_id, requests)
+            self._hand_over(asked.request_id, requests)
         except RequestError as error:
-            self._tell_refused(request_id, error)
+            self._tell_refused(asked.request_id, error)
             raise
 
     @one_thread_at_a_time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
@@ -10,7 +11,7 @@ from typing import Any
 from dovetail.config.engine_config import LimitsConfig
 from dovetail.errors import RequestError, nearest
 from dovetail.inputs import Prompt
-from dovetail.value_checks import check_text, guarded, refuse, shorten
+from dovetail.value_checks import check_number, check_text, guarded, plain_text, refuse, shorten
 
 _CONTENTS = ("prompt_token_ids", "prompt")
 _TRAITS = ("cache_salt", "tenant", "deadline_s")
@@ -53,9 +54,8 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
         if name in told
     }
     due = told.get("deadline_s")
-    is_number = isinstance(due, int | float) and not isinstance(due, bool)
-    if due is not None and not (is_number and 0 < due < _MAX_DEADLINE_S):
-        raise refuse("deadline_s", due, "None, or a positive number of seconds from now")
+    if due is not None:
+        due = check_number("deadline_s", due, 0.0, _MAX_DEADLINE_S, open_low=True)
     text, ids = told.get("prompt"), told.get("prompt_token_ids")
     if ids is not None and text is not None and not isinstance(text, str):
         raise refuse("prompt", text, "a string where prompt_token_ids are given, too")
@@ -79,7 +79,7 @@ def take_token_ids(
     """
     if keep_last is not None and isinstance(given, Sequence):
         sequence = given
-        given = guarded("prompt", lambda: sequence[-keep_last:])
+        given = guarded("prompt", lambda: _last_of(sequence, keep_last))
     known_length = type(given) in (list, tuple, range)
     count = len(given) if known_length else None  # type: ignore[arg-type]  # those have one
     if count is None or count < max_model_len:
@@ -99,19 +99,29 @@ def take_token_ids(
 def _known_entries(prompt: Mapping[str, Any]) -> dict[str, Any]:
     known = (*_CONTENTS, *_TRAITS)
     entries = guarded("prompt", lambda: dict(islice(prompt.items(), len(known) + 1)))
+    # Plain keys only: looking up a subclass of str calls its own methods.
     for name in entries:
-        if not isinstance(name, str) or name not in known:
+        if type(name) is not str or name not in known:
             raise RequestError(
                 f'the prompt has {shorten(name)}, which is not known; it may have "prompt" or '
-                f'"prompt_token_ids", and {", ".join(_TRAITS)}.{nearest(str(name)[:80], known)}',
+                f'"prompt_token_ids", and {", ".join(_TRAITS)}.{_nearest(name, known)}',
                 parameter="prompt",
             )
     return entries
 
 
+def _nearest(name: object, known: tuple[str, ...]) -> str:
+    return nearest(name[:80], known) if type(name) is str else ""
+
+
+def _last_of(sequence: Sequence[int], count: int) -> Iterable[int]:
+    # A deque is a sequence that cannot be sliced.
+    return deque(sequence, maxlen=count) if isinstance(sequence, deque) else sequence[-count:]
+
+
 def _content(given: object) -> str | Iterable[int]:
     if isinstance(given, str):
-        return given if type(given) is str else str.__str__(given)
+        return plain_text(given)
     if isinstance(given, Iterable) and not isinstance(given, _NOT_TOKENS):
         return given
     raise RequestError(

@@ -7,7 +7,7 @@ again, since it does not know what front end a request came through.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from dovetail.config.engine_config import LimitsConfig
@@ -17,10 +17,24 @@ from dovetail.interfaces.sampling_support import missing_capability
 from dovetail.interfaces.scheduler import PauseScope
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail.value_checks import check_integer, check_text, guarded, plain_copy, refuse, shorten
+from dovetail.value_checks import (
+    check_integer,
+    check_text,
+    plain_copy,
+    plain_text,
+    refuse,
+    shorten,
+    take_items,
+)
 
 CORE_ID_CHARS = 64
 """What front ends may add to a user's id: `EngineCoreRequest.request_id` may be longer by that."""
+
+MAX_REQUEST_IDS = 2**20
+"""Ids in one call of abort."""
+
+ID_PORTION = 2**12
+"""Ids that are read at a time."""
 
 MAX_TOKENS_PER_CHAR = 4
 """Tokens that a character of a bad word can become: bytes of UTF-8."""
@@ -174,22 +188,35 @@ def check_request_id(request_id: object, limits: LimitsConfig) -> str:
 
 
 def read_request_ids(request_ids: object) -> list[str]:
-    """Return one id or an iterable of ids as a list; raise RequestError for anything else."""
-    if isinstance(request_ids, str):
-        return [request_ids]
-    if not isinstance(request_ids, Iterable) or isinstance(request_ids, (bytes, bytearray)):
+    """Return one id or an iterable of ids as a list of plain strings.
+
+    Raises RequestError for anything else, and for more than `MAX_REQUEST_IDS`.
+    """
+    return [one for portion in request_id_portions(request_ids) for one in portion]
+
+
+def request_id_portions(request_ids: object) -> Iterator[list[str]]:
+    """Yield what `read_request_ids` returns in lists of `ID_PORTION`: a millisecond of work."""
+    if issubclass(type(request_ids), str):
+        request_ids = [request_ids]
+    if not isinstance(request_ids, Iterable) or isinstance(
+        request_ids, (bytes, bytearray, memoryview)
+    ):
         raise refuse("request_ids", request_ids, "a request id or a list of them")
-    ids = guarded("request_ids", lambda: list(request_ids))
-    for one in ids:
-        if not isinstance(one, str):
-            raise refuse("request_ids", one, "a string")
-    return ids
+    ids = take_items("request_ids", request_ids, MAX_REQUEST_IDS, what="ids")
+    for start in range(0, len(ids), ID_PORTION):
+        portion = ids[start : start + ID_PORTION]
+        for one in portion:
+            if not issubclass(type(one), str):
+                raise refuse("request_ids", one, "a string")
+        yield [plain_text(one) for one in portion]
 
 
 def read_pause_scope(scope: object) -> PauseScope:
     """Return the scope of a pause; raise UserError for anything else."""
-    if isinstance(scope, str) and scope in tuple(PauseScope):
-        return PauseScope(scope)
+    for known in PauseScope:
+        if type(scope) in (str, PauseScope) and scope == known:
+            return known
     raise UserError(f"scope={shorten(scope)} is no scope of a pause; it can be 'all' or 'new'.")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dovetail.config.engine_config import LimitsConfig
 
 _ONE_PROMPT = (str, bytes, bytearray, memoryview, Mapping, set, frozenset, range)
-_TEMPLATE_PARAMETERS = ("messages", "chat_template", "add_generation_prompt")
+_TEMPLATE_PARAMETERS = ("self", "messages", "chat_template", "add_generation_prompt")
 _MAX_KWARGS_BYTES = 2**20
 _BYTES_PER_CHAR = 8
 """Bytes that a conversation may have for each character of the longest prompt."""

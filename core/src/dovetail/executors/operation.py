@@ -15,6 +15,7 @@ from typing import Any
 
 from dovetail.errors import ContractError, RequestError
 from dovetail.interfaces.executor import Handle
+from dovetail.value_checks import shorten
 
 _ENGINES_OWN = frozenset(
     {
@@ -33,7 +34,7 @@ def check_callable_from_outside(name: str) -> None:
     """Raise RequestError for an operation that is the engine's alone to call, or nobody's."""
     module, _, last = name.rpartition(":")
     if last.startswith("_") or not last.isidentifier() or (not module and last in _ENGINES_OWN):
-        raise RequestError(f"operation {name!r} is not for others to call.")
+        raise RequestError(f"operation {shorten(name)} is not for others to call.")
 
 
 def find_operation(worker: object, operation: str | Callable[..., Any]) -> Callable[..., Any]:

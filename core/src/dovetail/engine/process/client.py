@@ -17,13 +17,14 @@ from dovetail.config import EngineConfig
 from dovetail.engine.core import EngineCore
 from dovetail.engine.process.engine_process import Progress
 from dovetail.engine.start import StartedEngine, start_engine
-from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserError
 from dovetail.executors.operation import check_callable_from_outside
 from dovetail.interfaces import EngineCoreOutputs, ModelInfo, PauseScope
 from dovetail.plugins import PluginRegistry
 from dovetail.process_owner import forked_error, on_fork_in_child
 from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import Ready
+from dovetail.value_checks import shorten
 
 PAUSED_WAIT_S = 0.01
 """How long an engine in process waits when it is asked for outputs while a pause holds all."""
@@ -206,6 +207,11 @@ class InprocClient(EngineClient):
         """Call a method of every worker."""
         if isinstance(operation, str):
             check_callable_from_outside(operation)
+        elif not callable(operation):
+            raise UserError(
+                f"operation={shorten(operation)} must be the name of a worker's method, or a "
+                "callable that is given the worker."
+            )
         answers: list[Any] = self.core.executor.collective_rpc(operation, args=args, kwargs=kwargs)
         return answers
 

@@ -6,12 +6,13 @@ nothing runs are all taken in before the first step. Knows no socket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
+from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import Add, AddTogether, Answer, Refused
 from dovetail.transport.wire_types import read_request
 
@@ -27,6 +28,11 @@ class _Together:
     requests: Iterator[tuple[str, bytes]]
     refused: list[tuple[str, str, str]] = field(default_factory=list)
 
+    def note(self, refused: Refused | None) -> None:
+        """Add to the answer that a request was refused."""
+        if refused is not None:
+            self.refused.append((refused.request_id, refused.reason, refused.parameter))
+
 
 class RequestIntake:
     """Takes requests into a core, for one turn of its loop after the other."""
@@ -37,6 +43,8 @@ class RequestIntake:
         self._busy = False
         self._end_ns = 0
         self._together: _Together | None = None
+        # Decoded, and not yet in the core: each of the two may take tens of milliseconds.
+        self._was_read: EngineCoreRequest | None = None
 
     def begin_turn(self) -> None:
         """Begin a turn of the loop: `INTAKE_NS` from now on."""
@@ -49,39 +57,61 @@ class RequestIntake:
         return self._clock.now_ns() >= self._end_ns
 
     def add(self, message: Add) -> Refused | None:
-        """Take a request in, or return why not."""
-        return self._add(message.request_id, message.request)
+        """Take a request in, or return why not; one that took long to read waits for `go_on`."""
+        refused = self._read_request(message.request_id, message.request)
+        return refused if refused is not None or self._turn_ended else self._add_read()
 
     def add_together(self, message: AddTogether) -> None:
         """Begin to take requests in that came together; `go_on` does it."""
         self._together = _Together(message.call, iter(message.requests))
 
-    def go_on(self) -> Answer | None:
-        """Take in what came together, as long as the turn lasts; return the answer at its end."""
+    def go_on(self) -> Answer | Refused | None:
+        """Take in what waits, as long as the turn lasts.
+
+        Returns the answer to requests that came together after the last of them, or why the one
+        that came alone is refused.
+        """
         together = self._together
         if together is None:
-            return None
+            return self._add_read()
+        together.note(self._add_read())
         for request_id, content in together.requests:
-            refused = self._add(request_id, content)
-            if refused is not None:
-                told = (refused.request_id, refused.reason, refused.parameter)
-                together.refused.append(told)
-            if self._busy and self.is_over:
+            together.note(self._read_request(request_id, content))
+            if not self._turn_ended:
+                together.note(self._add_read())
+            if self._turn_ended:
                 return None
         self._together = None
         return Answer(together.call, together.refused)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether requests that came together are not all in yet; what came later comes later."""
-        return self._together is not None
+        """Whether something is not in yet; what came later comes later."""
+        return self._together is not None or self._was_read is not None
 
-    def _add(self, request_id: str, content: bytes) -> Refused | None:
+    @property
+    def _turn_ended(self) -> bool:
+        return self._busy and self.is_over
+
+    def _read_request(self, request_id: str, content: bytes) -> Refused | None:
+        """Decode a request, which is then to be added; return why it cannot be."""
+        return self._attempt(request_id, lambda: self._keep(request_id, read_request(content)))
+
+    def _keep(self, request_id: str, request: EngineCoreRequest) -> None:
+        if request.request_id != request_id:
+            raise MessageError(f"the request's own id is {request.request_id!r}.")
+        self._was_read = request
+
+    def _add_read(self) -> Refused | None:
+        """Add the request that was read, if one was."""
+        request, self._was_read = self._was_read, None
+        if request is None:
+            return None
+        return self._attempt(request.request_id, lambda: self._core.add_request(request))
+
+    def _attempt(self, request_id: str, do: Callable[[], None]) -> Refused | None:
         try:
-            request = read_request(content)
-            if request.request_id != request_id:
-                raise MessageError(f"the request's own id is {request.request_id!r}.")
-            self._core.add_request(request)
+            do()
         except EngineDeadError:
             raise
         except RequestError as error:

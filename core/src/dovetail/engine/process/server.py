@@ -36,6 +36,7 @@ from dovetail.transport.messages import (
     Message,
     Pause,
     Question,
+    Refused,
     ResetPrefixCache,
     Resume,
     Stop,
@@ -158,7 +159,9 @@ class EngineServer:
 
     def _go_on(self) -> None:
         answer = self._intake.go_on()
-        if answer is not None:
+        if isinstance(answer, Refused):
+            self._send(answer)
+        elif answer is not None:
             self._answers.append(answer)
 
     def _answer(self, message: Question) -> None:

@@ -37,6 +37,7 @@ from dovetail.transport.messages import (
     pack,
 )
 from dovetail.transport.wire_types import wire_request
+from dovetail.value_checks import shorten
 
 V = TypeVar("V")
 
@@ -184,8 +185,8 @@ def call_of(
     """
     if not isinstance(operation, str):
         raise UserError(
-            f"{operation!r} cannot be called in the engine's process: only names cross. Give the "
-            "name of a worker's method (worker_extension_cls adds methods), or leave "
+            f"{shorten(operation)} cannot be called in the engine's process: only names cross. "
+            "Give the name of a worker's method (worker_extension_cls adds methods), or leave "
             "engine_process out."
         )
     call = Call(number, operation, tuple(args), dict(kwargs or {}))

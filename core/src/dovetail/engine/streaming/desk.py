@@ -27,7 +27,7 @@ from dovetail.errors import (
 )
 from dovetail.plugins.containment import describe_failure
 from dovetail.sampling_params import SamplingParams
-from dovetail.value_checks import refuse, shorten
+from dovetail.value_checks import check_number, shorten
 
 if TYPE_CHECKING:
     from dovetail.clock import Clock
@@ -97,9 +97,11 @@ class RequestDesk:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request; see `AsyncLLM.generate`."""
         self.begin()
-        checked = self._check(asked, timeout_s)
+        timeout_s = _read_timeout(timeout_s)
+        checked = self._check(asked)
         request_id = checked.asked.request_id
-        num = asked.params.n if isinstance(asked.params, SamplingParams) else 1
+        params = checked.asked.params
+        num = params.n if isinstance(params, SamplingParams) else 1
         self._check_room(request_id, num)
         self._num_asked += num
         self._arriving.add(request_id)
@@ -133,9 +135,8 @@ class RequestDesk:
 
     # --- one request --------------------------------------------------------------------------
 
-    def _check(self, asked: AskedRequest, timeout_s: float | None) -> CheckedRequest:
+    def _check(self, asked: AskedRequest) -> CheckedRequest:
         """Check what costs little; give a request without an id one that is not in use."""
-        _check_timeout(timeout_s)
         while isinstance(asked.request_id, str) and not asked.request_id:
             self._num_requests += 1
             if not self._in_use(f"~{self._num_requests}"):
@@ -292,12 +293,10 @@ class RequestDesk:
             stream.fail(self._error)
 
 
-def _check_timeout(timeout_s: object) -> None:
+def _read_timeout(timeout_s: object) -> float | None:
     if timeout_s is None:
-        return
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not (is_number and 0 < timeout_s <= MAX_TIMEOUT_S):  # type: ignore[operator]
-        raise refuse("timeout_s", timeout_s, "None, or a positive number of seconds")
+        return None
+    return check_number("timeout_s", timeout_s, 0.0, MAX_TIMEOUT_S, open_low=True)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,0 +1,237 @@
+"""Values of a caller's own classes, and values that change after they were given.
+
+No method of such an object is called outside a guard, none of them reaches the engine, and what is
+changed later changes nothing that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import deque
+from contextlib import suppress
+
+import pytest
+from security.engines import AsyncDoor, engine_options, open_llm
+
+from dovetail import SamplingParams
+from dovetail.errors import DovetailError, RequestError, UserError
+from dovetail.interfaces.sampling_support import FULL_SAMPLING
+from dovetail.testing.fake_worker import FakeWorker
+from dovetail.value_checks import shorten
+
+INNOCENT = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
+TEXT = "the innocent request"
+METHODS = (
+    *("__len__", "__iter__", "__eq__", "__bool__", "__str__", "__repr__", "__getitem__"),
+    *("__hash__", "__index__", "__int__", "__float__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("__format__", "__bytes__", "encode", "items", "keys", "get", "isascii"),
+)
+
+
+class Panic(BaseException):
+    """Like the panic of an extension module: no Exception."""
+
+
+class Capable(FakeWorker):
+    """Declares every capability of sampling, so that each parameter passes the engine."""
+
+    provides = FakeWorker.provides | FULL_SAMPLING
+
+
+def hostile(base, value, error):
+    """Return `value` as an object of a subclass of `base` each of whose methods raises."""
+
+    def fail(self, *given):
+        raise error("hostile")
+
+    return type("Hostile", (base,), dict.fromkeys(METHODS, fail))(value)
+
+
+HOSTILE = {"a text": (str, "text"), "an int": (int, 5), "a float": (float, 0.5)} | {
+    "a list": (list, [5, 6]),
+    "a dict": (dict, {"prompt": "a"}),
+    "bytes": (bytes, b"ab"),
+}
+PARAMS = tuple(SamplingParams.__dataclass_fields__)
+
+
+def tokens_of(output):
+    return [completion.token_ids for completion in output.outputs]
+
+
+@pytest.fixture(scope="module", params=["in process", "over a process"])
+def llm(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    with open_llm(request.param, engine_options(folder, worker_cls=Capable)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory):
+    door = AsyncDoor(engine_options(tmp_path_factory.mktemp("model"), worker_cls=Capable))
+    yield door
+    door.close()
+
+
+def beside(llm, **changes):
+    """Ask for what is changed between two innocent requests; return the three outputs."""
+    given = {"prompt": "b", "params": INNOCENT, "priority": 0} | changes
+    try:
+        outputs = llm.generate(
+            [TEXT, given["prompt"], TEXT],
+            [INNOCENT, given["params"], INNOCENT],
+            priority=[0, given["priority"], 0],
+            on_error="return",
+        )
+    except DovetailError as error:
+        assert len(str(error)) < 1000
+        return
+    alone = llm.generate(TEXT, INNOCENT)[0]
+    assert tokens_of(outputs[0]) == tokens_of(outputs[2]) == tokens_of(alone)
+
+
+@pytest.mark.parametrize("error", [OSError, Panic])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_objects_whose_methods_raise_are_read_or_refused(llm, kind, error):
+    value = hostile(*HOSTILE[kind], error)
+    beside(llm, prompt=value)
+    beside(llm, prompt={"prompt": "a", "cache_salt": value})
+    beside(llm, prompt={"prompt": "a", "deadline_s": value})
+    beside(llm, params=value)
+    beside(llm, priority=value)
+    for name in PARAMS:
+        for given in (value, [value]):
+            try:
+                params = SamplingParams(**{"max_tokens": 2, name: given})
+            except RequestError as refusal:
+                assert refusal.parameter == name
+                continue
+            beside(llm, params=params)
+
+
+@pytest.mark.parametrize("error", [OSError, Panic])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_arguments_of_a_stream_may_be_hostile(door, kind, error):
+    value = hostile(*HOSTILE[kind], error)
+
+    async def ask(**given):
+        stream = door.llm.generate(**{"prompt": TEXT, "params": INNOCENT, **given})
+        return tokens_of([output async for output in stream][-1])
+
+    async def ask_all():
+        for name in ("request_id", "cache_salt", "priority", "timeout_s", "output_kind"):
+            given = await asyncio.gather(ask(), ask(**{name: value}), return_exceptions=True)
+            assert isinstance(given[0], list)
+            assert isinstance(given[1], (list, DovetailError)), (name, given[1])
+        for call in (
+            lambda: door.llm.abort(value),
+            lambda: door.llm.pause(value),
+            lambda: door.llm.check_health(max_silence_s=value),
+        ):
+            with suppress(DovetailError):
+                await call()
+        await door.llm.check_health()
+
+    door.loop.run_until_complete(asyncio.wait_for(ask_all(), 30))
+
+
+def test_a_key_that_cannot_be_compared_is_refused(llm):
+    class Key(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            raise Panic("hostile")
+
+    with pytest.raises(RequestError) as caught:
+        llm.generate({Key("prompt"): "a"}, INNOCENT)
+    assert caught.value.parameter == "prompt"
+
+
+def test_parameters_that_change_after_they_were_given_change_nothing(llm):
+    params = SamplingParams(max_tokens=4, seed=3, logit_bias={5: 100.0}, extra_args={"a": 1})
+    before = tokens_of(llm.generate("b", params)[0])
+    engine, found = llm.llm_engine, {}
+    engine.add_request("changed", "b", params)
+    engine.add_request("innocent", TEXT, INNOCENT)
+    params.logit_bias[10**6] = "no number"
+    params.extra_args["b"] = object()
+    while engine.has_unfinished_requests():
+        found |= {one.request_id: one for one in engine.step()}
+    assert tokens_of(found["changed"]) == before
+    assert tokens_of(found["innocent"]) == tokens_of(llm.generate(TEXT, INNOCENT)[0])
+    with pytest.raises(RequestError) as caught:  # its values of now are wrong
+        llm.generate("b", params)
+    assert caught.value.parameter == "logit_bias"
+
+
+def test_an_empty_mapping_is_copied():
+    given = {}
+    params = SamplingParams(extra_args=given)
+    given["a"] = object()
+    assert params.extra_args == {}
+
+
+def test_a_subclass_of_parameters_is_read_once_as_parameters(llm, door):
+    class Unchecked(SamplingParams):
+        def __post_init__(self):
+            pass
+
+    for changes in ({"n": "2"}, {"max_tokens": None, "min_tokens": "1"}, {"stop": 5}):
+        with pytest.raises(RequestError):
+            llm.generate("b", Unchecked(**changes))
+        request = {"request_id": "a", "prompt": "b", "params": Unchecked(**changes)}
+        assert isinstance(door.ask_all([request])[0], RequestError)
+    beside(llm, params=Unchecked(max_tokens=2))
+
+
+def test_large_values_are_not_written_out_to_be_shown():
+    start = time.thread_time()
+    for value in (array("i", [5]) * 3_000_000, deque([5]) * 10**6, dict.fromkeys([5] * 10).keys()):
+        assert len(shorten(value)) < 80
+    assert shorten(SamplingParams(stop_token_ids=list(range(1000)))) == "<SamplingParams>"
+    assert time.thread_time() - start < 0.1
+
+
+def test_a_template_variable_named_like_an_argument_is_refused(llm):
+    llm.get_tokenizer()
+    with pytest.raises(RequestError) as caught:
+        llm.chat([{"role": "user", "content": "a"}], chat_template_kwargs={"self": 5})
+    assert caught.value.parameter == "chat_template_kwargs"
+
+
+def test_an_operation_that_cannot_be_called_is_refused(llm):
+    for operation in (5, ["x"] * 10**5, None):
+        with pytest.raises(UserError) as caught:
+            llm.llm_engine.collective_rpc(operation)
+        assert len(str(caught.value)) < 300
+
+
+def test_the_ids_of_an_abort_are_read_in_portions(door):
+    async def abort():
+        turns, last = [], time.thread_time()
+
+        async def watch():
+            nonlocal last
+            while True:
+                await asyncio.sleep(0)
+                turns.append(time.thread_time() - last)
+                last = time.thread_time()
+
+        watcher = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        await door.llm.abort(["unknown"] * 500_000)
+        watcher.cancel()
+        with pytest.raises(RequestError) as caught:
+            await door.llm.abort(["unknown"] * 2_000_000)
+        assert caught.value.parameter == "request_ids"
+        return max(turns)
+
+    assert door.loop.run_until_complete(abort()) < 0.05
+
+
+def test_the_last_tokens_of_a_deque_are_kept(llm):
+    params = SamplingParams(max_tokens=2, truncate_prompt_tokens=3)
+    output = llm.generate([deque(range(5, 100))], params)[0]
+    assert list(output.prompt_token_ids) == [97, 98, 99]
