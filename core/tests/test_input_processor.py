@@ -8,6 +8,7 @@ from dovetail.engine.input_processor import InputFacts, InputProcessor, completi
 from dovetail.engine.prompt_reading import read_prompt
 from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import ConfigError, ModelError, RequestError
+from dovetail.interfaces.sampling_support import FULL_SAMPLING
 from dovetail.sampling_params import SamplingParams
 from dovetail.testing.fake_tokenizer import ByteTokenizer
 
@@ -231,6 +232,7 @@ def test_bad_defaults_are_an_error_of_the_configuration(defaults):
 
 
 GOOD = one("ab", seed=3, bad_words=["x"], stop_token_ids=[4])
+SIZES = {"vocab_size": 259, "max_model_len": 32, "worker_provides": FULL_SAMPLING}
 
 
 @pytest.mark.parametrize(
@@ -258,9 +260,9 @@ GOOD = one("ab", seed=3, bad_words=["x"], stop_token_ids=[4])
     ],
 )
 def test_the_engine_checks_again(field, value, parameter):
-    validate_core_request(GOOD, vocab_size=259, max_model_len=32)
+    validate_core_request(GOOD, **SIZES)
     with pytest.raises(RequestError) as refusal:
-        validate_core_request(replace(GOOD, **{field: value}), vocab_size=259, max_model_len=32)
+        validate_core_request(replace(GOOD, **{field: value}), **SIZES)
     assert refusal.value.parameter == parameter
 
 
@@ -268,6 +270,4 @@ def test_the_engine_checks_the_parameters_again():
     params = SamplingParams()
     object.__setattr__(params, "top_p", float("nan"))
     with pytest.raises(RequestError, match="top_p"):
-        validate_core_request(
-            replace(GOOD, sampling_params=params), vocab_size=259, max_model_len=32
-        )
+        validate_core_request(replace(GOOD, sampling_params=params), **SIZES)

@@ -91,12 +91,10 @@ def check_number(
 
     Methods of a subclass of int or float are not called.
     """
-    kind = type(value)
-    if kind is bool or not issubclass(kind, (int, float)):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise refuse(parameter, value, "a finite number")
-    if kind is not int and kind is not float:
-        value = int.__pos__(value) if issubclass(kind, int) else float.__pos__(value)  # type: ignore[arg-type]
-    assert isinstance(value, (int, float))
+    if type(value) not in (int, float):
+        value = int.__pos__(value) if isinstance(value, int) else float.__pos__(value)
     # Compared before it is converted: an int may be too large for a float.
     if not low <= value <= high or (open_low and value == low):
         if not isinstance(value, int) and not math.isfinite(value):
