@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import logging
 import os
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail.plugins.first_party import is_first_party
+from dovetail.plugins.discovery import Candidate, discover
+from dovetail.plugins.loading import Origin, load_target
 
 logger = logging.getLogger(__name__)
 
-GROUP = "dovetail.checkpoint"
+KIND = "checkpoint"
 
 
 def installed_checkpoint_names() -> list[str]:
     """Return the short names of all installed checkpoints, sorted; import nothing."""
-    return sorted({entry.name for entry in entry_points(group=GROUP)})
+    return sorted({entry.name for entry in _entries()})
 
 
 def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> Path | None:
@@ -33,12 +34,13 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
     Raises ModelError if several packages bring that name, or if its package cannot be imported or
     does not give a path.
     """
+    named = [one for one in _entries() if one.name == name]
     entries = {
-        f"{entry.value} ({_owner(entry)})": entry
-        for entry in entry_points(group=GROUP, name=name)
-        if not first_party_only or _is_first_party(entry)
+        f"{entry.target} ({entry.distribution} {entry.version})": entry
+        for entry in named
+        if entry.first_party or not first_party_only
     }
-    kept = {whose: entry for whose, entry in entries.items() if _is_first_party(entry)}
+    kept = {whose: entry for whose, entry in entries.items() if entry.first_party}
     if kept and len(kept) < len(entries):
         others = ", ".join(sorted(entries.keys() - kept.keys()))
         logger.warning(
@@ -57,7 +59,8 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
         )
     ((whose, entry),) = entries.items()
     try:
-        return Path(os.fspath(entry.load()()))
+        function: Any = load_target(entry.target, Origin(asked=name))
+        return Path(os.fspath(function()))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # another's code: whatever it raises is told as its fault
@@ -66,9 +69,17 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
         ) from error
 
 
-def _is_first_party(entry: EntryPoint) -> bool:
-    return entry.dist is not None and is_first_party(entry.dist.name, entry.value)
-
-
-def _owner(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "unknown"
+def _entries() -> list[Candidate]:
+    """Return the declared checkpoints; distributions that cannot be read are passed over."""
+    return [
+        Candidate(
+            kind=KIND,
+            name=name,
+            target=target,
+            distribution=one.distribution,
+            version=one.version,
+        )
+        for one in discover().installations.values()
+        for kind, name, target in one.entries
+        if kind == KIND
+    ]

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from dovetail.config.installed_checkpoints import (
 from dovetail.config.model_fields import check_model_fields, check_token_ids
 from dovetail.errors import ModelError, RequestError, nearest
 from dovetail.model_files import file_exists, read_json_object
+from dovetail.plugins.discovery import discover
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
@@ -40,7 +40,6 @@ SAMPLING_NAMES = {
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _BARE_NAME = re.compile(r"\w[\w.-]*")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
-_MODEL_GROUP = "dovetail.model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +215,7 @@ def _check_plain_names(directory: Path, names: Sequence[str]) -> None:
     """
     for name in names:
         if _PLAIN_NAME.fullmatch(name) is None:
-            installed = sorted({entry.name for entry in entry_points(group=_MODEL_GROUP)})
+            installed = [one.name for one in discover().candidates["model"]]
             raise ModelError(
                 f"{directory / 'config.json'} states architectures={_shown(names)}. A model "
                 "directory can only name an installed model, and no class, file or distribution.\n"

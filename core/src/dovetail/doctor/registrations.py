@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.cli.app import COMMANDS
-from dovetail.config.installed_checkpoints import GROUP as CHECKPOINT_GROUP
+from dovetail.config.installed_checkpoints import KIND as CHECKPOINT
 from dovetail.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 from dovetail.errors import PluginError, nearest
 from dovetail.plugins.adapters import ADAPTERS, check_api
@@ -16,11 +16,11 @@ from dovetail.plugins.commands import KIND as COMMAND
 from dovetail.plugins.commands import find_commands
 from dovetail.plugins.description import Description
 from dovetail.plugins.discovery import Candidate, discover
-from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
+from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.registry import PluginRegistry
 
 _AREA = "plugins"
-_NO_KINDS = frozenset({CHECKPOINT_GROUP.removeprefix(GROUP_PREFIX), COMMAND})
+_NO_KINDS = frozenset({CHECKPOINT, COMMAND})
 """Groups of entry points of ours that hold no plugins."""
 
 

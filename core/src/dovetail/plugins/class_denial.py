@@ -10,17 +10,19 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from dovetail.clock import Clock
 from dovetail.errors import PluginError
 from dovetail.plugins.containment import contained
-from dovetail.plugins.discovery import Candidate, Discovery
+from dovetail.plugins.discovery import Candidate, Discovery, read_identity
 from dovetail.plugins.first_party import first_party_owner, top_package
 from dovetail.plugins.loading import LOCAL_PREFIX, Origin, load_target
+from dovetail.plugins.metadata_files import MAX_RECORD_BYTES, read_metadata
 from dovetail.plugins.plugin_policy import PluginPolicy
 
 _CONTRACTS = "dovetail.interfaces"
@@ -102,7 +104,26 @@ class ClassRules:
     @cached_property
     def _installed(self) -> Mapping[str, Sequence[str]]:
         """The distributions of each top-level package, those without plugins among them."""
-        return packages_distributions()
+        return _owners_of_packages()
+
+
+def _owners_of_packages() -> Mapping[str, Sequence[str]]:
+    """Return the distributions of each top-level package; those that cannot be read are none's."""
+    owners: dict[str, list[str]] = {}
+    for distribution in distributions():
+        with suppress(ValueError):
+            name, _ = read_identity(distribution)
+            declared = read_metadata(distribution, "top_level.txt", max_bytes=MAX_RECORD_BYTES)
+            record = declared or read_metadata(distribution, "RECORD", max_bytes=MAX_RECORD_BYTES)
+            for package in {_top_level(line) for line in (record or "").splitlines()}:
+                owners.setdefault(package, []).append(name)
+    return owners
+
+
+def _top_level(line: str) -> str:
+    """Return the import name that a line of top_level.txt or of RECORD begins with."""
+    first = line.strip().strip('"').partition(",")[0].partition("/")[0]
+    return first.partition(".")[0]
 
 
 def _is_contract(cls: type[Any]) -> bool:

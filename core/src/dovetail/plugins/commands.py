@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution
 
 from dovetail.plugins.discovery import Candidate, discover
-from dovetail.plugins.kinds import GROUP_PREFIX
 from dovetail.plugins.manifest import read_tables
 
 KIND = "command"
@@ -80,15 +79,15 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
         if not names:
             continue
         tables = read_tables(installation, KIND)
-        for entry in installation.metadata.entry_points.select(group=GROUP_PREFIX + KIND):
+        for name, target in ((n, t) for kind, n, t in installation.entries if kind == KIND):
             plugin = Candidate(
                 kind=KIND,
-                name=entry.name,
-                target=entry.value,
+                name=name,
+                target=target,
                 distribution=installation.distribution,
                 version=installation.version,
             )
-            line = tables.get(entry.name, {}).get("help")
+            line = tables.get(name, {}).get("help")
             told = line if isinstance(line, str) else f"A command of {plugin.distribution}."
             yield Command(plugin=plugin, help=told)
 

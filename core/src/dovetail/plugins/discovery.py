@@ -6,6 +6,7 @@ entry points: not what a plugin needs, nor whether it would load. Keeps nothing 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
@@ -19,6 +20,19 @@ from dovetail.plugins.first_party import (
     top_package,
 )
 from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
+from dovetail.plugins.metadata_files import (
+    MAX_ENTRY_POINTS_BYTES,
+    MAX_HEADER_BYTES,
+    read_metadata,
+)
+from dovetail.value_checks import shorten
+
+_DISTRIBUTION = re.compile(r"[A-Z0-9]([A-Z0-9._-]{0,198}[A-Z0-9])?", re.ASCII | re.IGNORECASE)
+_NAME = re.compile(r"[^\s@:/\\\[\]=]([^@:/\\\[\]=]{0,198}[^\s@:/\\\[\]=])?")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MAX_TARGET = 1000
+_RESERVED = frozenset({"auto"})
+"""Names that options have another meaning for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +125,20 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     set_aside: list[str] = []
     by_name: dict[str, list[Installation]] = {}
     for distribution in distributions() if installed is None else installed:
-        text = distribution.read_text("entry_points.txt")
-        if text is None or GROUP_PREFIX not in text:
+        try:
+            text = read_metadata(distribution, "entry_points.txt", max_bytes=MAX_ENTRY_POINTS_BYTES)
+            if text is None or GROUP_PREFIX not in text:
+                continue
+            name, version = read_identity(distribution)
+        except ValueError as error:
+            set_aside.append(f"The distribution in {_place(distribution)} is not used: {error}.")
             continue
-        name, version = _identity(distribution)
-        if not name:
-            set_aside.append(f"A distribution without a name declares plugins: {distribution!r}.")
+        if not _DISTRIBUTION.fullmatch(name):
+            set_aside.append(
+                f"The distribution in {_place(distribution)} declares plugins and is not used: "
+                f"its METADATA has {shorten(name)} as its name; a name has letters, digits, "
+                "'-', '_' and '.'."
+            )
             continue
         found = Installation(
             distribution=name,
@@ -170,10 +192,10 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
     for kind, name, target in one.entries:
         if kind not in KINDS:
             continue
-        if not name or ":" not in target:
+        if problem := _problem(name, target):
             set_aside.append(
-                f"{one.distribution} {one.version} declares {name or target!r} in "
-                f"[{GROUP_PREFIX}{kind}] as {target!r}; that names no class ('module:Class')."
+                f"{one.distribution} {one.version} declares {shorten(name)} in "
+                f"[{GROUP_PREFIX}{kind}] as {shorten(target)}; {problem}."
             )
             continue
         yield Candidate(
@@ -185,20 +207,45 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
         )
 
 
+def _problem(name: str, target: str) -> str:
+    """Return what is wrong with an entry point; "" if it names a plugin and a class."""
+    if name in _RESERVED:
+        return f"{name!r} is no name for a plugin: it means that the engine chooses"
+    if not _NAME.fullmatch(name) or not name.isprintable():
+        return "a name has at most 200 letters, and none of @ : / \\ [ ] ="
+    if len(target) > _MAX_TARGET or not _TARGET.fullmatch(target):
+        return "that names no class ('module:Class')"
+    return ""
+
+
+def _place(distribution: Distribution) -> str:
+    """Return where a distribution lies that has no name to speak of."""
+    folder = getattr(distribution, "_path", None) or distribution.locate_file("")
+    return repr(str(folder))[:200]
+
+
 def _rank(candidate: Candidate) -> tuple[bool, str, str, str]:
     distribution = normalize_distribution(candidate.distribution)
     return not candidate.first_party, distribution, candidate.name, candidate.target
 
 
-def _identity(distribution: Distribution) -> tuple[str, str]:
-    """Return name and version; read by hand, since parsing whole METADATA files as mail is slow."""
-    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+def read_identity(distribution: Distribution) -> tuple[str, str]:
+    """Return name and version, the first of each; raise ValueError if they cannot be read.
+
+    Read by hand, since parsing whole METADATA files as mail is slow.
+    """
+    files = (
+        read_metadata(distribution, file, max_bytes=MAX_HEADER_BYTES, cut=True)
+        for file in ("METADATA", "PKG-INFO")
+    )
+    text = next(filter(None, files), "")
     fields = {"name": "", "version": ""}
     for line in takewhile(str.strip, text.splitlines()):
         key, colon, value = line.partition(":")
-        if colon and key.lower() in fields:
+        if colon and fields.get(key.lower()) == "":
             fields[key.lower()] = value.strip()
-    return fields["name"], fields["version"]
+    version = "".join(filter(str.isprintable, fields["version"][:100]))
+    return fields["name"], version
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, str]]:

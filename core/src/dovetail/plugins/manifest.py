@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,8 +25,18 @@ from dovetail.errors import nearest
 from dovetail.plugins.api_range import parse_range
 from dovetail.plugins.discovery import Installation
 from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.metadata_files import (
+    MAX_ENTRY_POINTS_BYTES,
+    MAX_RECORD_BYTES,
+    read_metadata,
+    read_regular_text,
+)
+from dovetail.value_checks import shorten
 
 FILE_NAME = "dovetail.toml"
+MAX_BYTES = 1 << 18
+_MAX_DOTS = 200
+"""In a line: the parser's time grows with the square of the parts of a key."""
 ROLES = ("frontend", "engine", "worker")
 
 _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
@@ -86,8 +97,8 @@ def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str,
     """
     found: dict[str, Mapping[str, Any]] = {}
     for path in find_files(installation):
-        with suppress(OSError, ValueError):
-            plugins = tomllib.loads(path.read_text(encoding="utf-8")).get("plugin", [])
+        with suppress(ValueError, TypeError):
+            plugins = _parse(path).get("plugin", [])
             tables = (one for one in plugins if isinstance(one, dict) and one.get("kind") == kind)
             found.update({str(one.get("name")): one for one in tables})
     return found
@@ -101,23 +112,30 @@ def find_files(installation: Installation) -> Iterator[Path]:
     metadata = installation.metadata
     for package in installation.packages:
         path = Path(str(metadata.locate_file(f"{package}/{FILE_NAME}")))
-        if path.is_file():
-            record = metadata.read_text("RECORD")
+        if os.path.lexists(path):
+            record = _text_of(metadata, "RECORD", MAX_RECORD_BYTES)
             if record is None or f"{package}/{FILE_NAME}" in record:
                 yield path
         elif (project := _editable_project(metadata)) is not None:
             found = (folder / FILE_NAME for folder in _package_folders(package))
-            yield from (one for one in found if project in one.parents and one.is_file())
+            yield from (one for one in found if project in one.parents and os.path.lexists(one))
 
 
 def _editable_project(metadata: Distribution) -> Path | None:
     """Return the folder that a distribution was installed from, if it is editable (PEP 610)."""
     try:
-        told = json.loads(metadata.read_text("direct_url.json") or "{}")
+        told = json.loads(_text_of(metadata, "direct_url.json", MAX_ENTRY_POINTS_BYTES) or "{}")
         editable = told.get("dir_info", {}).get("editable")
         return Path(unquote(urlparse(told["url"]).path)) if editable else None
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
+
+
+def _text_of(metadata: Distribution, name: str, max_bytes: int) -> str | None:
+    try:
+        return read_metadata(metadata, name, max_bytes=max_bytes)
+    except ValueError:
+        return None  # as if it were not there: what is beside it says the rest
 
 
 def _package_folders(package: str) -> list[Path]:
@@ -133,8 +151,8 @@ def _read_file(
     path: Path, declared: frozenset[tuple[str, str]]
 ) -> tuple[list[PluginEntry], list[str]]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = _parse(path)
+    except ValueError as error:
         return [], [f"it cannot be read: {error}"]
     tables = table.get("plugin", [])
     foreign = [key for key in table if key != "plugin"]
@@ -153,27 +171,44 @@ def _read_file(
     return entries, problems
 
 
+def _parse(path: Path) -> dict[str, Any]:
+    """Return the tables of a manifest; raise ValueError if it is none, or beyond the limits."""
+    text = read_regular_text(path, max_bytes=MAX_BYTES)
+    if text is None:
+        raise ValueError(f"{path.name} is no regular file")
+    if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {_MAX_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its arrays or tables are nested too deeply") from None
+
+
 def _is_of_another_core(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> bool:
     """Return whether it is about a declared plugin of a kind that this core does not know."""
     kind, name = table.get("kind"), table.get("name")
-    return isinstance(kind, str) and kind not in KINDS and (kind, name) in declared
+    if not isinstance(kind, str) or not isinstance(name, str):
+        return False
+    return kind not in KINDS and (kind, name) in declared
 
 
 def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> Iterator[str]:
     for key in table:
         if key not in _CHECKS:
-            yield f"{key!r} is no key.{nearest(key, _CHECKS)} Keys: {', '.join(_CHECKS)}"
+            yield f"{shorten(key)} is no key.{nearest(key, _CHECKS)} Keys: {', '.join(_CHECKS)}"
     for key, check in _CHECKS.items():
         problem = check(table[key]) if key in table else ""
         if problem:
-            yield f"{key} = {table[key]!r}: {problem}"
+            yield f"{key} = {shorten(table[key])}: {problem}"
     kind, name = table.get("kind"), table.get("name")
     if kind is None or name is None:
         yield "it names no plugin; give kind and name"
+    elif not isinstance(kind, str) or not isinstance(name, str):
+        return  # told above
     elif kind in KINDS and (kind, name) not in declared:
         of_kind = sorted(one for its_kind, one in declared if its_kind == kind)
         yield (
-            f"the distribution has no {kind} {name!r}.{nearest(str(name), of_kind)} "
+            f"the distribution has no {kind} {shorten(name)}.{nearest(name, of_kind)} "
             f"Its entry points of that kind: {', '.join(of_kind) or 'none'}; one that is new in an "
             "editable installation is there once that is installed again"
         )

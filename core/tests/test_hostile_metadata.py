@@ -1,0 +1,178 @@
+"""Damaged and hostile metadata of installed distributions harms nobody else, and hangs nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from dovetail.config.installed_checkpoints import installed_checkpoint_names
+from dovetail.errors import PluginLoadError
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.class_denial import _owners_of_packages
+from dovetail.plugins.commands import find_commands
+
+POLICY = """
+from dovetail.interfaces import Policy
+
+
+class Mine(Policy):
+    def rank(self, request, view):
+        return 0
+"""
+HEAD = '[[plugin]]\nkind = "policy"\nname = "mine"\n'
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder on sys.path with one distribution that has a policy."""
+    (tmp_path / "odd_mine").mkdir()
+    (tmp_path / "odd_mine/__init__.py").write_text(POLICY)
+    info = tmp_path / "odd_mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[dovetail.policy]\nmine = odd_mine:Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("odd_mine", None)
+
+
+def fifo(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def loop(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+def device(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def content(data):
+    return lambda path: path.write_bytes(data)
+
+
+def large(path):
+    path.write_bytes(b"")
+    os.truncate(path, 3 << 30)
+
+
+def check_others_are_unharmed():
+    registry = PluginRegistry()
+    assert registry.load("scheduler", "fcfs").__name__ == "FCFSScheduler"
+    registry.check_manifests()
+    assert installed_checkpoint_names() is not None
+    assert find_commands(()).usable is not None
+    assert _owners_of_packages()["pytest"] == ["pytest"]
+    return registry
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "damage",
+    [fifo, loop, device, large, content(b"[dovetail.policy]\nx\xff = a:B\n")],
+    ids=["fifo", "loop", "device", "large", "not utf-8"],
+)
+def test_entry_points_that_cannot_be_read_are_set_aside(site, damage):
+    damage(site / "odd_mine-1.0.dist-info/entry_points.txt")
+    registry = check_others_are_unharmed()
+    assert any("odd_mine-1.0.dist-info" in one for one in registry.set_aside)
+    assert all(one.name != "mine" for one in registry.candidates("policy"))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        fifo,
+        loop,
+        device,
+        content(b""),
+        content(b"\xff\xfe\x00"),
+        content(b"Name: odd\xffmine\nVersion: 1\n"),
+        content(b"Name: odd\x1b[2Jmine\nVersion: 1\n"),
+        content("Name: dоvetail-cpu\nVersion: 1\n".encode()),  # noqa: RUF001  # Cyrillic
+        content(b"Name: odd-mine-\nVersion: 1\n"),
+        content(b"Name: " + b"x" * 100_000 + b"\nVersion: 1\n"),
+    ],
+)
+def test_a_distribution_without_a_proper_name_is_set_aside(site, damage):
+    damage(site / "odd_mine-1.0.dist-info/METADATA")
+    registry = check_others_are_unharmed()
+    (told,) = [one for one in registry.set_aside if "odd_mine-1.0.dist-info" in one]
+    assert told.isprintable() and len(told) < 500
+
+
+def test_of_two_names_in_one_file_the_first_counts(site):
+    (site / "odd_mine-1.0.dist-info/METADATA").write_text(
+        "Name: odd-mine\nName: dovetail-sched-fcfs\nVersion: 1\nVersion: \x1b[2J\n"
+    )
+    (mine,) = [one for one in PluginRegistry().candidates("policy") if one.name == "mine"]
+    assert (mine.distribution, mine.version, mine.first_party) == ("odd-mine", "1", False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "auto = odd_mine:Mine",
+        "a@b = odd_mine:Mine",
+        "a:b = odd_mine:Mine",
+        "./a.py = odd_mine:Mine",
+        "\x1b[31mred = odd_mine:Mine",
+        "x" * 300 + " = odd_mine:Mine",
+        "= odd_mine:Mine",
+        "odd =",
+        "odd = odd_mine",
+        "odd = odd_mine:",
+        "odd = :Mine",
+        "odd = .odd_mine:Mine",
+        "odd = odd_mine:Mine:Mine",
+        "odd = odd_mine;rm:Mine",
+        "odd = ../odd_mine:Mine",
+        "odd = " + "odd_mine." * 1000 + "odd:Mine",
+    ],
+    ids=range(16),
+)
+def test_an_entry_point_that_names_no_class_is_set_aside(site, line):
+    points = site / "odd_mine-1.0.dist-info/entry_points.txt"
+    points.write_text(f"[dovetail.policy]\n{line}\nmine = odd_mine:Mine [extra]\n")
+    registry = check_others_are_unharmed()
+    (told,) = [one for one in registry.set_aside if one.startswith("odd-mine")]
+    assert told.isprintable() and len(told) < 500
+    assert [one.name for one in registry.candidates("policy") if "odd" in one.target] == ["mine"]
+    assert registry.load("policy", "mine").__name__ == "Mine"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        fifo,
+        loop,
+        device,
+        large,
+        lambda path: path.mkdir(),
+        content(b"\xff"),
+        content(HEAD.encode() + b"x = " + b"[" * 50_000),
+        content(HEAD.encode() + b"x = " + b"{a=" * 5_000),
+        content(HEAD.encode() + b"a" + b".a" * 50_000 + b" = 1\n"),
+        content(HEAD.encode() + b"#" + b"x" * 1_000_000),
+        content(b'[[plugin]]\nkind = "policy"\nname = ["mine"]\n'),
+        content(b'[[plugin]]\nkind = {}\nname = "mine"\n'),
+        content(b"[[plugin]]\nkind = {}\nname = {}\n"),
+        content(b'[[plugin]]\nkind = "policy"\nname = "' + b"x" * 100_000 + b'"\n'),
+    ],
+    ids=range(14),
+)
+def test_a_manifest_that_is_none_is_broken_for_its_own_distribution_alone(site, damage):
+    damage(site / "odd_mine/dovetail.toml")
+    registry = check_others_are_unharmed()
+    with pytest.raises(PluginLoadError, match=r"dovetail\.toml") as caught:
+        registry.load("policy", "mine")
+    assert len(str(caught.value)) < 2000
+    assert "odd_mine" not in sys.modules
