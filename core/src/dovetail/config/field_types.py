@@ -121,6 +121,9 @@ def _reference(value: object) -> object:
         raise ValueError(
             "must name a plugin (name, name@distribution, pkg.mod:Class) or be a class"
         )
+    meta = type(value)
+    if isinstance(value, type) and (meta.__eq__, meta.__hash__) != (type.__eq__, type.__hash__):
+        raise ValueError("must be a class whose metaclass leaves __eq__ and __hash__ as they are")
     return value
 
 

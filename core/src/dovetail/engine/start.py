@@ -8,7 +8,7 @@ before is shut down again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_sid
 from dovetail.engine.params_checks import load_params_checks
 from dovetail.engine.plugin_picks import check_picks, make_registry
 from dovetail.engine.quantized_checkpoints import choose_quantized_method
-from dovetail.errors import ConfigError
+from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import (
     Executor,
     ExecutorContext,
@@ -40,6 +40,7 @@ from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
 from dovetail.start_phases import PhaseRecord, StartUp, describe_phases
+from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ def _start_parts(
     start.undo(executor.shutdown)
     start.enter("model_facts")
     info = executor.get_model_info()
+    if not isinstance(info, ModelInfo):
+        raise _wrong_answer("get_model_info", info, "a ModelInfo")
     start.enter("size_cache")
     kv_cache = _size_cache(executor, config)
     max_model_len = _model_len(config, wishes, info, kv_cache)
@@ -200,8 +203,12 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
         max_model_len=config.model.max_model_len or 1,
         max_step_tokens=scheduler.max_num_batched_tokens or 1,
     )
+    specs = executor.get_kv_cache_specs()
+    for one in specs:
+        if not isinstance(one, Mapping):
+            raise _wrong_answer("get_kv_cache_spec", one, "a mapping of layers to KVCacheSpec")
     groups = group_layers(
-        executor.get_kv_cache_specs(),
+        specs,
         block_size=cache.block_size or 1,
         max_model_len=load.max_model_len,
     )
@@ -212,6 +219,12 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
         available = executor.determine_available_memory()
     num_blocks = None if override is None else override + 1
     return size_cache(groups, load, available_bytes=available, num_blocks=num_blocks)
+
+
+def _wrong_answer(method: str, answer: object, due: str) -> ContractError:
+    return ContractError(
+        f"A worker returned {shorten(answer)} for {method}; it has to return {due}."
+    )
 
 
 def _model_len(

@@ -7,11 +7,12 @@ one thread of the executor's own works through the calls in their order. A worke
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar, cast
 
-from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.errors import DovetailError, EngineDeadError, PluginLoadError
 from dovetail.executors.operation import SoleReply, check_rank, find_operation
 from dovetail.faults import fault
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
@@ -19,9 +20,12 @@ from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
+from dovetail.plugins.containment import describe_failure
 from dovetail.plugins.extension import complete_worker_cls
 from dovetail.result import ModelRunnerOutput
 from dovetail.start_phases import enter_phase
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -53,10 +57,22 @@ class UniprocExecutor(Executor):
         try:
             for phase in ("init_device", "load_model"):
                 enter_phase(phase)
-                self.collective_rpc(phase)
+                self._start(phase)
         except BaseException:
             self.shutdown()
             raise
+
+    def _start(self, phase: str) -> None:
+        """Take the worker through a phase of its start; its failure is told as the worker's."""
+        try:
+            self.collective_rpc(phase)
+        except (DovetailError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise PluginLoadError(
+                f"The worker {_name(self._worker)} failed in {phase}: {describe_failure(error)}.\n"
+                "Correct what raised it, or choose another worker with worker_cls."
+            ) from error
 
     def collective_rpc(
         self,
@@ -107,7 +123,12 @@ class UniprocExecutor(Executor):
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         fault("uniproc.shutdown")
-        self._worker.shutdown()
+        try:
+            self._worker.shutdown()
+        except Exception as error:
+            # Nothing is lost by it, and the reason for the end must not be hidden by it.
+            failure = describe_failure(error)
+            logger.warning("The worker %s failed to shut down: %s", _name(self._worker), failure)
 
     def _submit(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> Handle[T]:
         if self._thread is None:
@@ -134,6 +155,10 @@ class UniprocExecutor(Executor):
         if isinstance(error, DovetailError):
             raise error
         raise EngineDeadError(f"the worker failed: {type(error).__name__}: {error}") from error
+
+
+def _name(worker: object) -> str:
+    return f"{type(worker).__module__}:{type(worker).__qualname__}"
 
 
 class LateResult:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from dovetail.errors import ContractError
 from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
 from dovetail.interfaces.worker import GrammarOutput, ModelInfo
 from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
+from dovetail.value_checks import shorten
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
@@ -160,7 +162,14 @@ class Executor(ABC):
 
     def determine_available_memory(self) -> int:
         """Return the bytes that every worker has for its cache: the least of them."""
-        return int(min(self.collective_rpc("determine_available_memory")))
+        answers: list[int] = self.collective_rpc("determine_available_memory")
+        for answer in answers:
+            if type(answer) is not int:
+                raise ContractError(
+                    f"A worker returned {shorten(answer)} for determine_available_memory; it has "
+                    "to return the number of bytes, an int."
+                )
+        return min(answers)
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Let the workers take the cache's memory, then warm up."""

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from dovetail.clock import Clock
-from dovetail.errors import ContractError, PluginError, PluginLoadError, nearest
+from dovetail.errors import ContractError, DovetailError, PluginError, PluginLoadError, nearest
 from dovetail.interfaces.platform import Probe
 from dovetail.plugins.adapters import Adapters, adapt, check_api
 from dovetail.plugins.capabilities import (
@@ -29,6 +29,7 @@ from dovetail.plugins.loading import Origin, find_attribute, load_dotted, load_f
 from dovetail.plugins.options import PluginOptions
 from dovetail.plugins.reference import FileReference, QualifiedReference, parse_reference
 from dovetail.plugins.resolution import Resolution
+from dovetail.value_checks import shorten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,22 @@ class Admission:
     ) -> Plugin:
         """Import and check one plugin; raise as `PluginRegistry.load`.
 
-        shared: plugins of other kinds go by the same name and take options.
+        shared: plugins of other kinds go by the same name and take options. Whatever the class or
+        its options model raises while it is looked at, `SystemExit` too, is a PluginLoadError.
         """
+        try:
+            return self._admit(resolution, reference, about, shared=shared)
+        except (DovetailError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise PluginLoadError(
+                f"The {about} was imported, but checking it failed: {describe_failure(error)}.\n"
+                "Correct what raised it, or choose another plugin in its place."
+            ) from error
+
+    def _admit(
+        self, resolution: Resolution, reference: str | type, about: Description, *, shared: bool
+    ) -> Plugin:
         whose, kind = str(about), about.kind
         earlier = check_api(kind, about.entry.api, whose, self._adapters)
         loaded: object = reference
@@ -157,7 +172,17 @@ def check_probe(whose: str, answer: object) -> Probe:
     """Return what a probe answered; raise ContractError if that is no Probe."""
     if not isinstance(answer, Probe):
         raise ContractError(
-            f"The probe of the {whose} returned {answer!r}; it has to return a Probe."
+            f"The probe of the {whose} returned {shorten(answer)}; it has to return a Probe."
+        )
+    is_list = isinstance(answer.reasons, (list, tuple))
+    if (
+        type(answer.usable) is not bool
+        or not is_list
+        or not all(isinstance(one, str) for one in answer.reasons)
+    ):
+        raise ContractError(
+            f"The probe of the {whose} returned {shorten(answer)}; `usable` has to be a bool and "
+            "`reasons` a tuple of sentences."
         )
     return answer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from dovetail.errors import DovetailError, PluginLoadError
+from dovetail.errors import ContractError, DovetailError, PluginLoadError
 from dovetail.plugins.containment import describe_failure
 
 T = TypeVar("T")
@@ -40,12 +40,12 @@ def construct(
     """Return an instance of a plugin's class, made from `context` or, without one, of `options`.
 
     A DovetailError and Ctrl-C pass; whatever else the constructor raises, `SystemExit` too, becomes
-    a PluginLoadError that names kind and class and has it as its cause.
+    a PluginLoadError that names kind and class and has it as its cause. Raises ContractError for a
+    class that makes an object of another one.
     """
     try:
-        if context is not None:
-            return cls(context)
-        return cls(options=options) if options else cls()
+        arguments = () if context is None else (context,)
+        made = cls(*arguments, **({"options": options} if options and context is None else {}))
     except (DovetailError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -54,3 +54,9 @@ def construct(
             f"The {kind} {name} was loaded, but making it failed: {describe_failure(error)}.\n"
             f"Mend what raised it, or choose another plugin in its place."
         ) from error
+    if isinstance(cls, type) and not issubclass(type(made), cls):
+        raise ContractError(
+            f"The {kind} {cls.__module__}:{cls.__qualname__} was loaded, but making it gave an "
+            f"object of {type(made).__name__!r}. Its __new__ has to return an instance of it."
+        )
+    return made

@@ -14,12 +14,24 @@ from typing import Any, Generic, Protocol
 
 from dovetail.errors import ContractError
 from dovetail.plugins.api_range import Version, parse_version
+from dovetail.plugins.declared_fields import field_problems
 from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.signatures import find_mismatches
+from dovetail.value_checks import shorten
 
 _DECLARATIONS = ("CONTRACT", "CONTRACT_VERSION")
 _ABSENT = object()
 _PLAIN_BASES: tuple[object, ...] = (object, Protocol, Generic)
+
+
+class OtherContractError(ContractError):
+    """The class declares the contract of another kind."""
+
+
+def has_plain_identity(cls: type) -> bool:
+    """Return whether a class equals itself alone, so that it can be looked up."""
+    meta = type(cls)
+    return meta.__eq__ is type.__eq__ and meta.__hash__ is type.__hash__
 
 
 def check_contract(kind: str, cls: object) -> tuple[str, ...]:
@@ -33,7 +45,17 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
             f"A {kind} must be a class with the contract {law.__name__}; "
             f"{_describe(cls)} is {_article(type(cls).__name__)}. Name a class."
         )
-    problems = [*_declaration_problems(kind, law, cls), *member_problems(law, cls)]
+    declared: object = getattr(cls, "CONTRACT", None)
+    if declared is not None and declared != kind:
+        raise OtherContractError(
+            f"{_describe(cls)} does not meet the contract of {_article(kind)}: 1 problem.\n"
+            f"  - it declares CONTRACT = {shorten(declared)}, but is used as {_article(kind)}"
+        )
+    problems = [
+        *_declaration_problems(law, cls),
+        *member_problems(law, cls),
+        *field_problems(kind, cls),
+    ]
     if problems:
         many = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listed = "".join(f"\n  - {problem}" for problem in problems)
@@ -59,19 +81,18 @@ def contract_version(kind: str) -> str:
     return version
 
 
-def _declaration_problems(kind: str, law: Any, cls: type) -> Iterator[str]:
-    """Yield what is wrong with the contract and the version that a class says it has."""
-    declared = getattr(cls, "CONTRACT", None)
-    if declared is not None and declared != kind:
-        yield f"it declares CONTRACT = {declared!r}, but is used as a {kind}"
-        return
+def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
+    """Yield what is wrong with the version that a class says it has, and with its metaclass."""
+    if not has_plain_identity(cls):
+        yield "its metaclass defines __eq__ or __hash__: classes are told apart by identity"
     version = getattr(cls, "CONTRACT_VERSION", None)
     if version is None:
         return
     asked = parse_version(version)
     current = parse_version(law.CONTRACT_VERSION)
     if asked is None:
-        yield f"CONTRACT_VERSION is {version!r}; write a string such as {law.CONTRACT_VERSION!r}"
+        like = f"write a string such as {law.CONTRACT_VERSION!r}"
+        yield f"CONTRACT_VERSION is {shorten(version)}; {like}"
     elif current is not None and not is_compatible(asked, current):
         age = "newer" if asked > current else "older"
         yield (

@@ -110,7 +110,9 @@ def find_attribute(module: ModuleType, attribute: str, origin: Origin) -> object
             found = getattr(found, part)
         except AttributeError:
             raise _missing_attribute(module, found, part, origin) from None
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise _import_failure(f"{module.__name__}.{part}", origin, error) from error
     return found
 

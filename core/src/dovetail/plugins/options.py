@@ -12,12 +12,12 @@ from typing import Any
 from dovetail.config.frozen_mapping import FrozenDict, freeze
 from dovetail.errors import ConfigError, ContractError, nearest
 from dovetail.plugins.description import Description
+from dovetail.value_checks import shorten
 
 WITHOUT_CONTEXT = frozenset({"linear_method", "ops", "platform", "policy", "tokenizer"})
 """Kinds that are made without a context; the keyword `options` brings them theirs."""
 
 _NONE: Mapping[str, Any] = FrozenDict()
-_MAX_SHOWN = 80
 
 
 class PluginOptions:
@@ -43,12 +43,13 @@ class PluginOptions:
         for key, value in self._given.items():
             if key not in names:
                 raise ConfigError(
-                    f"plugin_options: there is no plugin {key!r}.{nearest(key, names)} "
+                    f"plugin_options: there is no plugin {shorten(key)}.{nearest(key, names)} "
                     "Write a plugin's name, 'kind:name', or the class as it was named."
                 )
             if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in value):
                 raise ConfigError(
-                    f"plugin_options: {key!r} is {value!r}; give its options as a mapping."
+                    f"plugin_options: {shorten(key)} is {shorten(value)}; give its options as a "
+                    "mapping."
                 )
             if len(kinds := kinds_of.get(key, [])) > 1:
                 choices = " or ".join(f"'{kind}:{key}'" for kind in kinds)
@@ -75,8 +76,8 @@ class PluginOptions:
             return _NONE
         if given and (description.in_manifest or description.kind in WITHOUT_CONTEXT):
             raise ConfigError(
-                f"plugin_options: the {description} takes no options, and {dict(given)} were "
-                f"given. Take {key!r} out of plugin_options."
+                f"plugin_options: the {description} takes no options, and {shorten(dict(given))} "
+                f"were given. Take {key!r} out of plugin_options."
             )
         return given
 
@@ -109,14 +110,15 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
     for key in given:
         if key not in known:
             raise ConfigError(
-                f"plugin_options: the {description} has no option {key!r}.{nearest(key, known)} "
+                f"plugin_options: the {description} has no option {shorten(key)}."
+                f"{nearest(key, known)} "
                 f"Options: {', '.join(fields) or 'none'}."
             )
     try:
         checked = model.model_validate(dict(given))
     except ValidationError as error:
         lines = [
-            f"{'.'.join(map(str, one['loc']))}={_shown(one['input'])}: {one['msg']}"
+            f"{'.'.join(map(str, one['loc']))}={shorten(one['input'])}: {one['msg']}"
             for one in error.errors(include_url=False)
         ]
         raise ConfigError(
@@ -124,8 +126,3 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
         ) from None
     values: Mapping[str, Any] = freeze({name: getattr(checked, name) for name in fields})
     return values
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

@@ -12,6 +12,9 @@ from dovetail.errors import ContractError, PluginError
 from dovetail.interfaces.platform import Platform, PlatformInfo
 from dovetail.plugins.construction import ask
 from dovetail.plugins.reference import parse_reference
+from dovetail.value_checks import shorten
+
+MAX_PREFERRED = 100
 
 
 def check_info(platform_cls: type[Platform]) -> PlatformInfo:
@@ -19,16 +22,23 @@ def check_info(platform_cls: type[Platform]) -> PlatformInfo:
     info: object = getattr(platform_cls, "info", None)
     whose = f"{platform_cls.__module__}:{platform_cls.__qualname__}"
     if not isinstance(info, PlatformInfo):
-        raise ContractError(f"The platform {whose} has info = {info!r}; it needs a PlatformInfo.")
+        raise ContractError(
+            f"The platform {whose} has info = {shorten(info)}; it needs a PlatformInfo."
+        )
     for field in ("name", "device_type"):
         value: object = getattr(info, field)
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or not value.isprintable():
             raise ContractError(
-                f"The platform {whose} has info.{field} = {value!r}; it needs a string."
+                f"The platform {whose} has info.{field} = {shorten(value)}; it needs a string."
             )
     if type(platform_cls.rank) is not int:
         raise ContractError(
-            f"The platform {whose} has rank = {platform_cls.rank!r}; it needs an int."
+            f"The platform {whose} has rank = {shorten(platform_cls.rank)}; it needs an int."
+        )
+    if type(platform_cls.automatic) is not bool:
+        raise ContractError(
+            f"The platform {whose} has automatic = {shorten(platform_cls.automatic)}; it needs a "
+            "bool."
         )
     return info
 
@@ -39,8 +49,10 @@ def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
     Raises ContractError for an answer that is no list or tuple of references.
     """
     answer: object = _ask(platform, f"preferred {kind} plugins", lambda: platform.prefer(kind))
-    if not isinstance(answer, (list, tuple)):
-        raise _wrong(platform, f"prefer({kind!r})", answer, "a tuple of plugin names")
+    if type(answer) not in (list, tuple) or len(answer) > MAX_PREFERRED:  # type: ignore[arg-type]
+        due = f"a tuple of plugin names, at most {MAX_PREFERRED}"
+        raise _wrong(platform, f"prefer({kind!r})", answer, due)
+    assert isinstance(answer, (list, tuple))
     for one in answer:
         try:
             if not isinstance(one, str):
@@ -76,11 +88,6 @@ def _ask(platform: Platform, what: str, question: Callable[[], object]) -> objec
 
 def _wrong(platform: Platform, what: str, answer: object, due: str) -> ContractError:
     return ContractError(
-        f"The platform {platform.info.name!r} returned {_shown(answer)} for {what}; it has to "
+        f"The platform {platform.info.name!r} returned {shorten(answer)} for {what}; it has to "
         f"return {due}."
     )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"

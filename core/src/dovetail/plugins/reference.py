@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.errors import PluginError
+from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
 
 FORMS = "a name, name@distribution, or a class as package.module:Class"
 """The forms that always work, for messages."""
+
+
+MAX_LENGTH = 4096
+"""Of what a user writes: the length of a path, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,11 @@ def parse_reference(text: str) -> Reference:
     Raises ConfigError for a relative path where there is no working directory.
     """
     text = text.strip()
+    if len(text) > MAX_LENGTH:
+        raise PluginError(
+            f"{shorten(text)} does not name a plugin: it has {len(text)} characters, and at most "
+            f"{MAX_LENGTH} are read. Write {FORMS}."
+        )
     before, colon, attribute = text.rpartition(":")
     is_path = before.endswith(".py") or before.startswith(("./", "../", "/", "~"))
     if colon and is_path and _is_dotted_name(attribute):

@@ -15,13 +15,16 @@ from dovetail.errors import ContractError, PluginError, PluginNotFoundError, Unf
 from dovetail.interfaces.attention import AttentionAsk, AttentionBackend
 from dovetail.interfaces.platform import Platform, Probe
 from dovetail.plugins.admission import check_probe, probe_failure
+from dovetail.plugins.construction import ask as ask_plugin
 from dovetail.plugins.construction import construct
+from dovetail.plugins.contract import OtherContractError
 from dovetail.plugins.device_fit import device_refusal
 from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.platform_answers import check_info, preferred_names
 from dovetail.plugins.reference import NamedReference, parse_reference
 from dovetail.plugins.registry import PluginRegistry
+from dovetail.value_checks import shorten
 
 AUTO = "auto"
 
@@ -255,7 +258,10 @@ def choose_scheduler(
     except (ContractError, PluginNotFoundError) as refusal:
         try:
             return Scheduler, registry.load("policy", reference)
-        except PluginError:
+        except PluginError as wrong:
+            is_policy = isinstance(refusal, OtherContractError)
+            if is_policy and not isinstance(wrong, OtherContractError):
+                raise
             raise refusal from None
 
 
@@ -301,4 +307,10 @@ def choose_attention(
 
 def attention_refusals(backend: type[AttentionBackend], ask: AttentionAsk) -> list[str]:
     """Return every reason why `backend` cannot do what is asked."""
-    return [*backend.capabilities.refusals(ask), *backend.refusals(ask)]
+    whose = f"attention backend {backend.name!r}"
+    own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(ask))
+    if not isinstance(own, (list, tuple)) or not all(isinstance(one, str) for one in own):
+        raise ContractError(
+            f"The {whose} returned {shorten(own)} for refusals; it has to return a list of reasons."
+        )
+    return [*backend.capabilities.refusals(ask), *own]

@@ -9,7 +9,7 @@ request after the other (`steering`); either way the same mechanism grants.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar
 
 from dovetail.errors import RequestError
@@ -24,6 +24,7 @@ from dovetail.interfaces.scheduler import (
     SchedulerStats,
 )
 from dovetail.plan import SchedulerOutput
+from dovetail.plugins.construction import construct
 from dovetail.request import FINISH_REASONS, EngineCoreRequest, Request, RequestStatus
 from dovetail.result import ModelRunnerOutput
 from dovetail.scheduling.draft import StepRecord
@@ -45,9 +46,8 @@ class Scheduler(SchedulerInterface):
 
     def __init__(self, context: SchedulerContext) -> None:
         self.limits = context.limits
-        make: Callable[..., Policy] = context.policy or self.policy_cls
-        options = context.policy_options
-        policy = make(options=options) if options else make()
+        policy_cls = context.policy or self.policy_cls
+        policy: Policy = construct("policy", policy_cls, options=context.policy_options)
         self._clock = context.clock
         self._holdings = Holdings(context)
         self._host = PolicyHost(context, policy, self._holdings)

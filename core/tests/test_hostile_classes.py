@@ -1,0 +1,288 @@
+"""Classes, options models and probes that raise, lie or exit: typed errors that name them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+from pydantic import BaseModel, field_validator, model_validator
+
+from dovetail.config.engine_args import EngineArgs
+from dovetail.errors import (
+    ConfigError,
+    ContractError,
+    DovetailError,
+    PluginError,
+    PluginLoadError,
+)
+from dovetail.interfaces import AttentionCapabilities, Policy, Probe
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.admission import check_probe
+from dovetail.plugins.batch_promise import promises_equal_bits
+from dovetail.plugins.construction import construct
+from dovetail.plugins.contract import check_contract
+from dovetail.plugins.platform_answers import MAX_PREFERRED, check_info, preferred_names
+from dovetail.plugins.selection import choose_scheduler
+from dovetail.testing import load_fake
+
+
+class Quiet(Policy):
+    def rank(self, request, view):
+        return 0
+
+
+class Exits(type(Policy)):
+    def __getattr__(cls, name):
+        raise SystemExit(7)
+
+
+class Raises(type(Policy)):
+    def __getattribute__(cls, name):
+        if not name.startswith("__"):
+            raise RuntimeError(f"no {name}")
+        return super().__getattribute__(name)
+
+
+class Equal(type(Policy)):
+    def __eq__(cls, other):
+        return True
+
+    def __hash__(cls):
+        return 1
+
+
+class Descriptor:
+    def __get__(self, instance, owner):
+        raise SystemExit(4)
+
+
+class ExitingOptions(BaseModel):
+    count: int = 1
+
+    @model_validator(mode="after")
+    def check(self):
+        raise SystemExit(5)
+
+
+class RaisingOptions(BaseModel):
+    count: int = 1
+
+    @field_validator("count")
+    @classmethod
+    def check(cls, value):
+        raise RuntimeError("validator")
+
+
+class Hostile:
+    """Holds the classes, so that pytest does not look at them."""
+
+    class ExitsMeta(Quiet, metaclass=Exits):
+        pass
+
+    class RaisesMeta(Quiet, metaclass=Raises):
+        pass
+
+    class EqualMeta(Quiet, metaclass=Equal):
+        pass
+
+    class ExitingField(Quiet):
+        provides = Descriptor()
+
+    class EndlessField(Quiet):
+        provides = (str(one) for one in range(3))
+
+    class WithExitingOptions(Quiet):
+        options_model = ExitingOptions
+
+
+class WithRaisingOptions(Quiet):
+    options_model = RaisingOptions
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Hostile) if not name.startswith("__")])
+def test_a_class_that_cannot_be_looked_at_is_a_typed_error_that_names_it(name):
+    registry = PluginRegistry()
+    with pytest.raises(PluginError, match=name):
+        choose_scheduler(registry, f"{__name__}:Hostile.{name}")
+    assert registry.load("policy", Quiet) is Quiet  # others go on
+
+
+def test_a_validator_that_raises_names_the_plugin():
+    registry = PluginRegistry(options={"WithRaisingOptions": {"count": 2}})
+    with pytest.raises(DovetailError, match="WithRaisingOptions"):
+        registry.load("policy", WithRaisingOptions)
+
+
+def test_a_class_that_equals_others_is_refused_as_an_option():
+    with pytest.raises(ConfigError, match=r"scheduler_cls.*__eq__"):
+        EngineArgs(model="demo", scheduler_cls=Hostile.EqualMeta).create_engine_config()
+
+
+def test_a_wrong_policy_is_refused_as_a_policy():
+    class Wrong(Policy):
+        def rank(self):
+            return 0
+
+    with pytest.raises(ContractError, match="contract of a policy") as caught:
+        choose_scheduler(PluginRegistry(), Wrong)
+    assert "add_request" not in str(caught.value)
+
+
+def test_a_module_that_exits_when_asked_for_a_name(tmp_path, monkeypatch):
+    (tmp_path / "exits_late.py").write_text(
+        "import sys\ndef __getattr__(name):\n    if name == 'It': sys.exit(3)\n"
+        "    raise AttributeError(name)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginLoadError, match="exits_late"):
+        PluginRegistry().load("policy", "exits_late:It")
+
+
+@pytest.mark.parametrize("made", [None, 5, "text"])
+def test_a_class_that_makes_something_else_is_refused(made):
+    cls = type("Other", (Quiet,), {"__new__": lambda cls: made})
+    with pytest.raises(ContractError, match="__new__"):
+        construct("policy", cls)
+
+
+def test_references_are_shown_shortened():
+    for reference in ("x" * 100_000, "a:" + "b." * 50_000 + "c"):
+        with pytest.raises(PluginError) as caught:
+            PluginRegistry().load("policy", reference)
+        assert len(str(caught.value)) < 400
+
+
+# --- declared values --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["worker", "ops", "linear_method"])
+@pytest.mark.parametrize("value", ["cpu", 5, None, ["cpu"], {5}, property(lambda self: 1 / 0)])
+def test_device_types_are_a_set_of_names(kind, value):
+    cls = type("Odd", (load_fake(kind),), {"device_types": value})
+    with pytest.raises(ContractError, match="device_types"):
+        check_contract(kind, cls)
+
+
+@pytest.mark.parametrize("value", ["bfloat16", 5, ["bfloat16"], None])
+def test_the_promise_of_equal_bits_is_a_set_of_dtypes(value):
+    cls = type("Odd", (load_fake("linear_method"),), {"batch_invariant": value})
+    with pytest.raises(ContractError, match="batch_invariant"):
+        check_contract("linear_method", cls)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtypes": ["float32"]},
+        {"dtypes": None},
+        {"features": "soft_cap"},
+        {"kv_cache_dtypes": {1}},
+        {"head_sizes": {"a"}},
+        {"head_sizes": {0}},
+        {"block_size_multiple": 0},
+        {"block_size_multiple": 1.5},
+    ],
+    ids=str,
+)
+def test_capabilities_of_wrong_types_are_refused(fields):
+    fake = load_fake("attention")
+    check_contract("attention", fake)
+    cls = type("Odd", (fake,), {"capabilities": replace(fake.capabilities, **fields)})
+    with pytest.raises(ContractError, match=next(iter(fields))):
+        check_contract("attention", cls)
+
+
+@pytest.mark.parametrize("value", [5, None, {}, property(lambda self: 1 / 0)])
+def test_capabilities_have_their_type(value):
+    cls = type("Odd", (load_fake("attention"),), {"capabilities": value})
+    with pytest.raises(ContractError, match="AttentionCapabilities"):
+        check_contract("attention", cls)
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        True,
+        None,
+        Probe(usable="yes"),
+        Probe(usable=False, reasons="no driver"),
+        Probe(usable=False, reasons=(5, None)),
+        Probe(usable=False, reasons=5),
+    ],
+    ids=str,
+)
+def test_a_probe_answers_with_a_probe(probe):
+    with pytest.raises(ContractError, match="probe of the thing"):
+        check_probe("thing", probe)
+
+
+class Iterates(tuple):
+    def __iter__(self):
+        raise SystemExit(8)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        5,
+        None,
+        "cpu",
+        ("cpu", 5),
+        (one for one in "a"),
+        ["cpu"] * (MAX_PREFERRED + 1),
+        Iterates(("cpu",)),
+        {"cpu"},
+        ("",),
+        (":",),
+    ],
+    ids=range(10),
+)
+def test_preferences_are_a_tuple_of_names(answer):
+    cls = type("Odd", (load_fake("platform"),), {"prefer": lambda self, kind: answer})
+    with pytest.raises(ContractError, match="prefer"):
+        preferred_names(cls(), "worker")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("automatic", "maybe"), ("automatic", 1), ("rank", "high"), ("rank", True), ("info", 5)],
+)
+def test_a_platform_declares_values_of_the_right_types(field, value):
+    cls = type("Odd", (load_fake("platform"),), {field: value})
+    with pytest.raises(ContractError, match=field):
+        check_info(cls)
+
+
+def test_a_name_that_cannot_be_printed_is_refused():
+    fake = load_fake("platform")
+    cls = type("Odd", (fake,), {"info": replace(fake.info, name="x\n\x1b[31m")})
+    with pytest.raises(ContractError, match=r"info\.name"):
+        check_info(cls)
+
+
+# --- equal bits in every batch ----------------------------------------------------------------
+
+
+class Promising:
+    capabilities: ClassVar = AttentionCapabilities(
+        dtypes=frozenset({"bfloat16"}), features=frozenset({"batch_invariant"})
+    )
+    batch_invariant: ClassVar = frozenset({"bfloat16"})
+
+
+class Silent:
+    capabilities: ClassVar = AttentionCapabilities(dtypes=frozenset({"bfloat16"}))
+    batch_invariant: ClassVar = frozenset()
+
+
+@pytest.mark.parametrize("kind", ["attention", "linear_method", "ops"])
+def test_the_promise_is_of_a_dtype(kind):
+    assert promises_equal_bits(kind, Promising, "bfloat16") is True
+    assert promises_equal_bits(kind, Promising, "float16") is False
+    assert promises_equal_bits(kind, Promising, "") is None
+    assert promises_equal_bits(kind, Silent, "") is False
+    assert promises_equal_bits("model", Promising, "bfloat16") is None
