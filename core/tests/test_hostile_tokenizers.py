@@ -264,9 +264,16 @@ def test_a_decoder_that_panics_at_one_token_harms_no_other(tmp_path):
         ),
         ({"added_tokens_decoder": {"9" * 5000: {"content": "x"}}}, "'999.*a token id is due"),
         ({f"a{n}_token": "a" for n in range(2000)}, "2000 special tokens"),
+        ({"chat_template": 5}, "has 5; it must be a string"),
+        ({"chat_template": ["x"]}, "has 'x'; it must be a string"),
+        ({"chat_template": {"default": ["x"]}}, "the strings"),
+        ({"chat_template": [{"name": 5, "template": "x"}]}, "the strings"),
+        ({"chat_template": [{"name": str(n), "template": "x"} for n in range(65)]}, "65 templates"),
     ],
 )
-def test_tokens_of_tokenizer_config_are_bounded(tmp_path, config, reason, monkeypatch):
+def test_tokens_and_templates_of_tokenizer_config_are_checked(
+    tmp_path, config, reason, monkeypatch
+):
     monkeypatch.setattr(huggingface, "MAX_ADDED_TOKENS", 1999)
     (write_tokenizer(tmp_path) / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=rf"tokenizer_config\.json.*{reason}") as refusal:

@@ -258,7 +258,7 @@ class HuggingFaceTokenizer(Tokenizer):
             return own["tool_use"]
         if "default" in own:
             return own["default"]
-        named = f" It has templates named {', '.join(sorted(own))}." if own else ""
+        named = f" It has templates named {shorten(sorted(own))}." if own else ""
         raise RequestError(
             f"the model has no default chat template.{named} Give chat_template, or send a prompt.",
             parameter="chat_template",
@@ -325,17 +325,7 @@ def _eos_token_id(path: Path) -> int | None:
 
 def _chat_templates(path: Path, configured: object) -> dict[str, str]:
     """Return name to source; files of their own win over the entry in tokenizer_config.json."""
-    found: dict[str, str] = {}
-    if isinstance(configured, str):
-        found["default"] = configured
-    elif isinstance(configured, list):
-        for entry in configured:
-            if not isinstance(entry, dict) or not {"name", "template"} <= entry.keys():
-                raise ModelError(
-                    f"{path / 'tokenizer_config.json'}: each entry of chat_template must have "
-                    '"name" and "template". Copy it anew.'
-                )
-            found[str(entry["name"])] = str(entry["template"])
+    found = _configured_templates(path / "tokenizer_config.json", configured)
     files = {"default": path / "chat_template.jinja"}
     folder = path / "additional_chat_templates"
     more = list_model_files(folder, ".jinja", at_most=MAX_ADDITIONAL_TEMPLATES)
@@ -343,4 +333,33 @@ def _chat_templates(path: Path, configured: object) -> dict[str, str]:
     for name, file in files.items():
         if file_exists(file):
             found[name] = read_model_text(file, max_bytes=MAX_TEMPLATE_BYTES)
+    return found
+
+
+def _configured_templates(file: Path, configured: object) -> dict[str, str]:
+    """Return name to source of `chat_template` in `file`: a text, a list of entries or a table."""
+    if configured is None:
+        return {}
+    if isinstance(configured, str):
+        return {"default": configured}
+    if isinstance(configured, dict):
+        entries = [{"name": name, "template": text} for name, text in configured.items()]
+    else:
+        entries = configured if isinstance(configured, list) else [configured]
+    if len(entries) > MAX_ADDITIONAL_TEMPLATES:
+        raise ModelError(
+            f"{file}: chat_template has {len(entries)} templates; at most "
+            f"{MAX_ADDITIONAL_TEMPLATES} are read."
+        )
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, text = (
+            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        )
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ModelError(
+                f"{file}: chat_template has {shorten(entry)}; it must be a string, or a list of "
+                'objects with the strings "name" and "template". Copy it anew.'
+            )
+        found[name] = text
     return found
