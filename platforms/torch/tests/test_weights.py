@@ -25,6 +25,7 @@ from dovetail_torch.layers import (
     VocabParallelEmbedding,
 )
 from dovetail_torch.weights import DummyLoader, SafetensorsLoader, build_weight_table
+from dovetail_torch.weights.checkpoint_files import find_weight_files
 
 SHAPES = {
     "embed.weight": (9, 4),
@@ -219,6 +220,24 @@ def test_broken_index(tmp_path: Path, text: str) -> None:
 def test_index_cannot_lead_out_of_the_directory(tmp_path: Path, file_name: object) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"embed.weight": file_name}}))
     refused(tmp_path, INDEX, "embed.weight", "no file name")
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "words"),
+    [
+        ({str(n): f"{n}.safetensors" for n in range(10_001)}, "names 10001 shards; at most 10000"),
+        ({"embed.weight": "a" * 100_000}, "1 are absent ('aaa"),
+        ({"e" * 100_000: 3}, "no file name"),
+    ],
+)
+def test_a_refused_index_is_named_in_few_words(
+    tmp_path: Path, weight_map: dict, words: str
+) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(WeightError) as refusal:
+        find_weight_files(tmp_path)
+    assert INDEX in str(refusal.value) and words in str(refusal.value)
+    assert len(str(refusal.value)) < 1000
 
 
 def test_index_that_promises_what_the_shard_has_not(tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ def _configured_templates(file: Path, configured: object) -> dict[str, str]:
     if isinstance(configured, str):
         return {"default": configured}
     if isinstance(configured, dict):
-        entries = [{"name": name, "template": text} for name, text in configured.items()]
+        entries: list[Any] = [{"name": name, "template": text} for name, text in configured.items()]
     else:
         entries = configured if isinstance(configured, list) else [configured]
     if len(entries) > MAX_ADDITIONAL_TEMPLATES:

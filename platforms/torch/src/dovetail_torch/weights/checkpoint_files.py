@@ -17,12 +17,14 @@ from safetensors import SafetensorError, safe_open
 
 from dovetail.errors import ModelError, WeightError
 from dovetail.model_files import file_exists, open_model_file, read_json_object
+from dovetail.value_checks import shorten
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 MAX_HEADER_BYTES = 64 << 20
 """Published checkpoints have headers of less than 1 MiB."""
+MAX_SHARDS = 10_000
 _LENGTH_BYTES = 8
 
 
@@ -47,21 +49,24 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
         return {single: frozenset()}
     if not file_exists(index):
         raise WeightError(_nothing_to_read(model_dir))
-    promised: dict[Path, set[str]] = {}
+    promised: dict[str, set[str]] = {}
     for name, file_name in _read_index(index).items():
         # Only names: an index must not lead out of the model directory.
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        if not isinstance(file_name, str) or os.path.basename(file_name) != file_name:
             raise WeightError(
-                f"{index}: weight {name} is said to be in {file_name!r}: no file name"
+                f"{index}: weight {shorten(name)} is said to be in {shorten(file_name)}: no file "
+                "name"
             )
-        promised.setdefault(model_dir / file_name, set()).add(name)
-    absent = sorted(path.name for path in promised if not file_exists(path))
+        promised.setdefault(file_name, set()).add(name)
+    if len(promised) > MAX_SHARDS:
+        raise WeightError(f"{index} names {len(promised)} shards; at most {MAX_SHARDS} are read")
+    absent = sorted(name for name in promised if not file_exists(model_dir / name))
     if absent:
         raise WeightError(
             f"{index} names {len(promised)} shards, of which {len(absent)} are absent "
-            f"({', '.join(absent[:5])}): download or copy them into {model_dir}"
+            f"({', '.join(map(shorten, absent[:5]))}): download or copy them into {model_dir}"
         )
-    return {path: frozenset(promised[path]) for path in sorted(promised)}
+    return {model_dir / name: frozenset(promised[name]) for name in sorted(promised)}
 
 
 def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
