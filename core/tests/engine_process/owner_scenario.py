@@ -5,6 +5,7 @@ line of JSON: what was seen, and what of the engine was left.
 """
 
 import asyncio
+import atexit
 import gc
 import json
 import multiprocessing
@@ -32,6 +33,23 @@ from dovetail.testing.fake_tokenizer import ByteTokenizer
 PARTS = {"platform": FakePlatform, "worker_cls": Obedient, "scheduler_cls": Scheduler}
 PARTS |= {"max_num_seqs": 4}
 LONG = {"prompt_token_ids": [1, 2, 3]}
+
+
+used_at_exit = []
+
+
+@atexit.register  # before any engine is made, so that all finalizers have run when this is called
+def use_at_exit():
+    for having in used_at_exit:
+        print(json.dumps(failure_of(having.serve)), flush=True)
+
+
+def failure_of(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return "served"
 
 
 def config(model, **options):
@@ -209,6 +227,33 @@ def leave_by_an_error(having):
     having.busy()
     globals()["kept"] = having
     raise SystemExit("an error")
+
+
+def leave_and_use(having):
+    having.busy()
+    used_at_exit.append(having)
+
+
+class User:
+    """Uses an engine in its finalizer, when the engine's own have run."""
+
+    def __init__(self, having):
+        self.having, self.itself = having, self
+
+    def __del__(self):
+        finals.append(failure_of(self.having.serve))
+
+
+finals = []
+
+
+def use_in_a_finalizer(having):
+    one = type(having)(sys.argv[1])
+    one.serve()
+    User(one)
+    del one
+    gc.collect()
+    return finals
 
 
 # --- forked ------------------------------------------------------------------------------------

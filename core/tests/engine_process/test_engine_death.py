@@ -111,11 +111,12 @@ def test_a_step_that_fails_ends_the_engine_with_a_digest(client_of, talk):
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("num_rounds", PARENTS)
 def test_nothing_is_left_when_the_parent_is_killed(
-    engine_config, talk, tmp_path, tmp_path_factory, num_rounds, stopped
+    engine_config, talk, tmp_path, tmp_path_factory, monkeypatch, num_rounds, stopped
 ):
     engine_config(has_child=1)
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     environment["TMPDIR"] = str(tmp_path_factory.mktemp("t"))
+    monkeypatch.setattr("tempfile.tempdir", environment["TMPDIR"])
     before = talk.residue()
     for number in range(num_rounds):
         parent = subprocess.Popen(

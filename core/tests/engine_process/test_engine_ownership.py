@@ -63,6 +63,15 @@ def test_an_engine_that_is_left_open_does_not_hold_up_the_exit(run, kind, what):
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers", "AsyncFrontEnd"])
+def test_who_uses_an_engine_that_has_ended_with_its_owner_gets_a_typed_error(run, kind):
+    """In an exit hook, and in a finalizer that runs after the engine's own."""
+    process = run(kind, "leave_and_use")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == "EngineDeadError", process.stderr
+    assert seen(run(kind, "use_in_a_finalizer")) == ["EngineDeadError"]
+
+
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_a_forked_child_harms_no_engine_and_cannot_use_it(run, kind):
     told = seen(run(kind, "fork"))

@@ -154,13 +154,15 @@ class EngineProcess:
         Raises MessageError if it cannot travel, EngineDeadError if the engine is known to be dead.
         """
         content = pack(message)
-        if self.error is not None:
-            raise self.error
+        self._check_open()
         with self._sending:
-            if self.error is not None:  # another thread has closed it meanwhile
-                raise self.error
+            self._check_open()  # another thread may have closed it meanwhile
             fault("client.send")
-            self._inbox.send(content)
+            try:
+                self._inbox.send(content)
+            except zmq.ZMQError:
+                self._check_open()
+                raise
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
         """Return the next message, or None if none came within `timeout_s`; None waits for ever.
@@ -168,28 +170,25 @@ class EngineProcess:
         Heartbeats are kept, not returned. Raises EngineDeadError, now and from then on, when the
         engine has died and all that it said before has been read.
         """
-        if self.error is not None:
-            raise self.error
+        self._check_open()
         start_ns = self._clock.now_ns()
         while True:
             wait_ms = None
             if timeout_s is not None:
                 waited_s = (self._clock.now_ns() - start_ns) / 1e9
                 wait_ms = max(0, int(1000 * (timeout_s - waited_s)))
-            events = dict(self._poller.poll(wait_ms))
-            # What a dead process has said may still be on its way through ZMQ's own thread.
-            if self._outbox not in events and events and not self._outbox.poll(_DRAIN_MS):
-                raise self._died()
-            if not events:
-                return None
-            message = self._read()
+            try:
+                message = self._receive(wait_ms)
+            except zmq.ZMQError:
+                self._check_open()
+                raise
             if not isinstance(message, Heartbeat):
                 return message
             self._heartbeat = message
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
         """Return whether the process has ended; wait for it, `timeout_s` seconds at most."""
-        if self.error is not None and not self._tear_down.alive:
+        if not self._tear_down.alive:
             return True
         end = select.poll()
         end.register(self._ending, select.POLLIN)
@@ -246,6 +245,25 @@ class EngineProcess:
             late.phase = phase
             raise late
         raise MessageError(f"the engine began with a {type(message).__name__}, not with Ready.")
+
+    def _check_open(self) -> None:
+        """Raise what the engine died of, or that it was shut down.
+
+        It is torn down without `close` where the interpreter ends, or the garbage collector takes
+        it, while somebody still uses it: in an exit hook, a daemon thread, a `__del__`.
+        """
+        if self.error is None and not self._tear_down.alive:
+            self.error = EngineDeadError("the engine was shut down; make a new one.")
+        if self.error is not None:
+            raise self.error
+
+    def _receive(self, wait_ms: int | None) -> FromEngine | None:
+        """Return the next message, or None if none came."""
+        events = dict(self._poller.poll(wait_ms))
+        # What a dead process has said may still be on its way through ZMQ's own thread.
+        if self._outbox not in events and events and not self._outbox.poll(_DRAIN_MS):
+            raise self._died()
+        return self._read() if events else None
 
     def _read(self) -> FromEngine:
         fault("client.receive")

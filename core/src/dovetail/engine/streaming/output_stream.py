@@ -68,5 +68,7 @@ class OutputStream:
         return output
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is None or self._waiter.done():
+            return
+        if not self._loop.is_closed():  # else its reader is gone as well
             self._waiter.set_result(None)
