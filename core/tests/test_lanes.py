@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from dovetail.lanes import count_on
+from dovetail.lanes import all_below, count_on
 
 
 @pytest.mark.parametrize("typecode", ["i", "l", "q"])
@@ -19,3 +19,16 @@ def test_each_of_the_first_counts_one_on(typecode, num):
     column = array(typecode, numbers)
     count_on(memoryview(column), num)
     assert list(column) == [number + 1 for number in numbers[:num]] + [5, 6]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 32_000, 2**31 - 1, 2**31])
+@pytest.mark.parametrize("num", [0, 1, 1023, 1024, 2050])
+def test_all_below_says_what_min_and_max_say(num, limit):
+    source = Random(num)
+    fine = array("i", [source.choice([0, limit - 1, limit // 2]) for _ in range(num)])
+    assert all_below(fine, limit)
+    for wrong in {-1, -(2**31), limit, 2**31 - 1} - {2**31}:
+        for place in {0, num // 2, num - 1} if num and not 0 <= wrong < limit else ():
+            changed = fine[:]
+            changed[place] = wrong
+            assert not all_below(changed, limit), (wrong, place)

@@ -15,6 +15,7 @@ from dovetail.engine.prompt_reading import DEFAULT_LIMITS
 from dovetail.errors import RequestError, UserError
 from dovetail.interfaces.sampling_support import missing_capability
 from dovetail.interfaces.scheduler import PauseScope
+from dovetail.lanes import all_below
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import (
@@ -42,7 +43,10 @@ MAX_TOKENS_PER_CHAR = 4
 
 def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int) -> None:
     """Raise RequestError naming `parameter` unless all are integers from 0 to vocab_size - 1."""
-    known_ints = isinstance(token_ids, array) and token_ids.typecode in "bBhHiIlLqQ"
+    typecode = token_ids.typecode if isinstance(token_ids, array) else " "
+    if typecode == "i" and all_below(token_ids, vocab_size):  # type: ignore[arg-type]
+        return
+    known_ints = typecode in "bBhHiIlLqQ"
     ids = token_ids if isinstance(token_ids, (Sequence, frozenset)) else tuple(token_ids)
     if not ids:
         return

@@ -22,9 +22,14 @@ INTAKE_NS = 8_000_000
 
 @dataclass
 class _Together:
-    """Requests that came together. call: what is answered. refused: as the answer lists them."""
+    """Requests that came together.
+
+    call: what is answered. holds_steps: whether all are to be in before the next step. refused: as
+    the answer lists them.
+    """
 
     call: int
+    holds_steps: bool
     requests: Iterator[tuple[str, bytes]]
     refused: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -40,7 +45,6 @@ class RequestIntake:
     def __init__(self, core: EngineCore, clock: Clock) -> None:
         self._core = core
         self._clock = clock
-        self._busy = False
         self._end_ns = 0
         self._together: _Together | None = None
         # Decoded, and not yet in the core: each of the two may take tens of milliseconds.
@@ -48,7 +52,6 @@ class RequestIntake:
 
     def begin_turn(self) -> None:
         """Begin a turn of the loop: `INTAKE_NS` from now on."""
-        self._busy = self._core.has_work()
         self._end_ns = self._clock.now_ns() + INTAKE_NS
 
     @property
@@ -59,11 +62,12 @@ class RequestIntake:
     def add(self, message: Add) -> Refused | None:
         """Take a request in, or return why not; one that took long to read waits for `go_on`."""
         refused = self._read_request(message.request_id, message.request)
-        return refused if refused is not None or self._turn_ended else self._add_read()
+        return refused if refused is not None or self.is_over else self._add_read()
 
     def add_together(self, message: AddTogether) -> None:
         """Begin to take requests in that came together; `go_on` does it."""
-        self._together = _Together(message.call, iter(message.requests))
+        holds_steps = not self._core.has_work()
+        self._together = _Together(message.call, holds_steps, iter(message.requests))
 
     def go_on(self) -> Answer | Refused | None:
         """Take in what waits, as long as the turn lasts.
@@ -77,21 +81,22 @@ class RequestIntake:
         together.note(self._add_read())
         for request_id, content in together.requests:
             together.note(self._read_request(request_id, content))
-            if not self._turn_ended:
+            if not self.is_over:
                 together.note(self._add_read())
-            if self._turn_ended:
+            if self.is_over:
                 return None
         self._together = None
         return Answer(together.call, together.refused)
 
     @property
+    def holds_steps(self) -> bool:
+        """Whether the next step waits for requests that came together while nothing ran."""
+        return self._together is not None and self._together.holds_steps
+
+    @property
     def is_waiting(self) -> bool:
         """Whether something is not in yet; what came later comes later."""
         return self._together is not None or self._was_read is not None
-
-    @property
-    def _turn_ended(self) -> bool:
-        return self._busy and self.is_over
 
     def _read_request(self, request_id: str, content: bytes) -> Refused | None:
         """Decode a request, which is then to be added; return why it cannot be."""

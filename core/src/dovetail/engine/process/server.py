@@ -101,7 +101,7 @@ class EngineServer:
         try:
             while not self._stopping:
                 self._take_in(self._wait_ms())
-                if self._can_step() and not self._core.wait_s:
+                if self._can_step() and not (self._core.wait_s or self._intake.holds_steps):
                     self._run_step()
                 else:
                     self._core.check_health()

@@ -1,0 +1,48 @@
+"""Requests that come together are taken in over several turns of the engine's loop."""
+
+import pytest
+
+from dovetail.clock import ManualClock
+from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
+from dovetail.errors import RequestError
+from dovetail.testing.scheduler import make_request
+from dovetail.transport.messages import AddTogether
+from dovetail.transport.wire_types import wire_request
+
+
+class SlowCore:
+    """Takes a third of a turn for each request, and refuses "bad"."""
+
+    def __init__(self, clock, runs):
+        self.clock, self.runs, self.taken = clock, runs, []
+
+    def has_work(self):
+        return self.runs or bool(self.taken)
+
+    def add_request(self, request):
+        self.clock.advance(INTAKE_NS // 3 + 1)
+        if request.request_id == "bad":
+            raise RequestError("no", parameter="prompt")
+        self.taken.append(request.request_id)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_no_turn_is_long_and_plans_wait_only_where_nothing_runs(runs):
+    clock = ManualClock()
+    core = SlowCore(clock, runs)
+    intake = RequestIntake(core, clock)
+    names = ["a", "bad", "c", "d", "e", "f", "g", "h"]
+    intake.begin_turn()
+    together = [(name, wire_request(make_request(name))) for name in names]
+    intake.add_together(AddTogether(7, tuple(together)))
+    answers = []
+    for _ in range(3):
+        assert intake.is_waiting and intake.holds_steps is not runs
+        begin_ns = clock.now_ns()
+        intake.begin_turn()
+        answers.append(intake.go_on())
+        assert clock.now_ns() - begin_ns <= INTAKE_NS + 3
+    assert answers[:2] == [None, None]
+    assert answers[2].call == 7 and answers[2].value == [("bad", "no", "prompt")]
+    assert not intake.is_waiting and not intake.holds_steps
+    assert core.taken == [name for name in names if name != "bad"]
