@@ -16,6 +16,7 @@ import pytest
 from security.engines import AsyncDoor, engine_options, open_llm
 
 from dovetail import SamplingParams
+from dovetail.config import EngineArgs
 from dovetail.errors import DovetailError, RequestError, UserError
 from dovetail.interfaces.sampling_support import FULL_SAMPLING
 from dovetail.testing.fake_worker import FakeWorker
@@ -235,3 +236,10 @@ def test_the_last_tokens_of_a_deque_are_kept(llm):
     params = SamplingParams(max_tokens=2, truncate_prompt_tokens=3)
     output = llm.generate([deque(range(5, 100))], params)[0]
     assert list(output.prompt_token_ids) == [97, 98, 99]
+
+
+@pytest.mark.parametrize("option", ["scheduling_policy", "served_model_name", "quantization"])
+def test_an_option_may_be_of_a_subclass_of_str(option, tmp_path):
+    value = hostile(str, "text", Panic)
+    with suppress(DovetailError):
+        EngineArgs(**engine_options(tmp_path, **{option: value})).create_engine_config()

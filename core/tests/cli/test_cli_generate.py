@@ -90,6 +90,7 @@ def test_a_refused_prompt_is_told_and_the_others_are_answered(spell, capsys) -> 
     [
         ([], "No prompt is given"),
         (["--prompts-file", "no-such-file"], "no-such-file"),
+        (["--prompts-file", "/dev/zero"], "more than"),
         (["--max-num-seq", "3", "x"], "--max-num-seqs"),
         (["--max-num-seqs", "x", "x"], "--max-num-seqs"),
         (["--temperature", "-1", "x"], "temperature=-1"),

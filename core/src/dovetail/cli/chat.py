@@ -24,9 +24,10 @@ from dovetail.cli.sampling_options import (
     with_settings,
 )
 from dovetail.cli.terminal import forgive_encodings, printable, tell
+from dovetail.cli.text_files import read_text_file
 from dovetail.engine.llm_engine import LLMEngine
 from dovetail.entrypoints.interrupts import watch_for_interrupt
-from dovetail.errors import ConfigError, RequestError, nearest
+from dovetail.errors import RequestError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +146,8 @@ def _help(session: ChatSession, rest: str) -> None:
     print(_HELP)
 
 
+_MAX_TEMPLATE_BYTES = 2**20
+
 _ACTIONS: dict[str, Callable[[ChatSession, str], None]] = {
     "/params": _params,
     "/reset": _reset,
@@ -155,7 +158,4 @@ _ACTIONS: dict[str, Callable[[ChatSession, str], None]] = {
 def _read_template(file: Path | None) -> str | None:
     if file is None:
         return None
-    try:
-        return file.expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {file} cannot be read: {error}.") from None
+    return read_text_file("--chat-template", file, max_bytes=_MAX_TEMPLATE_BYTES)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -18,6 +17,7 @@ from cyclopts import Parameter
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import NO_WISHES, SamplingOptions
 from dovetail.cli.terminal import forgive_encodings, printable, tell
+from dovetail.cli.text_files import read_text_file
 from dovetail.entrypoints.llm import LLM
 from dovetail.errors import ConfigError
 
@@ -74,11 +74,9 @@ def _answer(
 def _read_prompts(file: str | None) -> list[str]:
     if file is None:
         return []
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).expanduser().read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts-file {file} cannot be read: {error}.") from None
-    return [line for line in text.splitlines() if line.strip()]
+    # Not `splitlines`: a prompt may hold other separators, such as U+2028.
+    lines = read_text_file("--prompts-file", file).split("\n")
+    return [line for line in lines if line.strip()]
 
 
 def _text(output: RequestOutput) -> str:

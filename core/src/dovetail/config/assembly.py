@@ -36,6 +36,7 @@ from dovetail.config.model_directory import (
 )
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
+from dovetail.value_checks import plain_text
 from dovetail.working_directory import check_working_directory
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def assemble(args: EngineArgs) -> EngineConfig:
     Raises ConfigError naming option, value and remedy; ModelError for the directory.
     """
     check_working_directory()
-    values = {name: getattr(args, name) for name in args.descriptions()}
+    values = {name: _plain(getattr(args, name)) for name in args.descriptions()}
     _refuse_unsupported(values)
     _replace_other_names(values)
     groups: dict[str, Any] = {
@@ -86,6 +87,11 @@ def assemble(args: EngineArgs) -> EngineConfig:
     return EngineConfig(
         model=_assemble_model(values), plugin_options=values["plugin_options"], **groups
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a subclass of str as a plain one, so that none of its own methods is called."""
+    return plain_text(value) if isinstance(value, str) else value
 
 
 def _refuse_unsupported(values: Mapping[str, Any]) -> None:

@@ -40,12 +40,12 @@ from dovetail.sampling_params import (
     MAX_TEXT_CHARS,
     MAX_WORDS,
 )
+from dovetail.value_checks import shorten
 
 MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
 MAX_WORKERS = 64
-MAX_SHOWN = 80
 MAX_ERRORS_SHOWN = 3
 
 
@@ -60,9 +60,8 @@ class Change:
 
 
 def shown(value: object) -> str:
-    """Return `value` as error messages show it: on one line, cut when long."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    """Return `value` as error messages show it: on one line, cut when long; never raise."""
+    return shorten(value)
 
 
 class ConfigNode(BaseModel):
