@@ -1,6 +1,7 @@
 """A rule of plugins_deny holds for the class, by whichever name it is asked for."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +155,61 @@ def test_no_plugins_refuses_what_a_first_party_module_has_imported(plugin_site):
     with pytest.raises(PluginError, match="no_plugins"):
         load(plugin_site, "dovetail_a:FastPolicy", no_plugins=True)
     assert load(plugin_site, "own", no_plugins=True)
+
+
+DISGUISES = """
+from acme.parts import FastPolicy
+from dovetail.interfaces import Policy
+
+class Lies(type(Policy)):
+    def __getattribute__(cls, name):
+        told = {"__module__": "numpy", "__qualname__": "Nice", "__mro__": (cls, object)}
+        return told.get(name) or super().__getattribute__(name)
+
+class Lying(FastPolicy, metaclass=Lies):
+    pass
+
+class Borrowing(Policy):
+    rank = FastPolicy.rank
+
+SKIPPED = ("__dict__", "__weakref__")
+KEPT = {key: value for key, value in vars(FastPolicy).items() if key not in SKIPPED}
+Copied = type("Copied", (Policy,), KEPT)
+
+class Moved(FastPolicy):
+    pass
+
+Moved.__module__, Moved.__qualname__ = "dovetail.scheduling", "Scheduler"
+
+class OwnCode(Policy):
+    def rank(self, request, view):
+        return 5
+"""
+
+
+@pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme"])
+@pytest.mark.parametrize("name", ["Lying", "Borrowing", "Copied", "Moved"])
+def test_a_disguise_does_not_help(site, rule, name):
+    site.add("disguised", {"policy": {"disguise": ":OwnCode"}}, init=DISGUISES)
+    registry = site.registry(policy=PluginPolicy(deny=(rule,)))
+    with pytest.raises(PluginError, match="denied by the rule"):
+        registry.load("policy", f"disguised:{name}")
+    assert registry.load("policy", "disguised:OwnCode").__name__ == "OwnCode"
+
+
+@pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme"])
+def test_a_link_to_a_file_is_that_file(site, rule, tmp_path, monkeypatch):
+    acme = Path(importlib.import_module("acme.parts").__file__)
+    (tmp_path / "linked_parts.py").symlink_to(acme)
+    (tmp_path / "linked_package").symlink_to(acme.parent)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rules = PluginPolicy(deny=(rule,), trust_local_code=True)
+    registry = site.registry(policy=rules)
+    for reference in (
+        "linked_parts:FastPolicy",
+        "linked_package.parts:FastPolicy",
+        f"{tmp_path}/linked_parts.py:FastPolicy",
+        f"{tmp_path}/linked_package/parts.py:FastPolicy",
+    ):
+        with pytest.raises(PluginError, match="denied by the rule"):
+            registry.load("policy", reference)

@@ -44,13 +44,27 @@ class ClassRules:
         if not self._policy.deny and not self._policy.no_plugins:
             return "", ""
         same = list(_without_renaming(cls))
-        for base in inspect.getmro(cls):
+        bases: tuple[type[Any], ...] = _fact(cls, "__mro__")
+        for base in bases:
             if _is_contract(base):
                 continue
-            rule = self._rule_on(kind, base, every=base in same)
+            rule = self._rule_on(kind, base, every=base in same) or self._rule_on_code(kind, base)
             if rule:
-                return f"{base.__module__}:{base.__qualname__}", rule
+                return f"{_fact(base, '__module__')}:{_fact(base, '__qualname__')}", rule
         return "", ""
+
+    def _rule_on_code(self, kind: str, cls: type[Any]) -> str:
+        """Return the rule on a plugin whose methods a class has taken over; "" for none."""
+        for value in _fact(cls, "__dict__").values():
+            function = getattr(value, "__func__", value)
+            if not inspect.isfunction(function):
+                continue
+            home = f"{function.__globals__.get('__name__')}:{function.__qualname__}"
+            home = home.rpartition(".")[0]
+            for one in self._discovery.candidates[kind]:
+                if one.target == home and (rule := self._denial(one)):
+                    return rule
+        return ""
 
     def _rule_on(self, kind: str, cls: type[Any], *, every: bool) -> str:
         """Return the rule on a class. every: not only rules on a plugin that it is declared as."""
@@ -62,8 +76,8 @@ class ClassRules:
         if not every or any(one.first_party for one in declared):
             return ""
         owners = self._owners(cls)
-        ours = bool(first_party_owner(_import_name(cls)))
-        names = {cls.__qualname__, *(one.name for one in declared)}
+        ours = bool(first_party_owner(_import_names(cls)[-1]))
+        names = {_fact(cls, "__qualname__"), *(one.name for one in declared)}
         rules = (
             self._policy.denial(kind, name, owner, first_party=ours)
             for name in sorted(names)
@@ -79,10 +93,11 @@ class ClassRules:
     def _is_class_of(self, candidate: Candidate, cls: type[Any]) -> bool:
         """Return whether an entry point means this very class."""
         module, _, path = candidate.target.partition(":")
-        name = _import_name(cls)
-        if (module, path) == (name, cls.__qualname__):
+        names = _import_names(cls)
+        if module in names and path == _fact(cls, "__qualname__"):
             return True
-        if module not in sys.modules and top_package(module) == top_package(name):
+        packages = [top_package(name) for name in names]
+        if module not in sys.modules and top_package(module) in packages:
             # Its package is imported already, and this module may have another name for the class.
             if not self._denial(candidate):
                 return False
@@ -98,8 +113,10 @@ class ClassRules:
 
     def _owners(self, cls: type[Any]) -> Sequence[str]:
         """Return the distributions that may own the module of a class; ("",) for none."""
-        name = _import_name(cls)
-        return self._discovery.owners(name) or self._installed.get(top_package(name), ("",))
+        found: list[str] = []
+        for name in _import_names(cls):
+            found += self._discovery.owners(name) or self._installed.get(top_package(name), ())
+        return found or ("",)
 
     @cached_property
     def _installed(self) -> Mapping[str, Sequence[str]]:
@@ -127,15 +144,15 @@ def _top_level(line: str) -> str:
 
 
 def _is_contract(cls: type[Any]) -> bool:
-    return cls is object or f"{cls.__module__}.".startswith(f"{_CONTRACTS}.")
+    return cls is object or f"{_fact(cls, '__module__')}.".startswith(f"{_CONTRACTS}.")
 
 
 def _without_renaming(cls: type[Any]) -> Iterator[type[Any]]:
     """Yield a class and, as long as their subclasses add no code, its bases."""
     yield cls
-    if any(_is_code(value) for value in vars(cls).values()):
+    if any(_is_code(value) for value in _fact(cls, "__dict__").values()):
         return
-    for base in cls.__bases__:
+    for base in _fact(cls, "__bases__"):
         if not _is_contract(base):
             yield from _without_renaming(base)
 
@@ -146,12 +163,30 @@ def _is_code(value: object) -> bool:
     return callable(value) and not isinstance(value, type)
 
 
-def _import_name(cls: type[Any]) -> str:
-    """Return the module of a class; of one from a file, the name that the file is imported by."""
-    if not cls.__module__.startswith(LOCAL_PREFIX):
-        return cls.__module__
-    module = sys.modules.get(cls.__module__)
-    path = Path(getattr(module, "__file__", None) or "nowhere.py")
+def _fact(cls: type[Any], name: str) -> Any:
+    """Return what Python knows of a class, whatever its metaclass says."""
+    return type.__getattribute__(cls, name)
+
+
+def _import_names(cls: type[Any]) -> list[str]:
+    """Return the names by which the module of a class may be imported.
+
+    The one that it has, unless it was loaded from a path; that of its file; and that of the file
+    that this is a link to.
+    """
+    module_name: str = _fact(cls, "__module__")
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    names = [] if module_name.startswith(LOCAL_PREFIX) else [module_name]
+    if isinstance(file, str):
+        path = Path(file)
+        names += [] if names else [_name_of_file(path)]
+        if path.resolve() != path.absolute():
+            names.append(_name_of_file(path.resolve()))
+    return list(dict.fromkeys(names)) or [module_name]
+
+
+def _name_of_file(path: Path) -> str:
+    """Return the name that a file is imported by, from the packages around it."""
     parts = [] if path.stem == "__init__" else [path.stem]
     folder = path.parent
     while (folder / "__init__.py").is_file():
