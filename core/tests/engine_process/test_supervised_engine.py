@@ -17,7 +17,7 @@ from dovetail.errors import EngineDeadError, RequestError, UnavailableError
 from dovetail.interfaces import PauseScope
 from dovetail.request import FinishReason
 
-ROUNDS = [pytest.param(3, id="3"), pytest.param(100, id="100", marks=pytest.mark.soak)]
+ROUNDS = [pytest.param(2, id="2"), pytest.param(100, id="100", marks=pytest.mark.soak)]
 MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)
 
 
