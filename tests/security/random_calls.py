@@ -46,6 +46,24 @@ class RaisingDict(dict):
     items = keys = __iter__ = __getitem__ = get = Raising.__iter__
 
 
+class Panic(BaseException):
+    """Like the panic of an extension module: no Exception."""
+
+
+def _panic(self, *given):
+    raise Panic("hostile")
+
+
+class HostileText(str):
+    __len__ = __eq__ = __bool__ = __str__ = encode = isascii = _panic
+    __hash__ = None
+
+
+class HostileFloat(float):
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __float__ = __repr__ = _panic
+    __hash__ = None
+
+
 class LyingList(list):
     def __len__(self):
         return 1
@@ -127,6 +145,9 @@ ODD_VALUES = (
 BROKEN_VALUES = (
     Raising,
     lambda: RaisingList([5]),
+    lambda: HostileText("text"),
+    lambda: [HostileText("text")],
+    lambda: HostileFloat(0.5),
     lambda: RaisingDict(a=1),
     lambda: LyingList([5] * 5000),
     lambda: EndlessList([5]),

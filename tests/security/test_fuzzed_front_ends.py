@@ -127,6 +127,7 @@ class LLMCalls:
             assert str(error) and len(str(error)) < 1000
             self.num_refused += 1
             outputs = None
+            self.check_alive()
         if outputs is not None:
             self.num_served += 1
             assert [tokens_of(outputs[0])] == [tokens_of(outputs[-1])] == alone
@@ -159,7 +160,6 @@ def call_generate(asked, hostile, more):
         return asked.llm.generate(prompts, params, **given_more)
 
     asked.check(call, asked.alone)
-    asked.check_alive()
 
 
 def call_chat(asked, hostile, more):
@@ -173,7 +173,6 @@ def call_chat(asked, hostile, more):
         return outputs if plain else None
 
     asked.check(call, asked.chat_alone)
-    asked.check_alive()
 
 
 class StreamCalls:

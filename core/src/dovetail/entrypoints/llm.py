@@ -134,10 +134,13 @@ class LLM:
     ) -> Callable[[Any], Prompt]:
         """Return what makes a prompt, text and its tokens, of a conversation."""
         from dovetail.entrypoints.call_arguments import check_template_arguments, read_conversation
+        from dovetail.value_checks import plain_text
 
         tokenizer, inputs = self.get_tokenizer(), self.llm_engine.front.inputs
         limits = self.llm_engine.config.limits
         variables = check_template_arguments(chat_template, kwargs, add_generation_prompt)
+        if chat_template is not None:
+            chat_template = plain_text(chat_template)  # no method of a subclass is called
 
         def render(conversation: Any) -> Prompt:
             text = tokenizer.apply_chat_template(
