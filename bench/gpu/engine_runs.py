@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine.input_processor import user_request_id
 from dovetail.plugins import PluginRegistry
 from gpu.device_parts import DeviceParts
 from gpu.report import Report
@@ -104,7 +105,7 @@ class EngineOracle:
         ran = run_engine(model, wanted, one, parts, **options)
         pieces: dict[str, list[RecordedRun]] = {}
         for run in ran.recorded:
-            pieces.setdefault(run.request_id, []).append(run)
+            pieces.setdefault(user_request_id(run.request_id), []).append(run)
         self._known = {
             request.token_ids[: request.num_prompt]: torch.cat(
                 [run.logits for run in sorted(pieces[name], key=lambda run: run.start)]

@@ -68,7 +68,7 @@ def test_kernels_of_a_gpu_are_refused_on_the_cpu(kind, option, would_do, model):
     with pytest.raises(PluginError) as refusal:
         LLM(model, **options)
     told = str(refusal.value)
-    assert "'triton' was asked for, but" in told and "cuda, xpu" in told and "cpu" in told
+    assert "'triton' was asked for" in told and "cuda, xpu" in told and "cpu" in told
     assert would_do in told.partition("What can be used here: ")[2]
     explanation = explain_choice(kind, platform="cpu", **{option: "triton"})
     if kind == "ops":

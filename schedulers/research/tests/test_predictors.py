@@ -27,7 +27,7 @@ def test_the_oracle_is_what_is_declared(expected):
 
 
 @pytest.mark.parametrize(
-    "expected", [None, 0, -3, 501, True, "7", [7], math.nan, math.inf, -math.inf, 10**400]
+    "expected", [None, 0, -3, 501, True, "7", [7], math.nan, math.inf, -math.inf, 2**63]
 )
 def test_what_makes_no_sense_is_as_if_nothing_was_declared(expected):
     for name in ("oracle", "bucketed:2", "noisy:0.5"):

@@ -49,16 +49,13 @@ class VTCPolicy(Policy):
     def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
         """Continue all that run; admit from the lowest counter, as it grows, until a denial."""
         yield CONTINUE
-        if not view.seats_left:
-            return
         queues: dict[str, deque[RequestView]] = {}
-        for request in view.waiting:
+        for request in view.waiting if view.seats_left else ():
             queues.setdefault(request.tenant, deque()).append(request)
         while queues:
             tenant = min(queues, key=lambda name: self.rank(queues[name][0], view))
             request = queues[tenant].popleft()
-            grant = yield Run(request)
-            if not grant:
+            if not (grant := (yield Run(request))):
                 return
             if grant.num_tokens or grant.num_cached:  # else it is passed over
                 self._leave(request)

@@ -220,8 +220,7 @@ class EngineServer:
 
     def _send_outputs(self, outputs: EngineCoreOutputs) -> None:
         for content in pack_outputs(outputs, tuple(self._answers)):
-            fault("engine.send")
-            self._outbox.send(content)
+            self._send_packed(content)
             self._window.sent(len(content))
         self._answers.clear()
 
@@ -240,7 +239,10 @@ class EngineServer:
                 self._outbox.send(beat, zmq.NOBLOCK)
 
     def _send(self, message: Message) -> None:
+        self._send_packed(pack(message))
+
+    def _send_packed(self, content: bytes) -> None:
         # Waits while the front end's socket takes nothing in, which the window leaves to messages
         # without outputs. If the reader is gone, the parent's end ends this process.
         fault("engine.send")
-        self._outbox.send(pack(message))
+        self._outbox.send(content)
