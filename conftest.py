@@ -7,9 +7,12 @@ gathered in the one that reports.
 from __future__ import annotations
 
 import os
-from collections import Counter
+import subprocess
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -49,8 +52,10 @@ def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None
     return partial(record_property, "told")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the cases that are slow are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the asked part of the tests; skip those for accelerators where there is none."""
+    _sample(items)
     part = config.getoption("--clock")
     if part is not None:
         # The other part is no test left out: another run has it.
@@ -59,6 +64,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if asking and not _has_accelerator():
         for item in asking:
             item.add_marker(pytest.mark.skip(reason="no accelerator on this machine"))
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Mark as slow all but one in `n` of the cases of a test with the mark `sampled(n)`.
+
+    The commit decides which: each case has its turn, and nobody can have searched for them.
+    """
+    cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("sampled")) is not None:
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    commit = _commit() if cases else b""
+    for (_, share), found in cases.items():
+        found.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
+        for item in found[-(-len(found) // share) :]:
+            item.add_marker("slow")
+
+
+def _commit() -> bytes:
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, check=False)
+    except OSError:
+        return b""
+    return done.stdout
 
 
 def _has_accelerator() -> bool:

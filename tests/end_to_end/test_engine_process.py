@@ -34,11 +34,11 @@ def answers(model_dir, options, **changes):
     with LLM(model_dir, **(options | changes)) as llm:
         prompts, params = requests()
         outputs = llm.generate(prompts, params)
+        stats = llm.llm_engine.last_stats
         with pytest.raises(RequestError) as caught:
             llm.generate([[5], [10**6]], params[0])
         told = str(caught.value), caught.value.parameter
         assert llm.llm_engine.collective_rpc("get_model_info")
-        stats = llm.llm_engine.last_stats
     plain = [
         (
             out.prompt,

@@ -37,10 +37,18 @@ def test_long():
 def test_left_out():
     pytest.skip("not here")
 """
+SAMPLED = """
+import pytest
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("number", range(8))
+def test_some(number):
+    pass
+"""
 SETTINGS = """
 [tool.pytest.ini_options]
 addopts = ["-m", "not slow"]
-markers = ["clock: one", "slow: two"]
+markers = ["clock: one", "slow: two", "sampled: three"]
 """
 
 
@@ -154,3 +162,18 @@ def test_the_slowest_files_are_shown(tmp_path: Path) -> None:
         "    2.0 s  c",
         "    1.8 s  a.b",
     ]
+
+
+def test_one_in_n_cases_of_a_sampled_test_is_run_by_the_commit(tree: Path) -> None:
+    shutil.copy(ROOT / "conftest.py", tree)
+    (tree / "pyproject.toml").write_text(SETTINGS)
+    (tree / "test_it.py").write_text(SAMPLED)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    chosen = []
+    for number in range(4):
+        (tree / "code.py").write_text(f"x = {number}\n")
+        commit(tree)
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+        chosen.append({line for line in done.stdout.splitlines() if "::test_some[" in line})
+    assert [len(one) for one in chosen] == [3] * 4
+    assert len(set.union(*chosen)) > 3

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine.input_processor import user_request_id
 from parity.checkpoints import VOCAB_SIZE, Checkpoint, make_checkpoint
 from parity.commit_seed import commit_seed
 from parity.margin_rule import MARGIN, TOLERANCE, Sequenced, measure
@@ -116,7 +117,7 @@ def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], tor
         (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
     found: dict[str, list[torch.Tensor]] = {output.request_id: [] for output in outputs}
     for part in sorted(recorded, key=lambda part: part.start):
-        found[part.request_id].append(part.logits)
+        found[user_request_id(part.request_id)].append(part.logits)
     # Nobody asks what follows the last token; the rule wants a row for it.
     nothing = torch.zeros(1, VOCAB_SIZE)
     return {
@@ -154,7 +155,7 @@ def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
     """Return the mean KL divergence from float32, and the share of equal best tokens."""
     divergences, equal = [], []
     for part in ran.recorded[0]:
-        token_ids = ran.requests[part.request_id].token_ids
+        token_ids = ran.requests[user_request_id(part.request_id)].token_ids
         reference_NV = checkpoint.logits(token_ids)[part.start : part.start + len(part.logits)]
         log_p_NV, log_q_NV = reference_NV.log_softmax(-1), part.logits.float().log_softmax(-1)
         divergences.append((log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(-1))

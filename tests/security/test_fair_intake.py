@@ -150,7 +150,7 @@ def wire(place):
     return request.request_id, wire_request(request)
 
 
-@pytest.mark.parametrize(("busy", "turns"), [(True, 4), (False, 1)])
+@pytest.mark.parametrize(("busy", "turns"), [(True, 4), (False, 4)])
 def test_requests_that_come_together_are_admitted_over_several_steps(busy, turns):
     clock = ManualClock(1)
     core = SlowCore(clock, busy)

@@ -8,6 +8,7 @@
     │       └── WeightError       a file or a weight: missing, truncated, unexpected, wrong shape
     ├── PluginError               a plugin could not be found, loaded or trusted with its contract
     │   ├── UnfitPluginError      named by the user, and cannot do this; also a ConfigError
+    │   ├── AttentionUnknownError only loading a model can tell what it asks of attention
     │   ├── PluginNotFoundError   no candidate of that name
     │   ├── PluginLoadError       found, but importing or constructing it failed
     │   └── ContractError         loaded, but it does not do what its contract demands

@@ -69,6 +69,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
     assert residue() == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
 def test_all_hear_of_a_killed_engine(bench, nothing_left, number):
     one = bench.start(told={"step_s": 0.01})
@@ -228,6 +229,7 @@ def workers_of(pid):
         return [int(one) for one in file.read().split()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
 def test_a_worker_that_is_killed_while_nothing_runs_is_named_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")

@@ -55,6 +55,7 @@ def test_an_engine_that_is_dropped_ends_at_once(run, kind):
     assert seen(run(kind, "drop")) < 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["leave", "leave_in_a_cycle", "leave_by_an_error"])
 @kinds("OverProcess")
 def test_an_engine_that_is_left_open_does_not_hold_up_the_exit(run, kind, what):
@@ -63,6 +64,7 @@ def test_an_engine_that_is_left_open_does_not_hold_up_the_exit(run, kind, what):
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers", "AsyncFrontEnd"])
 def test_who_uses_an_engine_that_has_ended_with_its_owner_gets_a_typed_error(run, kind):
     """In an exit hook, and in a finalizer that runs after the engine's own."""
@@ -80,6 +82,7 @@ def test_a_forked_child_harms_no_engine_and_cannot_use_it(run, kind):
     assert told["served"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
 def test_an_engine_ends_with_its_owner_though_a_forked_child_lives(run, talk, kind):
     process = run(kind, "outlive")

@@ -59,6 +59,7 @@ def serve_canary(client, talk):
     return talk.Answers().collect_until(client, "canary")[0]["canary"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 @pytest.mark.parametrize("num_rounds", ROUNDS)
 def test_it_is_ready_again_and_answers_the_same(supervised, talk, num_rounds, victim):
@@ -248,6 +249,7 @@ def test_an_engine_that_always_dies_is_given_up_with_a_reason(supervised, talk, 
     client.abort_requests(["a"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_what_is_stopped_is_told_as_stalled_and_may_come_back(supervised, talk, victim):
     rules = None if victim == "worker" else SupervisionRules(max_silence_s=1.2)
@@ -262,6 +264,7 @@ def test_what_is_stopped_is_told_as_stalled_and_may_come_back(supervised, talk, 
     assert client.num_restarts == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_what_stays_stopped_is_killed_and_replaced(supervised, talk, victim):
     rules = SupervisionRules(max_silence_s=0.6, kill_silence_s=1.2, first_delay_s=0.05)
@@ -292,6 +295,7 @@ def test_a_long_step_is_no_stall_until_it_is_too_long(supervised, talk):
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seconds", [60, 600])
 def test_full_load_and_long_steps_raise_no_false_alarm(supervised, talk, seconds):
     client = supervised(executor="multiproc", step_s=6)

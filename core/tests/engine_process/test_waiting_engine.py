@@ -60,6 +60,7 @@ def test_an_engine_that_only_waits_rests(waiting, what, ahead):
     assert client.progress.num_steps - steps <= 200 * (WATCH_S + 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["gate", "load"])
 def test_others_run_beside_at_full_speed_and_an_abort_ends_the_wait(waiting, talk, what):
     client = waiting(what)

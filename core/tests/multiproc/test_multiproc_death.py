@@ -49,6 +49,7 @@ def wait_until(found, timeout_s):
     return found()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_ends_every_wait_by_its_name(make, victim):
     executor = make(2, config={"async_scheduling": True}, step=["hangs", "hangs"])
@@ -73,6 +74,7 @@ def test_a_killed_worker_ends_every_wait_by_its_name(make, victim):
     assert wait_until(lambda: not any(map(is_alive, pids)), NOTICE_S)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_raises_tells_its_own_error(make, rank):
     ways = ["hangs", "hangs"]  # as a worker does that waits for another's part
@@ -218,6 +220,7 @@ def test_an_executor_that_is_forgotten_ends_its_workers(make, parts, tmp_path):
     assert gone() is None and not is_alive(pid)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
     write_fake_config(tmp_path)
@@ -237,6 +240,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
     assert wait_until(lambda: not Path(folder).exists(), 5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["os.pidfd_open", "subprocess.Popen"])
 def test_a_second_worker_that_cannot_be_started_takes_the_first_with_it(make, monkeypatch, what):
     module, name = {"os": os, "subprocess": subprocess}[what.partition(".")[0]], what.split(".")[1]

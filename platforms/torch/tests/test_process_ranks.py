@@ -229,6 +229,9 @@ class Whole(torch.nn.Module):
 
 
 class Registry(PluginRegistry):
+    def resolve(self, kind, reference):
+        return super().resolve(kind, f"{__name__}:Whole" if kind == "model" else reference)
+
     def load(self, kind, reference):
         return Whole if kind == "model" else super().load(kind, reference)
 

@@ -178,6 +178,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_suite(case):
     check_case(TritonAttentionBackend, case, DEVICE)
@@ -187,6 +188,7 @@ def test_refusals():
     check_refusals(TritonAttentionBackend, DEVICE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_batches(seed):
     rng = random.Random(seed)
