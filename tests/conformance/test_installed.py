@@ -27,6 +27,7 @@ def installed(*, for_devices):
 INSTALLED, FOR_DEVICES = installed(for_devices=False), installed(for_devices=True)
 
 
+@pytest.mark.sampled(2)  # `make wheels` holds every one of them to its contract
 @pytest.mark.parametrize(("kind", "reference"), INSTALLED)
 def test_an_installed_plugin_keeps_its_contract(kind, reference, tmp_path):
     check(kind, REGISTRY.load(kind, reference), tmp_path)

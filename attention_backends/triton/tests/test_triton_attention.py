@@ -25,7 +25,7 @@ from dovetail_attn_triton.tiles import attention_shape, padded
 
 CPU = torch.device("cpu")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-LEAST_CASES = 99
+LEAST_CASES = 80
 
 
 @needs_triton

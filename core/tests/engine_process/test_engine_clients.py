@@ -30,6 +30,7 @@ def told(facts):
     return facts.config.model_dump_json(), facts.model_info, facts.max_model_len
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_all_clients_give_the_same(client_of, ahead, talk):
     asked = [

@@ -20,6 +20,7 @@ from dovetail.transport.ndarray import NDArray
 PATIENCE_S = 20.0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case", list(executor_cases(MultiprocExecutor)), ids=lambda case: case.name
 )

@@ -178,7 +178,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_suite(case):
     check_case(TritonAttentionBackend, case, DEVICE)
