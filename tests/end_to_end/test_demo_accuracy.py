@@ -106,7 +106,7 @@ def able_attention() -> list[str]:
     return sorted(one.name for one in verdicts if one.state in (ABLE, TAKEN))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("scheduler", "attention"), list(product(installed("scheduler"), able_attention()))
 )
