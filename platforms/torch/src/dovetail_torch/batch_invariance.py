@@ -51,9 +51,9 @@ class BatchInvariance:
         """Warn if what a seed promises does not hold with these parts."""
         if self._without:
             logger.warning(
-                "A seeded request may get other tokens when other requests run beside it: %s "
-                "do not promise equal bits in every batch in %s. batch_invariant=True accepts "
-                "only parts that do.",
-                " and ".join(self._without),
+                "A seeded request may get other tokens when other requests run beside it. "
+                "These parts do not promise equal bits in every batch in %s: %s. "
+                "batch_invariant=True accepts only parts that do.",
                 self._dtype,
+                ", ".join(self._without),
             )
