@@ -75,6 +75,6 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     )
     assert stat.S_ISLNK(link.lstat().st_mode)
     assert symlinks(done.stdout) == ["a link"]
-    assert machine_paths("x = '/home/me/models'\ny = 'https://a/home/b'\nz = './work/x'") == [
+    assert machine_paths("x = '/home/me/models'\ny = 'https://a/home/b'\nz = './home/x'") == [
         "x = '/home/me/models'"
     ]
