@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if kind is None:
         return
     from dovetail.plugins import PluginRegistry  # only where it is to be patched
-    from dovetail.testing import load_fake
+    from dovetail_devkit import load_fake
 
     load = PluginRegistry.load
 

@@ -38,9 +38,9 @@ from dovetail.request import FinishReason
 from dovetail.result import LogprobColumns
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.null_executor import NullWorker
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
+from dovetail_devkit.executor.null_executor import NullWorker
+from dovetail_devkit.fakes.platform import FakePlatform
 
 DEMO = Path(__file__).parents[1] / "plugins/demo_model/src/dovetail_demo_model/model"
 NUM_WARM_UP = 16

@@ -42,7 +42,7 @@ from dovetail.interfaces import (
 from dovetail.request import EngineCoreRequest
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.null_executor import NullExecutor, NullWorker
+from dovetail_devkit.executor.null_executor import NullExecutor, NullWorker
 from dovetail_sched_fcfs import FCFSScheduler
 
 SIZES = (1, 16, 256, 1024)

@@ -41,8 +41,8 @@ from dovetail.interfaces import (
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.contexts import make_executor_context, write_fake_config
-from dovetail.testing.null_executor import NullWorker
+from dovetail_devkit.contexts import make_executor_context, write_fake_config
+from dovetail_devkit.executor.null_executor import NullWorker
 from dovetail_sched_fcfs import FCFSScheduler
 
 NUM_STEPS = 200

@@ -5,10 +5,8 @@ would read is compared with what the row's tokens give. So a stale block, a wron
 skipped position shows at once. The next token is that checksum, folded: equal for equal prefixes.
 """
 
-import sys
 from array import array
 from collections import deque
-from importlib.metadata import distributions
 from zlib import crc32
 
 import pytest
@@ -21,11 +19,13 @@ from dovetail.interfaces import (
     SchedulerContext,
     SchedulerLimits,
 )
-from dovetail.plugins import PluginRegistry, first_party
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
+from dovetail_devkit.rigs.plugin_site import count_as_member, plugin_site
+
+__all__ = ["count_as_member", "plugin_site"]  # fixtures
 
 FIRST_TOKEN = 100
 NUM_TOKENS = 50
@@ -224,69 +224,3 @@ def drive():
 def alone():
     """What a prompt's answer must be, whatever else runs: `alone(prompt, num_tokens)`."""
     return continuation
-
-
-MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low", "none")]
-"""Distributions that count as first-party where `plugin_site` is used."""
-
-
-class PluginSite:
-    """A folder on sys.path where made-up distributions are installed."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def add(self, name, entries, *, manifest=None, version="1.0", **modules):
-        """Install a distribution whose package has its name, with a dash for an underscore.
-
-        entries: kind to {plugin name: target}; a target that begins with ":" or "." is in the
-        package. modules: sources, `init` for the package itself.
-        """
-        package = self.path / name.replace("-", "_")
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text(modules.pop("init", ""))
-        for module, source in modules.items():
-            (package / f"{module}.py").write_text(source)
-        if manifest is not None:
-            (package / "dovetail.toml").write_text(manifest)
-        info = self.path / f"{package.name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        lines = []
-        for kind, targets in entries.items():
-            lines.append(f"[dovetail.{kind}]")
-            for entry, target in targets.items():
-                lines.append(f"{entry} = {package.name if target[0] in ':.' else ''}{target}")
-        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-
-    def registry(self, **given):
-        """A registry that sees this folder and nothing else."""
-        return PluginRegistry(distributions=distributions(path=[str(self.path)]), **given)
-
-
-@pytest.fixture
-def count_as_member(monkeypatch):
-    """Make a distribution a first-party one: `count_as_member(name, package)`."""
-    listed = dict(first_party.FIRST_PARTY)
-    monkeypatch.setattr(first_party, "FIRST_PARTY", listed)
-
-    def count(name, package):
-        listed[name] = package
-
-    return count
-
-
-@pytest.fixture
-def plugin_site(tmp_path, monkeypatch, count_as_member):
-    """Install made-up plugins: `plugin_site.add(…)`; their modules are forgotten afterwards."""
-    site = PluginSite(tmp_path / "site")
-    site.path.mkdir()
-    for name in MADE_UP_MEMBERS:
-        count_as_member(name, name.replace("-", "_"))
-    monkeypatch.syspath_prepend(str(site.path))
-    before = set(sys.modules)
-    yield site
-    for name in set(sys.modules) - before:
-        top = name.partition(".")[0]
-        if (site.path / top).exists():
-            del sys.modules[name]

@@ -9,7 +9,7 @@ from dovetail.engine.choice import explain_choice
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.attention_ask import read_attention_facts
 from dovetail.plugins.selection import choose_platform
-from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 HEADS = {"num_attention_heads": 4, "hidden_size": 32}
 
@@ -58,7 +58,7 @@ def test_heads_are_read_with_their_defaults():
 )
 def test_the_ask_of_config_json_is_the_workers(architecture, fields, tmp_path, monkeypatch):
     worker = pytest.importorskip("dovetail_torch.worker")
-    contexts = pytest.importorskip("dovetail.testing.contexts")
+    contexts = pytest.importorskip("dovetail_devkit.contexts")
     model = write_tiny_llama(tmp_path, architectures=[architecture], **fields)
     asks = []
     choose_one = worker.choose_attention

@@ -17,7 +17,7 @@ from dovetail.errors import (
     PluginLoadError,
     PluginNotFoundError,
 )
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
 HEALTHY = """
 from dovetail.interfaces import Policy
@@ -30,12 +30,12 @@ TOP = """
 import sys
 from dovetail.interfaces import Platform, PlatformInfo, Policy, Probe, WorkerBase
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.worker import FakeWorker
 """
 FAKES = {
-    "platform": "dovetail.testing.fake_platform:FakePlatform",
-    "worker_cls": "dovetail.testing.fake_worker:FakeWorker",
+    "platform": "dovetail_devkit.fakes.platform:FakePlatform",
+    "worker_cls": "dovetail_devkit.fakes.worker:FakeWorker",
     "scheduler_cls": "dovetail.scheduling:Scheduler",
     "skip_tokenizer_init": True,
 }

@@ -22,8 +22,8 @@ from dovetail.outputs import RequestOutputKind
 from dovetail.request import EngineCoreRequest, FinishReason
 from dovetail.result import LogprobColumns
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_tokenizer import ByteTokenizer
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer, TokenizerFacts
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 REPLACEMENT = "\ufffd"
 TEXTS = [

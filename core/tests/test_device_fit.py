@@ -9,12 +9,12 @@ import pytest
 from dovetail.errors import PluginError
 from dovetail.plugins.explanation import OUT, REFUSED, TAKEN, Wanted, explain
 from dovetail.plugins.selection import choose, choose_attention, choose_platform
-from dovetail.testing.fake_attention import FakeAttentionBackend
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
 
 PARTS = """
 from dovetail.interfaces import Platform, PlatformInfo, Probe
-from dovetail.testing.fake_attention import FakeAttentionBackend
-from dovetail.testing.fake_ops import FakeOps
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
+from dovetail_devkit.fakes.ops import FakeOps
 
 class Box(Platform):
     info = PlatformInfo(name="box", device_type="box")

@@ -11,9 +11,9 @@ from dovetail.plan import StepBuilder
 from dovetail.request import EncoderInput, Request
 from dovetail.scheduling import Scheduler
 from dovetail.scheduling.encoder_budget import EncoderBudget
-from dovetail.testing.random_programs import make_kv_cache, random_program
-from dovetail.testing.scheduler import make_request
-from dovetail.testing.scheduler_program import Referee, play
+from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.random_programs import make_kv_cache, random_program
+from dovetail_devkit.suites.scheduler import make_request
 
 LIMITS = SchedulerLimits(
     max_num_seqs=4,

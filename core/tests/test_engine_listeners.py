@@ -11,13 +11,13 @@ from dovetail.errors import ConfigError, PluginError, PluginLoadError, RequestEr
 from dovetail.interfaces import EngineCoreOutputs, Finished
 from dovetail.request import FinishReason
 from dovetail.scheduling import Scheduler
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
-from dovetail.testing.fake_hooks import FakeHooks
-from dovetail.testing.fake_io_processor import FakeIOProcessor
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_stat_logger import FakeStatLogger
-from dovetail.testing.fake_tokenizer import ByteTokenizer
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.fakes.hooks import FakeHooks
+from dovetail_devkit.fakes.io_processor import FakeIOProcessor
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.stat_logger import FakeStatLogger
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.worker import FakeWorker
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, seed=1)
 

@@ -21,7 +21,7 @@ from dovetail.plugins.selection import (
     choose_platform,
     choose_scheduler,
 )
-from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 PARTS = """
 from dovetail.interfaces import (

@@ -6,15 +6,15 @@ from importlib.metadata import distributions
 import pytest
 
 from dovetail.config.installed_checkpoints import find_installed_checkpoint
-from dovetail.doctor import WARNING
-from dovetail.doctor.registrations import check_registrations, plugins_to_try
 from dovetail.errors import PluginError
 from dovetail.plugins import KINDS, PluginPolicy
 from dovetail.plugins.commands import find_commands
 from dovetail.plugins.discovery import discover
 from dovetail.plugins.first_party import is_first_party
 from dovetail.plugins.selection import choose, choose_platform
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.doctor import WARNING
+from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try
+from dovetail_devkit.fakes.platform import FakePlatform
 
 CANARY = "raise AssertionError('an outside package was imported')\n"
 PARTS = """

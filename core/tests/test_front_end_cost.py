@@ -11,7 +11,7 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs
 from dovetail.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestOutputKind
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 NUM_REQUESTS = 256
 NUM_STEPS = 24

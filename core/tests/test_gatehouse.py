@@ -5,8 +5,8 @@ import pytest
 from dovetail.errors import RequestError
 from dovetail.request import Request, RequestStatus
 from dovetail.scheduling.gatehouse import Gatehouse
-from dovetail.testing.fake_gate import FakeGate
-from dovetail.testing.scheduler import make_request
+from dovetail_devkit.fakes.gate import FakeGate
+from dovetail_devkit.suites.scheduler import make_request
 
 
 class RefusingGate(FakeGate):

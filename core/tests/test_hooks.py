@@ -11,7 +11,7 @@ from dovetail.errors import ConfigError, ContractError, PluginError, PluginNotFo
 from dovetail.hooks import HOOK_NAMES, HookPlugins, load_hooks
 from dovetail.interfaces import Hooks, HookSpecs
 from dovetail.plugins import PluginRegistry
-from dovetail.testing.fake_hooks import FakeHooks
+from dovetail_devkit.fakes.hooks import FakeHooks
 
 TOLD = []
 

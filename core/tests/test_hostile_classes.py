@@ -24,7 +24,7 @@ from dovetail.plugins.construction import construct
 from dovetail.plugins.contract import check_contract
 from dovetail.plugins.platform_answers import MAX_PREFERRED, check_info, preferred_names
 from dovetail.plugins.selection import choose_scheduler
-from dovetail.testing import load_fake
+from dovetail_devkit import load_fake
 
 
 class Quiet(Policy):

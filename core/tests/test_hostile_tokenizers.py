@@ -11,10 +11,10 @@ from tokenizers import models
 from dovetail import LLM
 from dovetail.engine.tokenizer_checks import check_tokenizer
 from dovetail.errors import ModelError, RequestError
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
 from dovetail.tokenizers import huggingface, tokenizer_trial
 from dovetail.tokenizers.core_building import PanicGuard, prepare_core
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
 SEQUENCE_A, SEQUENCE_B = ({"Sequence": {"id": one, "type_id": 0}} for one in "AB")
 TIGHT = {"tokenizer_timeout_s": 3, "tokenizer_memory_mib": 512}
@@ -198,8 +198,8 @@ def test_the_limits_are_options(tmp_path):
     with pytest.raises(ModelError, match=r"longer than 0\.01 s"):
         LLM(
             tmp_path,
-            worker_cls="dovetail.testing.fake_worker:FakeWorker",
-            platform="dovetail.testing.fake_platform:FakePlatform",
+            worker_cls="dovetail_devkit.fakes.worker:FakeWorker",
+            platform="dovetail_devkit.fakes.platform:FakePlatform",
             plugin_options={"huggingface": {"tokenizer_timeout_s": 0.01}},
             **SMALL_ENGINE,
         )

@@ -9,10 +9,10 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.interfaces import Hold, Policy, SchedulerContext, SchedulerLimits
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_gate import FakeGate
-from dovetail.testing.null_executor import NullExecutor
-from dovetail.testing.random_programs import make_kv_cache
-from dovetail.testing.scheduler import make_request
+from dovetail_devkit.executor.null_executor import NullExecutor
+from dovetail_devkit.fakes.gate import FakeGate
+from dovetail_devkit.scheduler.random_programs import make_kv_cache
+from dovetail_devkit.suites.scheduler import make_request
 
 LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
 

@@ -10,7 +10,7 @@ from dovetail.engine.request_checks import validate_core_request
 from dovetail.errors import ConfigError, ModelError, RequestError
 from dovetail.interfaces.sampling_support import FULL_SAMPLING
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 FACTS = InputFacts(vocab_size=259, max_model_len=32, eos_token_ids=frozenset({257}), max_logprobs=5)
 

@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
+from functools import partial
+from importlib import import_module
 from importlib.metadata import distributions
 
 import pytest
 
 from dovetail.cli import main
-from dovetail.doctor import BROKEN, WARNING
-from dovetail.doctor.registrations import check_registrations
+from dovetail.plugins import commands
 from dovetail.plugins.commands import find_commands
 from dovetail.plugins.registry import PluginRegistry
+from dovetail_devkit.doctor import BROKEN, WARNING
+from dovetail_devkit.doctor.registrations import check_registrations
 
 LINE = '[[plugin]]\nkind = "command"\nname = "zoo.feed"\nhelp = "Feed an animal."\n'
 FEED = "def feed(animal: str, *, times: int = 1):\n    print(animal * times)\n    return 3\n"
@@ -126,3 +129,25 @@ def test_our_own_commands_do_not_look_for_others():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["plugins doctor", "plugins new policy mine"])
+def test_without_the_devkit_its_commands_answer_with_one_line(command, zoo, capsys, monkeypatch):
+    only_zoo = partial(find_commands, installed=distributions(path=[str(zoo.path)]))
+    monkeypatch.setattr(commands, "find_commands", only_zoo)
+    assert main(command.split()) == 2
+    told = capsys.readouterr().err
+    assert "pip install dovetail-devkit" in told and len(told.splitlines()) == 1
+
+
+def test_an_outside_distribution_cannot_take_a_command_of_the_devkit(zoo):
+    zoo.add("thief", {"command": {"plugins.new": ":run"}}, init=BOMB)
+    aside = {one.plugin.name: why for one, why in find(zoo).set_aside}
+    assert "first-party" in aside["plugins.new"]
+
+
+def test_the_former_name_of_the_kit_names_the_new_one():
+    with pytest.raises(ImportError, match="dovetail_devkit"):
+        import_module("dovetail.testing")
+    with pytest.raises(ImportError, match="dovetail_devkit"):
+        import_module("dovetail.testing.fake_worker")

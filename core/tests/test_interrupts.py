@@ -8,9 +8,9 @@ from dovetail import LLM, SamplingParams
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.errors import EngineDeadError
 from dovetail.scheduling import Scheduler
-from dovetail.testing.contexts import write_fake_config
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.contexts import write_fake_config
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.worker import FakeWorker
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, seed=3)
 PROMPTS = [[1, 2, 3], [4, 5]]

@@ -9,7 +9,7 @@ import pytest
 import dovetail.scheduling
 from dovetail.request import Request, RequestStatus
 from dovetail.scheduling.life_cycle import TRANSITIONS, change_status
-from dovetail.testing.scheduler import make_request
+from dovetail_devkit.suites.scheduler import make_request
 
 S = RequestStatus
 WAITING_ONES = {S.WAITING, S.WAITING_FOR_FSM, S.WAITING_FOR_REMOTE_KVS}

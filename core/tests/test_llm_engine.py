@@ -15,8 +15,8 @@ from dovetail.interfaces import ModelInfo, NoCacheSpec, WorkerBase
 from dovetail.outputs import RequestOutputKind
 from dovetail.result import ModelRunnerOutput
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 PIECE = "Two roads diverged — in a wood, and I "
 GREEDY = SamplingParams(max_tokens=12, temperature=0)

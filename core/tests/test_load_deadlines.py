@@ -9,8 +9,8 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.interfaces import KVOutcome
 from dovetail.scheduling import Scheduler
-from dovetail.testing import FAKES
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit import FAKES
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
 TIMEOUT_NS = 5_000_000_000
 PROMPT = list(range(1, 42))

@@ -10,10 +10,10 @@ from dovetail.engine.core import EngineCore
 from dovetail.interfaces import Ready, SchedulerContext, SchedulerLimits
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.scheduling import Scheduler
-from dovetail.testing.random_programs import make_kv_cache, random_program
-from dovetail.testing.row_model import RowModel
-from dovetail.testing.scheduler import make_request
-from dovetail.testing.scheduler_program import Referee, play
+from dovetail_devkit.rows.model import RowModel
+from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.random_programs import make_kv_cache, random_program
+from dovetail_devkit.suites.scheduler import make_request
 
 LIMITS = SchedulerLimits(
     max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32, num_lookahead_tokens=3

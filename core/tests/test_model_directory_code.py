@@ -8,7 +8,7 @@ import pytest
 from dovetail import LLM
 from dovetail.config import EngineArgs, ModelDirectory
 from dovetail.errors import ModelError
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
 CANARY = "from pathlib import Path\nPath({place!r}).touch()\nclass M: ...\n"
 NAMES = [

@@ -11,8 +11,8 @@ from dovetail import model_files
 from dovetail.config import EngineArgs
 from dovetail.errors import ModelError
 from dovetail.model_files import open_model_file, parse_json, read_json_object, read_model_file
-from dovetail.testing.contexts import write_fake_config
 from dovetail.tokenizers.huggingface import TokenizerFacts
+from dovetail_devkit.contexts import write_fake_config
 
 OBJECT = b'{"a": 1}'
 

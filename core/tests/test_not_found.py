@@ -4,7 +4,7 @@ import pytest
 
 from dovetail import LLM
 from dovetail.errors import PluginNotFoundError, nearest
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
 PARTS = """
 from collections import OrderedDict

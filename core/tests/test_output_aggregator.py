@@ -8,7 +8,7 @@ from dovetail.errors import ContractError
 from dovetail.executors.output_aggregator import OutcomeAggregator, RankedSide, aggregate_outputs
 from dovetail.interfaces import KVOutcome
 from dovetail.result import ModelRunnerOutput
-from dovetail.testing.fake_kv_connector import FakeSchedulerSide
+from dovetail_devkit.fakes.kv_connector import FakeSchedulerSide
 
 
 def output(kv_transfer=b"", tokens=(7,)):

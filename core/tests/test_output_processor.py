@@ -11,7 +11,7 @@ from dovetail.outputs import Logprob, RequestOutputKind
 from dovetail.request import FinishReason
 from dovetail.result import LogprobColumns
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 EOS = ByteTokenizer.EOS

@@ -5,11 +5,11 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, ContractError, RequestError
 from dovetail.scheduling import Scheduler
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
-from dovetail.testing.fake_logits_processor import ARGUMENT, FakeLogitsProcessor
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_tokenizer import ByteTokenizer
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.fakes.logits_processor import ARGUMENT, FakeLogitsProcessor
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Worker(FakeWorker):

@@ -8,11 +8,11 @@ from dovetail.engine.core import EngineCore
 from dovetail.errors import UserError
 from dovetail.interfaces import PauseScope, SchedulerContext, SchedulerLimits
 from dovetail.scheduling import Scheduler
-from dovetail.testing import FAKES
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
-from dovetail.testing.null_executor import NullExecutor
-from dovetail.testing.random_programs import make_kv_cache
-from dovetail.testing.scheduler import make_request
+from dovetail_devkit import FAKES
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.executor.null_executor import NullExecutor
+from dovetail_devkit.scheduler.random_programs import make_kv_cache
+from dovetail_devkit.suites.scheduler import make_request
 
 PARAMS = SamplingParams(max_tokens=5, seed=1, detokenize=False, ignore_eos=True)
 

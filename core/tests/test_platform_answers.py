@@ -12,11 +12,11 @@ from dovetail.interfaces import PlatformInfo
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.explanation import Wanted, explain
 from dovetail.plugins.selection import choose, choose_platform
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.worker import FakeWorker
 
-FAKE_WORKER = "dovetail.testing.fake_worker:FakeWorker"
+FAKE_WORKER = "dovetail_devkit.fakes.worker:FakeWorker"
 
 
 def boom(*args, **kwargs):
@@ -119,7 +119,7 @@ def test_other_preferred_plugins_that_are_not_installed_are_warned_of(
 
 ODD = """
 from dovetail.interfaces import PlatformInfo
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.fakes.platform import FakePlatform
 
 class Sound(FakePlatform):
     automatic = True

@@ -9,7 +9,7 @@ from dovetail.errors import PluginError, PluginLoadError, PluginNotFoundError
 from dovetail.interfaces import Policy
 from dovetail.plugins import PluginPolicy, PluginRegistry
 from dovetail.plugins.selection import choose, choose_platform
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.fakes.platform import FakePlatform
 
 PARTS = """
 from dovetail.interfaces import Platform, PlatformInfo, Policy, Probe

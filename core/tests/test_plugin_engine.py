@@ -8,16 +8,16 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.errors import PluginError, PluginLoadError
 from dovetail.plugins import PluginRegistry
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
 PARTS = """
 from pydantic import BaseModel
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import Policy
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_tokenizer import ByteTokenizer
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.worker import FakeWorker
 
 SEEN = {}
 
@@ -54,8 +54,8 @@ class MyTokenizer(ByteTokenizer):
         return super().from_directory(path)
 """
 FAKES = {
-    "platform": "dovetail.testing.fake_platform:FakePlatform",
-    "worker_cls": "dovetail.testing.fake_worker:FakeWorker",
+    "platform": "dovetail_devkit.fakes.platform:FakePlatform",
+    "worker_cls": "dovetail_devkit.fakes.worker:FakeWorker",
     "scheduler_cls": "dovetail.scheduling:Scheduler",
     "skip_tokenizer_init": True,
 }
@@ -173,7 +173,7 @@ def test_an_automatic_one_that_fails_is_set_aside_and_the_engine_answers(
 
 def test_what_a_platform_changed_is_told_with_its_name_and_reason(start):
     from dovetail.interfaces import ConfigPatch
-    from dovetail.testing.fake_platform import FakePlatform
+    from dovetail_devkit.fakes.platform import FakePlatform
 
     class Wishing(FakePlatform):
         def defaults(self, config):

@@ -9,8 +9,8 @@ from dovetail.errors import ConfigError, PluginError
 from dovetail.interfaces import Policy
 from dovetail.plugins import PluginPolicy
 from dovetail.plugins.selection import choose, choose_platform
-from dovetail.testing.contexts import write_fake_config
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.contexts import write_fake_config
+from dovetail_devkit.fakes.platform import FakePlatform
 
 PARTS = """
 from dovetail.interfaces import Platform, PlatformInfo, Policy, Probe

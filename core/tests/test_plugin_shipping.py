@@ -12,7 +12,7 @@ from dovetail.interfaces import Policy
 from dovetail.plugins import PluginPolicy, PluginRegistry, Resolution, compare_resolutions
 from dovetail.plugins.contract import contract_version
 from dovetail.plugins.selection import choose
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.fakes.platform import FakePlatform
 
 PARTS = """
 from dovetail.interfaces import Policy

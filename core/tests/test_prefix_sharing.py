@@ -11,11 +11,11 @@ from dovetail.interfaces import Policy, SchedulerContext, SchedulerLimits
 from dovetail.interfaces.policy import Evict, Hold
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail.testing import FAKES
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
-from dovetail.testing.null_executor import NullExecutor
-from dovetail.testing.random_programs import make_kv_cache
-from dovetail.testing.scheduler import make_request
+from dovetail_devkit import FAKES
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.executor.null_executor import NullExecutor
+from dovetail_devkit.scheduler.random_programs import make_kv_cache
+from dovetail_devkit.suites.scheduler import make_request
 
 LENGTH = 2001
 SHARED = [7 + place % 5000 for place in range(LENGTH)]

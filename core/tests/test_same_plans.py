@@ -6,9 +6,9 @@ import pytest
 
 from dovetail.interfaces import Policy
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_policy import AgeingPolicy, FakePolicy
-from dovetail.testing.scheduler import check_program
-from dovetail.testing.scheduler_program import random_program
+from dovetail_devkit.fakes.policy import AgeingPolicy, FakePolicy
+from dovetail_devkit.scheduler.program import random_program
+from dovetail_devkit.suites.scheduler import check_program
 
 
 class OneByOne(Scheduler):

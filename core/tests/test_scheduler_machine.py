@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from dovetail.interfaces import PauseScope, Policy
 from dovetail.scheduling import Scheduler
-from dovetail.testing.random_programs import random_program, random_request
-from dovetail.testing.scheduler_program import Referee
+from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.random_programs import random_program, random_request
 
 
 class Priority(Policy):

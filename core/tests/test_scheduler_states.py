@@ -9,8 +9,8 @@ from dovetail.interfaces import PauseScope, SchedulerLimits
 from dovetail.request import EngineCoreRequest, RequestStatus
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail.testing.random_programs import Program, make_kv_cache
-from dovetail.testing.scheduler_program import Referee
+from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.random_programs import Program, make_kv_cache
 
 S = RequestStatus
 HELD, FREE = 0, 3

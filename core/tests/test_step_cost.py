@@ -11,9 +11,9 @@ from dovetail.engine.core import EngineCore
 from dovetail.interfaces import SchedulerContext, SchedulerLimits
 from dovetail.result import LogprobColumns
 from dovetail.scheduling import Scheduler
-from dovetail.testing.null_executor import NullExecutor
-from dovetail.testing.random_programs import make_kv_cache
-from dovetail.testing.scheduler import make_request
+from dovetail_devkit.executor.null_executor import NullExecutor
+from dovetail_devkit.scheduler.random_programs import make_kv_cache
+from dovetail_devkit.suites.scheduler import make_request
 
 NUM_REQUESTS = 512
 COLUMNS = LogprobColumns(

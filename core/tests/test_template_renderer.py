@@ -21,10 +21,10 @@ from dovetail.sandbox import child as child_module
 from dovetail.sandbox.child import ChildFailure, ChildLimits
 from dovetail.sandbox.frames import encode
 from dovetail.sandbox.pool import ChildPool
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
 from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_chat_template
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
 from dovetail.tokenizers.template_renderer import _TASK, TemplateRenderer
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 
 TALK = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -331,7 +331,7 @@ def test_the_limits_are_options_of_the_tokenizer(tmp_path):
     with pytest.raises(ConfigError, match="template_timeout_s"):
         LLM(
             tmp_path,
-            worker_cls="dovetail.testing.fake_worker:FakeWorker",
+            worker_cls="dovetail_devkit.fakes.worker:FakeWorker",
             plugin_options={"huggingface": {"template_timeout_s": 0}},
             **SMALL_ENGINE,
         )

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
 from dovetail.errors import ModelError, RequestError
-from dovetail.testing.fake_tokenizer import ByteTokenizer
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 TEXT = "The café's cat 😀 sat\n\n on 你好 <eos> mats."
 

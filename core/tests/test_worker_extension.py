@@ -9,10 +9,10 @@ from dovetail.errors import ContractError, PluginNotFoundError
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import WorkerBase
 from dovetail.plugins.extension import extend_worker
-from dovetail.testing.contexts import make_executor_context, make_worker_context, write_fake_config
-from dovetail.testing.fake_executor import FakeExecutor
-from dovetail.testing.fake_worker import FakeWorker
-from dovetail.testing.fake_worker_extension import FakeWorkerExtension
+from dovetail_devkit.contexts import make_executor_context, make_worker_context, write_fake_config
+from dovetail_devkit.fakes.executor import FakeExecutor
+from dovetail_devkit.fakes.worker import FakeWorker
+from dovetail_devkit.fakes.worker_extension import FakeWorkerExtension
 
 
 class Counts:
@@ -147,7 +147,7 @@ def with_member(name, value):
 def test_a_name_that_is_taken_is_refused(start, extension, told):
     with pytest.raises(ContractError, match=told) as caught:
         start(extension)
-    assert "cannot extend the worker dovetail.testing.fake_worker:FakeWorker" in str(caught.value)
+    assert "cannot extend the worker dovetail_devkit.fakes.worker:FakeWorker" in str(caught.value)
 
 
 def test_every_name_in_the_way_is_told_at_once():

@@ -21,6 +21,8 @@ from dovetail.plugins.first_party import FIRST_PARTY
 
 MAX_README_LINES = 60
 BROUGHT_BY_TORCH = frozenset({"triton"})  # by its builds for accelerators, under several names
+BROUGHT_BY_SUBJECTS = frozenset({"dovetail_kv_memory", "dovetail_torch", "torch", "triton"})
+"""What the conformance kit imports only to test a plugin that needs it."""
 MEMBERS = [pytest.param(member, id=relative(member)) for member in members()]
 OURS = {project_of(member)["name"]: member for member in members()}
 DEV = (ROOT / "requirements/dev.txt").read_text("utf-8").splitlines()
@@ -110,8 +112,8 @@ def test_what_is_imported_is_declared(member):
     providers = importlib.metadata.packages_distributions()
     ours = {import_name(path): name for name, path in OURS.items()}
     for path in files_below(member / "src", ".py"):
-        if "testing" in path.parts:
-            continue  # the conformance kit's torch is that of whoever it tests
+        if path.name == "kernel_cases.py":
+            continue  # data for the tests
         for dotted, line in imported_names(tree_of(path)):
             top = dotted.partition(".")[0]
             if top in sys.stdlib_module_names or top == import_name(member):
@@ -120,5 +122,6 @@ def test_what_is_imported_is_declared(member):
             where = f"{relative(path)}:{line}"
             annotation = top == "torch" and project["name"] == "dovetail-core"
             brought = top in BROUGHT_BY_TORCH and "torch" in declared
+            brought |= top in BROUGHT_BY_SUBJECTS and project["name"] == "dovetail-devkit"
             fine = annotation or brought or names & declared
             assert fine, f"{where}: {top} is not among the dependencies"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail.testing.attention_batch import check_batch
+from dovetail_devkit.attention.batch import check_batch
 
 PROGRAM = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "attention.py"
 

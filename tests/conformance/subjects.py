@@ -18,15 +18,15 @@ import torch
 from dovetail.interfaces import ModelContext, Platform, WeightLoaderContext
 from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
-from dovetail.testing import load_suite
-from dovetail.testing.contexts import make_worker_context, write_fake_config
-from dovetail.testing.fake_linear_method import FakeLinearMethod
-from dovetail.testing.fake_model import FakeModel
-from dovetail.testing.fake_ops import FakeOps
-from dovetail.testing.fake_weight_loader import FakeWeightLoader
-from dovetail.testing.fake_worker import FakeWorker
-from dovetail.testing.scheduler_program import AfterStep
-from dovetail.testing.tiny_model import TINY_LLAMA, write_tiny_llama
+from dovetail_devkit import load_suite
+from dovetail_devkit.contexts import make_worker_context, write_fake_config
+from dovetail_devkit.fakes.linear_method import FakeLinearMethod
+from dovetail_devkit.fakes.model import FakeModel
+from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.fakes.weight_loader import FakeWeightLoader
+from dovetail_devkit.fakes.worker import FakeWorker
+from dovetail_devkit.scheduler.program import AfterStep
+from dovetail_devkit.tiny_model import TINY_LLAMA, write_tiny_llama
 from dovetail_torch.layers import TorchLinearMethod, TorchOps
 from dovetail_torch.weights import pack_linears
 

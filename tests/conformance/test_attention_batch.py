@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dovetail.interfaces import AttentionBatch
-from dovetail.testing.attention_batch import check_batch
+from dovetail_devkit.attention.batch import check_batch
 
 SIZE = 4
 

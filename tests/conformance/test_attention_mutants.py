@@ -9,13 +9,13 @@ import pytest
 import torch
 from conformance.messages import expect_rule_first
 
-from dovetail.testing.attention import attention_cases, check_backend
-from dovetail.testing.expectation import NotHere
-from dovetail.testing.fake_attention import (
+from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.fakes.attention import (
     FakeAttentionBackend,
     FakeAttentionBuilder,
     FakeAttentionLayer,
 )
+from dovetail_devkit.suites.attention import attention_cases, check_backend
 
 CPU = torch.device("cpu")
 NARROW = replace(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from dovetail.interfaces import SchedulerLimits
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_policy import FakePolicy
-from dovetail.testing.scheduler import check_program
-from dovetail.testing.scheduler_program import Program, make_kv_cache, random_program
+from dovetail_devkit.fakes.policy import FakePolicy
+from dovetail_devkit.scheduler.program import Program, make_kv_cache, random_program
+from dovetail_devkit.suites.scheduler import check_program
 from dovetail_sched_priority import PriorityPolicy
 
 POLICIES = [None, PriorityPolicy, FakePolicy]

@@ -10,9 +10,9 @@ from dovetail.executors.multiproc import answers
 from dovetail.executors.multiproc.executor import MultiprocExecutor
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import Ready
-from dovetail.testing.executor import check_executor, make_plans, start
-from dovetail.testing.executor_ranks import check_transfers
-from dovetail.testing.fake_executor import FakeExecutor
+from dovetail_devkit.executor.ranks import check_transfers
+from dovetail_devkit.fakes.executor import FakeExecutor
+from dovetail_devkit.suites.executor import check_executor, make_plans, start
 
 
 class Reorders(UniprocExecutor):

@@ -7,12 +7,12 @@ import torch
 
 from dovetail.errors import RequestError
 from dovetail.interfaces import IOBatch, IOPrompt
-from dovetail.testing import load_suite
-from dovetail.testing.fake_hooks import FakeHooks
-from dovetail.testing.fake_io_processor import FakeIOProcessor
-from dovetail.testing.fake_logits_processor import FakeLogitsProcessor
-from dovetail.testing.fake_stat_logger import FakeStatLogger
-from dovetail.testing.fake_worker_extension import FakeWorkerExtension
+from dovetail_devkit import load_suite
+from dovetail_devkit.fakes.hooks import FakeHooks
+from dovetail_devkit.fakes.io_processor import FakeIOProcessor
+from dovetail_devkit.fakes.logits_processor import FakeLogitsProcessor
+from dovetail_devkit.fakes.stat_logger import FakeStatLogger
+from dovetail_devkit.fakes.worker_extension import FakeWorkerExtension
 
 
 class TouchesAll(FakeLogitsProcessor):

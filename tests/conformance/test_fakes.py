@@ -13,12 +13,12 @@ from dovetail.engine.core import EngineCore
 from dovetail.interfaces import Executor, SchedulerContext, SchedulerLimits
 from dovetail.plan import StepBuilder
 from dovetail.scheduling import Scheduler
-from dovetail.testing import FAKES
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
-from dovetail.testing.null_executor import TOKEN, NullExecutor
-from dovetail.testing.row_state import predict_token
-from dovetail.testing.scheduler import check_scheduler, make_request
-from dovetail.testing.scheduler_program import make_kv_cache
+from dovetail_devkit import FAKES
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.executor.null_executor import TOKEN, NullExecutor
+from dovetail_devkit.rows.state import predict_token
+from dovetail_devkit.scheduler.program import make_kv_cache
+from dovetail_devkit.suites.scheduler import check_scheduler, make_request
 
 PROMPTS = [[1, 2, 3], [4] * 20, [5, 6]]
 NUM_TOKENS = 6
@@ -94,8 +94,8 @@ def test_the_kit_loads_no_tensor_library_but_for_tensors():
         "import sys\n"
         "for name in ('torch', 'numpy', 'transformers'):\n"
         "    sys.modules[name] = None\n"
-        "from dovetail.testing import load_fake, load_suite\n"
-        "assert not [n for n in sys.modules if n.startswith('dovetail.testing.')]\n"
+        "from dovetail_devkit import load_fake, load_suite\n"
+        "assert not [n for n in sys.modules if n.startswith('dovetail_devkit.')]\n"
         "kinds = ('attention', 'executor', 'linear_method', 'ops', 'platform', 'policy',\n"
         "         'scheduler', 'tokenizer', 'worker')\n"
         "for kind in kinds:\n"

@@ -5,7 +5,7 @@ from conformance.subjects import SUBJECTS, check
 
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.kinds import KINDS
-from dovetail.testing import FAKES, SUITES, load_fake
+from dovetail_devkit import FAKES, SUITES, load_fake
 
 REGISTRY = PluginRegistry()
 

@@ -23,8 +23,8 @@ from dataclasses import replace
 
 from dovetail.interfaces import Policy, Probe
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_attention import FakeAttentionBackend
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
+from dovetail_devkit.fakes.platform import FakePlatform
 
 
 class Fickle(Policy):

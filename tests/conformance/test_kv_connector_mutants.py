@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from dovetail.interfaces import KVOutcome
-from dovetail.testing.fake_kv_connector import (
+from dovetail_devkit.fakes.kv_connector import (
     FakeKVConnector,
     FakeSchedulerSide,
     FakeWorkerSide,
 )
-from dovetail.testing.kv_connector import check_kv_connector
+from dovetail_devkit.suites.kv_connector import check_kv_connector
 
 CPU = torch.device("cpu")
 
@@ -177,6 +177,6 @@ def test_the_suite_finds_the_mutant(mutant):
 
 
 def test_the_suite_finds_a_transfer_that_never_ends(monkeypatch):
-    monkeypatch.setattr("dovetail.testing.kv_connector.MAX_STEPS", 20)
+    monkeypatch.setattr("dovetail_devkit.suites.kv_connector.MAX_STEPS", 20)
     with pytest.raises(AssertionError, match="have not ended"):
         check_kv_connector(connector(LosesTransfers), CPU)

@@ -12,12 +12,12 @@ from dovetail.scheduling import Scheduler
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.steering import Steering
 from dovetail.scheduling.waiting_queue import HeapQueue
-from dovetail.testing import policy as policy_suite
-from dovetail.testing import policy_programs
-from dovetail.testing.fake_policy import AgeingPolicy, FakePolicy
-from dovetail.testing.fake_scheduler import FakeScheduler
-from dovetail.testing.policy import check_policy
-from dovetail.testing.scheduler import check_scheduler
+from dovetail_devkit.fakes.policy import AgeingPolicy, FakePolicy
+from dovetail_devkit.fakes.scheduler import FakeScheduler
+from dovetail_devkit.policy import programs as policy_programs
+from dovetail_devkit.suites import policy as policy_suite
+from dovetail_devkit.suites.policy import check_policy
+from dovetail_devkit.suites.scheduler import check_scheduler
 from dovetail_sched_priority import PriorityPolicy
 
 check_prefixes = partial(check_scheduler, num_programs=0, keeps_prefixes=True)

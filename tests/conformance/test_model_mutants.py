@@ -12,8 +12,8 @@ from conformance.subjects import fill_model, model_context
 from torch import nn
 
 from dovetail.plugins import PluginRegistry
-from dovetail.testing.fake_model import FakeModel
-from dovetail.testing.model import DenseAttention, check_model
+from dovetail_devkit.fakes.model import FakeModel
+from dovetail_devkit.suites.model import DenseAttention, check_model
 
 Llama = PluginRegistry().load("model", "LlamaForCausalLM")
 

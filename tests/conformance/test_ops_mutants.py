@@ -8,10 +8,10 @@ import torch
 
 from dovetail.plan import NewRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.drawing_law import DrawWish, probabilities
-from dovetail.testing.fake_ops import FakeOps
-from dovetail.testing.ops_draw import NUM_DRAWS, chi_squared, draw_cases
-from dovetail.testing.ops_inputs import input_cases
+from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.ops.draw import NUM_DRAWS, chi_squared, draw_cases
+from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+from dovetail_devkit.ops.inputs import input_cases
 from dovetail_torch.layers.torch_ops import TorchOps
 from dovetail_torch.sampling import Sampler
 

@@ -6,9 +6,9 @@ import pytest
 from conformance.subjects import check
 
 from dovetail.interfaces import ConfigPatch, Probe
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_tokenizer import ByteTokenizer
-from dovetail.testing.platform import check_platform
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+from dovetail_devkit.suites.platform import check_platform
 
 
 class NeverSaysWhy(FakePlatform):

@@ -8,8 +8,8 @@ import pytest
 from conformance.messages import expect_rule_first
 
 from dovetail.interfaces import CONTINUE, Displace, Evict, Hold, Policy, Run
-from dovetail.testing.fake_policy import FakePolicy
-from dovetail.testing.policy import check_policy
+from dovetail_devkit.fakes.policy import FakePolicy
+from dovetail_devkit.suites.policy import check_policy
 
 
 class Clairvoyant(Policy):

@@ -13,8 +13,8 @@ from dovetail.scheduling.lobby import Lobby
 from dovetail.scheduling.lookahead import DraftCounts, VerifyingDraft
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.remote_loads import RemoteLoads
-from dovetail.testing.random_programs import random_program
-from dovetail.testing.scheduler_program import Referee, play
+from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.random_programs import random_program
 
 NUM_PROGRAMS = 60
 

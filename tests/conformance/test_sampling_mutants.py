@@ -8,11 +8,16 @@ import pytest
 from dovetail.interfaces import FULL_SAMPLING, SAMPLING_CAPABILITIES
 from dovetail.interfaces.sampling_support import ENGINE_FIELDS, WORKER_FIELDS
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.contexts import make_worker_context, write_fake_config
-from dovetail.testing.expectation import NotHere
-from dovetail.testing.fake_sampling import FakeSampler, SamplingRowModel, SamplingWorker, best_of
-from dovetail.testing.worker import WorkerBench, check_worker, worker_cases
-from dovetail.testing.worker_sampling import SAMPLING_CHECKS
+from dovetail_devkit.contexts import make_worker_context, write_fake_config
+from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.fakes.sampling_worker import (
+    FakeSampler,
+    SamplingRowModel,
+    SamplingWorker,
+    best_of,
+)
+from dovetail_devkit.suites.worker import WorkerBench, check_worker, worker_cases
+from dovetail_devkit.worker.sampling import SAMPLING_CHECKS
 
 OFF = SamplingParams()
 

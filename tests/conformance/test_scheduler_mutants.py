@@ -11,8 +11,8 @@ from dovetail.kv_cache import hashing, manager
 from dovetail.scheduling import Scheduler
 from dovetail.scheduling.draft import StepDraft
 from dovetail.scheduling.mechanism import Mechanism
-from dovetail.testing.fake_scheduler import FakeScheduler
-from dovetail.testing.scheduler import check_scheduler
+from dovetail_devkit.fakes.scheduler import FakeScheduler
+from dovetail_devkit.suites.scheduler import check_scheduler
 
 
 def with_mechanism(mechanism_cls):

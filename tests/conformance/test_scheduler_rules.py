@@ -11,9 +11,9 @@ from dovetail.errors import ConfigError
 from dovetail.interfaces import Policy
 from dovetail.kv_cache.kinds import WindowKind
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_scheduler import FakeScheduler
-from dovetail.testing.policy import check_policy
-from dovetail.testing.scheduler import check_scheduler
+from dovetail_devkit.fakes.scheduler import FakeScheduler
+from dovetail_devkit.suites.policy import check_policy
+from dovetail_devkit.suites.scheduler import check_scheduler
 
 
 class AdmitsTheNewest(FakeScheduler):

@@ -5,10 +5,10 @@ import torch
 from conformance.subjects import check
 
 from dovetail.errors import WeightError
-from dovetail.testing.fake_linear_method import FakeLinearMethod
-from dovetail.testing.fake_model import FakeModel
-from dovetail.testing.fake_ops import FakeOps
-from dovetail.testing.fake_weight_loader import FakeWeightLoader
+from dovetail_devkit.fakes.linear_method import FakeLinearMethod
+from dovetail_devkit.fakes.model import FakeModel
+from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.fakes.weight_loader import FakeWeightLoader
 from dovetail_torch.weights import SafetensorsLoader
 
 

@@ -11,11 +11,11 @@ from threading import get_ident
 import pytest
 from conformance.messages import expect_rule_first
 
-from dovetail.testing.contexts import make_worker_context, write_fake_config
-from dovetail.testing.fake_worker import FakeWorker, LateFakeWorker, LateOutput
-from dovetail.testing.row_model import RowModel
-from dovetail.testing.row_state import mix
-from dovetail.testing.worker import check_worker
+from dovetail_devkit.contexts import make_worker_context, write_fake_config
+from dovetail_devkit.fakes.worker import FakeWorker, LateFakeWorker, LateOutput
+from dovetail_devkit.rows.model import RowModel
+from dovetail_devkit.rows.state import mix
+from dovetail_devkit.suites.worker import check_worker
 
 
 class Lenient(RowModel):

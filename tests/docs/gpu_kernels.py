@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-from dovetail.testing.compiled_kernels import CompiledKernel, KernelCase
+from dovetail_devkit.triton.compiled_kernels import CompiledKernel, KernelCase
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu_kernels.md"
 PACKAGES = ("dovetail_attn_triton", "dovetail_ops_triton")

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from docs.gpu_kernels import PACKAGES, PAGE, cases_of, render
 
-from dovetail.testing.compiled_kernels import check_kernel
+from dovetail_devkit.triton.compiled_kernels import check_kernel
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 from docs.gpu_kernels import PACKAGES, PAGE, cases_of, render, rows_of
 
-from dovetail.testing.compiled_kernels import CompiledKernel
+from dovetail_devkit.triton.compiled_kernels import CompiledKernel
 
 ADVICE = "run `python tests/docs/record_gpu_kernels.py`"
 

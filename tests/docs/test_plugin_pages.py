@@ -22,10 +22,10 @@ from dovetail.config import EngineArgs
 from dovetail.interfaces import SAMPLING_CAPABILITIES
 from dovetail.interfaces.sampling_support import ENGINE_FIELDS, WORKER_FIELDS
 from dovetail.plugins import KINDS, PluginRegistry
-from dovetail.scaffold import BLUEPRINTS
-from dovetail.testing.expectation import NotHere
-from dovetail.testing.kit import suite_cases
-from dovetail.testing.kit_subjects import Subjects
+from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.kit import suite_cases
+from dovetail_devkit.kit_subjects import Subjects
+from dovetail_devkit.scaffold import BLUEPRINTS
 
 MAX_LINES = 60
 LONGER = {"kv_connector": 95, "executor": 70, "worker": 75}

@@ -25,9 +25,9 @@ from dovetail.interfaces import (
     WorkerContext,
 )
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_attention import FakeAttentionBackend, FakeAttentionLayer
-from dovetail.testing.fake_tokenizer import ByteTokenizer
 from dovetail_cpu.runtime import CPURuntime
+from dovetail_devkit.fakes.attention import FakeAttentionBackend, FakeAttentionLayer
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_models.models.llama import LlamaForCausalLM
 from dovetail_torch.weights import build_weight_table
 from dovetail_torch.worker import TorchWorker

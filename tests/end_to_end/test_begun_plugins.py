@@ -11,7 +11,7 @@ import tomllib
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.scaffold import BLUEPRINTS, write_package
+from dovetail_devkit.scaffold import BLUEPRINTS, write_package
 from end_to_end.checkpoints import OPTIONS, make_checkpoint
 
 PROMPTS = [list(range(5, 45)), list(range(60, 90)), [7, 8, 9] * 11]

@@ -12,8 +12,8 @@ from dovetail import LLM, EngineArgs
 from dovetail.cli import main
 from dovetail.engine.choice import explain_choice
 from dovetail.errors import DovetailError
-from dovetail.testing.contexts import SMALL_ENGINE
-from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_devkit.contexts import SMALL_ENGINE
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 OTHER_NAMES = """
 from dataclasses import replace

@@ -9,12 +9,12 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, ContractError
-from dovetail.testing.fake_kv_connector import (
+from dovetail_devkit.fakes.kv_connector import (
     FakeKVConnector,
     FakeSchedulerSide,
     FakeWorkerSide,
 )
-from dovetail.testing.fake_scheduler import FakeScheduler
+from dovetail_devkit.fakes.scheduler import FakeScheduler
 from parity.checkpoints import MAX_LEN, VOCAB_SIZE, make_checkpoint
 from parity.commit_seed import commit_seed
 from parity.margin_rule import TOLERANCE, Sequenced, measure
@@ -105,7 +105,7 @@ CASES = {
         "memory",
         {"plugin_options": {"memory": {"asynchronous": True}}, "async_scheduling": True},
     ),
-    "the fake": ("dovetail.testing.fake_kv_connector:FakeKVConnector", {}),
+    "the fake": ("dovetail_devkit.fakes.kv_connector:FakeKVConnector", {}),
 }
 
 
@@ -232,7 +232,7 @@ def ranked(connector, *marks, **changes):
     return pytest.param(connector, changes, marks=marks)
 
 
-UNEVEN = "uneven_connector:UnevenConnector"
+UNEVEN = "dovetail_devkit.rigs.uneven_connector:UnevenConnector"
 
 
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)

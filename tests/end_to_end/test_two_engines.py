@@ -9,7 +9,7 @@ import pytest
 from dovetail import SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.engine.llm_engine import LLMEngine
-from dovetail.testing.fake_attention import FakeAttentionBackend
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
 
 
 def requests(seed):

@@ -9,7 +9,7 @@ from dovetail.config import EngineArgs
 from dovetail.engine.choice import explain_choice
 from dovetail.errors import ConfigError, PluginError
 from dovetail.executors.multiproc.executor import MultiprocExecutor
-from dovetail.testing.fake_attention import FakeAttentionBackend
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
 from end_to_end.checkpoints import OPTIONS, SIZES
 
 

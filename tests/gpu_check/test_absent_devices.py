@@ -17,10 +17,10 @@ from dovetail.interfaces import AttentionAsk
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.explanation import REFUSED, TAKEN
 from dovetail.plugins.selection import attention_refusals
-from dovetail.testing.expectation import NotHere
-from dovetail.testing.kit import suite_cases
-from dovetail.testing.kit_subjects import Subjects
-from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.kit import suite_cases
+from dovetail_devkit.kit_subjects import Subjects
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 DEVICES = [
     name for name in ("cuda", "xpu") if not getattr(getattr(torch, name), "is_available", bool)()

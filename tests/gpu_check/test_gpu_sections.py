@@ -14,7 +14,7 @@ from gpu.shapes import SHAPES, write_shape
 
 from dovetail.config.model_directory import ModelDirectory
 from dovetail.plugins import PluginRegistry
-from dovetail.testing.attention import attention_cases
+from dovetail_devkit.suites.attention import attention_cases
 from parity.margin_rule import Agreement
 
 SAID = """\

@@ -75,10 +75,10 @@ def _live(code: CodeType, path: str, target: Target) -> int:
 
 def run_suites(suites: Sequence[tuple[str, str]]) -> None:
     """Run whole suites of the kit; raise for the first law that is broken."""
-    from dovetail.testing.expectation import NotHere
-    from dovetail.testing.kit import suite_cases
-    from dovetail.testing.kit_subjects import Subjects
-    from dovetail.testing.plugin_cases import make_registry
+    from dovetail_devkit.expectation import NotHere
+    from dovetail_devkit.kit import suite_cases
+    from dovetail_devkit.kit_subjects import Subjects
+    from dovetail_devkit.plugin_cases import make_registry
 
     registry, stack = make_registry(), ExitStack()
     subjects = Subjects(registry=registry, stack=stack)

@@ -10,9 +10,9 @@ from dovetail.config import EngineArgs
 from dovetail.engine.llm_engine import LLMEngine
 from dovetail.outputs import RequestOutputKind
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_tokenizer import ByteTokenizer
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.worker import FakeWorker
 
 MAX_MODEL_LEN = 256
 CONFIG = {"architectures": ["Fake"], "vocab_size": 300, "max_position_embeddings": MAX_MODEL_LEN}

@@ -19,8 +19,8 @@ from dovetail import SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.errors import DovetailError, RequestError, UserError
 from dovetail.interfaces.sampling_support import FULL_SAMPLING
-from dovetail.testing.fake_worker import FakeWorker
 from dovetail.value_checks import shorten
+from dovetail_devkit.fakes.worker import FakeWorker
 
 INNOCENT = SamplingParams(max_tokens=4, seed=7, ignore_eos=True)
 TEXT = "the innocent request"

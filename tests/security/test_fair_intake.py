@@ -18,9 +18,9 @@ from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
 from dovetail.errors import RequestError
 from dovetail.outputs import RequestOutputKind
 from dovetail.request import EngineCoreRequest
-from dovetail.testing.fake_worker import FakeWorker
 from dovetail.transport.messages import Add, AddTogether
 from dovetail.transport.wire_types import wire_request
+from dovetail_devkit.fakes.worker import FakeWorker
 
 VOCAB = 32_000
 MOST_CPU_S = 0.05

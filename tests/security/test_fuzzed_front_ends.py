@@ -29,7 +29,7 @@ from dovetail.errors import (
     UserError,
 )
 from dovetail.interfaces.sampling_support import FULL_SAMPLING
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.fakes.worker import FakeWorker
 
 SEED = 20261122
 NUM_CALLS = 2_000

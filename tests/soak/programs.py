@@ -26,9 +26,9 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
-from dovetail.testing.expectation import judging
-from dovetail.testing.random_programs import Program, random_request
-from dovetail.testing.scheduler_program import Referee
+from dovetail_devkit.expectation import judging
+from dovetail_devkit.scheduler.program import Referee
+from dovetail_devkit.scheduler.random_programs import Program, random_request
 
 CHECK_EVERY = 20
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {

@@ -53,7 +53,7 @@ if __name__ == "__main__":
 POLICY_SCRIPT = """
 import json, sys
 from dovetail import LLM, SamplingParams
-from dovetail.testing import load_suite
+from dovetail_devkit import load_suite
 from turns_dovetail import TurnsPolicy
 
 if __name__ == "__main__":

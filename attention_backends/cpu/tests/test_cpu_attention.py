@@ -23,14 +23,14 @@ from dovetail.interfaces.attention import (
     AttentionLayerContext,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
-from dovetail.testing.attention import (
+from dovetail_attn_cpu import availability
+from dovetail_attn_cpu.backend import CPUAttentionBackend
+from dovetail_devkit.suites.attention import (
     AttentionCase,
     check_backend,
     check_case,
     reference_attention,
 )
-from dovetail_attn_cpu import availability
-from dovetail_attn_cpu.backend import CPUAttentionBackend
 
 CPU = torch.device("cpu")
 LEVELS = range(native.library().dk_highest_level() + 1) if native.status().available else ()

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from dovetail.interfaces.attention import AttentionCapabilities
-from dovetail.testing.attention import (
+from dovetail_devkit.fakes.attention import (
+    FakeAttentionBackend,
+    FakeAttentionBuilder,
+    FakeAttentionLayer,
+)
+from dovetail_devkit.suites.attention import (
     AttentionCase,
     check_backend,
     check_case,
     reference_attention,
     standard_cases,
-)
-from dovetail.testing.fake_attention import (
-    FakeAttentionBackend,
-    FakeAttentionBuilder,
-    FakeAttentionLayer,
 )
 
 CPU = torch.device("cpu")

@@ -14,10 +14,10 @@ from dovetail.interfaces.attention import (
     AttentionLayerContext,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail.testing.attention import AttentionCase, check_backend, check_case
-from dovetail.testing.fake_attention import FakeAttentionBackend
 from dovetail_attn_torch.backend import TorchAttentionBackend
 from dovetail_attn_torch.metadata import group_by_length
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
+from dovetail_devkit.suites.attention import AttentionCase, check_backend, check_case
 
 CPU = torch.device("cpu")
 

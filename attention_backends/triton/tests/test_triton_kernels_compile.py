@@ -9,8 +9,8 @@ import pytest
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from dovetail.testing.compiled_kernels import check_kernel
 from dovetail_attn_triton.kernel_cases import kernel_cases
+from dovetail_devkit.triton.compiled_kernels import check_kernel
 
 CASES = kernel_cases()
 

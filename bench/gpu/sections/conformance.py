@@ -64,7 +64,7 @@ def _run_kit(plugin: str, part: str, task: Task) -> Ended:
     (folder / "empty").mkdir()
     arguments = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
     # Other packages' plugins of pytest have no part in this; ours is named.
-    arguments += ["-p", "dovetail.testing.pytest_plugin", "--rootdir", str(folder / "empty")]
+    arguments += ["-p", "dovetail_devkit.pytest_plugin", "--rootdir", str(folder / "empty")]
     arguments += ["--dovetail-plugin", plugin, "--dovetail-device", task.device, "-k", part]
     return run_until(
         [sys.executable, "-m", "pytest", *arguments],

@@ -10,7 +10,7 @@ from typing import ClassVar
 from dovetail.errors import RequestError
 from dovetail.interfaces import Hooks, Policy, StatLogger
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_worker import FakeWorker
+from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Paced(FakeWorker):

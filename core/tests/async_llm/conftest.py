@@ -10,8 +10,8 @@ import pytest
 from dovetail import LLM, AsyncLLM
 from dovetail.config import EngineArgs
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 HERE = Path(__file__).parent
 CONFIG = {"architectures": ["Paced"], "vocab_size": 259, "max_position_embeddings": 512}

@@ -44,7 +44,7 @@ def spell(tmp_path: Path) -> Spell:
             "--model": str(folder),
             "--platform": "bigram_dovetail:BigramPlatform",
             "--worker-cls": "bigram_dovetail:BigramWorker",
-            "--tokenizer-mode": "dovetail.testing.fake_tokenizer:ByteTokenizer",
+            "--tokenizer-mode": "dovetail_devkit.fakes.tokenizer:ByteTokenizer",
         }
         return [word for pair in parts.items() for word in pair]
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dovetail.cli import main
-from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 PLATFORM = ["--platform", "bigram_dovetail:BigramPlatform"]
 

@@ -106,10 +106,10 @@ def test_what_does_not_keep_its_contract_is_told(site, capsys):
 
 
 def test_a_class_path_is_shown_too(capsys):
-    path = "dovetail.testing.fake_policy:FakePolicy"
+    path = "dovetail_devkit.fakes.policy:FakePolicy"
     assert main(["plugins", "show", f"policy:{path}"]) == 0
     shown = rows(capsys.readouterr().out)
-    assert shown["source"].strip().endswith("dovetail/testing/fake_policy.py")
+    assert shown["source"].strip().endswith("dovetail_devkit/fakes/policy.py")
     assert "named directly" in shown["distribution"]
 
 

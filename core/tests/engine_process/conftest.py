@@ -11,7 +11,7 @@ import pytest
 from dovetail.config import EngineArgs
 from dovetail.engine.process.factory import make_client
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.fakes.platform import FakePlatform
 
 HERE = Path(__file__).parent
 

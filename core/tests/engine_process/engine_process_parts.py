@@ -13,9 +13,9 @@ from dataclasses import replace
 from dovetail.errors import CapacityError
 from dovetail.interfaces import KVOutcome
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_gate import FakeGate
-from dovetail.testing.fake_worker import FakeWorker
 from dovetail.transport import messages
+from dovetail_devkit.fakes.gate import FakeGate
+from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Obedient(FakeWorker):

@@ -22,7 +22,7 @@ from dovetail.errors import UnavailableError
 from dovetail.interfaces import EngineCoreOutputs
 from dovetail.request import FinishReason
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.fakes.platform import FakePlatform
 
 EMPTY = EngineCoreOutputs()
 RULES = SupervisionRules(

@@ -12,7 +12,7 @@ from engine_talk import request
 from dovetail.config import EngineArgs
 from dovetail.engine.process.sync_client import SyncMPClient
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
+from dovetail_devkit.fakes.platform import FakePlatform
 
 if __name__ == "__main__":
     args = EngineArgs(

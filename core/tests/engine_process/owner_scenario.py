@@ -27,8 +27,8 @@ from dovetail.engine.supervision.client import SupervisedClient
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 PARTS = {"platform": FakePlatform, "worker_cls": Obedient, "scheduler_cls": Scheduler}
 PARTS |= {"max_num_seqs": 4}

@@ -12,11 +12,11 @@ from dovetail import LLM, SamplingParams
 from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserError
 from dovetail.outputs import RequestOutputKind
 from dovetail.scheduling import Scheduler
-from dovetail.testing.fake_hooks import FakeHooks
-from dovetail.testing.fake_logits_processor import ARGUMENT, FakeLogitsProcessor
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.fake_stat_logger import FakeStatLogger
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.hooks import FakeHooks
+from dovetail_devkit.fakes.logits_processor import ARGUMENT, FakeLogitsProcessor
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.stat_logger import FakeStatLogger
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 
 class Heard(FakeHooks):

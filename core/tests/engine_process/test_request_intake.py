@@ -5,9 +5,9 @@ import pytest
 from dovetail.clock import ManualClock
 from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
 from dovetail.errors import RequestError
-from dovetail.testing.scheduler import make_request
 from dovetail.transport.messages import AddTogether
 from dovetail.transport.wire_types import wire_request
+from dovetail_devkit.suites.scheduler import make_request
 
 
 class SlowCore:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.executors.multiproc.executor import MultiprocExecutor
-from dovetail.testing.contexts import make_executor_context, write_fake_config
+from dovetail_devkit.contexts import make_executor_context, write_fake_config
 
 HERE = Path(__file__).parent
 

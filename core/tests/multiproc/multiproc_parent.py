@@ -7,7 +7,7 @@ from pathlib import Path
 from multiproc_parts import Hand
 
 from dovetail.executors.multiproc.executor import MultiprocExecutor
-from dovetail.testing.contexts import make_executor_context
+from dovetail_devkit.contexts import make_executor_context
 
 if __name__ == "__main__":
     context = make_executor_context(Path(sys.argv[1]), Hand, tensor_parallel_size=2)

@@ -8,8 +8,8 @@ import time
 from array import array
 
 from dovetail.errors import CapacityError, PeerLostError
-from dovetail.testing.executor_workers import ObedientWorker
 from dovetail.transport.ndarray import NDArray
+from dovetail_devkit.executor.workers import ObedientWorker
 
 
 class Hand(ObedientWorker):

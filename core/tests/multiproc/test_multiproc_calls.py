@@ -14,8 +14,8 @@ from dovetail.errors import (
 )
 from dovetail.executors.multiproc.executor import MultiprocExecutor, check_plugins
 from dovetail.plugins import PluginRegistry, Resolution
-from dovetail.testing.executor import executor_cases, make_plans, start
 from dovetail.transport.ndarray import NDArray
+from dovetail_devkit.suites.executor import executor_cases, make_plans, start
 
 PATIENCE_S = 20.0
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.errors import CapacityError, EngineDeadError, ModelError, PeerLostError, StalledError
-from dovetail.testing.contexts import write_fake_config
-from dovetail.testing.executor import make_plans, start
-from dovetail.testing.executor_workers import UnloadableWorker
+from dovetail_devkit.contexts import write_fake_config
+from dovetail_devkit.executor.workers import UnloadableWorker
+from dovetail_devkit.suites.executor import make_plans, start
 
 HERE = Path(__file__).parent
 PATIENCE_S = 20.0
@@ -212,7 +212,7 @@ def test_an_executor_that_is_forgotten_ends_its_workers(make, parts, tmp_path):
     import weakref
 
     from dovetail.executors.multiproc.executor import MultiprocExecutor
-    from dovetail.testing.contexts import make_executor_context
+    from dovetail_devkit.contexts import make_executor_context
 
     executor = MultiprocExecutor(make_executor_context(tmp_path, parts.Hand))
     pid, gone = executor.collective_rpc("pid")[0], weakref.ref(executor)

@@ -15,11 +15,11 @@ from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail.testing.random_programs import random_program, random_request
 from dovetail.transport.columns import pack_columns, unpack_columns
 from dovetail.transport.plan_frame import PLAN, decode_plan, encode_plan
 from dovetail.transport.result_frame import RESULT, decode_result, encode_result
 from dovetail.transport.wire_types import read_request, wire_request
+from dovetail_devkit.scheduler.random_programs import random_program, random_request
 
 SEED = 20261121
 

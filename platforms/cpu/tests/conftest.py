@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail.testing.tiny_model import TINY_LLAMA, llama_shapes
+from dovetail_devkit.tiny_model import TINY_LLAMA, llama_shapes
 
 V, D, INNER = 97, 64, 96
 SHAPE = TINY_LLAMA | {

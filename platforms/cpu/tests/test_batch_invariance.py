@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import DovetailError
-from dovetail.testing.tiny_model import TINY_LLAMA, llama_shapes
 from dovetail_cpu.native_library import probe_fast
+from dovetail_devkit.tiny_model import TINY_LLAMA, llama_shapes
 
 pytest.importorskip("dovetail_attn_cpu")
 pytest.importorskip("dovetail_models")

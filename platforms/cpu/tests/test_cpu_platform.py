@@ -5,13 +5,13 @@ import os
 import pytest
 import torch
 
-from dovetail.testing.contexts import make_worker_context
-from dovetail.testing.platform import check_platform
-from dovetail.testing.tiny_model import write_tiny_llama
-from dovetail.testing.worker import check_worker
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_cpu.worker import CPUWorker
+from dovetail_devkit.contexts import make_worker_context
+from dovetail_devkit.suites.platform import check_platform
+from dovetail_devkit.suites.worker import check_worker
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 MIB = 1 << 20
 

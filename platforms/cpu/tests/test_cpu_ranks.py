@@ -14,13 +14,13 @@ from torch import distributed, nn
 
 from dovetail.errors import PeerLostError
 from dovetail.interfaces import ModelContext, OneRank, WeightLoaderContext
-from dovetail.testing.contexts import make_worker_context
-from dovetail.testing.tiny_model import write_tiny_llama
 from dovetail_cpu.native_library import probe_any
 from dovetail_cpu.packed_cache import PackedCache, PackedFolder
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_cpu.worker import CPUWorker
+from dovetail_devkit.contexts import make_worker_context
+from dovetail_devkit.tiny_model import write_tiny_llama
 from dovetail_torch.layers import (
     MergedColumnParallelLinear,
     RowParallelLinear,

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, PluginError, WeightError
-from dovetail.testing.tiny_model import write_tiny_llama
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.runtime import lazy_zeros
 from dovetail_cpu.worker import CACHE_VARIABLE
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 pytest.importorskip("dovetail_models")
 native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")

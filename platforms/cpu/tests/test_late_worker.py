@@ -6,14 +6,14 @@ Tokens and log-probabilities are those of the CPU worker, to the last bit.
 from typing import ClassVar
 
 import pytest
-from late_device import LateDevice
 
 from dovetail import LLM, SamplingParams
-from dovetail.testing.contexts import make_worker_context
-from dovetail.testing.tiny_model import write_tiny_llama
-from dovetail.testing.worker import check_worker
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.worker import CPUWorker
+from dovetail_devkit.contexts import make_worker_context
+from dovetail_devkit.rigs.late_device import LateDevice
+from dovetail_devkit.suites.worker import check_worker
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 pytest.importorskip("dovetail_models")
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from dovetail.errors import ConfigError, WeightError
 from dovetail.interfaces import LinearShape, ModelContext, WeightLoaderContext
-from dovetail.testing.linear_method import check_linear_method
 from dovetail_cpu.native_library import probe_any
+from dovetail_devkit.suites.linear_method import check_linear_method
 from dovetail_torch.layers import (
     HeadShape,
     MergedColumnParallelLinear,

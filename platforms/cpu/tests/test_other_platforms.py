@@ -5,9 +5,9 @@ import pytest
 from dovetail import LLM
 from dovetail.errors import PluginError
 from dovetail.interfaces import PlatformInfo
-from dovetail.testing.contexts import SMALL_ENGINE
-from dovetail.testing.fake_platform import FakePlatform
-from dovetail.testing.tiny_model import write_tiny_llama
+from dovetail_devkit.contexts import SMALL_ENGINE
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 
 def platform(device_type, runtime=None):

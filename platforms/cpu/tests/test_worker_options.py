@@ -7,10 +7,10 @@ from pydantic import BaseModel, Field
 
 from dovetail import LLM
 from dovetail.errors import ConfigError
-from dovetail.testing.contexts import SMALL_ENGINE
-from dovetail.testing.tiny_model import write_tiny_llama
 from dovetail_cpu.options import CPUWorkerOptions
 from dovetail_cpu.worker import CPUWorker
+from dovetail_devkit.contexts import SMALL_ENGINE
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 pytest.importorskip("dovetail_models")
 

@@ -13,11 +13,11 @@ import pytest
 from dovetail.errors import CapacityError, ConfigError, PluginError
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.selection import choose_platform
-from dovetail.testing.contexts import make_config, write_fake_config
-from dovetail.testing.platform import check_platform
 from dovetail_cuda.driver import Card, Driver, read_driver
 from dovetail_cuda.machine import VISIBLE, Machine, describe, look, reasons_against
 from dovetail_cuda.platform import CUDAPlatform
+from dovetail_devkit.contexts import make_config, write_fake_config
+from dovetail_devkit.suites.platform import check_platform
 from dovetail_torch.accelerator.torch_build import TorchBuild
 
 GIB = 1 << 30

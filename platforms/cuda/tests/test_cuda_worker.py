@@ -1,12 +1,12 @@
 """The CUDA worker's whole life on the fake device: all of it but the device itself."""
 
 import pytest
-from fake_device_life import answers, keeps_its_contract, on_fake_device
 
 from dovetail_cuda.driver import Card, Driver
 from dovetail_cuda.machine import Machine
 from dovetail_cuda.platform import CUDAPlatform
 from dovetail_cuda.worker import CUDAWorker
+from dovetail_devkit.rigs.fake_device_life import answers, keeps_its_contract, on_fake_device
 from dovetail_torch.fake_device import DEVICE, install
 
 pytest.importorskip("dovetail_models")

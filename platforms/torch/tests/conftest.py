@@ -4,7 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from runner_rig import (
+
+from dovetail.interfaces import KVCacheConfig, KVCacheGroup
+from dovetail_devkit.rigs.runner_rig import (
     MAX_LEN,
     NUM_BLOCKS,
     SIZE,
@@ -14,8 +16,6 @@ from runner_rig import (
     Steps,
     V,
 )
-
-from dovetail.interfaces import KVCacheConfig, KVCacheGroup
 from dovetail_torch.runner.device_parts import TORCH_PARTS
 from dovetail_torch.runner.kv_cache import kv_cache_specs
 from dovetail_torch.runner.model_runner import ModelRunner

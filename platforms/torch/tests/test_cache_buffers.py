@@ -13,7 +13,7 @@ from dovetail.interfaces import (
     KVCacheConfig,
     KVCacheGroup,
 )
-from dovetail.testing.fake_attention import FakeAttentionBackend
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
 from dovetail_torch.runner.cache_buffers import PADDED_PAGES, take_buffers
 
 NUM_BLOCKS = 5
@@ -104,7 +104,7 @@ def test_laying_out_the_memory_touches_none_of_it():
     code = (
         "import resource, torch\n"
         "from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, KVCacheGroup\n"
-        "from dovetail.testing.fake_attention import FakeAttentionBackend as B\n"
+        "from dovetail_devkit.fakes.attention import FakeAttentionBackend as B\n"
         "from dovetail_torch.runner.cache_buffers import take_buffers\n"
         "spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype='float32')\n"
         "names = tuple(map(str, range(4)))\n"

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from runner_rig import Builder, CountingBackend
 
 from dovetail.interfaces import GrammarOutput
+from dovetail_devkit.rigs.runner_rig import Builder, CountingBackend
 
 PROMPT = [3, 1, 4, 1]
 

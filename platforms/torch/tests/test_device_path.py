@@ -4,13 +4,13 @@ from array import array
 
 import pytest
 import torch
-from late_device import LateDevice, late_parts
-from runner_programs import NUM_BLOCKS, Program, play
-from runner_rig import Backend, Model, Steps, V
 
 from dovetail.interfaces.ops import DrawColumns
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.sampling_params import SamplingParams
+from dovetail_devkit.rigs.late_device import LateDevice, late_parts
+from dovetail_devkit.rigs.runner_programs import NUM_BLOCKS, Program, play
+from dovetail_devkit.rigs.runner_rig import Backend, Model, Steps, V
 from dovetail_torch.runner.staging import Staging
 
 PROMPT = [3, 1, 4, 1, 5, 9]

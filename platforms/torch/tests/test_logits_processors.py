@@ -8,7 +8,7 @@ import torch
 
 from dovetail.plan import NewRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_logits_processor import FakeLogitsProcessor
+from dovetail_devkit.fakes.logits_processor import FakeLogitsProcessor
 from dovetail_torch.sampling import Sampler
 from dovetail_torch.sampling import sampler as sampler_module
 from dovetail_torch.sampling.processors import RowProcessors

@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from runner_rig import MAX_LEN, SIZE, Builder, V
 
 from dovetail.interfaces import GrammarOutput
+from dovetail_devkit.rigs.runner_rig import MAX_LEN, SIZE, Builder, V
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 

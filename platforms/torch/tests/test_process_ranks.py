@@ -17,7 +17,7 @@ from torch import distributed
 from dovetail.errors import ConfigError, PeerLostError
 from dovetail.interfaces import ONE_RANK, Platform, PlatformInfo, Probe, WorkerContext
 from dovetail.plugins import PluginRegistry
-from dovetail.testing.contexts import make_config
+from dovetail_devkit.contexts import make_config
 from dovetail_torch.distributed import joining
 from dovetail_torch.distributed.joining import join_ranks
 from dovetail_torch.distributed.process_ranks import ProcessRanks

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from late_device import LateDevice
 
 from dovetail.result import ModelRunnerOutput
+from dovetail_devkit.rigs.late_device import LateDevice
 from dovetail_torch.runner.late_output import FetchRing
 from dovetail_torch.runner.staging import Staging
 

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 import torch
-from late_device import LateDevice
 
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.sampling_params import SamplingParams
+from dovetail_devkit.rigs.late_device import LateDevice
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.runner.device_inputs import DeviceInputs
 from dovetail_torch.runner.device_rows import DeviceRows

@@ -24,7 +24,7 @@ from dovetail.kv_cache.grouping import group_layers
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.plugins import PluginRegistry
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_attention import FakeAttentionBackend, FakeAttentionLayer
+from dovetail_devkit.fakes.attention import FakeAttentionBackend, FakeAttentionLayer
 from dovetail_torch.layers import Attention, TorchLinearMethod
 from dovetail_torch.layers.linear import HeadShape, MergedColumnParallelLinear, RowParallelLinear
 from dovetail_torch.worker import TorchWorker

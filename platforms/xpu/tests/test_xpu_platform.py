@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.testing.platform import check_platform
+from dovetail_devkit.suites.platform import check_platform
 from dovetail_xpu.platform import Machine, XPUPlatform, reasons_against
 
 MACHINE = Machine(torch_version="2.13.0", toolkit="20250301", has_loader=True, num_nodes=1)

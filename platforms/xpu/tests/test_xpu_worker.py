@@ -1,8 +1,8 @@
 """The XPU worker's whole life on the fake device: all of it but the device itself."""
 
 import pytest
-from fake_device_life import answers, keeps_its_contract, on_fake_device
 
+from dovetail_devkit.rigs.fake_device_life import answers, keeps_its_contract, on_fake_device
 from dovetail_torch.fake_device import DEVICE, install
 from dovetail_xpu.platform import Machine, XPUPlatform
 from dovetail_xpu.worker import XPUWorker

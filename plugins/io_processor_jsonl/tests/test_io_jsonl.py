@@ -8,7 +8,7 @@ from dovetail.errors import RequestError
 from dovetail.interfaces import IOProcessorContext, IORequest, IOResult
 from dovetail.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.fake_tokenizer import ByteTokenizer
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_io_jsonl import JSONLProcessor, read_rows, write_rows
 
 DEFAULT = SamplingParams(temperature=0.5)

@@ -13,8 +13,8 @@ from dovetail.interfaces import (
     KVConnectorContext,
     KVTransfer,
 )
-from dovetail.testing.contexts import make_config, write_fake_config
-from dovetail.testing.kv_connector import check_kv_connector
+from dovetail_devkit.contexts import make_config, write_fake_config
+from dovetail_devkit.suites.kv_connector import check_kv_connector
 from dovetail_kv_memory import MemoryConnector, MemoryOptions
 from dovetail_kv_memory.store import BlockStore, shared_store
 

@@ -13,8 +13,8 @@ from dovetail.interfaces import SchedulerContext, SchedulerLimits
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
-from dovetail.testing.contexts import SMALL_ENGINE, write_fake_config
-from dovetail.testing.random_programs import make_kv_cache
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.scheduler.random_programs import make_kv_cache
 from dovetail_sched_fcfs import FCFSScheduler
 
 MS = 1_000_000
@@ -124,8 +124,8 @@ def local(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     options = {
-        "platform": "dovetail.testing.fake_platform:FakePlatform",
-        "worker_cls": "dovetail.testing.fake_worker:FakeWorker",
+        "platform": "dovetail_devkit.fakes.platform:FakePlatform",
+        "worker_cls": "dovetail_devkit.fakes.worker:FakeWorker",
         "skip_tokenizer_init": True,
         "trust_local_code": True,
         "decision_log": tmp_path / "local.log",

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import StatLoggerContext
-from dovetail.testing.stat_logger import make_step
+from dovetail_devkit.suites.stat_logger import make_step
 from dovetail_stats_jsonl import JSONLOptions, JSONLStatLogger
 
 SECOND = 1_000_000_000

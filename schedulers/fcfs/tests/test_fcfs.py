@@ -1,9 +1,9 @@
 """First come, first served: the order of arrival, and the suites of its kinds."""
 
 from dovetail.interfaces import SchedulerLimits
-from dovetail.testing.policy import check_policy
-from dovetail.testing.scheduler import check_scheduler, make_request
-from dovetail.testing.scheduler_program import Program, Referee, make_kv_cache
+from dovetail_devkit.scheduler.program import Program, Referee, make_kv_cache
+from dovetail_devkit.suites.policy import check_policy
+from dovetail_devkit.suites.scheduler import check_scheduler, make_request
 from dovetail_sched_fcfs import FCFSPolicy, FCFSScheduler
 
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from dovetail.interfaces import SchedulerLimits
-from dovetail.testing.policy import check_policy
-from dovetail.testing.scheduler import check_scheduler, make_request
-from dovetail.testing.scheduler_program import Program, Referee, make_kv_cache
+from dovetail_devkit.scheduler.program import Program, Referee, make_kv_cache
+from dovetail_devkit.suites.policy import check_policy
+from dovetail_devkit.suites.scheduler import check_scheduler, make_request
 from dovetail_sched_priority import PriorityPolicy, PriorityScheduler
 
 

@@ -16,7 +16,7 @@ from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail.testing.random_programs import make_kv_cache
+from dovetail_devkit.scheduler.random_programs import make_kv_cache
 
 STOP, WORD = 1, 2
 MS = 1_000_000

@@ -7,9 +7,9 @@ import pytest
 
 from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
-from dovetail.testing import scheduler_program
-from dovetail.testing.random_programs import random_program
-from dovetail.testing.scheduler_program import Referee, play
+from dovetail_devkit.scheduler import program as scheduler_program
+from dovetail_devkit.scheduler.program import Referee, play
+from dovetail_devkit.scheduler.random_programs import random_program
 from dovetail_sched_research.aging import AgingPolicy
 from dovetail_sched_research.sarathi import SarathiPolicy
 

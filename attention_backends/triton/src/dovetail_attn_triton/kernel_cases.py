@@ -10,7 +10,6 @@ from typing import Any
 
 import triton.language as tl
 
-from dovetail.testing.compiled_kernels import KernelCase
 from dovetail_attn_triton.attention_kernels import attend, combine
 from dovetail_attn_triton.cache_kernel import turn_and_write, write_cache
 from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, WRITE_TILE
@@ -18,6 +17,7 @@ from dovetail_attn_triton.metadata import CHUNK
 from dovetail_attn_triton.options import TritonAttentionOptions
 from dovetail_attn_triton.tiles import attention_shape, padded
 from dovetail_attn_triton.work_kernels import list_work
+from dovetail_devkit.triton.compiled_kernels import KernelCase
 
 _GROUP = 4
 _NUM_KV_HEADS = 8

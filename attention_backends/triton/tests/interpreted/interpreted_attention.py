@@ -23,19 +23,19 @@ from dovetail.interfaces.attention import (
     Rotation,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
-from dovetail.testing.attention import (
+from dovetail_attn_triton.availability import INTERPRETED
+from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
+from dovetail_devkit.contexts import SMALL_ENGINE
+from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
+from dovetail_devkit.suites.attention import (
     AttentionCase,
     check_case,
     check_refusals,
     reference_attention,
     standard_cases,
 )
-from dovetail.testing.contexts import SMALL_ENGINE
-from dovetail.testing.fake_ops import FakeOps
-from dovetail.testing.rotary import far_apart, rotary_table, turned
-from dovetail.testing.tiny_model import write_tiny_llama
-from dovetail_attn_triton.availability import INTERPRETED
-from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
+from dovetail_devkit.tiny_model import write_tiny_llama
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 BLOCK_SIZE = 16

@@ -26,10 +26,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine, for an issue."),
     ("demo", "dovetail.cli.demo:demo", "Run a small model, twice, with different parts."),
     ("generate", "dovetail.cli.generate:generate", "Answer prompts."),
-    ("plugins doctor", "dovetail.cli.plugins_doctor:doctor", "Find what is wrong here."),
     ("plugins explain", "dovetail.cli.plugins_explain:explain", "Tell who is chosen, and why."),
     ("plugins list", "dovetail.cli.plugins_list:list_plugins", "List the installed plugins."),
-    ("plugins new", "dovetail.cli.plugins_new:new", "Begin a plugin of your own."),
     ("plugins show", "dovetail.cli.plugins_show:show", "Show what is known of one plugin."),
 )
 """Every command: its words, "module:function", and one line for `--help`."""
@@ -97,10 +95,13 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
     built_in = [words for words, *_ in COMMANDS]
     if any(typed.startswith(f"{words} ") for words in built_in):
         return
-    from dovetail.plugins.commands import find_commands  # only where it may be one of those
+    # Only where it may be one of those.
+    from dovetail.plugins.commands import find_commands, require_devkit
     from dovetail.plugins.loading import Origin, load_target
 
-    for command in find_commands(built_in).usable:
+    usable = find_commands(built_in).usable
+    require_devkit(typed, {command.words for command in usable})
+    for command in usable:
         plugin, parent = command.plugin, app
         *groups, name = command.words.split()
         for group in groups:

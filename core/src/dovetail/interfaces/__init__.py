@@ -1,7 +1,7 @@
 """The contracts. One file a kind, each documented as law; all of them are 0.x and may still change.
 
 Importing this package imports no tensor library. Contracts grow by fields of their context and
-request objects, not by parameters. Each has a fake and a contract suite in `dovetail.testing`.
+request objects, not by parameters. Each has a fake and a contract suite in `dovetail_devkit`.
 """
 
 from dovetail.interfaces.admission import AdmissionGate

@@ -13,11 +13,16 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 
+from dovetail.errors import PluginError
 from dovetail.plugins.discovery import Candidate, discover
 from dovetail.plugins.manifest import read_tables
 
 KIND = "command"
 """What commands are called in lists and manifests; there is no contract of that kind."""
+
+DEVKIT = "dovetail-devkit"
+DEVKIT_COMMANDS = ("plugins doctor", "plugins new")
+"""Words of the commands of the distribution `DEVKIT`. An outside distribution may not use them."""
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
 
@@ -55,6 +60,7 @@ def find_commands(
     """
     found = sorted(_declared(installed), key=lambda one: (one.words, one.plugin.distribution))
     ours = [one.words for one in found if one.plugin.first_party and not _refusal(one)]
+    ours += DEVKIT_COMMANDS
     set_aside = [(one, reason) for one in found if (reason := _refusal(one, ours))]
     sound = [one for one in found if not _refusal(one, ours)]
     counts, usable = Counter(one.words for one in sound), []
@@ -71,6 +77,16 @@ def find_commands(
         else:
             usable.append(one)
     return Commands(usable=tuple(usable), set_aside=tuple(set_aside))
+
+
+def require_devkit(typed: str, found: Collection[str]) -> None:
+    """Raise PluginError if `typed` begins with a command of the devkit that is not in `found`."""
+    for words in DEVKIT_COMMANDS:
+        if typed.startswith(f"{words} ") and words not in found:
+            raise PluginError(
+                f"`dovetail {words}` is part of {DEVKIT}, which is not installed. "
+                f"Run: pip install {DEVKIT}"
+            )
 
 
 def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:

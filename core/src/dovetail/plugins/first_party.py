@@ -20,6 +20,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-cpu-kernels": "dovetail_cpu_kernels",
         "dovetail-cuda": "dovetail_cuda",
         "dovetail-demo-model": "dovetail_demo_model",
+        "dovetail-devkit": "dovetail_devkit",
         "dovetail-io-jsonl": "dovetail_io_jsonl",
         "dovetail-kv-memory": "dovetail_kv_memory",
         "dovetail-lab": "dovetail_lab",

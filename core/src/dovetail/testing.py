@@ -1,0 +1,7 @@
+"""The former place of the conformance kit."""
+
+raise ImportError(
+    "dovetail.testing has moved to dovetail_devkit. Run: pip install dovetail-devkit\n"
+    "Write, for example, `from dovetail_devkit import load_suite`; "
+    "dovetail.testing.fake_worker is now dovetail_devkit.fakes.worker."
+)

@@ -1,0 +1,159 @@
+"""In which ways the kernels are launched, for whoever compiles them where no GPU is.
+
+Sizes are those of models with 0.6 B and 8 B parameters; the dtype is bfloat16, and float32 where it
+takes most of a program. Imports Triton.
+"""
+
+from __future__ import annotations
+
+from dovetail_devkit.triton.compiled_kernels import KernelCase
+from dovetail_ops_triton.kernels import best_columns, cuts, drawing, embedding, rotary, silu
+from dovetail_ops_triton.kernels import step_inputs as steps
+from dovetail_ops_triton.kernels.norms import add_rms_norm_kernel, rms_norm_kernel, tile_of
+
+_STRIDES = {"outer_stride": "i32", "inner_stride": "i32"}
+_ROW = {"row_stride": "i32", "vocab_size": "i32"}
+_PARTS = {"ids_ptr": "*i64", "parts_ptr": "*i64", "num_tiles": "i32"}
+_RUNS = {"rows_ptr": "*i32", "starts_ptr": "*i32", "query_start_ptr": "*i32"}
+
+
+def kernel_cases() -> tuple[KernelCase, ...]:
+    """Return the cases of all kernels."""
+    return (
+        _norm("heads of 128", 128, "*bf16"),
+        _norm("1024", 1024, "*bf16"),
+        _norm("8192, float32", 8192, "*fp32"),
+        _add_norm(4096, "*bf16"),
+        _rotary("128", 128, 128),
+        _rotary("128, of which 64 turn", 128, 64),
+        KernelCase(
+            name="silu_and_mul 3072",
+            kernel=silu.silu_and_mul_kernel,
+            types={"x_ptr": "*bf16", "y_ptr": "*bf16", "num_inner": "i32"} | _STRIDES,
+            constexprs={"SIZE": 3072, "BLOCK": silu.BLOCK},
+            unaligned=frozenset({"num_inner"}),
+        ),
+        KernelCase(
+            name="embedding 1024",
+            kernel=embedding.embedding_kernel,
+            types={
+                "ids_ptr": "*i64",
+                "table_ptr": "*bf16",
+                "y_ptr": "*bf16",
+                "table_stride": "i32",
+            },
+            constexprs={"SIZE": 1024, "BLOCK": embedding.BLOCK},
+        ),
+        *_sampling(),
+        *_step_inputs(),
+    )
+
+
+def _norm(what: str, size: int, dtype: str) -> KernelCase:
+    block, num_together, num_warps = tile_of(size)
+    return KernelCase(
+        name=f"rms_norm {what}",
+        kernel=rms_norm_kernel,
+        types={"x_ptr": dtype, "weight_ptr": dtype, "y_ptr": dtype, "eps": "fp32"}
+        | {"num_rows": "i32", "num_inner": "i32"}
+        | _STRIDES,
+        constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together},
+        unaligned=frozenset({"num_rows", "num_inner"}),
+        num_warps=num_warps,
+    )
+
+
+def _add_norm(size: int, dtype: str) -> KernelCase:
+    block, num_together, num_warps = tile_of(size)
+    pointers = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "y_ptr"), dtype)
+    return KernelCase(
+        name=f"add_rms_norm {size}",
+        kernel=add_rms_norm_kernel,
+        types=pointers
+        | {"num_rows": "i32", "x_stride": "i32", "residual_stride": "i32", "eps": "fp32"},
+        constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together},
+        unaligned=frozenset({"num_rows"}),
+        num_warps=num_warps,
+    )
+
+
+def _rotary(what: str, head_size: int, rotary_size: int) -> KernelCase:
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr"), "*bf16")
+    strides = [f"{of}_{which}_stride" for of in "qk" for which in ("token", "head")]
+    return KernelCase(
+        name=f"rotary_embedding {what}",
+        kernel=rotary.rotary_kernel,
+        types=pointers
+        | {"positions_ptr": "*i64", "cos_sin_ptr": "*fp32", "cos_sin_stride": "i32"}
+        | dict.fromkeys(strides, "i32"),
+        constexprs=dict(rotary.kernel_constants((16, 8), head_size, rotary_size)),
+    )
+
+
+def _sampling() -> tuple[KernelCase, ...]:
+    columns = {
+        "logits_ptr": "*fp32",
+        "temperature_ptr": "*fp32",
+        "seeds_ptr": "*i64",
+        "positions_ptr": "*i64",
+        "cuts_ptr": "*i64",
+    }
+    limits = {"top_k_ptr": "*i32", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32"}
+    cut_columns = {key: columns[key] for key in ("logits_ptr", "temperature_ptr", "cuts_ptr")}
+    whole = {"TILE": best_columns.TILE, "IS_WHOLE": True}
+    unaligned = frozenset({"num_tiles", "ids_ptr", "parts_ptr", *limits, *columns} - {"logits_ptr"})
+    return (
+        KernelCase(
+            name="best_tokens, bfloat16",
+            kernel=best_columns.best_columns_kernel,
+            types={"logits_ptr": "*bf16"} | _ROW | _PARTS,
+            constexprs=whole | {"IS_WHOLE": False},
+            unaligned=unaligned,
+            num_warps=best_columns.NUM_WARPS,
+        ),
+        KernelCase(
+            name="best_tokens, joined",
+            kernel=best_columns.join_parts_kernel,
+            types={"parts_ptr": "*i64", "ids_ptr": "*i64", "num_parts": "i32"},
+            constexprs={"PARTS": best_columns.MAX_PARTS},
+            unaligned=unaligned | {"num_parts"},
+            num_warps=1,
+        ),
+        KernelCase(
+            name="draw_tokens, cuts",
+            kernel=cuts.cuts_kernel,
+            types=cut_columns | limits | _ROW,
+            constexprs={"BLOCK": drawing.CUT_BLOCK},
+            unaligned=unaligned,
+            num_warps=drawing.CUT_WARPS,
+        ),
+        KernelCase(
+            name="draw_tokens",
+            kernel=drawing.draw_kernel,
+            types=columns | _ROW | _PARTS,
+            constexprs=whole,
+            unaligned=unaligned,
+            num_warps=best_columns.NUM_WARPS,
+        ),
+    )
+
+
+def _step_inputs() -> tuple[KernelCase, ...]:
+    made = {"input_ids_ptr": "*i64", "positions_ptr": "*i64", "seq_lens_ptr": "*i32"}
+    tables = {"table_ptr": "*i32", "slots_ptr": "*i64", "out_ptr": "*i32"}
+    return (
+        KernelCase(
+            name="prepare_inputs, tokens",
+            kernel=steps.tokens_kernel,
+            types=_RUNS | {"token_ids_ptr": "*i32", "row_stride": "i32"} | made,
+            constexprs={"BLOCK": steps.BLOCK},
+            unaligned=frozenset(_RUNS),
+        ),
+        KernelCase(
+            name="prepare_inputs, blocks",
+            kernel=steps.blocks_kernel,
+            types=_RUNS | tables | {"table_stride": "i32", "width": "i32"},
+            constexprs={"BLOCK_SIZE": 16, "BLOCK": steps.BLOCK},
+            unaligned=frozenset(_RUNS) | {"width"},
+        ),
+    )

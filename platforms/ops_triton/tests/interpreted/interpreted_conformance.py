@@ -1,0 +1,15 @@
+"""The kit's suite of ops on Triton's, in the interpreter: all cases, with fewer draws."""
+
+import pytest
+import torch
+
+from dovetail_devkit.suites.ops import ops_cases
+from dovetail_ops_triton.ops import TritonOps
+
+NUM_DRAWS = 60
+CASES = tuple(ops_cases(TritonOps, torch.device("cpu"), num_draws=NUM_DRAWS))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_conformance(case):
+    case.run()

@@ -1,0 +1,119 @@
+"""Triton's ops where no GPU is: interpreted, compiled for GPUs, and refused with a reason."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+from dovetail_devkit.triton.compiled_kernels import check_kernel
+from dovetail_devkit.triton.interpreted import run_interpreted
+from dovetail_ops_triton import availability
+from dovetail_ops_triton.ops import TritonOps
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+NUM_INTERPRETED = 69
+
+
+@needs_triton
+def test_the_kernels_mean_what_they_should():
+    folder = Path(__file__).parent / "interpreted"
+    counts = run_interpreted(folder, timeout_s=240)
+    assert (counts.failed, counts.skipped) == (0, 0), counts.told
+    assert counts.passed >= NUM_INTERPRETED, counts.told
+
+
+def cases():
+    if find_spec("triton") is None:
+        return []
+    from dovetail_ops_triton.kernel_cases import kernel_cases
+
+    return [pytest.param(case, id=case.name) for case in kernel_cases()]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_the_kernels_compile_for_gpus(case):
+    check_kernel(case)
+
+
+def test_without_triton_the_reason_is_told(monkeypatch):
+    monkeypatch.setattr(availability, "find_spec", lambda name: None)
+    probe = availability.probe()
+    assert not probe.usable
+    assert probe.reasons == ("Triton is not installed: torch's builds for accelerators bring it",)
+
+
+def test_the_class_loads_where_triton_is_not():
+    program = (
+        "import sys\n"
+        "sys.modules['triton'] = None\n"
+        "from dovetail_ops_triton.ops import TritonOps\n"
+        "assert TritonOps.device_types == {'cuda', 'xpu'}, TritonOps.device_types\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env={})
+
+
+def test_it_claims_the_host_only_when_interpreted():
+    assert "cpu" not in TritonOps.device_types
+    assert TritonOps.provides == {"draw", "prepare_inputs"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_no_call_waits_or_allocates_more_than_its_result():
+    from dovetail_devkit.ops.inputs import SHAPES, make_columns
+
+    device = torch.device("cuda")
+    ops = TritonOps()
+    x = torch.ones(64, 1024, dtype=torch.bfloat16, device=device)
+    weight = torch.ones(1024, dtype=torch.bfloat16, device=device)
+    columns, _ = make_columns(SHAPES["two groups"], device)
+    draws = gpu_columns(64, device)
+    calls = {
+        "rms_norm": lambda: ops.rms_norm(x, weight, 1e-6),
+        "best_tokens": lambda: ops.best_tokens(x),
+        "draw_tokens": lambda: ops.draw_tokens(x, draws),
+        "prepare_inputs": lambda: ops.prepare_inputs(columns),
+    }
+    for what, call in calls.items():
+        call()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+        assert made <= 1, f"{what} allocates {made} times"
+
+
+def gpu_columns(num_rows, device, **wish):
+    from dovetail.interfaces.ops import DrawColumns
+
+    asked = DrawWish(**wish)
+    return DrawColumns(
+        temperature_R=torch.full((num_rows,), asked.temperature, device=device),
+        top_k_R=torch.full((num_rows,), asked.top_k or 1 << 30, device=device, dtype=torch.int32),
+        top_p_R=torch.full((num_rows,), asked.top_p, device=device),
+        min_p_R=torch.full((num_rows,), asked.min_p, device=device),
+        seeds_R=torch.arange(num_rows, device=device),
+        positions_R=torch.arange(num_rows, device=device) % 7,
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("wish", [{}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.1}], ids=str)
+def test_many_draws_follow_the_law(wish):
+    from dovetail_devkit.ops.draw import chi_squared
+
+    device, num_rows, vocab_size = torch.device("cuda"), 1 << 16, 100
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(3)) * 2
+    rows = logits.to(device).expand(num_rows, -1).contiguous()
+    drawn = TritonOps().draw_tokens(rows, gpu_columns(num_rows, device, **wish))
+    counts = drawn.bincount(minlength=vocab_size).tolist()
+    assert abs(chi_squared(counts, probabilities(logits.tolist(), DrawWish(**wish)))) < 4

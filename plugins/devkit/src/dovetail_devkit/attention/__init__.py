@@ -1,0 +1,1 @@
+"""What the attention suite is made of: cases, tensors, and a dense float64 reference."""

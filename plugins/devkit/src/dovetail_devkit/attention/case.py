@@ -1,0 +1,183 @@
+"""The cases of the attention suite: what one step is, and which cover what a backend claims.
+
+Shape legend: H query heads, K key-value heads, D head size, B block size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from dovetail.interfaces.attention import ROTARY, AttentionCapabilities
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
+from dovetail_devkit.comparison import TOLERANCES
+
+CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
+"""By how much results of order 1 are off that are read from such a cache, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """One step to check: rows with so many tokens in the cache, and so many that are run.
+
+    runs: (context_len, query_len) of each row, in the order of the batch.
+    rotary_size: features of each head that the layer has to turn; 0 for none.
+    scale_factor: the scores' scale is this times head_size ** -0.5, and not 1, so that a backend
+        which ignores the scale is found.
+    cache_dtype: element type of the cache; "" for that of the model.
+    padding: bytes of each block that the layer does not use.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    dtype: str = "float32"
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    head_size: int = 64
+    block_size: int = 16
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    sinks: bool = False
+    rotary_size: int = 0
+    scale_factor: float = 1.5
+    cache_dtype: str = ""
+    padding: int = 0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        """Return what is particular to it, on one line."""
+        shape = next((n for n, r in _shapes(self.block_size).items() if r == self.runs), "mixed")
+        heads = f"{self.num_heads} over {self.num_kv_heads} heads of {self.head_size}"
+        window = f", window {self.sliding_window}" if self.sliding_window else ""
+        cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
+        rest = ", sinks" if self.sinks else ""
+        rest += f", {self.rotary_size} turned" if self.rotary_size else ""
+        rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
+        rest += f", {self.padding} bytes of padding" if self.padding else ""
+        blocks = f"blocks of {self.block_size}"
+        return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}{rest}, seed {self.seed}"
+
+    @property
+    def scale(self) -> float:
+        """Factor on the scores."""
+        return float(self.scale_factor * self.head_size**-0.5)
+
+    @property
+    def spec(self) -> FullAttentionSpec:
+        """What the layer keeps in the cache."""
+        return FullAttentionSpec(
+            block_size=self.block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            dtype=self.cache_dtype or self.dtype,
+            sliding_window=self.sliding_window,
+            scale_bytes=SCALE_BYTES.get(self.cache_dtype, 0),
+        )
+
+    @property
+    def tolerance(self) -> float:
+        """By how much a result of order 1 may be off."""
+        cache = self.cache_dtype
+        return max(TOLERANCES[self.dtype], CACHE_TOLERANCES.get(cache) or TOLERANCES.get(cache, 0))
+
+
+def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
+    """Return the cases that cover what `capabilities` claims.
+
+    For every dtype: prefills, chunks, decodes and mixtures, each at the borders of blocks of
+    several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
+    80 and 33 if all are); windows, soft caps and sinks, apart and together, heads that the layer
+    turns, whole or in part, and padded pages, where they are claimed. For every cache dtype that is
+    no dtype of models: chunks, decodes and mixtures.
+    """
+    multiple = capabilities.block_size_multiple
+    block_size = multiple * ceil(16 / multiple)
+    block_sizes = {block_size, 2 * block_size, 3 if multiple == 1 else multiple}
+    head_sizes = sorted(capabilities.head_sizes) or [64, 128, 80, 33]
+    windows = (1, 5, block_size, 1000) if "sliding_window" in capabilities.features else ()
+    soft_caps = (1.5,) if "soft_cap" in capabilities.features else ()
+    sinks = (True,) if "sinks" in capabilities.features else ()
+    shapes = _shapes(block_size)
+    mixed = shapes["mixed"]
+    cases: list[AttentionCase] = []
+    for dtype in sorted(capabilities.dtypes & (capabilities.kv_cache_dtypes or TOLERANCES.keys())):
+        base = AttentionCase(
+            runs=mixed, dtype=dtype, block_size=block_size, head_size=head_sizes[0]
+        )
+        for size in sorted(block_sizes):
+            runs_of = _shapes(size).values()
+            cases += [replace(base, runs=runs, block_size=size) for runs in runs_of]
+        cases += [replace(base, num_heads=h, num_kv_heads=k) for h, k in ((4, 4), (6, 1), (6, 3))]
+        cases += [replace(base, head_size=size) for size in head_sizes[1:]]
+        cases += [replace(base, sliding_window=window) for window in windows]
+        for runs in shapes.values():
+            cases += [replace(base, runs=runs, sliding_window=window) for window in windows[1:2]]
+            cases += [replace(base, runs=runs, soft_cap=cap) for cap in soft_caps]
+            cases += [replace(base, runs=runs, sinks=True) for _ in sinks]
+        cases += [
+            replace(base, sliding_window=window, soft_cap=cap, num_heads=6, num_kv_heads=1)
+            for window in windows[1:2]
+            for cap in soft_caps
+        ]
+        cases += [replace(case, sinks=True) for case in cases[-1:] for _ in sinks]
+        if ROTARY in capabilities.features:
+            together = replace(cases[-1], block_size=max(block_sizes))
+            cases += [_turning(together), _turning(base, 2)]
+            cases += [_turning(replace(base, runs=runs)) for runs in shapes.values()]
+            cases += [_turning(replace(base, head_size=size)) for size in head_sizes[1:]]
+        if "padded_pages" in capabilities.features:
+            cases += [replace(base, padding=64), replace(base, padding=192, runs=shapes["decodes"])]
+    for cache_dtype in sorted(capabilities.kv_cache_dtypes - capabilities.dtypes):
+        cases += _of_cache(capabilities, cache_dtype)
+    return [replace(case, seed=seed) for seed, case in enumerate(cases)]
+
+
+def other_cache_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
+    """Return cases for claimed caches of another model dtype than the model's own."""
+    cases = [
+        case
+        for cache_dtype in sorted(capabilities.kv_cache_dtypes & capabilities.dtypes)
+        for case in _of_cache(capabilities, cache_dtype)
+    ]
+    return [replace(case, seed=1000 + seed) for seed, case in enumerate(cases)]
+
+
+def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[AttentionCase]:
+    """Return cases for a cache dtype under each other dtype of models."""
+    multiple, sizes = capabilities.block_size_multiple, sorted(capabilities.head_sizes) or [64, 80]
+    block_size = multiple * ceil(16 / multiple)
+    shapes = _shapes(block_size)
+    cases: list[AttentionCase] = []
+    for dtype in sorted(capabilities.dtypes - {cache_dtype}):
+        base = AttentionCase(
+            runs=shapes["mixed"],
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            block_size=block_size,
+            head_size=sizes[0],
+        )
+        cases += [replace(base, runs=shapes[name]) for name in ("mixed", "chunks", "decodes")]
+        cases += [replace(base, head_size=sizes[-1], num_heads=6, num_kv_heads=1)]
+        if "sliding_window" in capabilities.features:
+            cases.append(replace(base, sliding_window=5))
+        if ROTARY in capabilities.features:
+            cases.append(_turning(base))
+    return cases
+
+
+def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:
+    """Return `case` with heads that the layer turns; part: one of so many of each head."""
+    return replace(case, rotary_size=case.head_size // part // 2 * 2)
+
+
+def _shapes(block_size: int) -> dict[str, tuple[tuple[int, int], ...]]:
+    b = block_size
+    lengths = (1, b - 1, b, b + 1, 2 * b + 3)
+    return {
+        "one prefill": ((0, b + 1),),
+        "prefills": tuple((0, length) for length in lengths),
+        "chunks": ((b, 5), (b - 1, 2), (3, b + 2), (2 * b + 1, b - 1), (1, 2)),
+        "one decode": ((2 * b, 1),),
+        "equal decodes": ((b, 1),) * 3,
+        "decodes": (*((length - 1, 1) for length in lengths), (21 * b, 1), (b, 1), (5, 1)),
+        "mixed": ((b, 1), (0, 7), (b + 3, 4), (0, 1), (2 * b - 1, 1), (1, b), (b, 1), (0, 2 * b)),
+    }

@@ -1,0 +1,203 @@
+"""What the attention suite holds builders and features to, beyond single results.
+
+A builder serves every step of an engine, and there is one for each KV-cache group. A backend that
+claims "batch_invariant" gives a token the same bits whatever runs beside it and however its prompt
+is cut; one that claims "counts_on" can bring its last metadata a token further. torch is imported
+within functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import ceil
+from typing import TYPE_CHECKING, cast
+
+from dovetail.interfaces.attention import AttentionBackend, AttentionBatch
+from dovetail_devkit.attention.case import AttentionCase
+from dovetail_devkit.attention.rows import AttentionRows, Run
+from dovetail_devkit.case import Case
+from dovetail_devkit.expectation import NotHere, expect, judging
+
+if TYPE_CHECKING:
+    import torch
+
+Check = Callable[[type[AttentionBackend], AttentionCase, "torch.device"], None]
+
+NUM_ROWS = 3
+NUM_STEPS = 4
+LONG = 300
+"""Tokens of a long row: more than backends attend to in one piece."""
+
+EXERCISED = frozenset(
+    {
+        "sliding_window",
+        "soft_cap",
+        "sinks",
+        "rotary",
+        "padded_pages",
+        "batch_invariant",
+        "counts_on",
+    }
+)
+"""The features that the suite has cases for."""
+
+
+def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
+    """Yield the cases of builders, and of claimed features that are about several steps."""
+    capabilities = backend.capabilities
+    multiple, sizes = capabilities.block_size_multiple, sorted(capabilities.head_sizes) or [32]
+    base = AttentionCase(runs=(), block_size=multiple * ceil(16 / multiple), head_size=sizes[0])
+    checks = [
+        (name, check)
+        for name, (feature, check) in _CHECKS.items()
+        if not feature or feature in capabilities.features
+    ]
+    caches = ["", *sorted(capabilities.kv_cache_dtypes - capabilities.dtypes)]
+    for dtype, cache_dtype in product(sorted(capabilities.dtypes), caches):
+        if not cache_dtype and dtype not in (capabilities.kv_cache_dtypes or {dtype}):
+            continue
+        case = replace(base, dtype=dtype, cache_dtype=cache_dtype)
+        for name, check in checks:
+            run = partial(_judge, name, partial(check, backend, case, device))
+            yield Case(name=f"{name}, {case.spec.dtype} under {dtype}", run=run)
+    for feature in sorted(capabilities.features - EXERCISED):
+        yield Case(name=f"the feature {feature}", run=partial(_leave_out, feature))
+
+
+def _judge(name: str, check: Callable[[], None]) -> None:
+    with judging(f"in {name!r}"):
+        check()
+
+
+def _leave_out(feature: str) -> None:
+    raise NotHere(f"the suite has no case for the feature {feature!r}; test it yourself")
+
+
+def _check_builds(
+    backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+) -> None:
+    """One builder over many steps of one shape, with new tensors and with the same ones."""
+    length = case.block_size + 3
+    rows = AttentionRows(backend, replace(case, runs=((length, NUM_STEPS),) * NUM_ROWS), device)
+    everyone = range(NUM_ROWS)
+    rows.step("prompts", [(row, 0, length) for row in everyone])
+    kept: AttentionBatch | None = None
+    for step in range(NUM_STEPS):
+        order = [(row + step) % NUM_ROWS for row in everyone]
+        runs = [(row, length + step, 1) for row in order]
+        batch = rows.batch(runs)
+        kept = batch if kept is None or step % 2 else _refill(kept, batch)
+        rows.step(f"build {step + 2} of one builder", runs, batch=kept)
+    # The same lengths again, for other rows: only tables and slots differ.
+    for pair in ((0, 1), (1, 2), (2, 0)):
+        runs = [(row, length + NUM_STEPS, 1) for row in pair]
+        rows.step("a build of equal lengths and other blocks", runs)
+
+
+def _check_two_builders(
+    backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+) -> None:
+    """The builders of two groups, both built before either group's layers run."""
+    length = case.block_size + 3
+    wide = replace(case, block_size=2 * case.block_size)
+    groups = [
+        AttentionRows(backend, replace(one, runs=((length, 1),) * 2, seed=seed), device)
+        for seed, one in enumerate((case, wide))
+    ]
+    for first, n in ((0, length), (length, 1)):
+        runs = [(0, first, n), (1, first, n)]
+        batches = [rows.batch(runs) for rows in groups]
+        built = [rows.builder.build(batch) for rows, batch in zip(groups, batches, strict=True)]
+        for place, (rows, batch, metadata) in enumerate(zip(groups, batches, built, strict=True)):
+            what = f"for group {place} of two, each with a builder, in {rows.case}"
+            rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
+
+
+def _check_invariance(
+    backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+) -> None:
+    """The bits of a row: whole and alone, in pieces, beside others, in any order."""
+    import torch
+
+    lengths = (LONG, case.block_size + 1, 7)
+    case = replace(case, runs=tuple((0, length) for length in lengths))
+
+    def attend(steps: Sequence[Sequence[Run]]) -> dict[int, torch.Tensor]:
+        rows = AttentionRows(backend, case, device)
+        found: dict[int, list[torch.Tensor]] = {}
+        for runs in steps:
+            batch = rows.batch(runs)
+            got = rows.attend(runs, batch, rows.builder.build(batch), f"in {case}")
+            for (row, _, _), out_QHD in zip(runs, got, strict=True):
+                found.setdefault(row, []).append(out_QHD)
+        return {row: torch.cat(parts) for row, parts in found.items()}
+
+    alone = {row: attend([[(row, 0, n)]])[row] for row, n in enumerate(lengths)}
+    for how, steps in _cuts(lengths).items():
+        for row, got in attend(steps).items():
+            differs = (got != alone[row]).flatten(1).any(1).nonzero().flatten().tolist()
+            expect(
+                not differs,
+                f"batch_invariant is claimed, and a row of {lengths[row]} tokens, {how}, has other "
+                f"bits than alone and whole, at the positions {differs[:3]}, in {case}",
+            )
+
+
+def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
+    """Return ways to compute rows of such lengths: what they are, and runs by step."""
+    whole = [(row, 0, n) for row, n in enumerate(lengths)]
+    return {
+        "beside others": [whole],
+        "beside others in another order": [whole[::-1]],
+        "with its last token apart": [
+            [(row, 0, n - 1) for row, _, n in whole],
+            [(row, n - 1, 1) for row, _, n in whole],
+        ],
+        "in pieces": [
+            [(0, 0, 7), (1, 0, 3)],
+            [(2, 0, 7), (0, 7, 250)],
+            [(0, 257, 1), (1, 3, lengths[1] - 3)],
+            [(0, 258, lengths[0] - 258)],
+        ],
+    }
+
+
+def _check_counting(
+    backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+) -> None:
+    """Metadata that is brought a token further is that of the next step."""
+    length = case.block_size + 3
+    rows = AttentionRows(backend, replace(case, runs=((length, NUM_STEPS),) * NUM_ROWS), device)
+    rows.step("prompts", [(row, 0, length) for row in range(NUM_ROWS)])
+    runs = [(row, length, 1) for row in range(NUM_ROWS)]
+    batch = rows.batch(runs)
+    metadata = rows.builder.build(batch)
+    count_on = cast("Callable[[], None]", getattr(rows.builder, "count_on", None))
+    expect(callable(count_on), "counts_on is claimed, and the builder has no count_on()")
+    for step in range(NUM_STEPS):
+        what = f"{step} tokens after the last build, by count_on(), in {case}"
+        rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
+        runs = [(row, first + 1, 1) for row, first, _ in runs]
+        _refill(batch, rows.batch(runs))
+        count_on()
+
+
+def _refill(kept: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
+    """Return `new` in the tensors of `kept`, as a runner does that keeps its buffers."""
+    if kept is None:
+        return new
+    for name in ("query_start_R1", "seq_lens_R", "block_table_RM", "slot_mapping_T"):
+        getattr(kept, name).copy_(getattr(new, name))
+    return replace(kept, query_lens=new.query_lens, seq_lens=new.seq_lens)
+
+
+_CHECKS: Mapping[str, tuple[str, Check]] = {
+    "one builder over many steps": ("", _check_builds),
+    "the builders of two groups": ("", _check_two_builders),
+    "batch_invariant": ("batch_invariant", _check_invariance),
+    "counts_on": ("counts_on", _check_counting),
+}
+"""Name of a case to the feature that it is about, "" for every backend, and its check."""

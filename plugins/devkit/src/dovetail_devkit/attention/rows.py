@@ -1,0 +1,272 @@
+"""The rows on which the attention suite tries a backend: tensors, blocks, cache and reference.
+
+Everything that a row does not own is NaN, so that a leak shows; before its window, a row's table
+names such blocks, as if its own had been handed out again. Knows a backend by its contract only.
+torch is imported within functions.
+
+Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
+K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
+sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionLayerContext,
+    AttentionMetadataBuilder,
+    Rotation,
+)
+from dovetail.interfaces.kv_cache import DTYPE_BYTES
+from dovetail_devkit.attention.case import AttentionCase
+from dovetail_devkit.attention.reference import reference_attention
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
+
+if TYPE_CHECKING:
+    import torch
+
+UNWRITTEN = 0xFF
+"""Every byte of a cache before it is written."""
+TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""Element types that torch calls by another name."""
+
+Run = tuple[int, int, int]
+"""(row, first position, number of tokens)."""
+
+
+class AttentionRows:
+    """The rows of a case: their random q, k, v, what is to come out, their blocks, the cache.
+
+    builder: the one that steps are built with; layer: that attends. blocks: of each row.
+    """
+
+    def __init__(
+        self, backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+    ) -> None:
+        import torch
+
+        self.case = case
+        self.device = device
+        self.dtype: torch.dtype = getattr(torch, case.dtype)
+        generator = torch.Generator().manual_seed(case.seed)
+        lengths = [context + query + 1 for context, query in case.runs] + [case.block_size + 3]
+        self._make_blocks([ceil(length / case.block_size) for length in lengths], generator)
+        self.sinks: torch.Tensor | None = None
+        if case.sinks:  # of the order of the scores, and some above all of them
+            self.sinks = 2 * torch.randn(case.num_heads, generator=generator)
+        num_heads = case.num_heads + 2 * case.num_kv_heads
+        self.qkv = [
+            torch.randn((n, num_heads, case.head_size), generator=generator).to(self.dtype)
+            for n in lengths
+        ]
+        self.want = [
+            reference_attention(
+                *self._turned(qkv),
+                scale=case.scale,
+                sliding_window=case.sliding_window,
+                soft_cap=case.soft_cap,
+                sinks_H=self.sinks,
+            )
+            for qkv in self.qkv
+        ]
+        self._make_parts(backend, lengths)
+
+    def _make_blocks(self, counts: Sequence[int], generator: torch.Generator) -> None:
+        """Deal out blocks in random order; block 0 and two more belong to nobody."""
+        import torch
+
+        self.num_blocks = sum(counts) + 3
+        free = (torch.randperm(self.num_blocks - 1, generator=generator) + 1).tolist()
+        self.blocks = [[free.pop() for _ in range(count)] for count in counts]
+        self.foreign = free.pop()
+
+    def _make_parts(self, backend: type[AttentionBackend], lengths: Sequence[int]) -> None:
+
+        case = self.case
+        shape = backend.kv_cache_shape(self.num_blocks, case.spec)
+        got_bytes = prod(shape) * DTYPE_BYTES[case.spec.dtype]
+        want_bytes = self.num_blocks * case.spec.page_size_bytes
+        expect(
+            got_bytes == want_bytes,
+            f"kv_cache_shape returns {shape}, which takes {got_bytes} bytes of {case.spec.dtype}; "
+            f"{want_bytes} are due, in {case}",
+        )
+        self._make_cache(shape)
+        self._make_builder = partial(
+            backend.create_builder,
+            AttentionGroupContext(
+                spec=case.spec,
+                device=self.device,
+                max_num_seqs=len(lengths),
+                max_num_batched_tokens=sum(lengths),
+                max_model_len=max(lengths),
+            ),
+        )
+        self.builder = self._make_builder()
+        self.layer = backend.create_layer(
+            AttentionLayerContext(
+                layer_name="layers.0.attn",
+                num_heads=case.num_heads,
+                num_kv_heads=case.num_kv_heads,
+                head_size=case.head_size,
+                scale=case.scale,
+                dtype=self.dtype,
+                device=self.device,
+                sliding_window=case.sliding_window,
+                soft_cap=case.soft_cap,
+                sinks=None if self.sinks is None else self.sinks.to(self.device),
+            )
+        )
+
+    def _make_cache(self, shape: tuple[int, ...]) -> None:
+        """Make the cache in pages of its own bytes and the case's padding, all bits set.
+
+        That is NaN in every type that has one, scales included.
+        """
+        import torch
+
+        page = self.case.spec.page_size_bytes + self.case.padding
+        self.memory = torch.full(
+            (self.num_blocks, page), UNWRITTEN, dtype=torch.uint8, device=self.device
+        )
+        dtype = getattr(torch, TORCH_NAMES.get(self.case.spec.dtype, self.case.spec.dtype))
+        if not self.case.padding:
+            self.cache = self.memory.view(-1).view(dtype).view(shape)
+            return
+        own = self.memory[:, : self.case.spec.page_size_bytes]
+        expect(
+            shape[0] == self.num_blocks,
+            f"padded_pages is claimed, and blocks do not come first in kv_cache_shape {shape}",
+        )
+        self.cache = own.view(dtype).unflatten(1, shape[1:])
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return views of q, k and v, strided as those of a fused projection are."""
+        num_heads, num_kv_heads = self.case.num_heads, self.case.num_kv_heads
+        q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        return q, k, v
+
+    def _turned(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return all of a row's q, k and v as attention is to see them; float64 if turned."""
+        import torch
+
+        q, k, v = self._split(qkv)
+        if not self.case.rotary_size:
+            return q, k, v
+        table_PR = rotary_table(self.case.rotary_size, torch.device("cpu")).double()
+        cos_sin_TR = table_PR[far_apart(0, len(qkv))]
+        return turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR), v
+
+    def _rotation(self, runs: Sequence[Run]) -> tuple[Rotation, ...]:
+        """Return what the layer is given besides, in a step of such runs."""
+        import torch
+
+        if not self.case.rotary_size:
+            return ()
+        positions = [position for _, first, n in runs for position in far_apart(first, n)]
+        table_PR = rotary_table(self.case.rotary_size, self.device)
+        positions_T = torch.tensor(positions, device=self.device)
+        return (Rotation(ops=FakeOps(), positions_T=positions_T, cos_sin_PR=table_PR),)
+
+    def step(self, name: str, runs: Sequence[Run], *, batch: AttentionBatch | None = None) -> None:
+        """Do and check one step of runs; `batch` if it is not a new one."""
+        what = f"in step {name!r} of {self.case}"
+        batch = batch or self.batch(runs)
+        metadata = self.builder.build(batch)
+        self.expect_right(what, runs, self.attend(runs, batch, metadata, what))
+
+    def attend(
+        self, runs: Sequence[Run], batch: AttentionBatch, metadata: Any, what: str
+    ) -> list[torch.Tensor]:
+        """Let the layer attend and return each run's result; hold what must not be touched."""
+        import torch
+
+        tensors = [
+            batch.query_start_R1,
+            batch.seq_lens_R,
+            batch.block_table_RM,
+            batch.slot_mapping_T,
+            torch.cat([self.qkv[row][first : first + n] for row, first, n in runs]).to(self.device),
+        ]
+        copies = [tensor.clone() for tensor in tensors]
+        q, k, v = self._split(tensors[-1])
+        out_THD = torch.full(q.shape, float("nan"), dtype=self.dtype, device=self.device)
+        before = self.memory.clone()
+        self.layer.forward(q, k, v, self.cache, metadata, out_THD, *self._rotation(runs))
+        for label, tensor, copy in zip(
+            ("query_start", "seq_lens", "block_table", "slot_mapping", "q, k or v"),
+            tensors,
+            copies,
+            strict=True,
+        ):
+            expect(torch.equal(tensor, copy), f"{label} was changed; it is only read, {what}")
+        written = before != UNWRITTEN
+        expect(
+            torch.equal(self.memory[written], before[written]),
+            f"the cache of earlier tokens was changed, {what}",
+        )
+        return list(out_THD.to("cpu").split([n for _, _, n in runs]))
+
+    def expect_right(self, what: str, runs: Sequence[Run], got: Sequence[torch.Tensor]) -> None:
+        """Hold each run's result against the reference."""
+        for (row, first, n), got_QHD in zip(runs, got, strict=True):
+            place = f"{what}, row {row} with {n} tokens from position {first}"
+            self._compare(place, got_QHD, self.want[row][first : first + n])
+
+    def new_builder(self) -> AttentionMetadataBuilder:
+        """Return another builder of the same group."""
+        return self._make_builder()
+
+    def batch(self, runs: Sequence[Run]) -> AttentionBatch:
+        """Return the shape of a step of such runs."""
+        import torch
+
+        size = self.case.block_size
+        width = max(len(blocks) for blocks in self.blocks) + 2
+        table = [self._table(row, first, width) for row, first, _ in runs]
+        slots = [
+            self.blocks[row][position // size] * size + position % size
+            for row, first, n in runs
+            for position in range(first, first + n)
+        ]
+        query_lens = tuple(n for _, _, n in runs)
+        seq_lens = tuple(first + n for _, first, n in runs)
+        starts = [sum(query_lens[:i]) for i in range(len(runs) + 1)]
+        return AttentionBatch(
+            query_start_R1=torch.tensor(starts, dtype=torch.int32, device=self.device),
+            seq_lens_R=torch.tensor(seq_lens, dtype=torch.int32, device=self.device),
+            block_table_RM=torch.tensor(table, dtype=torch.int32, device=self.device),
+            slot_mapping_T=torch.tensor(slots, dtype=torch.int64, device=self.device),
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+        )
+
+    def _table(self, row: int, first: int, width: int) -> list[int]:
+        """Return a row's table for a run from position `first`; what left the window is foreign."""
+        blocks, window = self.blocks[row], self.case.sliding_window
+        num_left = max(0, first - window + 1) // self.case.block_size if window else 0
+        return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))
+
+    def _compare(self, place: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        tolerance = self.case.tolerance
+        error = (got.double() - want).abs() / want.abs().clamp(min=1.0)
+        # A NaN is the worst of errors, but no comparison finds it too large.
+        error = error.nan_to_num(nan=float("inf"))
+        worst = int(error.argmax())
+        token, rest = divmod(worst, want[0].numel())
+        head, element = divmod(rest, want.shape[2])
+        expect(
+            float(error.flatten()[worst]) <= tolerance,
+            f"attention is wrong: token {token}, head {head}, element {element} is "
+            f"{float(got.flatten()[worst])}; {float(want.flatten()[worst])} is right, and off by "
+            f"{tolerance} at most, {place}",
+        )

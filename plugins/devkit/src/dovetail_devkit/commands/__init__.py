@@ -1,0 +1,1 @@
+"""The commands of this package: `dovetail plugins doctor` and `dovetail plugins new`."""

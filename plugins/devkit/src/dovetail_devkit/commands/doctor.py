@@ -1,0 +1,75 @@
+"""`dovetail plugins doctor`: what is wrong here, and how to mend it.
+
+Exit code 1 if something is broken; notes and warnings leave it 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dovetail.cli.plugins_table import print_json, print_line, print_table
+from dovetail.cli.terminal import printable, progress_note
+from dovetail.errors import ConfigError
+from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, Finding, examine
+from dovetail_devkit.doctor.examination import DEADLINE_S
+
+_DEADLINE_HELP = "Seconds that one plugin may take to load."
+_ALL_HELP = "Show each plugin that is well, too."
+_NO_PLUGINS_HELP = "Load first-party plugins only."
+_JSON_HELP = "Write a JSON array of findings instead of tables."
+
+
+def doctor(
+    *,
+    deadline: Annotated[float, Parameter(help=_DEADLINE_HELP)] = DEADLINE_S,
+    show_all: Annotated[bool, Parameter(name="--all", negative="", help=_ALL_HELP)] = False,
+    no_plugins: Annotated[bool, Parameter(negative="", help=_NO_PLUGINS_HELP)] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
+) -> int:
+    """Find what is wrong with this machine, this environment and the plugins.
+
+    Every installed plugin is loaded, each distribution's in a process of its own.
+    """
+    if not deadline > 0:
+        raise ConfigError(f"--deadline {deadline:g} must be above 0 seconds.")
+    with progress_note() as note:
+        findings = examine(deadline_s=deadline, progress=note, no_plugins=no_plugins)
+    if as_json:
+        print_json(findings)
+    else:
+        _show(findings, show_all=show_all)
+    return 1 if any(finding.verdict == BROKEN for finding in findings) else 0
+
+
+def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
+    for area in dict.fromkeys(finding.area for finding in findings):
+        mine = [finding for finding in findings if finding.area == area]
+        well = [finding for finding in mine if _is_plain(finding)]
+        shown = [finding for finding in mine if show_all or finding not in well]
+        rows = [(one.verdict, one.subject, _text(one)) for one in shown]
+        if well and not show_all:
+            rows.append((OK, f"{len(well)} plugins", "load and keep to their contracts"))
+        print_line(area, style="bold")
+        print_table(("", "", ""), rows)
+        print_line("")
+    counts = Counter(finding.verdict for finding in findings)
+    told = [f"{counts[BROKEN]} broken", _count(counts[WARNING], WARNING)]
+    told += [_count(counts[NOTE], NOTE), f"{counts[OK]} ok"]
+    print_line(", ".join(told) + ".", style="bold red" if counts[BROKEN] else "bold green")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _is_plain(finding: Finding) -> bool:
+    return finding.area == "plugins" and finding.verdict == OK and ":" in finding.subject
+
+
+def _text(finding: Finding) -> str:
+    remedy = f"\n→ {finding.remedy}" if finding.remedy else ""
+    return printable(f"{finding.text}{remedy}")

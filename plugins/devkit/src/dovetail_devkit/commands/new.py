@@ -1,0 +1,40 @@
+"""`dovetail plugins new`: a plugin package that works, to be changed into one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dovetail.cli.plugins_table import print_json, print_line
+from dovetail_devkit.scaffold import BLUEPRINTS, write_package
+
+_KIND_HELP = f"One of {', '.join(BLUEPRINTS)}."
+_NAME_HELP = "Name of the plugin, of its package and of its folder, such as shortest_first."
+_OUT_HELP = "Folder to write the package's folder to."
+_JSON_HELP = "Write a JSON object: what was written where."
+
+
+def new(
+    kind: Annotated[str, Parameter(help=_KIND_HELP)],
+    name: Annotated[str, Parameter(help=_NAME_HELP)],
+    /,
+    *,
+    out: Annotated[Path, Parameter(help=_OUT_HELP)] = Path(),
+    as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
+) -> int:
+    """Begin a plugin of your own: a small package that installs and keeps its contract."""
+    made = write_package(kind, name, out.expanduser())
+    if as_json:
+        print_json(made)
+        return 0
+    print_line(f"Wrote {made.folder}:")
+    for path in made.files:
+        print_line(f"  {path}")
+    print_line("It works as it is:")
+    # pip takes a bare name for that of a distribution on an index.
+    folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
+    print_line(f"  pip install -e {folder}")
+    print_line(f"  pytest {' '.join(f'--dovetail-plugin {one}' for one in made.plugins)}")
+    return 0

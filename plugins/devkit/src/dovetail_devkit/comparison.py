@@ -1,0 +1,60 @@
+"""Tensors against float64 references: one measure and one table of tolerances for all torch kinds.
+
+|got - want| ≤ t · max(1, |want|), with t of `TOLERANCES`, for values of order 1. A NaN is the worst
+of errors. torch is imported within functions: the core lives without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail_devkit.expectation import expect
+
+if TYPE_CHECKING:
+    import torch
+
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+
+
+def expect_close(
+    got: torch.Tensor, want: torch.Tensor, *, dtype: str, what: str, slack: float = 1.0
+) -> None:
+    """Raise AssertionError unless `got` has the dtype and is `want` within the tolerance.
+
+    dtype: the name of the dtype that is due. want: float64, of the same shape. slack: factor on the
+    tolerance, for sums of many terms.
+    """
+    name = str(got.dtype).removeprefix("torch.")
+    expect(name == dtype, f"{what}: the result is {name}; {dtype} is due")
+    expect(
+        tuple(got.shape) == tuple(want.shape),
+        f"{what}: the result has the shape {list(got.shape)}; {list(want.shape)} is due",
+    )
+    if not want.numel():
+        return
+    wide = got.detach().to("cpu").double()
+    error = (wide - want).abs() / want.abs().clamp(min=1.0)
+    error = error.nan_to_num(nan=float("inf")).flatten()
+    worst = int(error.argmax())
+    tolerance = slack * TOLERANCES[dtype]
+    expect(
+        float(error[worst]) <= tolerance,
+        f"{what} ({dtype}): element {worst} is {float(wide.flatten()[worst])}; "
+        f"{float(want.flatten()[worst])} is right, and off by {tolerance} at most",
+    )
+
+
+def random_tensor(
+    shape: tuple[int, ...], *, dtype: str, device: torch.device, seed: int, scale: float = 1.0
+) -> torch.Tensor:
+    """Return normal values that depend on shape and seed only, rounded to `dtype`."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator) * scale
+    return values.to(getattr(torch, dtype)).to(device)
+
+
+def exact(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same values in float64 on the host."""
+    return tensor.detach().to("cpu").double()

@@ -1,0 +1,51 @@
+"""The examination: everything that the doctor looks at, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dovetail.machine import find_devices
+from dovetail.plugins.plugin_policy import PluginPolicy
+from dovetail.plugins.registry import PluginRegistry
+from dovetail_devkit.doctor.devices import judge_devices, tell_verified
+from dovetail_devkit.doctor.finding import Finding
+from dovetail_devkit.doctor.path_files import check_path_files
+from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try
+from dovetail_devkit.doctor.surroundings import check_environment, check_machine
+from dovetail_devkit.doctor.trial_findings import judge_trial
+from dovetail_devkit.doctor.trial_run import try_plugins
+
+DEADLINE_S = 60.0
+AREAS = ("machine", "environment", "plugins")
+
+
+def _no_news(text: str) -> None:
+    """Tell nobody."""
+
+
+def examine(
+    *,
+    deadline_s: float = DEADLINE_S,
+    progress: Callable[[str], None] = _no_news,
+    no_plugins: bool = False,
+) -> list[Finding]:
+    """Return all findings, in order of machine, environment, plugins.
+
+    deadline_s: how long one plugin may take to load. progress: told what is being looked at.
+    no_plugins: load first-party plugins only.
+    """
+    progress("looking at the machine")
+    findings = [*check_machine(), *check_environment(), *check_path_files()]
+    progress("reading what plugins say of themselves")
+    registry = PluginRegistry(policy=PluginPolicy(no_plugins=no_plugins))
+    findings += check_registrations(registry)
+    plugins = plugins_to_try(registry)
+    findings += tell_verified(plugins, registry)
+    progress(f"loading {len(plugins)} plugins in processes of their own")
+    trials = try_plugins(plugins, deadline_s=deadline_s)
+    for trial in trials:
+        findings += judge_trial(trial)
+    return sorted(
+        [*findings, *judge_devices(find_devices(), trials, registry)],
+        key=lambda finding: AREAS.index(finding.area),
+    )

@@ -1,0 +1,93 @@
+"""`.pth` files: what runs at the start of every Python process of this environment.
+
+A line that begins with `import` is executed by the interpreter before any program; packages use it
+for honest reasons, and so does what wants to be everywhere. Files are read, never executed.
+"""
+
+from __future__ import annotations
+
+import re
+import site
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from importlib.metadata import distributions
+from pathlib import Path
+
+from dovetail_devkit.doctor.finding import OK, WARNING, Finding
+
+KNOWN: tuple[tuple[str, str, str], ...] = (
+    ("__editable__*.pth", "__editable__", "setuptools: finds a package in editable form"),
+    ("_editable_impl_*.pth", "_editable_impl_", "editables: finds a package in editable form"),
+    ("*-nspkg.pth", "importlib", "setuptools: a namespace package of the old kind"),
+    ("_virtualenv.pth", "_virtualenv", "virtualenv: keeps distutils within the environment"),
+    ("a1_coverage.pth", "coverage", "coverage: measures subprocesses, if told to"),
+    ("distutils-precedence.pth", "_distutils_hack", "setuptools: its own distutils come first"),
+    ("pywin32.pth", "pywin32_bootstrap", "pywin32: finds its libraries"),
+)
+"""Files of packages that we know: name, what each executed line speaks of, and what it is for."""
+
+_AREA = "environment"
+_EXECUTED = re.compile(r"import[ \t]")
+_MAX_SHOWN = 100
+
+
+def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
+    """Yield a finding for each `.pth` file that runs code. folders: None for those of this Python.
+
+    Files that only name folders are counted.
+    """
+    plain = 0
+    for path in _path_files(site_folders() if folders is None else folders):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            text = f"(it cannot be read: {error})"
+        lines = [line.strip() for line in text.splitlines() if _EXECUTED.match(line)]
+        if lines:
+            yield _judge(path, lines)
+        else:
+            plain += 1
+    text = f"{plain} that only name folders" if plain else "none that only names folders"
+    yield Finding(area=_AREA, subject=".pth files", verdict=OK, text=text)
+
+
+def site_folders() -> list[Path]:
+    """Return the folders whose `.pth` files this Python reads at its start."""
+    folders = [*site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return [Path(folder) for folder in dict.fromkeys(folders)]
+
+
+def _path_files(folders: list[Path]) -> Iterator[Path]:
+    for folder in folders:
+        # Hidden ones are passed over by the interpreter, too.
+        yield from sorted(p for p in folder.glob("*.pth") if not p.name.startswith("."))
+
+
+def _judge(path: Path, lines: list[str]) -> Finding:
+    for pattern, token, purpose in KNOWN:
+        if fnmatch(path.name, pattern) and all(token in line for line in lines):
+            text = f"runs code, which is known: {purpose}"
+            return Finding(area=_AREA, subject=path.name, verdict=OK, text=text)
+    shown = lines[0] if len(lines[0]) <= _MAX_SHOWN else f"{lines[0][: _MAX_SHOWN - 1]}…"
+    more = f" and {len(lines) - 1} more lines" if len(lines) > 1 else ""
+    owner = _owner(path)
+    remedy = f"uninstall {owner}" if owner else f"delete {path}"
+    return Finding(
+        area=_AREA,
+        subject=path.name,
+        verdict=WARNING,
+        text=f"{owner or 'nobody that is installed'} runs code at the start of every Python "
+        f"process: {shown}{more}",
+        remedy=f"read {path}; if you do not want it, {remedy}",
+    )
+
+
+def _owner(path: Path) -> str:
+    """Return "name version" of the distribution whose record lists the file; "" for nobody."""
+    for distribution in distributions(path=[str(path.parent)]):
+        record = distribution.read_text("RECORD") or ""
+        if any(line.split(",")[0] == path.name for line in record.splitlines()):
+            return f"{distribution.metadata['Name']} {distribution.version}"
+    return ""

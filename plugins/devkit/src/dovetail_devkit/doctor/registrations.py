@@ -1,0 +1,175 @@
+"""What plugins say of themselves, held together: metadata, manifests, names, contract versions.
+
+Reads entry points and manifests; imports no plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dovetail.cli.app import COMMANDS
+from dovetail.config.installed_checkpoints import KIND as CHECKPOINT
+from dovetail.errors import PluginError, nearest
+from dovetail.plugins.adapters import ADAPTERS, check_api
+from dovetail.plugins.commands import KIND as COMMAND
+from dovetail.plugins.commands import find_commands
+from dovetail.plugins.description import Description
+from dovetail.plugins.discovery import Candidate, discover
+from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.registry import PluginRegistry
+from dovetail_devkit.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
+
+_AREA = "plugins"
+_NO_KINDS = frozenset({CHECKPOINT, COMMAND})
+"""Groups of entry points of ours that hold no plugins."""
+
+
+def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
+    """Yield what is wrong with what plugins declare; one finding that all is well if nothing is."""
+    found = [
+        *_unreadable(registry),
+        *_unknown_kinds(),
+        *_suspicious(registry),
+        *_conflicts(registry),
+        *_mismatches(registry),
+        *_replacements(registry),
+        *_commands(),
+    ]
+    yield from found
+    if all(finding.verdict == NOTE for finding in found):
+        count = sum(len(registry.candidates(kind)) for kind in KINDS)
+        text = f"those of {count} plugins can be read and agree with each other"
+        yield Finding(area=_AREA, subject="declarations", verdict=OK, text=text)
+
+
+def plugins_to_try(registry: PluginRegistry) -> list[Candidate]:
+    """Return the plugins that a try to load can say more of: those described and of this api."""
+    every = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
+    allowed = [one for one in every if not registry.denial(one)]
+    return [candidate for candidate in allowed if not _refusal(registry, candidate)]
+
+
+def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
+    registry.check_manifests()
+    for sentence in registry.set_aside:
+        yield Finding(
+            area=_AREA,
+            subject="declarations",
+            verdict=BROKEN,
+            text=sentence,
+            remedy="mend it, install another version of that distribution, or uninstall it",
+        )
+
+
+def _suspicious(registry: PluginRegistry) -> Iterator[Finding]:
+    """Yield each claim on a name that another distribution, or a first-party one, has."""
+    for sentence in registry.warnings:
+        problem, _, remedy = sentence.partition(". ")
+        yield Finding(
+            area=_AREA, subject="names", verdict=WARNING, text=problem, remedy=remedy.rstrip(".")
+        )
+
+
+def _unknown_kinds() -> Iterator[Finding]:
+    for installation in discover().installations.values():
+        for kind in sorted({kind for kind, _ in installation.declared} - KINDS.keys() - _NO_KINDS):
+            names = ", ".join(name for its_kind, name in installation.declared if its_kind == kind)
+            yield Finding(
+                area=_AREA,
+                subject=installation.distribution,
+                verdict=WARNING,
+                text=f"it declares {names} of a kind that this core does not know: {kind!r}."
+                f"{nearest(kind, KINDS)}",
+                remedy="correct the entry point's group, or install the core that knows the kind",
+            )
+
+
+def _conflicts(registry: PluginRegistry) -> Iterator[Finding]:
+    """Yield each name that several plugins of a kind have, with nobody to decide."""
+    for kind in KINDS:
+        names = [candidate.name for candidate in registry.candidates(kind)]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            try:
+                registry.resolve(kind, name)
+            except PluginError as error:
+                problem, _, remedy = str(error).partition("\n")
+                yield Finding(
+                    area=_AREA,
+                    subject=f"{kind}:{name}",
+                    verdict=BROKEN,
+                    text=problem,
+                    remedy=remedy.replace("\n", " "),
+                )
+
+
+def _mismatches(registry: PluginRegistry) -> Iterator[Finding]:
+    """Yield each plugin that is made for another contract version."""
+    for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
+        about = _describe(registry, candidate)
+        problem, _, remedy = (_api_problem(about) if about is not None else "").partition("\n")
+        if problem:
+            yield Finding(
+                area=_AREA,
+                subject=f"{candidate.kind}:{candidate.reference}",
+                verdict=BROKEN,
+                text=problem,
+                remedy=remedy,
+            )
+
+
+def _replacements(registry: PluginRegistry) -> Iterator[Finding]:
+    """Yield each wish to replace another plugin that the user has not consented to."""
+    for candidate in (one for kind in KINDS for one in registry.candidates(kind)):
+        about = _describe(registry, candidate)
+        kind, name, owner = candidate.kind, candidate.name, candidate.distribution
+        if about is None or registry.policy.consents(kind, name, owner):
+            continue
+        for replaced in about.entry.replaces:
+            yield Finding(
+                area=_AREA,
+                subject=f"{kind}:{candidate.reference}",
+                verdict=NOTE,
+                text=f"it would replace {replaced}, and does not without your consent",
+                remedy=f"if you want it to: --plugins-allow '{kind}:{candidate.reference}'",
+            )
+
+
+def _commands() -> Iterator[Finding]:
+    """Yield each command that cannot be typed."""
+    for command, reason in find_commands([words for words, *_ in COMMANDS]).set_aside:
+        yield Finding(
+            area=_AREA,
+            subject=f"{COMMAND}:{command.plugin.reference}",
+            verdict=WARNING,
+            text=f"it cannot be typed: {reason}",
+            remedy="tell its author to give it another name, or uninstall its distribution",
+        )
+
+
+def _refusal(registry: PluginRegistry, candidate: Candidate) -> str:
+    about = _describe(registry, candidate)
+    return "its manifest is broken" if about is None else _api_problem(about)
+
+
+def _describe(registry: PluginRegistry, candidate: Candidate) -> Description | None:
+    """Return what is known of a plugin; None if its manifest is broken or its name not its own."""
+    try:
+        return registry.describe(candidate.kind, reference_of(registry, candidate))
+    except PluginError:
+        return None
+
+
+def reference_of(registry: PluginRegistry, candidate: Candidate) -> str:
+    """Return what means this plugin: its class where one distribution has the name twice."""
+    same = [
+        one for one in registry.candidates(candidate.kind) if one.reference == candidate.reference
+    ]
+    return candidate.reference if len(same) == 1 else candidate.target
+
+
+def _api_problem(about: Description) -> str:
+    try:
+        check_api(about.kind, about.entry.api, str(about), ADAPTERS)
+    except PluginError as error:
+        return str(error)
+    return ""

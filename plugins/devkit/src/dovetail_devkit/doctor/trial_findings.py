@@ -1,0 +1,67 @@
+"""What the trials of plugins mean: each as findings, with how to mend it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dovetail_devkit.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
+from dovetail_devkit.doctor.trial_run import Trial
+
+_AREA = "plugins"
+_MAX_SHOWN = 160
+_NOISY = re.compile(r"Importing \S+ (printed|took) ")
+
+
+def judge_trial(trial: Trial) -> Iterator[Finding]:
+    """Yield what a trial says: that the plugin loads or why not, then what else was noticed."""
+    plugin = trial.plugin
+    subject = f"{plugin.kind}:{plugin.reference}"
+    if trial.error:
+        yield Finding(
+            area=_AREA,
+            subject=subject,
+            verdict=BROKEN,
+            text=_broken_text(trial),
+            remedy=_remedy(trial),
+        )
+    elif trial.refusals:
+        text = f"it loads, and cannot be used here: {'; '.join(trial.refusals)}"
+        yield Finding(area=_AREA, subject=subject, verdict=NOTE, text=text)
+    else:
+        text = f"loads in {trial.took_ns / 1e9:.2f} s"
+        yield Finding(area=_AREA, subject=subject, verdict=OK, text=text)
+    if trial.noise and not trial.error:
+        yield Finding(
+            area=_AREA,
+            subject=subject,
+            verdict=WARNING,
+            text=f"loading it writes to the terminal: {_shown(trial.noise)}",
+            remedy="tell its author: what is printed mixes with answers",
+        )
+    for note in trial.notes:
+        noisy = bool(_NOISY.match(note))
+        remedy = "tell its author: work belongs where the class is made" if noisy else ""
+        verdict = WARNING if noisy else NOTE
+        yield Finding(area=_AREA, subject=subject, verdict=verdict, text=note, remedy=remedy)
+
+
+def _broken_text(trial: Trial) -> str:
+    text = re.sub(r"\s*\n\s*", " ", trial.error)
+    if trial.ended or trial.hung:
+        text = f"loading it does not come to an end: {text}" if trial.hung else f"loading: {text}"
+    return f"{text}; it wrote {_shown(trial.noise)}" if trial.noise else text
+
+
+def _remedy(trial: Trial) -> str:
+    plugin = trial.plugin
+    rule = f"{plugin.kind}:{plugin.reference}"
+    return (
+        f"pip install --upgrade {plugin.distribution}, or pip uninstall {plugin.distribution}; "
+        f"until then keep it out: --plugins-deny '{rule}'"
+    )
+
+
+def _shown(text: str) -> str:
+    line = re.sub(r"\s*\n\s*", " | ", text.strip())
+    return repr(line if len(line) <= _MAX_SHOWN else f"{line[: _MAX_SHOWN - 1]}…")

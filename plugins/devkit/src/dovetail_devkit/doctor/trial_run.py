@@ -1,0 +1,235 @@
+"""Trials: plugins loaded in processes of their own, under a deadline.
+
+First-party plugins share a process, as they are released together; each other distribution has its
+own. If a process ends or falls silent, the plugin that it was at is named, and a new process goes
+on with the next. Nothing of a plugin is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from dovetail.clock import MonotonicClock
+from dovetail.machine import read_cores
+from dovetail.plugins.discovery import Candidate
+from dovetail.plugins.first_party import normalize_distribution
+from dovetail.working_directory import working_directory_problem
+from dovetail_devkit.doctor.trial import BEGIN
+
+MAX_PROCESSES = 4
+HEAVY = ("torch",)
+"""Modules whose own time to import is not a plugin's."""
+
+_START = (
+    "import json, sys\n"
+    "task = json.loads(sys.argv[1])\n"
+    "sys.path[:] = task['path']\n"
+    "from dovetail_devkit.doctor.trial import run\n"
+    "run(task)\n"
+)
+_POLL_S = 0.2
+_MAX_NOISE = 2000
+_NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How it went to load one plugin.
+
+    error: why it could not be loaded; "" if it was. ended: the process ended meanwhile. hung: the
+    deadline passed. noise: what it wrote to the standard streams behind Python's back. took_ns: to
+    load it, without `HEAVY`. refusals: why its probe says that it cannot be used here.
+    """
+
+    plugin: Candidate
+    error: str = ""
+    ended: bool = False
+    hung: bool = False
+    noise: str = ""
+    took_ns: int = 0
+    notes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+def try_plugins(plugins: Sequence[Candidate], *, deadline_s: float) -> list[Trial]:
+    """Load each of `plugins`; return how it went, in their order. deadline_s: for each of them."""
+    groups: dict[str, list[Candidate]] = {}
+    for plugin in plugins:
+        groups.setdefault(_group(plugin), []).append(plugin)
+    num_workers = max(1, min(MAX_PROCESSES, read_cores().usable, len(groups)))
+    with ThreadPoolExecutor(num_workers) as pool:
+        tried = pool.map(lambda group: _try_group(group, deadline_s), groups.values())
+        trials = {trial.plugin: trial for group in tried for trial in group}
+    return [trials[plugin] for plugin in plugins]
+
+
+def _group(plugin: Candidate) -> str:
+    return "" if plugin.first_party else normalize_distribution(plugin.distribution)
+
+
+def _try_group(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
+    done: list[Trial] = []
+    while len(done) < len(plugins):
+        done += _run_process(plugins[len(done) :], deadline_s)
+    return done
+
+
+def _run_process(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
+    """Return the trials of one process: of all plugins, or of those up to where it stopped."""
+    reading, writing = os.pipe()
+    task = {
+        "fd": writing,
+        "path": sys.path,
+        "plugins": [(plugin.kind, _reference(plugin, plugins)) for plugin in plugins],
+        "first": [name for name in HEAVY if any(_needs(p.distribution, name) for p in plugins)],
+    }
+    with TemporaryFile() as output, os.fdopen(reading, "rb") as pipe:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(task)],
+            pass_fds=(writing,),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/" if working_directory_problem() else None,
+        )
+        os.close(writing)
+        try:
+            return _watch(process, pipe, output, plugins, deadline_s)
+        finally:
+            _end(process)
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    pipe: IO[bytes],
+    output: IO[bytes],
+    plugins: list[Candidate],
+    deadline_s: float,
+) -> list[Trial]:
+    trials: list[Trial] = []
+    begun_at = 0
+    hung = True
+    for facts in _reports(process, pipe, deadline_s):
+        if facts is None:
+            hung = False
+        elif facts["event"] == BEGIN:
+            begun_at = facts["offset"]
+        else:
+            noise = _read(output, begun_at, facts["offset"])
+            trials.append(_trial(plugins[facts["number"]], facts, noise))
+    if len(trials) == len(plugins):
+        return trials
+    at_fault = plugins[len(trials)]
+    noise = _read(output, begun_at, None)
+    if hung:
+        text = f"it did not finish within {deadline_s:g} s"
+        return [*trials, Trial(plugin=at_fault, error=text, hung=True, noise=noise)]
+    text = f"it ended the process ({_exit_text(process.wait())})"
+    return [*trials, Trial(plugin=at_fault, error=text, ended=True, noise=noise)]
+
+
+def _reports(
+    process: subprocess.Popen[bytes], pipe: IO[bytes], deadline_s: float
+) -> Iterator[dict[str, Any] | None]:
+    """Yield reports as they come, then None when the process is gone; stop at the deadline."""
+    clock = MonotonicClock()
+    left = b""
+    since_ns = clock.now_ns()
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while (clock.now_ns() - since_ns) / 1e9 < deadline_s:
+            data = _receive(process, pipe, selector)
+            if data is None:
+                continue
+            if not data:
+                yield None
+                return
+            *lines, left = (left + data).split(b"\n")
+            since_ns = clock.now_ns() if lines else since_ns
+            yield from (json.loads(line) for line in lines)
+
+
+def _receive(
+    process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
+) -> bytes | None:
+    """Return what the process says; b"" if it is gone, None if it is silent for the moment."""
+    # The pipe's end alone says nothing: a child of the plugin may hold it, and a plugin close it.
+    is_gone = process.poll() is not None
+    if selector.select(0 if is_gone else _POLL_S):
+        data = os.read(pipe.fileno(), 65536)
+        if data:
+            return data
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+    return b"" if is_gone else None
+
+
+def _trial(plugin: Candidate, facts: dict[str, Any], noise: str) -> Trial:
+    return Trial(
+        plugin=plugin,
+        error=facts["error"],
+        noise=noise,
+        took_ns=facts.get("ns", 0),
+        notes=tuple(facts.get("notes", ())),
+        refusals=tuple(facts.get("refusals", ())),
+    )
+
+
+def _read(output: IO[bytes], start: int, end: int | None) -> str:
+    # Read by place: the process shares the file, and its own place in it must not move.
+    size = _MAX_NOISE if end is None else min(end - start, _MAX_NOISE)
+    return os.pread(output.fileno(), size, start).decode("utf-8", "replace").strip()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process and whatever it has started."""
+    # There may be nobody left: the process is gone, and so is what it has started.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _exit_text(code: int) -> str:
+    return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+
+
+def _reference(plugin: Candidate, plugins: Sequence[Candidate]) -> str:
+    same = [one for one in plugins if (one.kind, one.reference) == (plugin.kind, plugin.reference)]
+    return plugin.reference if len(same) == 1 else plugin.target
+
+
+def _needs(distribution: str, wanted: str) -> bool:
+    """Return whether a distribution depends on `wanted`, itself or through others of ours."""
+    seen: set[str] = set()
+    left = [distribution]
+    while left:
+        name = normalize_distribution(left.pop())
+        if name == wanted:
+            return True
+        if name not in seen:
+            seen.add(name)
+            left += _requirements(name)
+    return False
+
+
+def _requirements(distribution: str) -> list[str]:
+    try:
+        texts = requires(distribution) or []
+    except PackageNotFoundError:
+        return []
+    plain = (text for text in texts if "extra ==" not in text)
+    return [match[0] for text in plain if (match := _NAME.match(text))]

@@ -1,0 +1,1 @@
+"""What the executor suite is made of: workers that delay and fail on demand."""

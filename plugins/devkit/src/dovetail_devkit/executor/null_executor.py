@@ -1,0 +1,92 @@
+"""An executor and a worker that do nothing: they answer every run that samples with token 7.
+
+For measuring what a step costs around them, and for tests that need no tokens of any meaning. A
+step costs a count of its sampling runs; the columns of tokens are made once a length and shared,
+which is lawful, since results are immutable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import cast
+
+from dovetail.interfaces.executor import ExecutorContext, Handle, Ready
+from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
+from dovetail.interfaces.worker import GrammarOutput, ModelInfo, WorkerBase, WorkerContext
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+from dovetail_devkit.fakes.executor import FakeExecutor
+
+TOKEN = 7
+VOCAB_SIZE = 32_000
+
+
+class NullWorker(WorkerBase):
+    """Token 7, whatever it is given; keeps nothing and checks nothing."""
+
+    def __init__(self, context: WorkerContext | None = None) -> None:
+        self._columns: dict[int, array[int]] = {}
+
+    def init_device(self) -> None:
+        """Do nothing."""
+
+    def load_model(self) -> None:
+        """Do nothing."""
+
+    def get_model_info(self) -> ModelInfo:
+        """Return the size of a usual vocabulary."""
+        return ModelInfo(vocab_size=VOCAB_SIZE)
+
+    def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
+        """Return that nothing is kept."""
+        return {}
+
+    def determine_available_memory(self) -> int:
+        """Return a constant."""
+        return 1 << 20
+
+    def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Do nothing."""
+
+    def compile_or_warm_up_model(self) -> None:
+        """Do nothing."""
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Keep the plan."""
+        self._plan = plan
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Return token 7 for each run that samples."""
+        plan = self._plan
+        count = bytes(plan.samples).count(1)
+        token_ids = self._columns.get(count)
+        if token_ids is None:
+            token_ids = self._columns[count] = array("i", [TOKEN]) * count
+        return ModelRunnerOutput(
+            step_id=plan.step_id, num_sampled=plan.samples, token_ids=token_ids
+        )
+
+    def shutdown(self) -> None:
+        """Do nothing."""
+
+
+class NullExecutor(FakeExecutor):
+    """A `NullWorker`, whatever worker is asked for; up to two steps at a time."""
+
+    max_concurrent_steps = 2
+
+    def __init__(self, context: ExecutorContext | None = None) -> None:
+        """context: not looked at, so that none is needed."""
+        self._dead = ""
+        self._done: Handle[None] = Ready(None)
+        self.worker: WorkerBase = NullWorker()
+
+    def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
+        """Keep the plan."""
+        self.worker.execute_model(plan)
+        return self._done
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
+        """Return token 7 for each run that samples."""
+        return Ready(cast("ModelRunnerOutput", self.worker.sample_tokens(grammar)))

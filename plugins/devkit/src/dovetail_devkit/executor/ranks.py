@@ -1,0 +1,84 @@
+"""Cases of the executor suite for executors of several ranks: what each rank answers for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dovetail.executors.output_aggregator import RankedSide
+from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.kv_connector import KVOutcome
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+from dovetail_devkit.contexts import make_executor_context, write_fake_config
+from dovetail_devkit.executor.workers import MovingWorker, moving_answer
+from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.fakes.kv_connector import FakeSchedulerSide
+
+NUM_RANKS = 2
+RESULT_S = 30.0
+
+
+class _Recorder(FakeSchedulerSide):
+    """A connector's scheduler side that keeps the answers that it is given, by rank."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_RANKS)
+        self.answers: list[tuple[int, bytes]] = []
+
+    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+        """Keep an answer."""
+        self.answers.append((rank, answer))
+        return KVOutcome()
+
+
+def check_transfers(
+    executor_cls: type[Executor],
+    start: Callable[[Executor], object],
+    plans: Sequence[SchedulerOutput],
+) -> None:
+    """Every rank's answer for the KV connector is in the result of its step.
+
+    The ranks answer in different steps, so that an executor that reads one of them is noticed.
+    start: takes the executor's workers through the rest of their start.
+    """
+    with judging("with two workers that move blocks"), TemporaryDirectory() as folder:
+        context = make_executor_context(
+            write_fake_config(Path(folder)),
+            MovingWorker,
+            tensor_parallel_size=NUM_RANKS,
+            async_scheduling=True,
+            kv_connector="dovetail_devkit.fakes.kv_connector:FakeKVConnector",
+        )
+        executor = executor_cls(context)
+        try:
+            start(executor)
+            _check_answers(executor, plans)
+        finally:
+            executor.shutdown()
+
+
+def _check_answers(executor: Executor, plans: Sequence[SchedulerOutput]) -> None:
+    handles = []
+    for plan in plans:
+        executor.execute_model(plan)
+        handles.append(executor.sample_tokens())
+        if len(handles) < executor.max_concurrent_steps:
+            continue
+        _check_answer(handles.pop(0).result(RESULT_S))
+    for handle in handles:
+        _check_answer(handle.result(RESULT_S))
+
+
+def _check_answer(output: ModelRunnerOutput) -> None:
+    right = [(rank, moving_answer(rank, output.step_id)) for rank in range(NUM_RANKS)]
+    side = _Recorder()
+    if output.kv_transfer:
+        RankedSide(side, NUM_RANKS).update(output.kv_transfer)
+    told = side.answers or [(rank, b"") for rank in range(NUM_RANKS)]
+    expect(
+        told == right,
+        f"step {output.step_id}: the ranks answered {right} for the KV connector, and the result "
+        f"has {told}; give `aggregate_outputs` the results of all ranks",
+    )

@@ -1,0 +1,163 @@
+"""The workers of the executor suite: strict ones, slow ones and ones that fail on demand.
+
+They are classes of a module, so that an executor may make them in other processes; what they did
+stands in a file beside their model, so that it can be read when they are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, get_ident
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.worker import GrammarOutput, WorkerContext
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+from dovetail_devkit.fakes.worker import FakeWorker, LateOutput
+
+LOG = "worker.log"
+SLOW_S = 0.05
+
+
+class ObedientWorker(FakeWorker):
+    """A strict worker with a few operations of its own."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self._log = Path(context.config.model.model_dir) / LOG
+        self._threads: set[int] = set()
+        self._context = context
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Execute a plan, and note by which thread."""
+        self._threads.add(get_ident())
+        super().execute_model(plan)
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Sample, and note by which thread."""
+        self._threads.add(get_ident())
+        return super().sample_tokens(grammar)
+
+    def shutdown(self) -> None:
+        """Note the end in the file."""
+        super().shutdown()
+        self.note("shutdown")
+
+    def note(self, text: str) -> None:
+        """Add a line to the file."""
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
+    def num_threads(self) -> int:
+        """Return how many threads have called for a step."""
+        return len(self._threads)
+
+    def recorded_calls(self) -> list[str]:
+        """Return the names of the methods called so far."""
+        return list(self.calls)
+
+    def add(self, left: int, *, right: int) -> int:
+        """Return the sum."""
+        return left + right
+
+    def place(self) -> dict[str, int | str]:
+        """Return where this worker stands among all."""
+        context = self._context
+        return {
+            "rank": context.rank,
+            "world_size": context.world_size,
+            "rendezvous": context.rendezvous,
+        }
+
+    def fail_on(self, rank: int) -> None:
+        """Fail on one rank, beside any step."""
+        if rank == self._context.rank:
+            raise ModelError("a failure of an operation, on demand")
+
+    def dawdle(self, seconds: float) -> str:
+        """Return "done" after `seconds`."""
+        Event().wait(seconds)
+        return "done"
+
+
+class MovingWorker(ObedientWorker):
+    """Answers for a KV connector, each rank in steps of its own."""
+
+    provides = frozenset({"kv_connector"})
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Sample, and tell what has been moved."""
+        output = super().sample_tokens(grammar)
+        return replace(output, kv_transfer=moving_answer(self._context.rank, output.step_id))
+
+
+def moving_answer(rank: int, step_id: int) -> bytes:
+    """Return what a rank answers to a step: in every third, together or alone, or not at all."""
+    return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
+
+
+class FailingWorker(ObedientWorker):
+    """Fails when it executes step 2."""
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Execute plans, but for one."""
+        if plan.step_id == 2:
+            raise RuntimeError("a failure on demand")
+        super().execute_model(plan)
+
+
+class LateWorker(ObedientWorker):
+    """Gives a handle for each step, as a worker whose device works by itself."""
+
+    provides = frozenset({"async_output"})
+
+    def sample_tokens(  # type: ignore[override]  # what the contract allows, not the base
+        self, grammar: GrammarOutput | None = None
+    ) -> LateOutput:
+        """Sample, and let the result be waited for."""
+        return LateOutput(super().sample_tokens(grammar))
+
+
+class LateFailingWorker(LateWorker):
+    """Fails in step 2, which shows when its result is taken."""
+
+    def sample_tokens(  # type: ignore[override]  # as above
+        self, grammar: GrammarOutput | None = None
+    ) -> LateOutput:
+        """Sample; the result of one step is an error."""
+        late = super().sample_tokens(grammar)
+        if late.output.step_id == 2:
+            late.error = RuntimeError("a failure on demand")
+        return late
+
+
+class UnloadableWorker(ObedientWorker):
+    """Cannot load its model."""
+
+    def load_model(self) -> None:
+        """Refuse."""
+        raise ModelError("there is no model, on demand")
+
+
+class SlowWorker(ObedientWorker):
+    """Takes its time over each plan, and notes when it is done."""
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Execute a plan, slowly; note its end also where it fails."""
+        Event().wait(SLOW_S)
+        try:
+            super().execute_model(plan)
+        finally:
+            self.note("executed")
+
+
+def read_log(model_dir: Path) -> list[str]:
+    """Return what workers have noted beside their model."""
+    file = model_dir / LOG
+    return file.read_text(encoding="utf-8").split() if file.exists() else []
+
+
+def count_calls(worker: ObedientWorker, offset: int) -> int:
+    """Return how many calls a worker has had, and `offset`; an operation that is a callable."""
+    return len(worker.recorded_calls()) + offset

@@ -1,0 +1,146 @@
+"""An attention backend that is slow and right: the fake of the attention contract.
+
+It reads each row's keys and values slot by slot through the block table and computes densely in
+float64. Its layer is made of small steps that a test may replace to make a backend that is wrong.
+torch is imported by those who hand over tensors, not here.
+
+Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
+B block size, Q queries and L positions of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.interfaces.attention import (
+    ROTARY,
+    AttentionBackend,
+    AttentionBatch,
+    AttentionCapabilities,
+    AttentionGroupContext,
+    AttentionLayer,
+    AttentionLayerContext,
+    AttentionMetadataBuilder,
+    Rotation,
+)
+from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_devkit.attention.batch import check_batch
+from dovetail_devkit.attention.reference import reference_attention
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeAttentionMetadata:
+    """A step on the host. runs: (query_len, slots of all the row's positions) of each row.
+
+    slots_T: int64; where each token's key and value go.
+    """
+
+    slots_T: torch.Tensor
+    runs: Sequence[tuple[int, list[int]]]
+
+
+class FakeAttentionBuilder(AttentionMetadataBuilder):
+    """Looks up each row's slots, one by one, and holds the batch against its law first.
+
+    May wait for the device. Raises AssertionError for a batch that its contract does not allow.
+    """
+
+    def __init__(self, context: AttentionGroupContext) -> None:
+        self._block_size = context.spec.block_size
+        self._window = context.spec.sliding_window
+
+    def build(self, batch: AttentionBatch) -> FakeAttentionMetadata:
+        """Return this step's metadata. Only reads `batch`."""
+        size = self._block_size
+        check_batch(batch, size, self._window)
+        runs = [
+            (query_len, [table[p // size] * size + p % size for p in range(seq_len)])
+            for query_len, seq_len, table in zip(
+                batch.query_lens, batch.seq_lens, batch.block_table_RM.tolist(), strict=True
+            )
+        ]
+        return FakeAttentionMetadata(slots_T=batch.slot_mapping_T, runs=runs)
+
+
+class FakeAttentionLayer(AttentionLayer):
+    """Attention of one layer, row by row, over a cache of shape [2, N, B, K, D]."""
+
+    def __init__(self, context: AttentionLayerContext) -> None:
+        self.context = context
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: FakeAttentionMetadata,
+        out_THD: torch.Tensor,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """Write k and v to the cache, attend causally, and write the result to `out_THD`."""
+        if rotation is not None:
+            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
+        slots_2SKD = kv_cache.view(2, -1, *kv_cache.shape[3:])
+        self.write(slots_2SKD, metadata.slots_T, k_TKD, v_TKD)
+        start = 0
+        for query_len, slots in metadata.runs:
+            end = start + query_len
+            out_QHD = self.attend(q_THD[start:end], slots_2SKD[0][slots], slots_2SKD[1][slots])
+            out_THD[start:end] = out_QHD.to(out_THD.dtype)
+            start = end
+
+    def write(
+        self,
+        slots_2SKD: torch.Tensor,
+        slots_T: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+    ) -> None:
+        """Put the step's keys and values into their slots."""
+        slots_2SKD[0, slots_T] = k_TKD
+        slots_2SKD[1, slots_T] = v_TKD
+
+    def attend(self, q_QHD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor) -> torch.Tensor:
+        """Return the attention of one row, [Q, H, D]; its queries are the last Q positions."""
+        window = self.context.sliding_window
+        seen = window + len(q_QHD) - 1 if window else len(k_LKD)  # before that, blocks are others'
+        return reference_attention(
+            q_QHD,
+            k_LKD[-seen:],
+            v_LKD[-seen:],
+            scale=self.context.scale,
+            sliding_window=window,
+            soft_cap=self.context.soft_cap,
+            sinks_H=self.context.sinks,
+        )
+
+
+class FakeAttentionBackend(AttentionBackend):
+    """Slow and right: paged attention in float64, one row after another."""
+
+    name: ClassVar[str] = "fake"
+    capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
+        dtypes=frozenset({"float32", "bfloat16", "float16"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", ROTARY}),
+    )
+
+    @staticmethod
+    def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
+        """Return [2, N, B, K, D]."""
+        return (2, num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+
+    @staticmethod
+    def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:
+        """Return the metadata builder of a group."""
+        return FakeAttentionBuilder(context)
+
+    @staticmethod
+    def create_layer(context: AttentionLayerContext) -> AttentionLayer:
+        """Return the attention of a layer."""
+        return FakeAttentionLayer(context)

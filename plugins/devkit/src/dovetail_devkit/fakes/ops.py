@@ -1,0 +1,111 @@
+"""Ops in float64, one formula after the other: the fake of the op provider contract.
+
+torch is imported by those who hand over tensors, not here.
+Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions; R rows and
+V width of logits.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from random import Random
+from typing import TYPE_CHECKING, ClassVar
+
+from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
+from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FakeOps(Ops):
+    """Slow and right; every result is a new tensor of the input's dtype."""
+
+    provides: ClassVar[frozenset[str]] = frozenset({"draw", "prepare_inputs"})
+
+    def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · weight."""
+        x = x_TD.double()
+        scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+        return (x * scale * weight_D.double()).to(x_TD.dtype)
+
+    def add_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (rms_norm(x + residual), x + residual)."""
+        sum_TD = (x_TD.double() + residual_TD.double()).to(x_TD.dtype)
+        return self.rms_norm(sum_TD, weight_D, eps), sum_TD
+
+    def rotary_embedding(
+        self,
+        q_THS: torch.Tensor,
+        k_TKS: torch.Tensor,
+        positions_T: torch.Tensor,
+        cos_sin_PS: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q and k, rotated by their positions in halves."""
+        cos_sin_TS = cos_sin_PS[positions_T].double()
+        return self._rotate(q_THS, cos_sin_TS), self._rotate(k_TKS, cos_sin_TS)
+
+    def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
+        """Return silu(first half of the last dimension) · second half."""
+        gate_TD, up_TD = x_T2D.double().chunk(2, dim=-1)
+        return (gate_TD * gate_TD.sigmoid() * up_TD).to(x_T2D.dtype)
+
+    def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
+        """Return a token a row, by the inverse of its probabilities' sum; a row at a time."""
+        token_ids_R = columns.seeds_R.clone()
+        for r, logits in enumerate(logits_RV.tolist()):
+            wish = DrawWish(
+                temperature=columns.temperature_R[r].item(),
+                top_k=int(columns.top_k_R[r]),
+                top_p=_as_written(columns.top_p_R[r].item()),
+                min_p=_as_written(columns.min_p_R[r].item()),
+            )
+            seed, position = int(columns.seeds_R[r]), int(columns.positions_R[r])
+            token_ids_R[r] = _draw(logits, wish, Random(f"{seed} at {position}").random())
+        return token_ids_R
+
+    def prepare_inputs(self, columns: StepColumns) -> None:
+        """Write what `columns` names as made, a token at a time."""
+        firsts = columns.query_start_R1.tolist()
+        for r, (row, start) in enumerate(
+            zip(columns.rows_R.tolist(), columns.starts_R.tolist(), strict=True)
+        ):
+            columns.seq_lens_R[r] = start + firsts[r + 1] - firsts[r]
+            for table, made in zip(columns.block_tables, columns.block_tables_RM, strict=True):
+                made[r] = table[row, : made.shape[1]]
+            for place in range(firsts[r], firsts[r + 1]):
+                position = start + place - firsts[r]
+                columns.input_ids_T[place] = columns.token_ids_RL[row, position]
+                columns.positions_T[place] = position
+                self._write_slots(columns, row, position, place)
+
+    def _write_slots(self, columns: StepColumns, row: int, position: int, place: int) -> None:
+        groups = zip(columns.block_tables, columns.block_sizes, columns.slots_T, strict=True)
+        for table, size, slots in groups:
+            slots[place] = int(table[row, position // size]) * size + position % size
+
+    def _rotate(self, x_TNS: torch.Tensor, cos_sin_TS: torch.Tensor) -> torch.Tensor:
+        half = cos_sin_TS.shape[-1] // 2
+        turned_TNS = x_TNS.double().clone()
+        for i in range(half):
+            cos_T1, sin_T1 = cos_sin_TS[:, None, i], cos_sin_TS[:, None, half + i]
+            left_TN, right_TN = x_TNS[..., i].double(), x_TNS[..., half + i].double()
+            turned_TNS[..., i] = left_TN * cos_T1 - right_TN * sin_T1
+            turned_TNS[..., half + i] = right_TN * cos_T1 + left_TN * sin_T1
+        return turned_TNS.to(x_TNS.dtype)
+
+
+def _draw(logits: list[float], wish: DrawWish, uniform: float) -> int:
+    """Return the token at `uniform`, from 0 to 1; 0 where nothing can be drawn from."""
+    if any(map(math.isnan, logits)) or max(logits) == -math.inf:
+        return 0
+    sums = list(accumulate(probabilities(logits, wish)))
+    return next((token for token, total in enumerate(sums) if total > uniform * sums[-1]), 0)
+
+
+def _as_written(share: float) -> float:
+    """Return what a float32 share was meant to be: 0.7, not the float32 next to it."""
+    return float(f"{share:.6g}")

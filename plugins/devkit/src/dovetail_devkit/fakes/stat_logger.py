@@ -1,0 +1,24 @@
+"""The fake of the stat logger contract: it remembers."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.stat_logger import StatLogger, StatLoggerContext, StepStats
+from dovetail_devkit.expectation import expect
+
+
+class FakeStatLogger(StatLogger):
+    """Keeps what it hears. steps: of every step. num_closed: calls of `close`."""
+
+    def __init__(self, context: StatLoggerContext) -> None:
+        self.context = context
+        self.steps: list[StepStats] = []
+        self.num_closed = 0
+
+    def record(self, step: StepStats) -> None:
+        """Keep it; raise AssertionError after `close`."""
+        expect(not self.num_closed, "record is called after close")
+        self.steps.append(step)
+
+    def close(self) -> None:
+        """Count the call."""
+        self.num_closed += 1

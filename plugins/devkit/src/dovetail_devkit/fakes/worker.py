@@ -1,0 +1,151 @@
+"""A worker without a model: the fake of the worker contract, and the strictest of workers.
+
+Its next token depends on the row's tokens, its seed and nothing else, provided that the caller
+keeps the law of rows and blocks; where it does not, and where calls come out of order, it raises
+AssertionError. No tensors, no files: of its context it reads sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheSpec
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.interfaces.worker import GrammarOutput, ModelInfo, WorkerBase, WorkerContext
+from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.rows.model import RowModel
+
+DEFAULT_VOCAB_SIZE = 97
+MEMORY_BYTES = 1 << 20
+
+_ONCE = (
+    "init_device",
+    "load_model",
+    "initialize_cache",
+    "compile_or_warm_up_model",
+)
+
+
+class LateOutput:
+    """The handle of a result that is there when somebody asks for it, or looks again.
+
+    output: the result. error: raised in its place if there is one.
+    """
+
+    def __init__(self, output: ModelRunnerOutput) -> None:
+        self.output = output
+        self.error: Exception | None = None
+        self._is_done = False
+
+    def done(self) -> bool:
+        """Return False the first time, as a device may that has not come so far."""
+        was_done, self._is_done = self._is_done, True
+        return was_done
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Return the result."""
+        self._is_done = True
+        if self.error is not None:
+            raise self.error
+        return self.output
+
+
+class FakeWorker(WorkerBase):
+    """Executes plans on a `RowModel`.
+
+    calls: names of the methods called so far, in order.
+    row_model_cls: what it executes plans on; a test may name a subclass that is wrong.
+    num_lookahead_tokens: most tokens that it drafts for a row; some are wrong. 0 for none.
+    """
+
+    provides = frozenset({"logprobs", "prompt_logprobs"})
+    row_model_cls: ClassVar[type[RowModel]] = RowModel
+    num_lookahead_tokens: ClassVar[int] = 0
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.calls: list[str] = []
+        self._config = context.config
+
+    def init_device(self) -> None:
+        """Take no device."""
+        self._enter("init_device")
+
+    def load_model(self) -> None:
+        """Load nothing."""
+        self._enter("load_model")
+
+    def get_model_info(self) -> ModelInfo:
+        """Return the vocabulary of config.json, or one of 97 tokens."""
+        self._ask("get_model_info", after="load_model")
+        return ModelInfo(vocab_size=self._vocab_size())
+
+    def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
+        """Return one layer of one head of one float32."""
+        self._ask("get_kv_cache_spec", after="load_model")
+        size = self._config.cache.block_size or 16
+        spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype="float32")
+        return {"layers.0": spec}
+
+    def determine_available_memory(self) -> int:
+        """Return a constant."""
+        self._ask("determine_available_memory", after="load_model")
+        return MEMORY_BYTES
+
+    def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Make the rows."""
+        self._enter("initialize_cache")
+        scheduler, model = self._config.scheduler, self._config.model
+        limits = SchedulerLimits(
+            max_num_seqs=scheduler.max_num_seqs or 1,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
+            max_model_len=model.max_model_len or 2**31 - 1,
+            num_lookahead_tokens=self.num_lookahead_tokens,
+        )
+        self.row_model = self.row_model_cls(limits, kv_cache_config, self._vocab_size())
+
+    def compile_or_warm_up_model(self) -> None:
+        """Do nothing."""
+        self._enter("compile_or_warm_up_model")
+
+    def execute_model(self, plan: SchedulerOutput) -> None:
+        """Apply the plan; raise AssertionError if it breaks a law."""
+        self._ask("execute_model", after="compile_or_warm_up_model")
+        self.row_model.execute(plan)
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Return the tokens of the plan just executed."""
+        self._ask("sample_tokens", after="execute_model")
+        return self.row_model.sample(grammar)
+
+    def shutdown(self) -> None:
+        """Note the call."""
+        self.calls.append("shutdown")
+
+    def _enter(self, name: str) -> None:
+        """Note a call that comes once in a life, after those before it."""
+        expect(name not in self.calls, f"{name} was called twice")
+        place = _ONCE.index(name)
+        self._ask(name, after=_ONCE[place - 1] if place else "")
+
+    def _ask(self, name: str, *, after: str) -> None:
+        expect("shutdown" not in self.calls, f"{name} was called after shutdown")
+        expect(not after or after in self.calls, f"{name} was called before {after}")
+        self.calls.append(name)
+
+    def _vocab_size(self) -> int:
+        return int(self._config.model.hf_config.get("vocab_size", DEFAULT_VOCAB_SIZE))
+
+
+class LateFakeWorker(FakeWorker):
+    """A fake that provides "async_output": the result of each step is a handle."""
+
+    provides = FakeWorker.provides | {"async_output"}
+
+    def sample_tokens(  # type: ignore[override]  # what the contract allows, not the base
+        self, grammar: GrammarOutput | None = None
+    ) -> LateOutput:
+        """Return the handle of the tokens of the plan just executed."""
+        return LateOutput(super().sample_tokens(grammar))

@@ -1,0 +1,214 @@
+"""What suites are given besides the class: models, devices, tokenizer files, platforms.
+
+Everything has a default of the kit's own, so that a plugin's author needs nothing else; what the
+user names goes before it. Knows no plugin by name but those that it may borrow where they are
+installed. torch is imported within functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from dovetail.config.model_directory import ModelDirectory
+from dovetail.errors import PluginNotFoundError
+from dovetail.interfaces.model import ModelContext
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.worker import WorkerContext
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.construction import construct
+from dovetail.plugins.selection import AUTO, choose_platform
+from dovetail_devkit.contexts import (
+    fake_model_overrides,
+    make_worker_context,
+    write_fake_config,
+)
+from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.tiny_model import TINY_LLAMA, write_safetensors, write_tiny_llama
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_MODEL_LEN = 64
+BORROWED_MODEL = "LlamaForCausalLM"
+_MODEL_WITHOUT_ATTENTION = "PositionalModel"
+_STRICT_ATTENTION = "dovetail_devkit.fakes.attention:FakeAttentionBackend"
+_SIZES = {"vocab_size": 97, "hidden_size": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subjects:
+    """What may be given to suites. Whoever makes it closes `stack` in the end.
+
+    model: the user's, or None for the kit's. platform: a reference, for workers.
+    device: a device type; "" for the first that the plugin claims and that is here.
+    unusable: why the plugin's own probe says that it cannot be used here; "" if it can.
+    """
+
+    registry: PluginRegistry
+    stack: ExitStack
+    model: ModelDirectory | None = None
+    platform: str = AUTO
+    device: str = ""
+    unusable: str = ""
+
+    @cached_property
+    def folder(self) -> Path:
+        """An empty directory of this object's own."""
+        return Path(self.stack.enter_context(TemporaryDirectory(prefix="dovetail-kit-")))
+
+    def new_folder(self, name: str) -> Path:
+        """Return a new directory in it."""
+        made = self.folder / name
+        made.mkdir(exist_ok=True)
+        return made
+
+    def find_device(self, claimed: frozenset[str]) -> torch.device:
+        """Return a device of a claimed type (empty: any); raise NotHere if none is here."""
+        import torch
+
+        wanted = [self.device] if self.device else sorted(claimed) or ["cpu"]
+        for name in wanted:
+            module = getattr(torch, name, None)
+            if name == "cpu" or (module is not None and module.is_available()):
+                return torch.device(name)
+        raise NotHere(f"it runs on {', '.join(wanted)}, and this machine has no such device")
+
+    def model_config(self, architectures: tuple[str, ...]) -> Mapping[str, Any]:
+        """Return a config.json for a model class: the user's, or a tiny Llama's."""
+        if self.model is not None:
+            return self.model.config
+        return TINY_LLAMA | {"architectures": list(architectures)}
+
+    def model_context(self, hf_config: Mapping[str, Any], device: torch.device) -> ModelContext:
+        """Return what a model is made from, with the kit's own layers and ops."""
+        import torch
+
+        from dovetail_devkit.fakes.linear_method import FakeLinearMethod
+        from dovetail_devkit.fakes.ops import FakeOps
+
+        return ModelContext(
+            hf_config=hf_config,
+            dtype=torch.float32,
+            device=device,
+            linear_method=FakeLinearMethod(),
+            ops=FakeOps(),
+            max_model_len=MAX_MODEL_LEN,
+        )
+
+    def has_model(self) -> bool:
+        """Return whether the architecture that the kit borrows can be used."""
+        return BORROWED_MODEL in {one.name for one in self.registry.candidates("model")}
+
+    def checkpoint(self) -> tuple[ModelDirectory, Any]:
+        """Return a model with weights, and its class."""
+        found = self.model or self._open_checkpoint()
+        return found, self.registry.load("model", found.architecture)
+
+    def _open_checkpoint(self) -> ModelDirectory:
+        path = self._write_checkpoint()
+        return ModelDirectory.open(path, hf_overrides=fake_model_overrides(path))
+
+    def _write_checkpoint(self) -> Path:
+        if self.has_model():
+            return write_tiny_llama(self.new_folder("llama"))
+        path = write_fake_config(self.new_folder("fake"))
+        hidden, vocab = _SIZES["hidden_size"], _SIZES["vocab_size"]
+        shapes = {
+            "embed": (vocab, hidden),
+            "qkv": (3 * hidden, hidden),
+            "out": (hidden, hidden),
+            "norm": (hidden,),
+            "head": (vocab, hidden),
+        }
+        write_safetensors(path / "model.safetensors", shapes)
+        return path
+
+    def worker_context(self, worker_cls: type[Any]) -> WorkerContext:
+        """Return what a worker is made from; raise NotHere where its platform is not.
+
+        Attention is the kit's own, which is slow, right and strict with what the worker builds.
+        """
+        platform = self._platform_of(worker_cls)
+        if self.model is not None:
+            return make_worker_context(self.model.path, platform)
+        if self.has_model():
+            folder = write_tiny_llama(self.new_folder("llama"))
+            return make_worker_context(folder, platform, attention_backend=_STRICT_ATTENTION)
+        folder = self.new_folder("positional")
+        return make_worker_context(
+            write_fake_config(folder, architectures=[_MODEL_WITHOUT_ATTENTION]),
+            platform,
+            load_format="dovetail_devkit.fakes.weight_loader:FakeWeightLoader",
+        )
+
+    def tokenizer_dir(self) -> tuple[Path, bool]:
+        """Return a directory with tokenizer files, and whether they lose nothing."""
+        if self.model is not None:
+            return self.model.path, False
+        return write_byte_tokenizer(self.new_folder("tokenizer")), True
+
+    def _platform_of(self, worker_cls: type[Any]) -> Platform:
+        """Return the platform for a worker: the user's, its own, one that prefers it, or any."""
+        if self.platform != AUTO:
+            return choose_platform(self.registry, self.platform)
+        own = self._distribution_of(worker_cls)
+        reasons: list[str] = []
+        for found in self.registry.candidates("platform"):
+            if not found.first_party and found.distribution != own:
+                continue  # an outside package is not imported merely because it is installed
+            platform_cls = self.registry.load("platform", found.reference)
+            probe = platform_cls.probe()
+            if not probe.usable:
+                reasons += probe.reasons if found.distribution == own else ()
+                continue
+            platform: Platform = construct("platform", platform_cls)
+            if found.distribution == own or self._prefers(platform, worker_cls):
+                return platform
+        if reasons:
+            raise NotHere("; ".join(reasons))
+        try:
+            return choose_platform(self.registry, AUTO)
+        except PluginNotFoundError:
+            return FakePlatform()
+
+    def _distribution_of(self, worker_cls: type[Any]) -> str:
+        target = f"{worker_cls.__module__}:{worker_cls.__qualname__}"
+        package = target.partition(".")[0].partition(":")[0]
+        for found in self.registry.candidates("worker"):
+            if found.target.partition(".")[0].partition(":")[0] == package:
+                return found.distribution
+        return ""
+
+    def _prefers(self, platform: Platform, worker_cls: type[Any]) -> bool:
+        preferred = platform.prefer("worker")
+        found = [one for one in self.registry.candidates("worker") if one.name in preferred]
+        ours = [one.reference for one in found if one.first_party]
+        return any(self.registry.load("worker", one) is worker_cls for one in ours)
+
+
+def write_byte_tokenizer(directory: Path) -> Path:
+    """Write tokenizer.json and tokenizer_config.json of a tokenizer that loses no byte."""
+    import tokenizers
+
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320,
+        show_progress=False,
+        special_tokens=["<bos>", "<eos>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    core.train_from_iterator(["the quick brown fox jumps over the lazy dog"] * 3, trainer)
+    core.save(str(directory / "tokenizer.json"))
+    config = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory

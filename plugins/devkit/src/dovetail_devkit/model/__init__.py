@@ -1,0 +1,1 @@
+"""What the model suite checks beyond the results of a forward pass."""

@@ -1,0 +1,1 @@
+"""What the suite of op providers is made of: inputs, random draws and rotary tables."""

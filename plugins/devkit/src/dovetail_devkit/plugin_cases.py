@@ -1,0 +1,171 @@
+"""What holds for every plugin, whatever its kind: found, described, loaded, to contract.
+
+Two of the cases run in an interpreter of their own: that describing imports nothing, and that an
+import leaves no trace, can only be seen where nothing was imported before.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dovetail.errors import PluginError
+from dovetail.plugins import PluginPolicy, PluginRegistry, check_contract
+from dovetail.plugins.loading import Origin, load_target
+from dovetail.plugins.manifest import PluginEntry
+from dovetail_devkit.case import Case
+from dovetail_devkit.expectation import NotHere, expect, judging
+
+CHILD_S = 120
+
+_CHILD = """
+import sys, threading
+from dovetail.plugins import PluginPolicy, PluginRegistry
+
+what, kind, reference = sys.argv[1:]
+registries = [PluginRegistry(policy=PluginPolicy(trust_local_code=True)) for _ in range(2)]
+about = registries[0].describe(kind, reference)
+module = about.target.partition(":")[0]
+if module in sys.modules:
+    sys.exit(f"describing it has imported {module}")
+if what == "load":
+    loaded = [registry.load(kind, reference) for registry in registries]
+    if loaded[0] is not loaded[1] and "/" not in module:
+        sys.exit("two registries of one process load two classes")
+    notes = [n for one in registries[0].resolutions for n in one.notes if "printed" in n]
+    if notes:
+        sys.exit(f"importing it prints: {notes}")
+    if threading.active_count() > 1:
+        sys.exit(f"importing it starts threads: {threading.enumerate()}")
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginSubject:
+    """One plugin that the user named. cls: None where it cannot be loaded, for `error`."""
+
+    kind: str
+    reference: str
+    registry: PluginRegistry
+    cls: type[Any] | None = None
+    error: PluginError | None = None
+
+    def __str__(self) -> str:
+        """Return it as the user wrote it: "kind:name"."""
+        return f"{self.kind}:{self.reference}"
+
+
+def make_registry(options: dict[str, Any] | None = None) -> PluginRegistry:
+    """Return a registry that takes files, too: who checks a plugin runs its code."""
+    return PluginRegistry(policy=PluginPolicy(trust_local_code=True), options=options)
+
+
+def plugin_cases(subject: PluginSubject) -> Iterator[Case]:
+    """Yield the cases that a plugin of any kind has to pass."""
+    checks = {
+        "manifest": _check_manifest,
+        "described without being imported": _check_description,
+        "loaded twice in a clean process": _check_loading,
+        "contract": _check_contract,
+    }
+    entry = _entry(subject)
+    if entry.options or _class_options(subject) is not None:
+        checks["options"] = _check_options
+    if entry.probe:
+        checks["probe"] = _check_probe
+    for name, check in checks.items():
+        yield Case(name=name, run=partial(_judge, check, subject))
+
+
+def _entry(subject: PluginSubject) -> PluginEntry:
+    """Return what a manifest says of a plugin; defaults where it cannot be read."""
+    try:
+        return subject.registry.describe(subject.kind, subject.reference).entry
+    except PluginError:
+        # The case "manifest" tells.
+        return PluginEntry(kind=subject.kind, name=subject.reference)
+
+
+def _class_options(subject: PluginSubject) -> object:
+    return getattr(subject.cls, "options_model", None)
+
+
+def _judge(check: Any, subject: PluginSubject) -> None:
+    with judging(f"of the {subject.kind} {subject.reference!r}"):
+        check(subject)
+
+
+def _check_manifest(subject: PluginSubject) -> None:
+    about = subject.registry.describe(subject.kind, subject.reference)
+    if not about.distribution:
+        raise NotHere("a class that is named directly has no manifest")
+    if not about.in_manifest:
+        raise NotHere(f"no dovetail.toml of {about.distribution} names it: defaults apply")
+
+
+def _check_description(subject: PluginSubject) -> None:
+    _run_child("describe", subject)
+
+
+def _check_loading(subject: PluginSubject) -> None:
+    _run_child("load", subject)
+
+
+def _check_contract(subject: PluginSubject) -> None:
+    if subject.cls is None:
+        raise AssertionError(str(subject.error))
+    check_contract(subject.kind, subject.cls)
+
+
+def _check_options(subject: PluginSubject) -> None:
+    model = _options_model(subject)
+    extra = getattr(model, "model_config", {}).get("extra")
+    expect(
+        extra == "forbid",
+        f"the options model {model!r} has extra={extra!r}; write extra='forbid', so that a "
+        "misspelt option is refused",
+    )
+
+
+def _check_probe(subject: PluginSubject) -> None:
+    probes = [subject.registry.probe(subject.kind, subject.reference) for _ in range(2)]
+    expect(probes[0] == probes[1], f"its probe answers {probes[0]}, then {probes[1]}")
+    expect(probes[0].usable or bool(probes[0].reasons), "a probe that says no must say why")
+
+
+def why_unusable(subject: PluginSubject) -> str:
+    """Return why the probe of a plugin's manifest says no; "" if it says yes, or fails itself."""
+    try:
+        probe = subject.registry.probe(subject.kind, subject.reference)
+    except PluginError:
+        return ""  # the case "probe" tells
+    return "" if probe.usable else "; ".join(probe.reasons) or "its probe says no"
+
+
+def _options_model(subject: PluginSubject) -> object:
+    named = _entry(subject).options
+    if named:
+        return load_target(named, Origin(asked=subject.reference))
+    return _class_options(subject)
+
+
+def _run_child(what: str, subject: PluginSubject) -> None:
+    """Do it in a new interpreter with the same path; raise AssertionError with what it says."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", _CHILD, what, subject.kind, subject.reference]
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_S,
+        check=False,
+    )
+    told = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+    expect(done.returncode == 0, told)
+    expect(not done.stdout, f"it printed {done.stdout[:200]!r}")

@@ -1,0 +1,109 @@
+"""Small programs that show a policy in its order: room for all, and seats that are short.
+
+Played by the core's scheduler with more blocks than are needed, so that whatever happens is the
+policy's doing. Knows the policy through its accounts.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from dovetail.interfaces.policy import Policy
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.request import EngineCoreRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling import Scheduler
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.policy.accounts import PolicyAccounts
+from dovetail_devkit.scheduler.program import AfterStep, Program, Referee, make_kv_cache
+
+NUM_SEATS = 3
+PRIORITIES = (2, 0, 1, 0, 2, -1, 1, -2, 0, 2, -1)
+
+
+def make_referee(policy_cls: type[Policy], after_step: AfterStep, *, depth: int = 1) -> Referee:
+    """Return a referee of a scheduler with three seats and room for everything else."""
+    limits = SchedulerLimits(max_num_seqs=NUM_SEATS, max_num_batched_tokens=64, max_model_len=32)
+    kv_cache = make_kv_cache(num_blocks=129, block_size=4)
+    program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
+    return Referee(Scheduler, program, policy=policy_cls, after_step=after_step)
+
+
+def add(referee: Referee, number: int) -> None:
+    """Add request `number` of a program."""
+    referee.add(
+        EngineCoreRequest(
+            request_id=f"r{number}",
+            prompt_token_ids=array("i", [number % 31, 1, 2, 3, 4]),
+            sampling_params=SamplingParams(max_tokens=6),
+            max_tokens=6,
+            priority=PRIORITIES[number % len(PRIORITIES)],
+        )
+    )
+
+
+def check_room_for_all(referee: Referee, accounts: PolicyAccounts) -> None:
+    """Where there is room, everybody runs, and nobody gives way."""
+    for number in range(NUM_SEATS):
+        add(referee, number)
+    plan = referee.schedule()
+    expect(
+        len(plan.rows) == NUM_SEATS,
+        f"{len(plan.rows)} of {NUM_SEATS} requests run, though there is room for all",
+    )
+    referee.settle()
+    referee.drain()
+    if not accounts.plans:
+        expect(accounts.num_evicted == 0, "a request gave way, though there was room for all")
+
+
+def check_short_seats(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
+    """Where seats are short, a running request gives way if the policy preempts, else nobody.
+
+    A policy with a plan of its own evicts as it likes; its requests must still come to their end.
+    """
+    for number in range(len(PRIORITIES)):
+        add(referee, number)
+        referee.schedule()
+        expect(len(accounts.admitted) <= NUM_SEATS, "more run than there are seats")
+        if policy.preempts and policy.static_rank and not accounts.plans:
+            _check_best_run(accounts)
+        referee.settle()
+    referee.drain()
+    if not policy.preempts and not accounts.plans:
+        expect(accounts.num_evicted == 0, "preempts is False, and a seat was taken away")
+    stats = referee.last_stats
+    expect(
+        stats is None or stats.num_preemptions == accounts.num_evicted,
+        f"the policy has heard of {accounts.num_evicted} evictions, and the statistics say "
+        f"num_preemptions={stats and stats.num_preemptions}",
+    )
+
+
+def check_newcomer(referee: Referee, accounts: PolicyAccounts, policy: Policy) -> None:
+    """One newcomer takes one seat at most, also while a step is out that names the seat's row."""
+    for number in range(NUM_SEATS):
+        add(referee, number)
+    referee.schedule()
+    referee.schedule()
+    referee.settle()
+    add(referee, PRIORITIES.index(min(PRIORITIES)))
+    referee.schedule()
+    referee.settle()
+    referee.drain()
+    most = int(policy.preempts)
+    expect(
+        accounts.num_evicted <= most or not policy.static_rank,
+        f"{accounts.num_evicted} requests gave way to one newcomer; {most} may",
+    )
+
+
+def _check_best_run(accounts: PolicyAccounts) -> None:
+    running = [accounts.alive[name] for name in accounts.admitted]
+    for waiting in accounts.waiting:
+        worse = [one.request.request_id for one in running if waiting.rank < one.rank]
+        expect(
+            not worse,
+            f"{waiting.request.request_id} of rank {waiting.rank} waits, and {worse} of worse "
+            "ranks run, though the policy preempts",
+        )

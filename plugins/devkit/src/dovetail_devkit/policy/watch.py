@@ -1,0 +1,248 @@
+"""A policy under watch: it sees proxies, and what it says is held against the law.
+
+The proxies show what `RequestView` and `SchedulerView` declare and nothing more, and cannot be
+written to. Ranks, victims and wishes pass through here on their way to the scheduler. Whether a
+wish is legal is the scheduler's to say, which is made strict for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, cast
+
+from dovetail.interfaces.policy import Grant, Policy, RequestView, SchedulerView, Wish
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.policy.accounts import PolicyAccounts
+
+_OF_REQUEST = frozenset(name for name in vars(RequestView) if not name.startswith("_"))
+_OF_SCHEDULER = frozenset(name for name in vars(SchedulerView) if not name.startswith("_"))
+
+
+class _Proxy:
+    """Shows some attributes of an object; to read, never to write."""
+
+    __slots__ = ("_shown", "_target")
+
+    def __init__(self, target: object, shown: frozenset[str]) -> None:
+        object.__setattr__(self, "_target", target)
+        object.__setattr__(self, "_shown", shown)
+
+    def __getattr__(self, name: str) -> Any:
+        expect(name in self._shown, f"the policy reads {name!r}; it may see {sorted(self._shown)}")
+        return getattr(self._target, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AssertionError(f"the policy writes to {name!r}; a view is to read")
+
+
+class _Waiting(Sequence[Any]):
+    """The scheduler's sequence of those that wait, as proxies; as live as it is."""
+
+    def __init__(self, requests: Sequence[RequestView], veil: Veil) -> None:
+        self._requests = requests
+        self._veil = veil
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return map(self._veil.request, self._requests)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self._requests[place]
+        return self._veil.all(found) if isinstance(place, slice) else self._veil.request(found)
+
+
+class _ViewProxy(_Proxy):
+    """A scheduler's view whose requests are proxies, too."""
+
+    __slots__ = ("_veil",)
+
+    def __init__(self, target: SchedulerView, veil: Veil) -> None:
+        super().__init__(target, _OF_SCHEDULER)
+        object.__setattr__(self, "_veil", veil)
+
+    @property
+    def running(self) -> Sequence[RequestView]:
+        return cast("Sequence[RequestView]", self._veil.all(self._target.running))
+
+    @property
+    def waiting(self) -> Sequence[RequestView]:
+        return _Waiting(self._target.waiting, self._veil)
+
+    def num_cached_tokens(self, request: Any) -> int:
+        return cast("int", self._target.num_cached_tokens(self._veil.lift(request)))
+
+    def num_uncomputed_tokens(self, request: Any) -> int:
+        return cast("int", self._target.num_uncomputed_tokens(self._veil.lift(request)))
+
+
+class Veil:
+    """What stands between a policy and a scheduler: each request has one proxy for life."""
+
+    def __init__(self) -> None:
+        self._proxies: dict[int, _Proxy] = {}
+        self._views: dict[int, _ViewProxy] = {}
+
+    def request(self, request: RequestView) -> RequestView:
+        """Return the proxy of a request."""
+        proxy = self._proxies.get(request.sequence)
+        if proxy is None or proxy._target is not request:
+            proxy = self._proxies[request.sequence] = _Proxy(request, _OF_REQUEST)
+        return cast("RequestView", proxy)
+
+    def all(self, requests: Sequence[RequestView]) -> tuple[RequestView, ...]:
+        """Return the proxies of requests."""
+        return tuple(map(self.request, requests))
+
+    def view(self, view: SchedulerView) -> SchedulerView:
+        """Return the proxy of a view."""
+        proxy = self._views.get(id(view))
+        if proxy is None:
+            proxy = self._views[id(view)] = _ViewProxy(view, self)
+        return cast("SchedulerView", proxy)
+
+    def both(self, request: RequestView, view: SchedulerView) -> tuple[RequestView, SchedulerView]:
+        """Return the proxies of both."""
+        return self.request(request), self.view(view)
+
+    def lift(self, shown: Any) -> Any:
+        """Return what stands behind a proxy, and anything else as it is."""
+        return shown._target if isinstance(shown, _Proxy) else shown
+
+    def wish(self, wish: Any) -> Any:
+        """Return a wish about what stands behind its proxy, and anything else as it is."""
+        if type(wish) is not tuple or len(wish) != 5:
+            return wish
+        kind, request, *rest = wish
+        return (kind, self.lift(request), *rest)
+
+
+class WatchedPolicy(Policy):
+    """Does what a policy of `watched_cls` does, and holds what comes back against the law.
+
+    accounts: what it was told. Its own promises are held by `check_waiting`.
+    """
+
+    watched_cls: type[Policy] = Policy
+
+    def __init__(self) -> None:
+        self.watched = self.watched_cls()
+        self.veil = Veil()
+        self.accounts = PolicyAccounts(
+            static_rank=self.watched_cls.static_rank, plans=plans(self.watched_cls)
+        )
+        self._promised: dict[str, Any] = {}
+        self._view: SchedulerView | None = None
+
+    def rank(self, request: RequestView, view: SchedulerView) -> Any:
+        """Ask twice, and compare with the ranks of all that wait."""
+        first = self.watched.rank(*self.veil.both(request, view))
+        again = self.watched.rank(*self.veil.both(request, view))
+        expect(first == again, f"rank of {request.request_id} is {first!r}, then {again!r}")
+        for other in self.accounts.waiting:
+            try:
+                expect(
+                    first < other.rank or other.rank <= first,
+                    f"{first!r} and {other.rank!r} have no order",
+                )
+            except TypeError as error:
+                raise AssertionError(
+                    f"ranks of {request.request_id} and {other.request.request_id} cannot be "
+                    f"compared: {error}"
+                ) from error
+        self.accounts.ranked(request, first)
+        return first
+
+    def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
+        """Return the request behind the proxy that is chosen."""
+        shown = self.veil.all(running)
+        chosen = self.watched.victim(shown, self.veil.view(view))
+        for request, proxy in zip(running, shown, strict=True):
+            if chosen is proxy:
+                return request
+        raise AssertionError(f"victim returns {chosen!r}, which is none of those it was given")
+
+    def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
+        """Open an account."""
+        self._view = view
+        self.watched.on_arrival(*self.veil.both(request, view))
+        self._promise(request, view)
+        self.accounts.arrive(request)
+        self.accounts.ranked(request, self._promised[request.request_id])
+
+    def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
+        """Book a grant."""
+        self.accounts.grant(request, num_tokens, view.block_size)
+        shown, shown_view = self.veil.both(request, view)
+        self.watched.on_granted(shown, num_tokens, shown_view)
+
+    def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
+        """Book tokens."""
+        self.accounts.output(request, num_tokens)
+        shown, shown_view = self.veil.both(request, view)
+        self.watched.on_output(shown, num_tokens, shown_view)
+
+    def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
+        """Book a loss."""
+        self.accounts.evict(request, num_tokens_lost)
+        shown, shown_view = self.veil.both(request, view)
+        self.watched.on_evict(shown, num_tokens_lost, shown_view)
+        self._promise(request, view)
+        self.accounts.ranked(request, self._promised[request.request_id])
+
+    def on_finish(self, request: RequestView, view: SchedulerView) -> None:
+        """Close an account."""
+        self.accounts.finish(request)
+        self.watched.on_finish(*self.veil.both(request, view))
+
+    def check_waiting(self) -> None:
+        """Hold the ranks of those that wait against what `static_rank` promises."""
+        if self._view is None:
+            return
+        self.accounts.check_view(self._view)
+        for account in self.accounts.waiting if self.static_rank else ():
+            name = account.request.request_id
+            now = self.watched.rank(*self.veil.both(account.request, self._view))
+            expect(
+                now == self._promised[name],
+                f"rank of {name} was {self._promised[name]!r} and is {now!r} while it waits; "
+                "static_rank promises that it never changes",
+            )
+
+    def _promise(self, request: RequestView, view: SchedulerView) -> None:
+        """Note the rank with which a request begins to wait."""
+        self._promised[request.request_id] = self.watched.rank(*self.veil.both(request, view))
+
+
+class WatchedPlan(WatchedPolicy):
+    """The same for a policy that plans: its wishes pass by, one by one."""
+
+    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+        """Pass the wishes on, and the answers back."""
+        wishes = self.watched.plan(self.veil.view(view))
+        expect(isinstance(wishes, Generator), f"plan returns {wishes!r}; it must be a generator")
+        answer: Any = None
+        while True:
+            try:
+                wish = wishes.send(answer)
+            except StopIteration:
+                return
+            answer = yield self.veil.wish(wish)
+
+
+def plans(policy_cls: type[Policy]) -> bool:
+    """Return whether a policy brings a plan of its own."""
+    return policy_cls.plan is not Policy.plan
+
+
+def watch(policy_cls: type[Policy], *, by_plan: bool = False) -> type[WatchedPolicy]:
+    """Return a policy that does what `policy_cls` does, under watch.
+
+    by_plan: through the default plan, wish by wish, where it brings none of its own.
+    """
+    base = WatchedPlan if by_plan or plans(policy_cls) else WatchedPolicy
+    declared = {
+        name: getattr(policy_cls, name) for name in ("static_rank", "preempts", "work_conserving")
+    }
+    return type("Watched" + policy_cls.__name__, (base,), {"watched_cls": policy_cls, **declared})

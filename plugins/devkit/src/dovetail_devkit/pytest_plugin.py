@@ -1,0 +1,247 @@
+"""`pytest --dovetail-plugin KIND:NAME`: the conformance kit as tests, one for each case.
+
+It works in any directory, without a conftest; `-k`, `-x`, `-v` and `-n` mean what they always mean.
+Without paths on the command line nothing else is collected. An unknown kind or name is a usage
+error. Loaded by pytest wherever dovetail-core is installed, so it imports nothing before it is
+asked: no suite, no plugin, no tensor library.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dovetail_devkit.case import Case
+from dovetail_devkit.expectation import NotHere
+
+if TYPE_CHECKING:
+    from dovetail.config.model_directory import ModelDirectory
+    from dovetail_devkit.plugin_cases import PluginSubject
+
+_MODEL = pytest.StashKey["ModelDirectory | None"]()
+
+NUM_REASONS_SHOWN = 5
+_COUNTED = ("passed", "failed", "error", "skipped")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the kit's options."""
+    group = parser.getgroup("dovetail", "the conformance kit of Dovetail's plugins")
+    group.addoption(
+        "--dovetail-plugin",
+        action="append",
+        default=[],
+        metavar="KIND:NAME",
+        help="check a plugin against its contract; NAME is its name, name@distribution or "
+        "package.module:Class (may be given several times)",
+    )
+    group.addoption(
+        "--dovetail-model-dir",
+        metavar="DIR",
+        help="a small model for workers, models, loaders and tokenizers (default: the kit's own)",
+    )
+    group.addoption(
+        "--dovetail-platform",
+        metavar="NAME",
+        default="auto",
+        help="the platform that workers are given (default: the one that prefers them)",
+    )
+    group.addoption(
+        "--dovetail-device",
+        metavar="TYPE",
+        default="",
+        help="the device for kinds that run on several (default: the first that is here)",
+    )
+    group.addoption(
+        "--dovetail-plugin-options",
+        metavar="JSON",
+        default="{}",
+        help="options of plugins, as {NAME: {KEY: VALUE}}",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find and load what was asked for; raise UsageError, on one line, for what is not there."""
+    asked: list[str] = config.getoption("dovetail_plugin")
+    if not asked:
+        return
+    import sys
+
+    config.stash[_MODEL] = _open_model(config)
+    here = str(config.invocation_params.dir)
+    if here not in sys.path:
+        sys.path.append(here)  # as `python -m pytest` has it; last, so that it shadows nothing
+    found = [_find(config, one) for one in asked]
+    config.pluginmanager.register(_Kit(config, found))
+
+
+def _find(config: pytest.Config, asked: str) -> PluginSubject:
+    from dovetail.errors import DovetailError, PluginError, PluginNotFoundError
+    from dovetail.plugins import get_kind
+    from dovetail_devkit.plugin_cases import PluginSubject, make_registry
+
+    kind, colon, reference = asked.partition(":")
+    if not colon or not reference:
+        raise _usage_error(asked, "write KIND:NAME, such as attention:torch")
+    try:
+        get_kind(kind)
+        registry = make_registry(_read_options(config))
+        registry.resolve(kind, reference)
+        cls = registry.load(kind, reference)
+    except PluginNotFoundError as error:
+        raise _usage_error(asked, str(error)) from None
+    except PluginError as error:
+        return PluginSubject(kind=kind, reference=reference, registry=registry, error=error)
+    except DovetailError as error:
+        raise _usage_error(asked, str(error)) from None
+    return PluginSubject(kind=kind, reference=reference, registry=registry, cls=cls)
+
+
+def _open_model(config: pytest.Config) -> ModelDirectory | None:
+    from dovetail.config.model_directory import ModelDirectory
+    from dovetail.errors import ModelError
+
+    asked = config.getoption("dovetail_model_dir")
+    try:
+        return ModelDirectory.open(asked) if asked else None
+    except ModelError as error:
+        told = " ".join(str(error).split())
+        raise pytest.UsageError(f"--dovetail-model-dir {asked!r}: {told}") from None
+
+
+def _read_options(config: pytest.Config) -> dict[str, Any]:
+    text: str = config.getoption("dovetail_plugin_options")
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"--dovetail-plugin-options {text!r}: {error}") from None
+    if not isinstance(options, dict):
+        raise pytest.UsageError(f"--dovetail-plugin-options {text!r}: write a JSON object")
+    return options
+
+
+def _usage_error(asked: str, reason: str) -> pytest.UsageError:
+    return pytest.UsageError(f"--dovetail-plugin {asked!r}: {' '.join(reason.split())}")
+
+
+class _Kit:
+    """The kit in one run of pytest."""
+
+    def __init__(self, config: pytest.Config, subjects: list[PluginSubject]) -> None:
+        self._config = config
+        self._subjects = subjects
+        if config.args_source is not pytest.Config.ArgsSource.ARGS:
+            config.args = []  # nobody asked for the tests that happen to be here
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Add the plugins to what the session has found."""
+        report = yield
+        if isinstance(collector, pytest.Session) and report.passed:
+            found = [PluginCollector.of(collector, one) for one in self._subjects]
+            report.result = [*(report.result or ()), *found]
+        return report
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say for each plugin how many checks ran, and why others did not."""
+        terminalreporter.section("dovetail conformance")
+        for subject in self._subjects:
+            reports = {
+                outcome: [
+                    report
+                    for report in terminalreporter.stats.get(outcome, ())
+                    if report.nodeid.startswith(f"{subject}::")
+                ]
+                for outcome in _COUNTED
+            }
+            counts = ", ".join(f"{len(found)} {outcome}" for outcome, found in reports.items())
+            terminalreporter.write_line(f"{subject}: {counts}")
+            texts = (str(report.longrepr[2]) for report in reports["skipped"])
+            reasons = Counter(text.removeprefix("Skipped: ") for text in texts)
+            for reason, count in reasons.most_common(NUM_REASONS_SHOWN):
+                terminalreporter.write_line(f"  {count} skipped: {reason}")
+
+
+class PluginCollector(pytest.Collector):
+    """One plugin; its children are the cases that it has to pass."""
+
+    subject: PluginSubject
+    stack: ExitStack
+
+    @classmethod
+    def of(cls, session: pytest.Session, subject: PluginSubject) -> PluginCollector:
+        """Return the collector of a plugin."""
+        made: PluginCollector = cls.from_parent(session, name=str(subject), nodeid=str(subject))
+        made.subject = subject
+        made.stack = ExitStack()
+        return made
+
+    def collect(self) -> Iterator[CaseItem]:
+        """Yield an item for each case; a suite that cannot be listed fails as one."""
+        for case in self._cases():
+            item: CaseItem = CaseItem.from_parent(self, name=case.name)
+            item.case = case
+            yield item
+
+    def teardown(self) -> None:
+        """Let go of what the cases shared."""
+        self.stack.close()
+
+    def _cases(self) -> Iterator[Case]:
+        from dovetail_devkit.kit import suite_cases
+        from dovetail_devkit.kit_subjects import Subjects
+        from dovetail_devkit.plugin_cases import plugin_cases, why_unusable
+
+        subject, option = self.subject, self.config.getoption
+        yield from plugin_cases(subject)
+        if subject.cls is None:
+            return
+        subjects = Subjects(
+            registry=subject.registry,
+            stack=self.stack,
+            model=self.config.stash[_MODEL],
+            platform=option("dovetail_platform"),
+            device=option("dovetail_device"),
+            unusable=why_unusable(subject),
+        )
+        yield from suite_cases(subject.kind, subject.cls, subjects)
+
+
+class CaseItem(pytest.Item):
+    """One case."""
+
+    case: Case
+
+    def runtest(self) -> None:
+        """Run it; skip what has no meaning here, with the reason."""
+        try:
+            self.case.run()
+        except NotHere as reason:
+            pytest.skip(str(reason))
+
+    def repr_failure(
+        self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None
+    ) -> str | Any:
+        """Show the law that is broken, and where the plugin raised if it did."""
+        error = excinfo.value
+        if not isinstance(error, AssertionError) or self.config.getoption("verbose") > 1:
+            return super().repr_failure(excinfo, style)
+        told = str(error)
+        cause = error.__cause__
+        while isinstance(cause, AssertionError):
+            cause = cause.__cause__
+        if cause is not None:
+            told += f"\n\n{''.join(traceback.format_exception(cause, chain=False))}"
+        return told
+
+    def reportinfo(self) -> tuple[Any, None, str]:
+        """Return how reports call it."""
+        return self.path, None, self.nodeid

@@ -1,0 +1,150 @@
+"""Rows over caches of several groups: windows that blocks leave, and states.
+
+A `RowModel` whose tables forget the blocks that have left a window, so that whoever still counted
+on one would read nothing. All groups share the memory of a block, so a block belongs to one group
+at a time, and a token that one group writes there replaces what another has written. What each run
+may read of each group is held against what must stand there. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from itertools import product
+from typing import Any
+
+from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, StateSpec
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.plan import SchedulerOutput
+from dovetail_devkit.rows.model import RowModel
+from dovetail_devkit.rows.state import MASK, RowState
+
+SNAPSHOT_SPAN = 2
+"""A state of which the block before the next token is needed: a window of two tokens."""
+
+
+def make_rows(
+    limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int, *, connected: bool
+) -> RowModel:
+    """Return the row model for a cache: a plain one does for one group that sees everything.
+
+    connected: whether a KV connector moves blocks; only with such a group.
+    """
+    spec = kv_cache.groups[0].spec
+    if len(kv_cache.groups) == 1 and not (isinstance(spec, StateSpec) or _span(spec)):
+        return RowModel(limits, kv_cache, vocab_size, connected=connected)
+    return GroupRows(limits, kv_cache, vocab_size)
+
+
+def _span(spec: Any) -> int:
+    """Return how many tokens the next one sees, itself included; 0 for all."""
+    if isinstance(spec, StateSpec):
+        return SNAPSHOT_SPAN if spec.snapshots else 0
+    return spec.sliding_window if isinstance(spec, FullAttentionSpec) else 0
+
+
+class GroupRows(RowModel):
+    """Executes plans on rows of numbers, with a table a group."""
+
+    def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int) -> None:
+        super().__init__(limits, kv_cache, vocab_size)
+        specs = [group.spec for group in kv_cache.groups]
+        self._states: dict[tuple[int, int], int] = {}
+        self._spans = [_span(spec) for spec in specs]
+        self._state_specs = {g: s for g, s in enumerate(specs) if isinstance(s, StateSpec)}
+        for group in self._state_specs:
+            self._cached[group] = False  # `write` keeps no slot of it for each token
+
+    def execute(self, plan: SchedulerOutput) -> None:
+        """Execute a plan as `RowModel` does, and hold what its runs read against what is due."""
+        self.shed()
+        super().execute(plan)
+        for row, start, count in zip(plan.rows, plan.starts, plan.num_tokens, strict=True):
+            for group, span in enumerate(self._spans):
+                if self._cached[group]:
+                    first = max(0, start - span + 1) if span else 0
+                    self._check_read(group, self.rows[row], first, start + count)
+
+    def shed(self) -> None:
+        """Forget the blocks that no later token needs: from now on they are somebody else's."""
+        for state in self.rows.values():
+            for group, span in enumerate(self._spans):
+                end = self._first_needed(group, state.num_computed) if span else 0
+                state.blocks[group][:end] = [0] * min(end, len(state.blocks[group]))
+
+    def held_blocks(self, names: Container[str]) -> set[int]:
+        """Return the blocks that rows of the requests called `names` need."""
+        self.shed()
+        return super().held_blocks(names)
+
+    def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
+        """Append blocks to a row's table; 0 for what a window does not show any more."""
+        self._require(row in self.rows, f"row {row} gets blocks, but nobody has it")
+        table = self.rows[row].blocks[group]
+        table.extend(block_ids)
+        named = [block for block in table if block]
+        there = all(0 < block < self._kv_cache.num_blocks for block in named)
+        self._require(there, f"row {row} gets blocks that are not there: {list(block_ids)}")
+        self._require(len(set(named)) == len(named), f"row {row} has a block twice: {table}")
+        longest = (len(table) - 1) * self._block_sizes[group]
+        self._require(longest < self.limits.max_model_len, f"row {row} has {len(table)} blocks")
+
+    def write(self, row: int, start: int, count: int, samples: bool) -> None:
+        """Fill the slots of some tokens, and bring the states forward."""
+        super().write(row, start, count, samples)
+        state = self.rows[row]
+        self._overwrite(state, start, count)
+        for group, spec in self._state_specs.items():
+            size = self._block_sizes[group]
+            last = state.blocks[group][(start - 1) // size if spec.snapshots else 0]
+            good = not start or self._states.get((group, last)) == state.contents[start - 1]
+            self._require(good, f"row {row} goes on at {start} from the state of something else")
+            ends = {start + count, *range(start - start % size + size, start + count, size)}
+            for end in sorted(ends):
+                block = state.blocks[group][(end - 1) // size if spec.snapshots else 0]
+                self._require(block > 0, f"row {row} has no block for its state after {end} tokens")
+                self._states[group, block] = state.contents[end - 1]
+
+    def read(self, row: int, end: int) -> int:
+        """Return what attention makes of positions 0 to end - 1; `execute` looks at what stands."""
+        return sum(self.rows[row].contents[:end]) & MASK
+
+    def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
+        """Return the rows that need each (group, block) which more than one needs."""
+        return {key: rows for key, rows in super().shared_blocks().items() if key[1]}
+
+    def _overwrite(self, state: RowState, start: int, count: int) -> None:
+        """Forget what other groups have written to the slots that some tokens are written to."""
+        groups = [group for group, keeps in enumerate(self._cached) if keeps]
+        positions = range(start, min(start + count, len(state.tokens)))
+        for group, other, position in product(groups, groups, positions):
+            size = self._block_sizes[group]
+            if other != group:
+                block = state.blocks[group][position // size]
+                self._slots.pop((other, block, position % size), None)
+
+    def _check_sharing(self) -> None:
+        owners: dict[int, int] = {}
+        for state in self.rows.values():
+            for group, table in enumerate(state.blocks):
+                for block in table:
+                    owner = owners.setdefault(block, group) if block else group
+                    self._require(
+                        owner == group,
+                        f"block {block} is given to the KV-cache groups {owner} and {group}: all "
+                        "groups share the memory of a block, so each needs blocks of its own",
+                    )
+        super()._check_sharing()
+
+    def _first_needed(self, group: int, num_computed: int) -> int:
+        first = max(0, num_computed - self._spans[group] + 1)
+        return first // self._block_sizes[group]
+
+    def _check_read(self, group: int, state: RowState, first: int, end: int) -> None:
+        size, table, slots = self._block_sizes[group], state.blocks[group], self._slots
+        for position in range(first, end):
+            content = slots.get((group, table[position // size], position % size))
+            if content != state.contents[position]:
+                raise AssertionError(
+                    f"{state.request.request_id} reads position {position} of group {group} from "
+                    f"block {table[position // size]}, which holds something else"
+                )

@@ -1,0 +1,381 @@
+"""What a worker's rows must be like: an exact model of rows, blocks and what attention reads.
+
+The number of a position (`dovetail_devkit.rows.state`) is kept by block and offset, so that a
+stale, foreign or aliased block gives another number than the right one. A sampled token is computed
+from all numbers that attention would read, and from nothing else. A strict model also raises
+AssertionError for each law of `WorkerBase` and of the plan that is broken. Knows no scheduler and
+no tensors. A test may replace a method to make a model that is wrong.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dovetail.interfaces.kv_cache import KVCacheConfig
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.interfaces.worker import GrammarOutput
+from dovetail.plan import BlockColumns, NewRequest, SchedulerOutput
+from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.rows.encoder import FakeEncoder
+from dovetail_devkit.rows.pages import FlakyWorkerSide, SlotPages
+from dovetail_devkit.rows.state import MASK, RowState, mix
+
+COLDEST = 1e-3
+"""Requests of this temperature and below are greedy."""
+_UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
+"""What a slot holds that nobody has written."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan that was executed, and what each run's attention has read.
+
+    num_drafts: how many drafts each run verifies. attended: of each run, one number for each of its
+    last 1 + num_drafts positions. answer: the KV connector's.
+    """
+
+    plan: SchedulerOutput
+    num_drafts: Sequence[int]
+    attended: list[list[int]] = field(default_factory=list)
+    answer: bytes = b""
+
+
+class RowModel:
+    """Executes plans on rows of numbers.
+
+    strict: whether broken laws raise; a lenient model only computes what follows from them.
+    rows: the rows that are held, by number. Read it; only the model writes to it.
+    """
+
+    strict: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv_cache: KVCacheConfig,
+        vocab_size: int,
+        *,
+        connected: bool = False,
+    ) -> None:
+        """connected: whether a `FlakyWorkerSide` moves blocks from and to elsewhere."""
+        self.limits = limits
+        self.vocab_size = vocab_size
+        self.rows: dict[int, RowState] = {}
+        self._kv_cache = kv_cache
+        self._block_sizes = [group.spec.block_size for group in kv_cache.groups]
+        self._cached = [bool(group.bytes_per_block) for group in kv_cache.groups]
+        self._slots: dict[tuple[int, int, int], int] = {}
+        self._generations: dict[int, int] = {}
+        self._last_step = -1
+        self._step: _Step | None = None
+        self._encoder = FakeEncoder(limits)
+        self._side = FlakyWorkerSide() if connected else None
+        if self._side is not None:
+            self._side.register([SlotPages(self._slots)])
+
+    def execute(self, plan: SchedulerOutput) -> None:
+        """Apply leaves, joins, blocks and runs, in that order; keep what `sample` needs."""
+        self._require(self._step is None, "the plan before was not sampled for")
+        self._require(
+            plan.step_id > self._last_step,
+            f"step {plan.step_id} comes after step {self._last_step}: plans are out of order",
+        )
+        self._last_step = plan.step_id
+        if self._side is not None:
+            self._side.begin(plan.kv_transfer)
+        for row in plan.leaves:
+            self.leave(row)
+        for request in plan.joins:
+            self.join(request)
+        self._require(len(plan.blocks) == len(self._block_sizes), "plan.blocks: one entry a group")
+        for group, columns in enumerate(plan.blocks):
+            self._grow_all(group, columns)
+        self._check_step(plan)
+        if self.strict:
+            self._encoder.execute(plan, self.rows)
+        step = _Step(plan, plan.num_drafts or bytes(len(plan.rows)))
+        self._step = step
+        for row, num_drafts in zip(plan.rows, step.num_drafts, strict=True):
+            self._assume_drafts(row, num_drafts)
+        # As attention does: the step's own keys and values are all there before anybody reads.
+        runs = list(zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True))
+        for row, start, count, samples in runs:
+            self.write(row, start, count, bool(samples))
+        for (row, start, count, _), num_drafts in zip(runs, step.num_drafts, strict=True):
+            ends = range(start + count - num_drafts, start + count + 1)
+            step.attended.append([self.read(row, end) for end in ends])
+        self._check_sharing()
+        if self._side is not None:
+            step.answer = self._side.finish()
+
+    def sample(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Return the result of the plan last executed, and append its tokens to their rows."""
+        step, self._step = self._step, None
+        if step is None:
+            raise AssertionError("sample_tokens without execute_model")
+        plan = step.plan
+        allowed = _allowed_tokens(grammar, self.vocab_size)
+        num_sampled, token_ids = array("B"), array("i")
+        logprobs: dict[int, LogprobColumns] = {}
+        prompt_logprobs: dict[int, LogprobColumns] = {}
+        for run, row in enumerate(plan.rows):
+            state = self.rows[row]
+            end = plan.starts[run] + plan.num_tokens[run]
+            asked = state.request.sampling_params.prompt_logprobs
+            followers = state.tokens[plan.starts[run] + 1 : end + 1]
+            followers = followers[: max(0, state.request.num_prompt_tokens - 1 - plan.starts[run])]
+            if asked is not None and followers:
+                prompt_logprobs[run] = _columns(followers, asked, self.vocab_size)
+            drafts = state.take_last(step.num_drafts[run])
+            sampled = []
+            if plan.samples[run]:
+                sampled = self._verify(row, drafts, step.attended[run], allowed.get(run))
+            num_sampled.append(len(sampled))
+            token_ids.extend(sampled)
+            asked = state.request.sampling_params.logprobs
+            if sampled and asked is not None:
+                logprobs[run] = _columns(sampled, asked, self.vocab_size)
+        return ModelRunnerOutput(
+            step_id=plan.step_id,
+            num_sampled=num_sampled,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            num_drafts=self._draft(plan),
+            kv_transfer=step.answer,
+        )
+
+    def leave(self, row: int) -> None:
+        """End a row."""
+        self._require(row in self.rows, f"row {row} leaves, but nobody has it")
+        self.rows.pop(row, None)
+
+    def join(self, request: NewRequest) -> None:
+        """Let `request` take its row."""
+        row, name = request.row, request.request_id
+        held = self.rows.get(row)
+        self._require(0 <= row < self.limits.max_num_seqs, f"{name} joins row {row}: no such row")
+        self._require(held is None, f"{name} joins row {row}, which did not leave")
+        self._require(
+            all(state.request.request_id != name for state in self.rows.values()),
+            f"{name} joins row {row}, but has another row",
+        )
+        self._require(
+            request.generation > self._generations.get(row, 0),
+            f"{name} joins row {row}, whose generation does not grow",
+        )
+        self._require(
+            0 < request.num_prompt_tokens <= len(request.token_ids) < self.limits.max_model_len,
+            f"{name} joins with {len(request.token_ids)} tokens",
+        )
+        self._generations[row] = request.generation
+        state = RowState(request=request, blocks=[[] for _ in self._block_sizes])
+        for token in request.token_ids:
+            state.append(token)
+        self.rows[row] = state
+
+    def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
+        """Append blocks to a row's table."""
+        self._require(row in self.rows, f"row {row} gets blocks, but nobody has it")
+        blocks = self.rows[row].blocks[group]
+        blocks.extend(block_ids)
+        size = self._block_sizes[group]
+        self._require(
+            all(0 < block < self._kv_cache.num_blocks for block in block_ids),
+            f"row {row} gets blocks that are not there: {list(block_ids)}",
+        )
+        self._require(len(set(blocks)) == len(blocks), f"row {row} has a block twice: {blocks}")
+        self._require(
+            (len(blocks) - 1) * size < self.limits.max_model_len,
+            f"row {row} has {len(blocks)} blocks, more than a request can be long",
+        )
+
+    def write(self, row: int, start: int, count: int, samples: bool) -> None:
+        """Compute tokens [start, start + count) of a row: fill their slots."""
+        self._require(row in self.rows, f"row {row} runs, but nobody has it")
+        state = self.rows[row]
+        end, known = start + count, len(state.tokens)
+        where = f"row {row} ({state.request.request_id}) runs positions {start} to {end - 1}"
+        self._require(end <= known, f"{where}, but knows {known} tokens")
+        self._require(samples == (end == known), f"{where} of {known}, with samples={samples}")
+        self._require(
+            state.num_computed in (-1, start),
+            f"{where}, but is computed up to {state.num_computed}",
+        )
+        if self.strict and state.encoded:
+            self._encoder.check(state, start, end)
+        state.num_computed = end
+        for group, size in enumerate(self._block_sizes):
+            if not self._cached[group]:
+                continue
+            blocks = state.blocks[group]
+            self._require(end <= len(blocks) * size, f"{where} in {len(blocks)} blocks of {size}")
+            for position in range(start, min(end, known)):
+                slot = (group, blocks[position // size], position % size)
+                self._slots[slot] = state.contents[position]
+        if self._side is not None and not start % self._block_sizes[0]:
+            self._side.spoilt.difference_update(state.blocks[0][start // self._block_sizes[0] :])
+
+    def read(self, row: int, end: int) -> int:
+        """Return what attention makes of positions 0 to end - 1 of a row."""
+        state = self.rows[row]
+        if not any(self._cached):
+            return sum(state.contents[:end]) & MASK
+        group = self._cached.index(True)
+        size, blocks = self._block_sizes[group], state.blocks[group]
+        attended = 0
+        for position in range(end):
+            block = blocks[position // size]
+            content = self._slots.get((group, block, position % size), _UNDEFINED)
+            if self.strict and content != state.contents[position] and not self._is_spoilt(block):
+                raise AssertionError(
+                    f"row {row} ({state.request.request_id}) reads position {position} from block "
+                    f"{block}, which holds something else: stale, never computed or overwritten"
+                )
+            attended += content
+        return attended & MASK
+
+    def _is_spoilt(self, block: int) -> bool:
+        """Return whether a load has failed to fill `block`: the scheduler hears of it later."""
+        return self._side is not None and block in self._side.spoilt
+
+    def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:
+        """Return the token that is sampled. A cold request takes the same one for each seed."""
+        request = self.rows[row].request
+        seed = request.seed if request.sampling_params.temperature > COLDEST else 0
+        token = mix(attended, seed) % self.vocab_size
+        while allowed is not None and token not in allowed:
+            token = (token + 1) % self.vocab_size
+        return token
+
+    def poison(self) -> None:
+        """Make the content of every block undefined that no row holds."""
+        held = {
+            (group, block)
+            for state in self.rows.values()
+            for group, blocks in enumerate(state.blocks)
+            for block in blocks
+        }
+        for slot in [slot for slot in self._slots if slot[:2] not in held]:
+            del self._slots[slot]
+
+    def held_blocks(self, names: Container[str]) -> set[int]:
+        """Return the blocks that rows of the requests called `names` hold."""
+        return {
+            block
+            for state in self.rows.values()
+            if state.request.request_id in names
+            for table in state.blocks
+            for block in table
+            if block
+        }
+
+    def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
+        """Return the rows that hold each (group, block) which more than one holds."""
+        holders: dict[tuple[int, int], list[int]] = {}
+        for row, state in self.rows.items():
+            for group, blocks in enumerate(state.blocks):
+                for block in blocks:
+                    holders.setdefault((group, block), []).append(row)
+        return {key: rows for key, rows in holders.items() if len(rows) > 1}
+
+    def _assume_drafts(self, row: int, num_drafts: int) -> None:
+        """Take drafts for known until they are verified; those that nobody asks for are gone."""
+        self._require(row in self.rows, f"row {row} runs, but nobody has it")
+        state = self.rows[row]
+        held, state.drafts = state.drafts, []
+        self._require(
+            0 <= num_drafts <= len(held),
+            f"row {row} is to verify {num_drafts} drafts, and holds {len(held)}",
+        )
+        for token in held[:num_drafts]:
+            state.append(token)
+
+    def _verify(
+        self, row: int, drafts: list[int], attended: list[int], allowed: frozenset[int] | None
+    ) -> list[int]:
+        """Append to a row the drafts that are right and the token after them; return those."""
+        state = self.rows[row]
+        sampled: list[int] = []
+        for place, number in enumerate(attended):
+            token = self.choose(row, number, allowed)
+            state.append(token)
+            sampled.append(token)
+            if token not in drafts[place : place + 1]:
+                break
+        state.num_computed = len(state.tokens) - 1
+        return sampled
+
+    def _draft(self, plan: SchedulerOutput) -> array[int]:
+        """Draft for the rows that have sampled; return what each run's row holds now."""
+        most = self.limits.num_lookahead_tokens
+        if not most:
+            return array("B")
+        for row, samples in zip(plan.rows, plan.samples, strict=True):
+            if samples:
+                self.rows[row].draft(most, self.vocab_size)
+        return array("B", [len(self.rows[row].drafts) for row in plan.rows])
+
+    def _grow_all(self, group: int, columns: BlockColumns) -> None:
+        self._require(
+            len(columns.rows) == len(columns.counts)
+            and sum(columns.counts) == len(columns.block_ids),
+            "the columns of blocks do not fit together",
+        )
+        end = 0
+        for row, count in zip(columns.rows, columns.counts, strict=False):
+            start, end = end, end + count
+            self.grow(group, row, columns.block_ids[start:end])
+
+    def _check_step(self, plan: SchedulerOutput) -> None:
+        lengths = {len(plan.rows), len(plan.starts), len(plan.num_tokens), len(plan.samples)}
+        self._require(len(lengths) == 1, "the plan's columns have different lengths")
+        total, budget = sum(plan.num_tokens), self.limits.max_num_batched_tokens
+        self._require(plan.total_num_tokens == total, "total_num_tokens is not the sum of runs")
+        self._require(total <= budget, f"a step of {total} tokens, over the budget of {budget}")
+        self._require(len(set(plan.rows)) == len(plan.rows), "a row runs twice in a step")
+
+    def _check_sharing(self) -> None:
+        if not self.strict:
+            return
+        for (group, block), rows in self.shared_blocks().items():
+            places = {self.rows[row].blocks[group].index(block) for row in rows}
+            end = (max(places) + 1) * self._block_sizes[group]
+            states = [self.rows[row] for row in rows if self.rows[row].num_computed >= 0]
+            full = all(state.num_computed >= end for state in states)
+            equal = len({tuple(state.tokens[:end]) for state in states}) <= 1
+            expect(
+                len(places) == 1 and full and equal,
+                f"rows {rows} share block {block}, which is not a full block of equal tokens",
+            )
+
+    def _require(self, condition: bool, message: str) -> None:
+        if self.strict and not condition:
+            raise AssertionError(f"step {self._last_step}: {message}")
+
+
+def _columns(token_ids: Sequence[int], num_best: int, vocab_size: int) -> LogprobColumns:
+    """Return columns for tokens in a row: each itself, then `num_best` made-up others."""
+    flat = [(t + j) % vocab_size for t in token_ids for j in (0, *range(num_best))]
+    return LogprobColumns(
+        counts=array("i", [1 + num_best] * len(token_ids)),
+        token_ids=array("i", flat),
+        logprobs=array("f", [-1.0] * len(flat)),
+        ranks=array("i", [1] * len(token_ids)),
+    )
+
+
+def _allowed_tokens(grammar: GrammarOutput | None, vocab_size: int) -> dict[int, frozenset[int]]:
+    """Return run to the tokens that its grammar allows."""
+    if grammar is None:
+        return {}
+    width = -(-vocab_size // 32) * 4
+    allowed = {}
+    for place, run in enumerate(grammar.runs):
+        bits = int.from_bytes(grammar.bitmask[place * width : (place + 1) * width], "little")
+        allowed[run] = frozenset(t for t in range(vocab_size) if bits >> t & 1)
+    return allowed

@@ -1,0 +1,144 @@
+"""Writes a new plugin package: the blueprint's files, with the plugin's names in them.
+
+Writes into a new folder only, and takes it away again if anything fails. Templates are Python with
+`${name}` where a name goes (`string.Template`), so that they read like what they become.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from dovetail.errors import PluginError
+from dovetail.plugins.api_range import parse_version
+from dovetail.plugins.contract import contract_version
+from dovetail.plugins.kinds import get_kind
+from dovetail_devkit.scaffold.blueprint import Blueprint, get_blueprint
+from dovetail_devkit.scaffold.plugin_name import PluginName, name_plugin
+
+_TEMPLATES = files("dovetail_devkit.scaffold") / "templates"
+_CORE = "dovetail-core"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPackage:
+    """A package that was written. plugins: "kind:name" of what it holds. files: below `folder`."""
+
+    folder: Path
+    plugins: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def write_package(kind: str, name: str, out: Path) -> NewPackage:
+    """Write a package with a new plugin to the folder `out`/`name`.
+
+    Raises PluginError if the kind has no template, the name will not do, or the folder exists.
+    """
+    blueprint, named = get_blueprint(kind), name_plugin(kind, name)
+    folder = out / named.name
+    if folder.exists():
+        raise PluginError(f"{str(folder)!r} is there already; choose another name or --out.")
+    values = _values(kind, blueprint, named)
+    written: list[str] = []
+    try:
+        for path, text in _files(kind, blueprint, values):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+            written.append(path)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise PluginError(f"Cannot write to {str(folder)!r}: {error}.") from error
+    plugins = tuple(f"{one}:{named.name}" for one in blueprint.entry_points)
+    return NewPackage(folder=folder, plugins=plugins, files=tuple(written))
+
+
+def _files(kind: str, blueprint: Blueprint, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of each file."""
+    package = f"src/{values['package']}"
+    yield "pyproject.toml", _render("package/pyproject.toml", values)
+    yield "README.md", _render("package/README.md", values)
+    yield f"{package}/__init__.py", _render("package/__init__.py", values)
+    yield f"{package}/dovetail.toml", values["manifest"]
+    for module in blueprint.modules:
+        yield f"{package}/{module}.py", _render(f"{kind}/{module}.py", values)
+    yield "tests/test_conformance.py", _render(f"{kind}/test_conformance.py", values)
+
+
+def _render(template: str, values: Mapping[str, str]) -> str:
+    text = (_TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
+    return Template(text).substitute(values)
+
+
+def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str]:
+    """Return what stands for each name in the templates."""
+    names = asdict(named) | {
+        "cls": _class_name(named.stem, blueprint.suffix),
+        "worker_cls": _class_name(named.stem, "Worker"),
+        "runtime_cls": _class_name(named.stem, "Runtime"),
+        "builder_cls": _class_name(named.stem, "MetadataBuilder"),
+        "layer_cls": _class_name(named.stem, "AttentionLayer" if kind == "attention" else "Layer"),
+    }
+    core = _requirement()
+    dependencies = [f"{_CORE}{core}", *(d.format(core=core) for d in blueprint.dependencies)]
+    points = {
+        one: f"{named.package}.{target.format(**names)}"
+        for one, target in blueprint.entry_points.items()
+    }
+    return names | {
+        "kind": kind,
+        "folder": named.name,
+        "module": blueprint.modules[0],
+        "summary": blueprint.summary,
+        "use": blueprint.use.format(**names),
+        "contract": get_kind(kind).contract.partition(":")[0],
+        "contract_version": contract_version(kind),
+        "dependencies": "\n".join(f'    "{one}",' for one in dependencies),
+        "entry_points": "\n\n".join(
+            f'[project.entry-points."{get_kind(one).group}"]\n{named.name} = "{target}"'
+            for one, target in points.items()
+        ),
+        "manifest": _manifest(blueprint, named.name),
+    }
+
+
+def _class_name(stem: str, suffix: str) -> str:
+    """Return stem and suffix joined, words that end the one and begin the other said once."""
+    for end in range(len(suffix), 0, -1):
+        whole_words = end == len(suffix) or suffix[end].isupper()
+        if whole_words and stem.endswith(suffix[:end]):
+            return stem + suffix[end:]
+    return stem + suffix
+
+
+def _manifest(blueprint: Blueprint, name: str) -> str:
+    """Return dovetail.toml: a table for each entry point."""
+    head = "# Read without importing the package: see `dovetail plugins show`.\n"
+    tables = []
+    for kind in blueprint.entry_points:
+        roles = ", ".join(f'"{role}"' for role in blueprint.roles[kind])
+        tables.append(
+            f'\n[[plugin]]\nkind = "{kind}"\nname = "{name}"\napi = "{_api_range(kind)}"\n'
+            f"roles = [{roles}]\n"
+        )
+    return head + "".join(tables)
+
+
+def _api_range(kind: str) -> str:
+    """Return the contract versions that promise to fit: while 0.x, the present one alone."""
+    major, minor = parse_version(contract_version(kind)) or (0, 0)
+    return f">={major}.{minor},<{major + 1}" if major else f">=0.{minor},<0.{minor + 1}"
+
+
+def _requirement() -> str:
+    """Return the core's versions to depend on, by the same rule."""
+    try:
+        numbers = version(_CORE).split(".")
+    except PackageNotFoundError:
+        return ""
+    major, minor = int(numbers[0]), int(numbers[1])
+    return f">={major}.{minor},<{major + 1}" if major else f">=0.{minor},<0.{minor + 1}"

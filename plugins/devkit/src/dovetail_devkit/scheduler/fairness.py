@@ -1,0 +1,55 @@
+"""No request waits for ever: of equal requests, later ones never pass all earlier ones for good.
+
+A stream of requests that differ in nothing but their arrival keeps the scheduler busy. However a
+policy ranks, it has no reason to prefer the newer ones among them, so each must end in bounded
+time. Knows a scheduler by its contract only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.scheduler.program import Referee
+
+MakeReferee = Callable[[SchedulerLimits], Referee]
+AddRequest = Callable[[Referee, str], None]
+
+NUM_EXTRA = 2
+"""Requests that wait, beyond those that have seats."""
+MOST_SERVED = 40
+"""Later requests that may end before the first ones have."""
+
+_SEATS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
+
+SHORTAGES: Mapping[str, SchedulerLimits] = {
+    "seats": _SEATS,
+    "tokens": replace(_SEATS, max_num_seqs=3, max_num_batched_tokens=4),
+}
+"""What there is too little of for all requests at once."""
+
+
+def check_nobody_starves(make: MakeReferee, add: AddRequest) -> None:
+    """Hold that the first requests end while equal ones keep arriving."""
+    for shortage, limits in SHORTAGES.items():
+        referee = make(limits)
+        first = [f"first-{number}" for number in range(limits.max_num_seqs + NUM_EXTRA)]
+        for name in first:
+            add(referee, name)
+        num_later = num_served = 0
+        while num_served < MOST_SERVED and not referee.alive.keys().isdisjoint(first):
+            referee.schedule()
+            for ending in referee.settle().finished:
+                num_served += ending.request_id not in first
+                add(referee, f"later-{num_later}")
+                num_later += 1
+        starving = sorted(referee.alive.keys() & set(first))
+        expect(
+            not starving,
+            f"requests starve where {shortage} are short: {', '.join(starving)} still wait to end "
+            f"after {num_served} equal requests that arrived later",
+        )
+        referee.abort(list(referee.alive))
+        referee.drain()

@@ -1,0 +1,391 @@
+"""The referee that plays a scheduler's programs (`dovetail_devkit.scheduler.random_programs`).
+
+A game is made of arrivals, aborts, pauses, resets, plans and results, from a seed. It holds a
+scheduler against the whole law of `SchedulerInterface`: a strict `RowModel` executes its plans, and
+each request must get what it would get alone. Knows a scheduler by its contract only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from dovetail.clock import ManualClock
+from dovetail.interfaces.policy import Policy
+from dovetail.interfaces.scheduler import (
+    EngineCoreOutputs,
+    PauseScope,
+    SchedulerContext,
+    SchedulerInterface,
+    SchedulerStats,
+)
+from dovetail.plan import SchedulerOutput
+from dovetail.request import EngineCoreRequest
+from dovetail.result import ModelRunnerOutput
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.fakes.kv_connector import FakeSchedulerSide
+from dovetail_devkit.rows.groups import make_rows
+from dovetail_devkit.scheduler.column_types import (
+    check_depth_types,
+    check_outputs_types,
+    check_plan_types,
+)
+from dovetail_devkit.scheduler.draft_rules import DraftLaw
+from dovetail_devkit.scheduler.hold_rules import HoldLaw
+from dovetail_devkit.scheduler.random_programs import (
+    VOCAB_SIZE,
+    Program,
+    make_kv_cache,
+    random_program,
+    random_request,
+)
+from dovetail_devkit.scheduler.request_ledger import RequestLedger
+from dovetail_devkit.scheduler.step_accounts import StepAccounts
+
+STEP_NS = 1_000_000
+
+__all__ = [
+    "AfterStep",
+    "Program",
+    "Referee",
+    "make_kv_cache",
+    "play",
+    "random_program",
+    "random_request",
+]
+
+AfterStep = Callable[[SchedulerInterface], None]
+
+
+def _do_nothing(scheduler: SchedulerInterface) -> None:
+    """Take note of a step where nobody looks."""
+
+
+class Referee:
+    """Plays with one scheduler and holds it against the law after every call.
+
+    alive: ledgers of the requests that have neither ended nor been aborted. plans: all so far.
+    num_cached: by request id, as told. conserves_work: whether the policy promises that something
+    runs while something can. last_stats: the latest statistics, if there are any.
+    """
+
+    def __init__(
+        self,
+        scheduler_cls: type[SchedulerInterface],
+        program: Program,
+        *,
+        policy: type[Policy] | None = None,
+        after_step: AfterStep = _do_nothing,
+    ) -> None:
+        """after_step: called with the scheduler after each call, to look deeper."""
+        self.clock = ManualClock()
+        self.program = program
+        self.drafts = DraftLaw()
+        self.holds = HoldLaw(connected=program.connected)
+        gated = program.holds and "gates" in scheduler_cls.provides
+        self.connected = program.connected and "kv_connector" in scheduler_cls.provides
+        self.limits = program.limits
+        if "encoder" not in scheduler_cls.provides:
+            self.limits = replace(self.limits, max_num_encoder_tokens=0, encoder_cache_tokens=0)
+        self.scheduler = scheduler_cls(
+            SchedulerContext(
+                limits=self.limits,
+                kv_cache=program.kv_cache,
+                clock=self.clock,
+                policy=policy,
+                seed=program.seed,
+                strict=True,
+                gates=[self.holds.gate] if gated else (),
+                kv_connector=FakeSchedulerSide() if self.connected else None,
+            )
+        )
+        self.alive: dict[str, RequestLedger] = {}
+        self.plans: list[SchedulerOutput] = []
+        self._rows = make_rows(self.limits, program.kv_cache, VOCAB_SIZE, connected=self.connected)
+        self._out: deque[tuple[SchedulerOutput, str, ModelRunnerOutput]] = deque()
+        self._last_named: dict[int, int] = {}
+        self._executed = -1
+        self.num_cached: dict[str, int] = {}
+        self.last_stats: SchedulerStats | None = None
+        self._accounts = StepAccounts()
+        self.conserves_work = policy is None or policy.work_conserving
+        self._after_step = after_step
+
+    @property
+    def num_out(self) -> int:
+        """Plans whose results are still to come."""
+        return len(self._out)
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Add a request that can run."""
+        self.scheduler.add_request(request)
+        self._accounts.add(request.request_id)
+        self.holds.add(request.request_id)
+        self.alive[request.request_id] = RequestLedger(
+            request, max_model_len=self.limits.max_model_len, vocab_size=VOCAB_SIZE
+        )
+        self._check_depth()
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Abort requests, some of which may not be alive."""
+        want = [name for name in dict.fromkeys(request_ids) if name in self.alive]
+        got = self.scheduler.abort_requests(request_ids)
+        expect(sorted(got) == sorted(want), f"abort_requests returns {got}; {want} were alive")
+        for name in want:
+            del self.alive[name]
+        self._check_depth()
+
+    def pause(self, scope: PauseScope) -> None:
+        """Pause."""
+        self.scheduler.pause(scope)
+        self.holds.scope = scope
+        self._check_depth()
+
+    def resume(self) -> None:
+        """Resume, whether or not there is a pause."""
+        self.scheduler.resume()
+        self.holds.scope = None
+        self._check_depth()
+
+    def open_gate(self, request_id: str, *, fails: bool = False) -> None:
+        """Let the gate open for a request that it holds, or fail it: then it is to end so."""
+        if fails:
+            self.holds.gate.fail(request_id, f"no such grammar: {request_id}")
+            self.alive[request_id].fail(f"no such grammar: {request_id}")
+        else:
+            self.holds.gate.open(request_id)
+
+    def reset(self) -> None:
+        """Reset the prefix cache; whatever was cached before may then not be read again."""
+        idle = not self.alive and not self._out and not self.scheduler.depth().num_transfers
+        done = self.scheduler.reset_prefix_cache()
+        expect(done or not idle, "reset_prefix_cache returns False though nothing is under way")
+        if done:
+            self._rows.poison()
+
+    def schedule(self) -> SchedulerOutput:
+        """Let the scheduler plan a step, and execute it."""
+        self.clock.advance(STEP_NS)
+        plan = self.scheduler.schedule()
+        check_plan_types(plan)
+        due = self.plans[-1].step_id + 1 if self.plans else plan.step_id
+        expect(plan.step_id == due, f"step_id {plan.step_id} comes where {due} is due")
+        self._check_rows(plan)
+        could = [name for name in self.holds.may_run(self.alive) if not self.alive[name].failing]
+        moving = self.scheduler.depth().num_transfers
+        if not self._out and could and self.conserves_work and not moving:
+            expect(not plan.empty, f"nothing runs, though {could} could")
+        self.holds.planned(plan, self.alive)
+        self.drafts.planned(plan)
+        self._rows.execute(plan)
+        self._check_pieces(plan)
+        self._check_salts()
+        self._accounts.take(plan)
+        self._out.append((plan, repr(plan), self._rows.sample()))
+        self.plans.append(plan)
+        self._check_depth()
+        return plan
+
+    def settle(self) -> EngineCoreOutputs:
+        """Give the scheduler the result of the oldest plan that is out."""
+        plan, fingerprint, result = self._out.popleft()
+        expect(repr(plan) == fingerprint, "a plan was changed after it was handed out")
+        self.drafts.settled(plan, result)
+        outputs = self.scheduler.update_from_output(plan, result)
+        self._executed = plan.step_id
+        check_outputs_types(outputs)
+        self._take(outputs)
+        self._check_stats(outputs, plan)
+        self._check_depth()
+        return outputs
+
+    def drain(self) -> None:
+        """Plan and settle until nothing is left; raise AssertionError if that takes too long.
+
+        No gate and no pause stands in the way.
+        """
+        self.resume()
+        for name in list(self.holds.gate.held):
+            self.open_gate(name)
+        most = 20 + 4 * sum(
+            len(ledger.asked.prompt_token_ids) + len(ledger.due) for ledger in self.alive.values()
+        )
+        for _ in range(most):
+            moving = self.scheduler.depth().num_transfers
+            if not self.alive and not self._out and not moving:
+                break
+            if (self.alive or moving) and len(self._out) < self.program.depth:
+                self.schedule()
+            if len(self._out) == self.program.depth or not (self.alive or moving):
+                self.settle()
+        expect(not self.alive, f"after {most} more steps {sorted(self.alive)} have not ended")
+        depth = self.scheduler.depth()
+        left = depth.num_waiting + depth.num_running
+        expect(not left, f"every request has ended, and depth() still counts {left}")
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        names, counts = outputs.request_ids, outputs.num_new_tokens
+        expect(len(set(names)) == len(names) == len(counts), "request_ids and counts do not fit")
+        expect(sum(counts) == len(outputs.token_ids), "num_new_tokens do not sum to token_ids")
+        for name, columns in outputs.prompt_logprobs.items():
+            self._ledger(name).take_prompt(columns)
+        end = 0
+        for name, count in zip(names, counts, strict=True):
+            start, end = end, end + count
+            ledger = self._ledger(name)
+            cached = outputs.num_cached_tokens.get(name)
+            if not ledger.got:
+                ledger.begin(cached, caching=self.limits.enable_prefix_caching)
+                self.num_cached[name] = cached or 0
+            else:
+                expect(cached is None, f"num_cached_tokens of {name} comes a second time")
+            ledger.take(outputs.token_ids[start:end], outputs.logprobs.get(name))
+        for ending in outputs.finished:
+            self._ledger(ending.request_id).close(ending)
+            del self.alive[ending.request_id]
+        late = [name for name, ledger in self.alive.items() if ledger.got == ledger.due]
+        expect(not late, f"{late} have got their last token and are not finished")
+
+    def _ledger(self, name: str) -> RequestLedger:
+        if name not in self.alive:
+            raise AssertionError(f"there is news of {name}, which has ended or was never added")
+        return self.alive[name]
+
+    def _check_rows(self, plan: SchedulerOutput) -> None:
+        """A row is reused only when the last plan that names it has been executed."""
+        for request in plan.joins:
+            last = self._last_named.get(request.row, -1)
+            expect(
+                last <= self._executed,
+                f"step {plan.step_id} reuses row {request.row}, which step {last} names; step "
+                f"{self._executed} is the last that was executed",
+            )
+            expect(
+                request.request_id in self.alive, f"{request.request_id} joins, but is not alive"
+            )
+        for row in (*plan.rows, *(request.row for request in plan.joins)):
+            self._last_named[row] = plan.step_id
+
+    def _check_pieces(self, plan: SchedulerOutput) -> None:
+        """Prompts are cut only where that is allowed, and only so long."""
+        limits = self.limits
+        longest = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+        runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
+        for row, start, count, samples in runs:
+            expect(
+                start + count < limits.max_model_len,
+                f"row {row} runs position {start + count - 1}: the token after it would be beyond "
+                f"max_model_len={limits.max_model_len}",
+            )
+            expect(count <= longest, f"row {row} runs {count} tokens at once, over {longest}")
+            whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
+            expect(
+                bool(whole) or limits.enable_chunked_prefill,
+                f"row {row} runs a piece of its prompt, without chunked prefill",
+            )
+        expect(len(self._rows.rows) <= limits.max_num_seqs, "more rows are held than there are")
+
+    def _check_salts(self) -> None:
+        """Blocks are shared by prefix caching alone, and among requests of one salt."""
+        shared = self._rows.shared_blocks()
+        expect(not shared or self.limits.enable_prefix_caching, "blocks are shared, uncached")
+        for (_, block), rows in shared.items():
+            names = [self._rows.rows[row].request.request_id for row in rows]
+            salts = {self.alive[n].asked.cache_salt for n in names if n in self.alive}
+            expect(len(salts) < 2, f"{names} share block {block}, but have different salts")
+
+    def _check_depth(self) -> None:
+        depth = self.scheduler.depth()
+        check_depth_types(depth)
+        expect(
+            depth.num_waiting + depth.num_running == len(self.alive),
+            f"depth() must count every living request: there are {len(self.alive)}, and it counts "
+            f"{depth.num_waiting} waiting and {depth.num_running} running",
+        )
+        expect(
+            depth.num_running <= self.limits.max_num_seqs,
+            f"more requests run than max_num_seqs={self.limits.max_num_seqs}: depth() counts "
+            f"{depth.num_running}",
+        )
+        self.holds.check_depth(depth, len(self.alive))
+        self._after_step(self.scheduler)
+
+    def _check_stats(self, outputs: EngineCoreOutputs, plan: SchedulerOutput) -> None:
+        stats = outputs.stats
+        if stats is None:
+            return
+        depth = self.scheduler.depth()
+        for name, value, due in (
+            ("step_id", stats.step_id, plan.step_id),
+            ("num_waiting", stats.num_waiting, depth.num_waiting),
+            ("num_running", stats.num_running, depth.num_running),
+            ("num_scheduled_tokens", stats.num_scheduled_tokens, plan.total_num_tokens),
+        ):
+            expect(value == due, f"the statistics say {name}={value}; {due} is right")
+        self._check_usage(stats)
+        asked = self.limits.enable_prefix_caching or not stats.prefix_queries
+        expect(
+            asked,
+            f"the statistics count prefix_queries={stats.prefix_queries} without prefix caching",
+        )
+        self._accounts.check(stats)
+        idle = stats.num_idle_steps if self.conserves_work else 0
+        expect(
+            not idle,
+            f"the policy promises work_conserving, and let nothing run in {idle} steps in which "
+            "something could",
+        )
+        self.last_stats = stats
+
+    def _check_usage(self, stats: SchedulerStats) -> None:
+        """At least what living requests hold is in use, and nothing once all is executed."""
+        held = self._rows.held_blocks(self.alive)
+        # A failed load takes blocks from a row that still has to leave.
+        least = 0 if self.connected else len(held) / (self.program.kv_cache.num_blocks - 1)
+        moving = self.scheduler.depth().num_transfers
+        most = 1.0 if self.alive or self._out or moving else 0.0
+        expect(
+            least - 1e-9 <= stats.kv_cache_usage <= most,
+            f"the statistics say kv_cache_usage={stats.kv_cache_usage}; it is the share of blocks "
+            f"in use, and {least} to {most} is right",
+        )
+
+
+def _hold_or_let_go(rng: Random, referee: Referee) -> None:
+    """Pause or resume now and then, and let gates open."""
+    if rng.random() < 0.04:
+        referee.pause(rng.choice(list(PauseScope)))
+    elif rng.random() < 0.3:
+        referee.resume()
+    held = referee.holds.gate.held
+    if held and rng.random() < 0.3:
+        referee.open_gate(rng.choice(held), fails=rng.random() < 0.2)
+
+
+def play(program: Program, referee: Referee) -> list[SchedulerOutput]:
+    """Play `program` and return its plans; raise AssertionError for the first law broken."""
+    rng = Random(program.seed)
+    for turn in range(program.num_turns):
+        if rng.random() < 0.4:
+            referee.add(random_request(rng, f"r{turn}", referee.limits))
+        if rng.random() < 0.08:
+            known = [f"r{number}" for number in range(turn + 2)]
+            referee.abort([*rng.choices(known, k=2), "nobody"])
+        if rng.random() < 0.04:
+            referee.reset()
+        if program.holds:
+            _hold_or_let_go(rng, referee)
+        full = referee.num_out == program.depth
+        if not full and rng.random() < 0.9:
+            referee.schedule()
+        elif referee.num_out:
+            referee.settle()
+    referee.drain()
+    referee.reset()
+    referee.add(random_request(rng, "r0", referee.limits))
+    referee.drain()
+    referee.scheduler.shutdown()
+    referee.scheduler.shutdown()
+    return referee.plans

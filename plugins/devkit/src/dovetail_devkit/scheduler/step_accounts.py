@@ -1,0 +1,96 @@
+"""What a scheduler's plans say of its preemptions, held against what its statistics say.
+
+Knows plans only: a request that joins again has lost its row, and what runs again was computed in
+vain. Counts from below: evictions that no plan shows are the scheduler's to tell.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces.scheduler import SchedulerStats
+from dovetail.plan import SchedulerOutput
+from dovetail_devkit.expectation import expect
+
+_SUMS = (
+    "prefix_queries",
+    "prefix_hits",
+    "num_preemptions",
+    "num_recomputed_tokens",
+    "num_evictions",
+    "num_aborted",
+)
+"""Statistics that grow over a scheduler's life."""
+
+
+class StepAccounts:
+    """Accounts of one scheduler's life, from its plans. idle: no request was ever added."""
+
+    def __init__(self) -> None:
+        self.idle = True
+        self._reached: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._num_rejoined = 0
+        self._num_again = 0
+        self._sums = (0,) * len(_SUMS)
+
+    def add(self, request_id: str) -> None:
+        """Note a new request; its id may be that of one that has ended."""
+        self.idle = False
+        self._reached.pop(request_id, None)
+
+    def take(self, plan: SchedulerOutput) -> None:
+        """Note a plan."""
+        for request in plan.joins:
+            name = self._names[request.row] = request.request_id
+            self._num_rejoined += name in self._reached
+            self._reached.setdefault(name, 0)
+        drafts = plan.num_drafts or bytes(len(plan.rows))
+        runs = zip(plan.rows, plan.starts, plan.num_tokens, drafts, strict=True)
+        for row, start, count, num_drafts in runs:
+            name, end = self._names[row], start + count - num_drafts
+            reached = self._reached[name]
+            self._num_again += max(0, min(end, reached) - start)
+            self._reached[name] = max(end, reached)
+
+    def check(self, stats: SchedulerStats) -> None:
+        """Hold statistics against the plans so far; raise AssertionError with what differs."""
+        sums = tuple(getattr(stats, name) for name in _SUMS)
+        for name, new, old in zip(_SUMS, sums, self._sums, strict=True):
+            expect(new >= old, f"the statistics say {name}={new} after {old}: a sum never shrinks")
+            expect(
+                not self.idle or not new,
+                f"the statistics say {name}={new} of a scheduler that had no request",
+            )
+        expect(
+            stats.prefix_hits <= stats.prefix_queries,
+            f"the statistics say prefix_hits={stats.prefix_hits}, more than "
+            f"prefix_queries={stats.prefix_queries}",
+        )
+        expect(
+            stats.num_preemptions >= self._num_rejoined,
+            f"the statistics say num_preemptions={stats.num_preemptions}; {self._num_rejoined} "
+            "times a request has joined again",
+        )
+        expect(
+            stats.num_recomputed_tokens >= self._num_again,
+            f"the statistics say num_recomputed_tokens={stats.num_recomputed_tokens}; "
+            f"{self._num_again} tokens were computed again",
+        )
+        self._sums = sums
+        _check_blocks(stats)
+
+
+def _check_blocks(stats: SchedulerStats) -> None:
+    used, most = stats.num_used_blocks, stats.num_blocks
+    for name in ("num_used_blocks", "num_cached_blocks"):
+        count = getattr(stats, name)
+        expect(
+            0 <= count <= most, f"the statistics say {name}={count}, of num_blocks={most} blocks"
+        )
+    share = used / most if most else stats.kv_cache_usage  # 0: it does not count them
+    expect(
+        abs(share - stats.kv_cache_usage) < 1e-9,
+        f"the statistics say kv_cache_usage={stats.kv_cache_usage}, and {used} of {most} blocks",
+    )
+    for name in ("schedule_ns", "update_ns"):
+        time = getattr(stats, name)
+        expect(time >= 0, f"the statistics say {name}={time}: time runs backwards")

@@ -1,0 +1,127 @@
+"""The conformance suite of the attention contract, for any backend on any device.
+
+`check_backend` holds a backend against a dense float64 reference over everything that it claims:
+dtypes, head sizes, block sizes, cache dtypes and features (`dovetail_devkit.attention.claims`). It
+sees a backend only through the contract: a cache is filled by the backend itself, and its layout
+stays opaque. torch is imported within functions: the core lives without it.
+
+Tolerances: |got - want| ≤ t · max(1, |want|), for values of order 1, with t of
+`AttentionCase.tolerance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dovetail.interfaces.attention import AttentionAsk, AttentionBackend, AttentionCapabilities
+from dovetail_devkit.attention.case import AttentionCase, other_cache_cases, standard_cases
+from dovetail_devkit.attention.claims import claim_cases
+from dovetail_devkit.attention.reference import reference_attention
+from dovetail_devkit.attention.rows import AttentionRows
+from dovetail_devkit.case import Case
+from dovetail_devkit.comparison import TOLERANCES
+from dovetail_devkit.expectation import NotHere, expect
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "AttentionCase",
+    "attention_cases",
+    "check_backend",
+    "check_case",
+    "check_refusals",
+    "reference_attention",
+    "standard_cases",
+]
+
+_FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody_has")
+
+
+def check_backend(backend: type[AttentionBackend], device: torch.device) -> None:
+    """Check all that `backend` claims, on `device`; raise AssertionError with what differs."""
+    for case in attention_cases(backend, device):
+        with suppress(NotHere):
+            case.run()
+
+
+def attention_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
+    """Yield the suite's cases: refusals, and one for each point of the claimed matrix."""
+
+    def check_cached(case: AttentionCase) -> None:
+        reasons = backend.refusals(_ask(backend.capabilities, case, device))
+        if reasons:
+            raise NotHere("; ".join(reasons))
+        check_case(backend, case, device)
+
+    yield Case(name="refusals", run=partial(check_refusals, backend, device))
+    capabilities = backend.capabilities
+    for case in (*standard_cases(capabilities), *other_cache_cases(capabilities)):
+        check = check_cached if case.cache_dtype else partial(check_case, backend, device=device)
+        yield Case(name=str(case), run=partial(check, case))
+    yield from claim_cases(backend, device)
+
+
+def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
+    """Check that what is claimed is not refused, and that what is not claimed is."""
+    capabilities = backend.capabilities
+    unknown = capabilities.dtypes - TOLERANCES.keys()
+    expect(not unknown, f"no tolerance is stated for the claimed dtypes {sorted(unknown)}")
+    for case in standard_cases(capabilities):
+        if case.cache_dtype:  # a backend may refuse it for its device
+            continue
+        ask = _ask(capabilities, case, device)
+        reasons = [*capabilities.refusals(ask), *backend.refusals(ask)]
+        expect(not reasons, f"{backend.name} refuses what it claims: {ask}: {reasons}")
+        for wrong in _asks_beyond(capabilities, ask):
+            reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]
+            expect(bool(reasons), f"{backend.name} takes what it does not claim: {wrong}")
+
+
+def _ask(
+    capabilities: AttentionCapabilities, case: AttentionCase, device: torch.device
+) -> AttentionAsk:
+    return AttentionAsk(
+        device_type=device.type,
+        dtype=case.dtype,
+        kv_cache_dtype=case.cache_dtype or case.dtype,
+        head_size=case.head_size,
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        block_size=case.block_size,
+        features=capabilities.features,
+    )
+
+
+def _asks_beyond(capabilities: AttentionCapabilities, ask: AttentionAsk) -> Iterator[AttentionAsk]:
+    yield replace(ask, dtype="float8_nobody")
+    yield replace(ask, kv_cache_dtype="float8_nobody")
+    for feature in _FEATURES:
+        if feature not in capabilities.features:
+            yield replace(ask, features=ask.features | {feature})
+    if capabilities.device_types:
+        yield replace(ask, device_type="abacus")
+    if capabilities.head_sizes:
+        yield replace(ask, head_size=max(capabilities.head_sizes) + 1)
+    if capabilities.block_size_multiple > 1:
+        yield replace(ask, block_size=capabilities.block_size_multiple + 1)
+
+
+def check_case(backend: type[AttentionBackend], case: AttentionCase, device: torch.device) -> None:
+    """Check one case, on `device`; raise AssertionError with what differs.
+
+    Three steps over one cache: the contexts, the case's runs, and one more token of every row,
+    which reads what the runs have written. One more row is there that the runs leave out.
+    """
+    rows = AttentionRows(backend, case, device)
+    contexts = [context for context, _ in case.runs]
+    ends = [sum(run) for run in case.runs]
+    bystander = len(case.runs)
+    length = case.block_size + 2
+    rows.step("contexts", [(r, 0, n) for r, n in [*enumerate(contexts), (bystander, length)] if n])
+    rows.step("runs", [(r, contexts[r], n) for r, (_, n) in enumerate(case.runs)])
+    rows.step("one more each", [(r, n, 1) for r, n in [*enumerate(ends), (bystander, length)]])

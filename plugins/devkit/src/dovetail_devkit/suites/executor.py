@@ -1,0 +1,388 @@
+"""The conformance suite of the executor contract, for any executor.
+
+It brings its own workers (`executor_workers`). Needs no model and no device.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any
+
+from dovetail.errors import ContractError, EngineDeadError, ModelError
+from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.kv_cache import KVCacheConfig
+from dovetail.interfaces.scheduler import SchedulerLimits
+from dovetail.interfaces.worker import WorkerBase
+from dovetail.kv_cache.grouping import group_layers
+from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
+from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail_devkit.case import Case
+from dovetail_devkit.contexts import SMALL_ENGINE, make_executor_context, write_fake_config
+from dovetail_devkit.executor.ranks import check_transfers
+from dovetail_devkit.executor.workers import (
+    SLOW_S,
+    FailingWorker,
+    LateFailingWorker,
+    LateWorker,
+    ObedientWorker,
+    SlowWorker,
+    UnloadableWorker,
+    count_calls,
+    read_log,
+)
+from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+from dovetail_devkit.fakes.worker import DEFAULT_VOCAB_SIZE
+from dovetail_devkit.rows.model import RowModel
+
+NUM_BLOCKS = 33
+RESULT_S = 30.0
+"""How long a result may take before the suite gives up on it."""
+
+_START = [
+    "init_device",
+    "load_model",
+    "get_model_info",
+    "get_kv_cache_spec",
+    "determine_available_memory",
+    "initialize_cache",
+    "compile_or_warm_up_model",
+]
+
+
+def check_executor(executor_cls: type[Executor]) -> None:
+    """Check an executor against its whole contract; raise AssertionError with the law broken."""
+    for case in executor_cases(executor_cls):
+        with suppress(NotHere):
+            case.run()
+
+
+def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
+    """Yield the suite's cases, at one and at two steps at a time."""
+    yield Case(name="a model that cannot be loaded", run=partial(_check_unloadable, executor_cls))
+    yield Case(name="the end within a step", run=partial(_check_end, executor_cls))
+    if executor_cls.max_world_size > 1:
+        yield Case(name="two workers", run=partial(_check_ranks, executor_cls))
+        run = partial(check_transfers, executor_cls, start, make_plans())
+        yield Case(name="two workers that move blocks", run=run)
+    for ahead in (False, True):
+        steps = "two steps" if ahead else "one step"
+        for name, check in _CHECKS.items():
+            worker_cls = FailingWorker if check is _check_failure else ObedientWorker
+            run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
+            yield Case(name=f"{name}, {steps} at a time", run=run)
+        for name, (worker_cls, check) in _LATE_CHECKS.items():
+            run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
+            yield Case(name=f"{name}, {steps} at a time", run=run)
+    run = partial(_check_with, executor_cls, ObedientWorker, _check_timeout, ahead=True)
+    yield Case(name="a timeout, two steps at a time", run=run)
+
+
+def _check_with(
+    executor_cls: type[Executor],
+    worker_cls: type[ObedientWorker],
+    check: Callable[[Executor], None],
+    *,
+    ahead: bool,
+) -> None:
+    """Check a new executor of such a worker."""
+    with TemporaryDirectory() as folder:
+        with judging("in the constructor"):
+            executor = _make(executor_cls, worker_cls, Path(folder), ahead=ahead)
+        with judging(f"in {check.__name__}, asked to plan ahead: {ahead}"):
+            try:
+                _check_depth(executor, ahead=ahead)
+                check(executor)
+            finally:
+                executor.shutdown()
+            expect("shutdown" in read_log(Path(folder)), "after shutdown its worker lives on")
+
+
+def _check_depth(executor: Executor, *, ahead: bool) -> None:
+    most = executor.max_concurrent_steps
+    expect(most in (1, 2), f"max_concurrent_steps is {most}; it must be 1 or 2")
+    expect(ahead or most == 1, f"max_concurrent_steps is {most} with async_scheduling=False")
+    if ahead and most == 1:
+        raise NotHere("it does one step at a time only")
+
+
+def _check_unloadable(executor_cls: type[Executor]) -> None:
+    law = "the constructor hands on why a model cannot be loaded"
+    with TemporaryDirectory() as folder:
+        make = partial(_make, executor_cls, UnloadableWorker, Path(folder), ahead=False)
+        expect_error(ModelError, make, law)
+        expect("shutdown" in read_log(Path(folder)), "a worker that failed to load lives on")
+
+
+def _check_end(executor_cls: type[Executor]) -> None:
+    """The end waits for what is being done: a worker is not shut down within a step."""
+    with judging("in the end"), TemporaryDirectory() as folder:
+        executor = _make(executor_cls, SlowWorker, Path(folder), ahead=True)
+        start(executor)
+        executor.execute_model(make_plans()[0])
+        executor.shutdown()
+        Event().wait(2 * SLOW_S)
+        log = read_log(Path(folder))
+        expect(log[-1:] == ["shutdown"], f"a worker did {log}; the end comes last")
+
+
+def _check_ranks(executor_cls: type[Executor]) -> None:
+    """Every rank does every step and every operation; answers come by rank."""
+    with judging("with two workers"), TemporaryDirectory() as folder:
+        model_dir = write_fake_config(Path(folder))
+        executor = executor_cls(
+            make_executor_context(model_dir, ObedientWorker, tensor_parallel_size=2)
+        )
+        try:
+            _check_steps(executor)
+            places = executor.collective_rpc("place")
+            ranks = [(place["rank"], place["world_size"]) for place in places]
+            expect(ranks == [(0, 2), (1, 2)], f"the workers were told {ranks}; 0 and 1 of 2 is due")
+            meet = {place["rendezvous"] for place in places}
+            expect(len(meet) == 1 and "" not in meet, f"the workers are to meet at {meet}")
+            second = executor.collective_rpc("place", unique_reply_rank=1)
+            expect(second == places[1], f"unique_reply_rank=1 returns {second}")
+            law = "collective_rpc: an operation that fails on one rank"
+            fail = partial(executor.collective_rpc, "fail_on", args=(1,))
+            expect_error(ModelError, partial(fail, unique_reply_rank=0), law)
+        finally:
+            executor.shutdown()
+        log = read_log(Path(folder))
+        expect(log == ["shutdown"] * 2, f"of two workers were shut down: {log}")
+
+
+def _make(
+    executor_cls: type[Executor], worker_cls: type[WorkerBase], folder: Path, *, ahead: bool
+) -> Executor:
+    model_dir = write_fake_config(folder)
+    return executor_cls(make_executor_context(model_dir, worker_cls, async_scheduling=ahead))
+
+
+def make_plans() -> list[SchedulerOutput]:
+    """Return eight plans with joins, pieces, decodes, leaves and an empty one, for two rows."""
+    builder = StepBuilder()
+    plans = []
+
+    def join(row: int, generation: int, tokens: range, blocks: range) -> None:
+        builder.join(_new_request(row, generation, tokens))
+        builder.grow(row, list(blocks))
+
+    join(0, 1, range(6), range(1, 5))
+    builder.run(0, 0, 4, samples=False)
+    plans.append(builder.build())
+    join(1, 1, range(20, 22), range(5, 9))
+    builder.run(1, 0, 2, samples=True)
+    builder.run(0, 4, 2, samples=True)
+    plans.append(builder.build())
+    for step in range(3):
+        builder.run(0, 6 + step, 1, samples=True)
+        builder.run(1, 2 + step, 1, samples=True)
+        plans.append(builder.build())
+    builder.leave(0)
+    plans.append(builder.build())
+    join(0, 2, range(40, 43), range(4, 0, -1))
+    builder.run(0, 0, 3, samples=True)
+    builder.run(1, 5, 1, samples=True)
+    plans.append(builder.build())
+    builder.run(1, 6, 1, samples=True)
+    plans.append(builder.build())
+    return plans
+
+
+def start(executor: Executor) -> KVCacheConfig:
+    """Take an executor's workers through the rest of their start, as an engine does."""
+    expect(executor.get_model_info().vocab_size == DEFAULT_VOCAB_SIZE, "get_model_info: vocab_size")
+    specs = executor.get_kv_cache_specs()
+    expect(isinstance(specs, list) and bool(specs), f"get_kv_cache_specs returns {specs!r}")
+    expect(executor.determine_available_memory() > 0, "determine_available_memory returns nothing")
+    groups = group_layers(
+        specs,
+        block_size=SMALL_ENGINE["block_size"],
+        max_model_len=SMALL_ENGINE["max_model_len"],
+    )
+    kv_cache = KVCacheConfig(num_blocks=NUM_BLOCKS, groups=groups)
+    executor.initialize_cache(kv_cache)
+    executor.check_health()
+    return kv_cache
+
+
+def _new_request(row: int, generation: int, tokens: range) -> NewRequest:
+    return NewRequest(
+        request_id=f"{row}/{generation}",
+        row=row,
+        generation=generation,
+        token_ids=array("i", tokens),
+        num_prompt_tokens=len(tokens),
+        sampling_params=SamplingParams(),
+        stop_token_ids=frozenset(),
+        bad_words_token_ids=(),
+        seed=row,
+    )
+
+
+def _right_results(kv_cache: KVCacheConfig) -> list[ModelRunnerOutput]:
+    limits = SchedulerLimits(
+        max_num_seqs=SMALL_ENGINE["max_num_seqs"],
+        max_num_batched_tokens=SMALL_ENGINE["max_num_batched_tokens"],
+        max_model_len=SMALL_ENGINE["max_model_len"],
+    )
+    rows = RowModel(limits, kv_cache, DEFAULT_VOCAB_SIZE)
+    results = []
+    for plan in make_plans():
+        rows.execute(plan)
+        results.append(rows.sample())
+    return results
+
+
+def _calls(executor: Executor) -> list[str]:
+    calls: list[str] = executor.collective_rpc("recorded_calls")[0]
+    return calls
+
+
+def _check_start(executor: Executor) -> None:
+    calls = _calls(executor)
+    expect(calls == _START[:2], f"a new executor's worker has had {calls}; {_START[:2]} is due")
+    start(executor)
+    calls = [name for name in _calls(executor) if name in _START]
+    expect(calls == _START, f"the worker was started by {calls}; {_START} is due")
+
+
+def _check_steps(executor: Executor) -> None:
+    """Plans are executed in order, each sampled for once; results keep for any order of asking."""
+    kv_cache = start(executor)
+    want = _right_results(kv_cache)
+    most = executor.max_concurrent_steps
+    got: list[ModelRunnerOutput] = []
+    plans = make_plans()
+    for first in range(0, len(plans), most):
+        handles = []
+        for plan in plans[first : first + most]:
+            executed = executor.execute_model(plan)
+            handles.append((executed, executor.sample_tokens()))
+        results = [sampled.result(RESULT_S) for _, sampled in handles[::-1]][::-1]
+        for executed, sampled in handles:
+            expect(executed.result(RESULT_S) is None, "execute_model's result is not None")
+            expect(executed.done() and sampled.done(), "done() is False after result()")
+            again = sampled.result(RESULT_S)
+            expect(again in results, "result() gives something else when asked again")
+        got += results
+    for index, (result, right) in enumerate(zip(got, want, strict=True)):
+        expect(result == right, f"plan {index} gave {result}; {right} is right")
+    steps = [name for name in _calls(executor) if name in ("execute_model", "sample_tokens")]
+    expect(
+        steps == ["execute_model", "sample_tokens"] * len(plans),
+        f"the worker was called {steps}",
+    )
+    threads = executor.collective_rpc("num_threads")
+    expect(threads == [1] * len(threads), f"steps came from {threads} threads; one is right")
+
+
+def _check_operations(executor: Executor) -> None:
+    call = partial(executor.collective_rpc, "add", args=(2,), kwargs={"right": 3})
+    got = call()
+    expect(got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; [5] is due")
+    one = call(unique_reply_rank=0)
+    expect(one == 5, f"with unique_reply_rank=0 it returns {one}; 5 is due")
+    law = "collective_rpc: a rank that there is not"
+    expect_error(ContractError, partial(call, unique_reply_rank=len(got)), law)
+    handles = [call(non_block=True), call(non_block=True, unique_reply_rank=0)]
+    for handle, due in zip(handles[::-1], (one, got), strict=True):
+        expect(hasattr(handle, "result"), f"with non_block=True it returns {handle!r}, no handle")
+        late = handle.result(RESULT_S)
+        expect(late == due and handle.done(), f"a handle's result is {late}; {due} is due")
+    named = f"{count_calls.__module__}:{count_calls.__name__}"
+    got = executor.collective_rpc(named, args=(10,))
+    expect(got == [12] * len(got), f"collective_rpc({named!r}) returns {got}; [12] is due")
+    for name in ("no_such_operation", "calls", "no_such_module:f", "builtins:print", "os:system"):
+        law = f"collective_rpc({name!r}): no worker knows that operation"
+        expect_error(ContractError, partial(executor.collective_rpc, name), law)
+    law = "collective_rpc: an operation that fails"
+    expect_error(ModelError, partial(executor.collective_rpc, "fail_on", args=(0,)), law)
+    executor.check_health()
+    expect(_calls(executor) == _START[:2], "an operation has left a trace")
+
+
+def _check_callables(executor: Executor) -> None:
+    call = partial(executor.collective_rpc, count_calls, args=(10,))
+    if not executor.takes_callables:
+        expect_error(
+            ContractError, call, "collective_rpc of a callable that takes_callables denies"
+        )
+        return
+    got = call()
+    expect(got == [12] * len(got), f"collective_rpc of a callable returns {got}; [12] is due")
+
+
+def _check_timeout(executor: Executor) -> None:
+    expect_error(
+        TimeoutError,
+        lambda: executor.collective_rpc("dawdle", args=(0.3,), timeout=0.02),
+        "collective_rpc gives up after its timeout",
+    )
+    got = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
+    expect(got == ["done"] * len(got), "a call after a timeout gets the answer of the one before")
+
+
+def _check_failure(executor: Executor) -> None:
+    """A failing step raises, from the call or its handle; every later call: EngineDeadError."""
+    start(executor)
+    plans = make_plans()
+    for plan in plans[:2]:
+        executor.execute_model(plan)
+        executor.sample_tokens().result(RESULT_S)
+
+    def fail() -> None:
+        executed = executor.execute_model(plans[2])
+        sampled = executor.sample_tokens()
+        executed.result(RESULT_S)
+        sampled.result(RESULT_S)
+
+    error = expect_error(Exception, fail, "a step whose worker fails must raise")
+    expect("on demand" in _told(error), f"the cause of a failure is lost: {error!r}")
+    later: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("check_health", executor.check_health),
+        ("execute_model", lambda: executor.execute_model(plans[3]).result(RESULT_S)),
+        ("sample_tokens", lambda: executor.sample_tokens().result(RESULT_S)),
+        ("collective_rpc", lambda: executor.collective_rpc("recorded_calls")),
+    )
+    for name, call in later:
+        expect_error(EngineDeadError, call, f"{name} of an executor that has failed")
+
+
+def _told(error: BaseException | None) -> str:
+    """Return what an error and its causes say."""
+    return "" if error is None else f"{error!r}\n{_told(error.__cause__)}"
+
+
+def _check_shutdown(executor: Executor) -> None:
+    start(executor)
+    executor.shutdown()
+    executor.shutdown()
+    plan = make_plans()[0]
+    expect_error(EngineDeadError, executor.check_health, "check_health after shutdown")
+    expect_error(
+        EngineDeadError,
+        lambda: executor.execute_model(plan).result(RESULT_S),
+        "execute_model after shutdown",
+    )
+
+
+_CHECKS: Mapping[str, Callable[[Executor], None]] = {
+    "start": _check_start,
+    "steps": _check_steps,
+    "operations": _check_operations,
+    "callables": _check_callables,
+    "failure": _check_failure,
+    "shutdown": _check_shutdown,
+}
+
+_LATE_CHECKS: Mapping[str, tuple[type[ObedientWorker], Callable[[Executor], None]]] = {
+    "steps of a worker that gives handles": (LateWorker, _check_steps),
+    "a failure that shows late": (LateFailingWorker, _check_failure),
+}

@@ -1,0 +1,41 @@
+"""The conformance suite of the hooks contract, for any plugin of hooks. Needs no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cyclopts import App
+
+from dovetail.errors import RequestError
+from dovetail.hooks import HOOK_NAMES, HookPlugins
+from dovetail.interfaces.hooks import Hooks, HooksContext
+from dovetail_devkit.contexts import make_config, write_fake_config
+from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.suites.stat_logger import make_step
+
+NUM_STEPS = 100
+
+
+@judging("in the hooks suite")
+def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None = None) -> None:
+    """Take a plugin through an engine's life, and a command line's; raise AssertionError.
+
+    options: those to make it with; None for none.
+    """
+    context = HooksContext(options=options or {})
+    hooks = HookPlugins({"judged": hooks_cls(context)})
+    heard = [name for name in HOOK_NAMES if hooks.subscribers(name)]
+    expect(bool(heard), f"it implements none of the hooks {', '.join(HOOK_NAMES)}")
+    HookPlugins({"command_line": hooks_cls(context)}).tell("register_cli", app=App(name="judge"))
+    with TemporaryDirectory() as folder:
+        config = make_config(write_fake_config(Path(folder)))
+        before = config.model_dump()
+        hooks.tell("on_engine_start", config=config)
+        expect(config.model_dump() == before, "on_engine_start changes the configuration")
+        for step_id in range(NUM_STEPS):
+            hooks.tell("on_step", step=make_step(step_id, now_ns=step_id))
+        error = RequestError("refused, on demand", parameter="prompt")
+        hooks.tell("on_request_error", request_id="a", error=error)
+        hooks.tell("on_engine_stop")

@@ -1,0 +1,108 @@
+"""The conformance suite of the IO processor contract, for any processor. Needs no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dovetail.errors import RequestError
+from dovetail.interfaces.io_processor import (
+    IOBatch,
+    IOProcessor,
+    IOProcessorContext,
+    IOPrompt,
+    IORequest,
+    IOResult,
+)
+from dovetail.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail_devkit.contexts import make_config, write_fake_config
+from dovetail_devkit.expectation import expect, expect_error, judging
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+
+
+@judging("in the IO processor suite")
+def check_io_processor(
+    processor_cls: type[IOProcessor], *, options: Mapping[str, object] | None = None
+) -> None:
+    """Check a processor against its contract, on its `example_data`; raise AssertionError.
+
+    options: those to make it with; None for none.
+    """
+    with TemporaryDirectory() as folder:
+        context = IOProcessorContext(
+            config=make_config(write_fake_config(Path(folder))),
+            tokenizer=ByteTokenizer(),
+            default_sampling=SamplingParams(),
+            options=options or {},
+        )
+        processor = processor_cls(context)
+        _check_prompts(processor)
+        _check_results(processor)
+        law = "data that is of no form at all is refused"
+        unfit = IORequest(data=object())
+        expect_error(RequestError, lambda: processor.pre_process(unfit), law)
+
+
+def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
+    """Return an answer a prompt, "answer 0" and so on; that of place `failing` is an error."""
+    return [
+        RequestOutput(
+            request_id=str(place),
+            prompt=None,
+            prompt_token_ids=[1],
+            outputs=[] if place == failing else [_completion(place)],
+            finished=True,
+            metrics=RequestMetrics(arrival_ns=0),
+            error="refused, on demand" if place == failing else None,
+        )
+        for place in range(len(batch.prompts))
+    ]
+
+
+def _completion(place: int) -> CompletionOutput:
+    text = f"answer {place}"
+    return CompletionOutput(index=0, text=text, token_ids=[1, 2], finish_reason="stop")
+
+
+def _example(processor: IOProcessor) -> IORequest:
+    params = SamplingParams(max_tokens=3)
+    return IORequest(data=deepcopy(processor.example_data), sampling_params=params)
+
+
+def _check_prompts(processor: IOProcessor) -> None:
+    request = _example(processor)
+    batch = processor.pre_process(request)
+    expect(isinstance(batch, IOBatch), f"pre_process returns {batch!r:.100}; an IOBatch is due")
+    expect(bool(batch.prompts), "example_data gives no prompt")
+    for place, one in enumerate(batch.prompts):
+        expect(isinstance(one, IOPrompt), f"prompt {place} is {one!r:.100}; an IOPrompt is due")
+        params = one.sampling_params
+        good = params is None or isinstance(params, SamplingParams)
+        expect(good, f"prompt {place} has sampling_params={params!r:.100}")
+    expect(request.data == processor.example_data, "pre_process changes the data")
+    again = processor.pre_process(_example(processor))
+    expect(again.prompts == batch.prompts, "the same data gives other prompts the second time")
+
+
+def _check_results(processor: IOProcessor) -> None:
+    """Results do not depend on calls in between; outputs stay as they are."""
+
+    def result(batch: IOBatch, failing: int) -> IOResult:
+        outputs = make_outputs(batch, failing=failing)
+        return IOResult(request=_example(processor), batch=batch, outputs=outputs)
+
+    def finish(one: IOResult) -> Any:
+        before = deepcopy(one.outputs)
+        found = processor.post_process(one)
+        expect(one.outputs == before, "post_process changes the outputs")
+        return found
+
+    first, second = (processor.pre_process(_example(processor)) for _ in range(2))
+    bad, good = finish(result(second, 0)), finish(result(first, -1))
+    alone = finish(result(processor.pre_process(_example(processor)), -1))
+    expect(good == alone, "what a call gives depends on the calls before it")
+    expect(bad != good, "a prompt that failed cannot be told from one that did not")

@@ -1,0 +1,292 @@
+"""The conformance suite of the KV connector contract, for any connector.
+
+It plays scheduler and worker around a small cache of random bytes: blocks are stored, spoilt and
+loaded into other blocks, several transfers at a time, and every byte of the cache is held against a
+copy. What passes between the sides passes as bytes only. torch is imported within functions.
+Legend: N blocks, P bytes of a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroup
+from dovetail.interfaces.kv_connector import KVConnector, KVConnectorContext, KVTransfer
+from dovetail_devkit.case import Case, run_all
+from dovetail_devkit.contexts import make_config, write_fake_config
+from dovetail_devkit.expectation import expect, judging
+
+if TYPE_CHECKING:
+    import torch
+
+NUM_BLOCKS = 13
+NUM_LAYERS = 3
+NUM_ROUNDS = 30
+MAX_STEPS = 2000
+"""Steps, with a millisecond between them, in which every transfer has to end."""
+
+_SPEC = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=3, dtype="float32")
+
+
+@judging("in the KV connector suite")
+def check_kv_connector(
+    connector_cls: type[KVConnector],
+    device: torch.device,
+    *,
+    options: Mapping[str, object] | None = None,
+) -> None:
+    """Check a connector against its whole contract; raise AssertionError with the law broken.
+
+    options: those to make it with; None for none.
+    """
+    run_all(kv_connector_cases(connector_cls, device, options=options))
+
+
+def kv_connector_cases(
+    connector_cls: type[KVConnector],
+    device: torch.device,
+    *,
+    options: Mapping[str, object] | None = None,
+) -> Iterator[Case]:
+    """Yield the cases of the suite; each makes a pair of sides of its own."""
+    checks = {
+        "nothing to do": _check_idle,
+        "a block comes back": _check_round_trip,
+        "what is stored is the content after the plan": _check_late_content,
+        "a load that fails": _check_failure,
+        "many transfers": _check_program,
+        "the end, twice": _check_end,
+    }
+    for name, check in checks.items():
+        yield Case(name=name, run=partial(_run, connector_cls, device, options or {}, check))
+
+
+def _run(
+    connector_cls: type[KVConnector],
+    device: torch.device,
+    options: Mapping[str, object],
+    check: Callable[[_Rig], None],
+) -> None:
+    with TemporaryDirectory(prefix="dovetail-kv-") as folder:
+        rig = _Rig(connector_cls, device, Path(folder), options)
+        try:
+            check(rig)
+        finally:
+            rig.end()
+
+
+class _Rig:
+    """Both sides of one connector around a cache, and a copy of what has to stand in it."""
+
+    def __init__(
+        self,
+        connector_cls: type[KVConnector],
+        device: torch.device,
+        folder: Path,
+        options: Mapping[str, object],
+    ) -> None:
+        import torch
+
+        layers = tuple(f"layers.{i}" for i in range(NUM_LAYERS))
+        group = KVCacheGroup(layer_names=layers, spec=_SPEC)
+        context = KVConnectorContext(
+            config=make_config(write_fake_config(folder)),
+            kv_cache=KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,)),
+            options=options,
+        )
+        self.scheduler = connector_cls.create_scheduler_side(context)
+        self.worker = connector_cls.create_worker_side(context)
+        shape = (NUM_BLOCKS, _SPEC.page_size_bytes)
+        generator = torch.Generator().manual_seed(7)
+        self.due = [
+            torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+            for _ in range(NUM_LAYERS)
+        ]
+        self.cache = [pages_NP.to(device, copy=True) for pages_NP in self.due]
+        self.worker.register(self.cache)
+        self.random = Random(7)
+        self.open: dict[int, KVTransfer] = {}
+        self.kept: dict[bytes, list[torch.Tensor]] = {}
+        self._num_transfers = 0
+        self._name = uuid4().bytes
+
+    def key(self, number: int) -> bytes:
+        """Return a key of 32 bytes that no other run uses: a connector may remember for ever."""
+        return self._name + number.to_bytes(16, "big")
+
+    def transfer(self, keys: Sequence[bytes], blocks: Sequence[int]) -> KVTransfer:
+        """Return a transfer under a number of its own."""
+        self._num_transfers += 1
+        return KVTransfer(
+            transfer_id=self._num_transfers,
+            request_id=f"r{self._num_transfers}",
+            keys=tuple(keys),
+            block_ids=tuple(blocks),
+        )
+
+    def store(self, keys: Sequence[bytes], blocks: Sequence[int]) -> bool:
+        """Ask for a store; return whether it will be done."""
+        transfer = self.transfer(keys, blocks)
+        taken = self.scheduler.store(transfer)
+        expect(isinstance(taken, bool), f"store returns {taken!r}; True or False is due")
+        if taken:
+            self.open[transfer.transfer_id] = transfer
+            for key, block in zip(keys, blocks, strict=True):
+                self.kept[key] = self.content(block)
+        return taken
+
+    def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> bool:
+        """Ask for a load; return whether it takes longer than its plan."""
+        transfer = self.transfer(keys, blocks)
+        waits = self.scheduler.load(transfer)
+        expect(isinstance(waits, bool), f"load returns {waits!r}; True or False is due")
+        self.open[transfer.transfer_id] = transfer
+        for key, block in zip(keys, blocks, strict=True):
+            if key in self.kept:
+                self.put(block, self.kept[key], in_cache=False)
+        return waits
+
+    def content(self, block: int) -> list[torch.Tensor]:
+        """Return what has to stand in a block."""
+        return [pages_NP[block].clone() for pages_NP in self.due]
+
+    def put(self, block: int, pages: Sequence[torch.Tensor], *, in_cache: bool = True) -> None:
+        """Say what has to stand in a block; write it, too, unless the connector has to."""
+        for due_NP, cache_NP, page_P in zip(self.due, self.cache, pages, strict=True):
+            due_NP[block] = page_P
+            if in_cache:
+                cache_NP[block] = page_P.to(cache_NP.device)
+
+    def spoil(self, block: int) -> None:
+        """Write other bytes to a block, as a forward pass does to what it is given."""
+        self.put(block, [255 - page_P for page_P in self.content(block)])
+
+    def step(
+        self, *, forward: Sequence[tuple[int, list[torch.Tensor]]] = ()
+    ) -> dict[int, tuple[int, ...]]:
+        """Go through a step; return what has ended, by number, with the blocks that failed.
+
+        forward: blocks and what the forward pass writes to them.
+        """
+        instructions = self.scheduler.take_instructions()
+        expect(isinstance(instructions, bytes), f"take_instructions returns {instructions!r:.80}")
+        self.worker.begin(instructions)
+        for block, pages in forward:
+            self.put(block, pages)
+        answer = self.worker.finish()
+        expect(isinstance(answer, bytes), f"finish returns {answer!r:.80}; bytes are due")
+        outcome = self.scheduler.update(answer)
+        ended: dict[int, tuple[int, ...]] = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
+        expect(len(ended) == len(outcome.done) + len(outcome.failed), "a transfer ended twice")
+        for number, failed in ended.items():
+            expect(number in self.open, f"transfer {number} ended, but it is not under way")
+            blocks = self.open.pop(number).block_ids
+            expect(
+                set(failed) <= set(blocks), f"transfer {number}: blocks {failed} are not its own"
+            )
+            expect(number in outcome.done or bool(failed), "a failure names no block")
+        return ended
+
+    def settle(self) -> dict[int, tuple[int, ...]]:
+        """Step until every transfer has ended; return how."""
+        ended, moment = self.step(), Event()
+        for _ in range(MAX_STEPS):
+            if not self.open:
+                return ended
+            moment.wait(0.001)
+            ended |= self.step()
+        raise AssertionError(f"transfers {sorted(self.open)} have not ended in {MAX_STEPS} steps")
+
+    def check_cache(self, what: str) -> None:
+        """Raise AssertionError unless every byte of the cache is what it has to be."""
+        for buffer, (cache_NP, due_NP) in enumerate(zip(self.cache, self.due, strict=True)):
+            wrong = (cache_NP.to("cpu") != due_NP).any(1).nonzero().flatten().tolist()
+            expect(not wrong, f"{what}: in buffer {buffer}, blocks {wrong} are not what is due")
+
+    def end(self) -> None:
+        """End both sides, twice."""
+        for side in (self.scheduler, self.worker) * 2:
+            side.shutdown()
+
+
+def _check_idle(rig: _Rig) -> None:
+    expect(list(rig.scheduler.has([])) == [], "has of no keys is not empty")
+    for _ in range(3):
+        there = list(rig.scheduler.has([rig.key(1), rig.key(2)]))
+        expect(there == [False, False], f"has says {there} of keys that were never stored")
+        expect(not rig.step(), "a transfer ended that nobody asked for")
+    rig.check_cache("without any transfer")
+
+
+def _check_round_trip(rig: _Rig) -> None:
+    stored, target = [3, 1, 8], [5, 2, 12]
+    keys = [rig.key(number) for number in range(3)]
+    expect(rig.store(keys, stored), "an empty store refuses three blocks")
+    rig.settle()
+    there = list(rig.scheduler.has([*keys, rig.key(9)]))
+    expect(there == [True] * 3 + [False], f"after a store, has says {there}")
+    for block in stored:
+        rig.spoil(block)
+    if rig.load(keys[::-1], target):
+        rig.settle()
+    else:
+        rig.worker.begin(rig.scheduler.take_instructions())
+        rig.check_cache("a load that does not take has ended when begin returns")
+        rig.open.clear()
+    rig.check_cache("after a load")
+
+
+def _check_late_content(rig: _Rig) -> None:
+    written = [255 - page_P for page_P in rig.content(4)]
+    expect(rig.store([rig.key(1)], [4]), "an empty store refuses a block")
+    ended = rig.step(forward=[(4, written)])
+    if not ended:
+        rig.settle()
+    rig.kept[rig.key(1)] = written
+    rig.spoil(4)
+    rig.load([rig.key(1)], [6])
+    rig.settle()
+    rig.check_cache("after a load of what the plan of its store has written")
+
+
+def _check_failure(rig: _Rig) -> None:
+    expect(rig.store([rig.key(1)], [3]), "an empty store refuses a block")
+    rig.settle()
+    rig.load([rig.key(1), rig.key(2)], [7, 9])
+    ended = rig.settle()
+    failed = [tuple(blocks) for blocks in ended.values() if blocks]
+    expect(failed == [(9,)], f"of blocks 7 and 9, only 9 cannot be loaded; failed are {failed}")
+    for due_NP, cache_NP in zip(rig.due, rig.cache, strict=True):
+        due_NP[9] = cache_NP[9].to("cpu")  # what stands in it is undefined
+    rig.check_cache("after a load that failed in part")
+
+
+def _check_program(rig: _Rig) -> None:
+    for number in range(NUM_ROUNDS):
+        blocks = rig.random.sample(range(1, NUM_BLOCKS), 6)
+        keys = [rig.key(100 * number + place) for place in range(3)]
+        known = [key for key in rig.kept if rig.scheduler.has([key])[0]]
+        wanted = rig.random.sample(known, min(len(known), 3))
+        rig.store(keys[:1], blocks[:1])
+        rig.store(keys[1:], blocks[1:3])
+        if wanted:
+            rig.load(wanted, blocks[3 : 3 + len(wanted)])
+        ended = rig.settle()
+        expect(not any(ended.values()), f"round {number}: {ended}: known keys do not load")
+        expect(not rig.step(), f"round {number}: a transfer ended that nobody asked for")
+        rig.check_cache(f"round {number}")
+        rig.spoil(rig.random.choice(blocks))
+
+
+def _check_end(rig: _Rig) -> None:
+    rig.store([rig.key(1)], [4])
+    rig.step()
+    rig.end()
+    rig.check_cache("after the end")

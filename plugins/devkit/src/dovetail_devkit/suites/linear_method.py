@@ -1,0 +1,159 @@
+"""The conformance suite of the linear method contract, for any method on any device.
+
+Layers of several shapes, alone and fused, with and without bias, against float64. The suite fills
+the parameters that `create` registers; a method that keeps other forms brings its own `fill`.
+torch is imported within functions.
+
+Legend: T tokens, I input features, O output features of all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dovetail.interfaces.linear_method import LinearMethod, LinearShape
+from dovetail_devkit.case import Case, run_all
+from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
+from dovetail_devkit.expectation import expect, judging
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Fill = Callable[["nn.Module", "torch.Tensor", "torch.Tensor | None"], None]
+"""Put a weight [O, I] and a bias [O] or None into a layer's parameters, as a loader would."""
+
+_SHAPES = ((16, (8,)), (33, (7, 3, 3)), (64, (48, 48)), (128, (256,)), (1, (1,)))
+_NUM_TOKENS = (1, 2, 7, 40)
+SLACK = 4.0
+"""Factor on the tolerances: results are sums of up to 128 products."""
+
+
+def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+    """Copy into `weight` and `bias`, as most methods register them."""
+    import torch
+
+    parameters = dict(layer.named_parameters(recurse=False))
+    want = {"weight"} if bias_O is None else {"weight", "bias"}
+    expect(set(parameters) == want, f"create registers {sorted(parameters)}; {want} is due")
+    with torch.no_grad():
+        parameters["weight"].copy_(weight_OI)
+        if bias_O is not None:
+            parameters["bias"].copy_(bias_O)
+
+
+@judging("in the linear method suite")
+def check_linear_method(
+    method_cls: type[LinearMethod],
+    device: torch.device,
+    *,
+    dtypes: Iterable[str] = (),
+    fill: Fill = fill_plainly,
+    slack: float = SLACK,
+) -> None:
+    """Check a linear method on `device`; raise AssertionError with what differs.
+
+    dtypes: those to be tried; () for all that the method takes. fill: how its parameters are
+    filled. slack: factor on the tolerances of `comparison`, to which the method's own error comes.
+    """
+    run_all(linear_method_cases(method_cls, device, dtypes=dtypes, fill=fill, slack=slack))
+
+
+def linear_method_cases(
+    method_cls: type[LinearMethod],
+    device: torch.device,
+    *,
+    dtypes: Iterable[str] = (),
+    fill: Fill = fill_plainly,
+    slack: float = SLACK,
+) -> Iterator[Case]:
+    """Yield the suite's cases, one a dtype; the arguments are those of `check_linear_method`."""
+
+    def check_layers(dtype: str) -> None:
+        types = method_cls.device_types
+        on_device = not types or device.type in types
+        expect(on_device, f"it runs on {sorted(types)}, not on {device.type}")
+        method = method_cls()
+        layers = [
+            _Layer(method, (seed, in_features, parts, bool(seed % 2)), dtype, device, fill)
+            for seed, (in_features, parts) in enumerate(_SHAPES * 2)
+        ]
+        allowed = slack + method_cls.error / TOLERANCES[dtype]
+        # All are made before any is applied: one instance serves a whole model.
+        for layer in layers:
+            layer.check(allowed)
+        for layer in layers[::-1]:
+            layer.check(allowed)
+
+    for dtype in tuple(dtypes) or sorted(method_cls.dtypes or TOLERANCES):
+        yield Case(name=f"layers in {dtype}", run=partial(check_layers, dtype))
+
+
+class _Layer:
+    """One layer: made, filled and packed."""
+
+    def __init__(
+        self,
+        method: LinearMethod,
+        numbers: tuple[int, int, tuple[int, ...], bool],
+        dtype: str,
+        device: torch.device,
+        fill: Fill,
+    ) -> None:
+        import torch
+        from torch import nn
+
+        self._method, self._dtype, self._device = method, dtype, device
+        self._seed, in_features, parts, bias = numbers
+        self._shape = LinearShape(
+            name="layers.0.linear",
+            in_features=in_features,
+            part_names=tuple(f"part_{index}" for index in range(len(parts))),
+            part_sizes=parts,
+            bias=bias,
+            dtype=getattr(torch, dtype),
+            device=device,
+        )
+        self._module = nn.Module()
+        method.create(self._module, self._shape)
+        self._check_parameters()
+        self._weight_OI = self._random(self._shape.out_features, in_features)
+        self._bias_O = self._random(self._shape.out_features) if bias else None
+        fill(self._module, self._weight_OI, self._bias_O)
+        method.pack(self._module)
+
+    def check(self, slack: float) -> None:
+        """Apply the layer to several inputs and compare."""
+        import torch
+
+        for num_tokens in _NUM_TOKENS:
+            wide = self._random(num_tokens, 2 * self._shape.in_features)
+            for x_TI in (wide[:, : self._shape.in_features], wide.chunk(2, dim=1)[1].clone()):
+                before = x_TI.clone()
+                want = exact(x_TI) @ exact(self._weight_OI).T
+                if self._bias_O is not None:
+                    want = want + exact(self._bias_O)
+                got = self._method.apply(self._module, x_TI)
+                what = f"{num_tokens} tokens by {self._shape.part_sizes}, bias {self._shape.bias}"
+                expect_close(got, want, dtype=self._dtype, what=what, slack=slack)
+                expect(torch.equal(x_TI, before), f"{what}: apply changes its input")
+                expect(got.is_contiguous(), f"{what}: the result is not contiguous")
+
+    def _check_parameters(self) -> None:
+        parameters = list(self._module.named_parameters(recurse=False))
+        expect(bool(parameters), "create registers no parameter")
+        for name, parameter in parameters:
+            expect(
+                parameter.shape[0] == self._shape.out_features,
+                f"{name} has the shape {list(parameter.shape)}; its first dimension must be the "
+                f"{self._shape.out_features} output features of all parts",
+            )
+            expect(parameter.device.type == self._device.type, f"{name} is on another device")
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        scale = self._shape.in_features**-0.5 if len(shape) == 2 else 1.0
+        return random_tensor(
+            shape, dtype=self._dtype, device=self._device, seed=self._seed, scale=scale
+        )

@@ -1,0 +1,380 @@
+"""The conformance suite of the model contract, for any architecture at a small size.
+
+A model is held against itself over a dense attention context of the suite's own: causality, prompts
+in pieces, sequences side by side, positions and the last norm (`dovetail_devkit.model.structure`).
+Whether it computes what its paper says only another implementation tells: give it as `reference`.
+Imports torch: only who tests models imports this module.
+
+Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q queries, L positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from typing import Any, cast
+
+import torch
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.attention import Rotation
+from dovetail.interfaces.model import ModelContext
+from dovetail_devkit.case import Case
+from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+from dovetail_devkit.model.structure import (
+    FINAL_NORM,
+    POSITIONS,
+    WatchedOps,
+    check_norm,
+    lacks,
+    position_tables,
+    tokens_for_norm,
+)
+from dovetail_devkit.suites.attention import reference_attention
+
+TOLERANCE = 1e-4
+NUM_TOKENS = 12
+_POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+"""Fields of config.json that say how many positions a model has."""
+
+Fill = Callable[[Any], None]
+"""Load a model's weights and pack them; the same each time."""
+
+Reference = Callable[[Any, torch.Tensor], torch.Tensor]
+"""Return the logits, [T, V], of the token ids [T] of one prompt. The first argument is the filled
+model, whose weights another implementation may take over by their names."""
+
+
+class DenseAttention:
+    """Attention over whole sequences, which it keeps by layer. Implements `AttentionContext`.
+
+    calls: layer indices in the order in which the model asked. needed: int64; the tokens that are
+    needed after the last layer has attended, None for all.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.needed: torch.Tensor | None = None
+        self._runs: list[tuple[int, int]] = []
+        self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def begin(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Say which sequences the next forward pass runs, and how many tokens of each."""
+        self._runs = list(runs)
+        self.calls = []
+
+    def attend(
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotation: Rotation | None = None,
+    ) -> torch.Tensor:
+        """Return the attention of layer `index`, [T, H, D]."""
+        self.calls.append(index)
+        if rotation is not None:
+            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
+        total = sum(count for _, count in self._runs)
+        lengths = {len(x) for x in (q_THD, k_TKD, v_TKD)}
+        expect(lengths == {total}, f"layer {index} attends for {lengths} tokens, of {total}")
+        expect(k_TKD.shape == v_TKD.shape, f"layer {index}: keys and values differ in shape")
+        expect(q_THD.shape[1] % k_TKD.shape[1] == 0, f"layer {index}: heads do not divide evenly")
+        pieces, end = [], 0
+        for sequence, count in self._runs:
+            start, end = end, end + count
+            pieces.append(
+                self._attend(index, sequence, q_THD[start:end], k_TKD[start:end], v_TKD[start:end])
+            )
+        return torch.cat(pieces).to(q_THD.dtype)
+
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the rows that the suite has asked for."""
+        return x_TD if self.needed is None else x_TD.index_select(0, self.needed)
+
+    def _attend(
+        self,
+        index: int,
+        sequence: int,
+        q_QHD: torch.Tensor,
+        k_QKD: torch.Tensor,
+        v_QKD: torch.Tensor,
+    ) -> torch.Tensor:
+        kept = self._kept.get((index, sequence), (k_QKD[:0], v_QKD[:0]))
+        k_LKD, v_LKD = torch.cat((kept[0], k_QKD)), torch.cat((kept[1], v_QKD))
+        self._kept[index, sequence] = k_LKD, v_LKD
+        return reference_attention(q_QHD, k_LKD, v_LKD, scale=q_QHD.shape[-1] ** -0.5)
+
+
+@judging("in the model suite")
+def check_model(
+    model_cls: type[Any],
+    context: ModelContext,
+    *,
+    fill: Fill,
+    tolerance: float = TOLERANCE,
+    reference: Reference | None = None,
+) -> None:
+    """Check an architecture against the model contract; raise AssertionError with the law broken.
+
+    context: of a small config.json, with max_model_len ≥ 16. fill: load and pack the weights.
+    tolerance: by how much a logit may differ between two ways to compute it. reference: another
+    implementation, to hold the logits of a prompt against; None for none.
+    """
+    cases = model_cases(model_cls, context, fill=fill, tolerance=tolerance, reference=reference)
+    for case in cases:
+        with suppress(NotHere):
+            case.run()
+
+
+def model_cases(
+    model_cls: type[Any],
+    context: ModelContext,
+    *,
+    fill: Fill,
+    tolerance: float = TOLERANCE,
+    reference: Reference | None = None,
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_model`."""
+
+    @cache
+    def make_bench() -> _Bench:
+        watched = WatchedOps(context.ops)
+        model = model_cls(replace(_with_all_positions(context), ops=cast("Any", watched)))
+        fill(model)
+        return _Bench(model, context, tolerance, watched)
+
+    def check_filled(check: Callable[[_Bench], None]) -> None:
+        with torch.inference_mode():
+            check(make_bench())
+
+    yield Case(name="declarations", run=partial(_check_declarations, model_cls))
+    yield Case(name="refusals", run=partial(_check_refusals, model_cls, context))
+    for name, check in _CHECKS.items():
+        yield Case(name=name, run=partial(check_filled, check))
+    if reference is not None:
+        check = partial(_Bench.check_reference, reference=reference)
+        yield Case(name="against a reference", run=partial(check_filled, check))
+
+
+def _with_all_positions(context: ModelContext) -> ModelContext:
+    """Return the context of a model that has as many positions as may be asked of it, no more."""
+    names = [name for name in _POSITION_COUNTS if name in context.hf_config]
+    counts = dict.fromkeys(names, context.max_model_len)
+    return replace(context, hf_config={**context.hf_config, **counts})
+
+
+def _check_declarations(model_cls: type[Any]) -> None:
+    names = model_cls.architectures
+    good = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+    expect(good and bool(names), f"architectures is {names!r}; a tuple of names is due")
+
+
+def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
+    for value in (None, -1, "many"):
+        config = {**context.hf_config, "vocab_size": value}
+        if value is None:
+            del config["vocab_size"]
+        wrong = replace(context, hf_config=config)
+        law = f"config.json with vocab_size={value!r} is refused"
+        error = expect_error(ModelError, partial(make, wrong), law)
+        expect("vocab_size" in str(error), f"ModelError must name the field: {error}")
+
+
+class _Bench:
+    """A filled model and two sequences to run on it."""
+
+    def __init__(
+        self, model: Any, context: ModelContext, tolerance: float, ops: WatchedOps
+    ) -> None:
+        self._model, self._context, self._tolerance = model, context, tolerance
+        self._ops = ops
+        vocab_size = context.hf_config["vocab_size"]
+        generator = torch.Generator().manual_seed(4)
+        self._ids = torch.randint(0, vocab_size, (2, NUM_TOKENS), generator=generator)
+        self._ids = self._ids.to(context.device)
+        self._vocab_size = vocab_size
+        self._num_layers = 0
+
+    @cached_property
+    def _alone(self) -> list[torch.Tensor]:
+        return [self._logits(DenseAttention(), [(0, ids, 0)]) for ids in self._ids]
+
+    def check_alone(self) -> None:
+        """Hold that logits are numbers that depend on the tokens."""
+        for logits in self._alone:
+            expect(bool(logits.isfinite().all()), "logits are not finite")
+        spread = float((self._alone[0][0] - self._alone[0][-1]).abs().max())
+        expect(spread > 10 * self._tolerance, "logits do not depend on the tokens")
+
+    def check_pieces(self) -> None:
+        """Hold a sequence in pieces against the whole one."""
+        for pieces in ((5, 1, 6), (1,) * NUM_TOKENS):
+            attention, parts, start = DenseAttention(), [], 0
+            for count in pieces:
+                ids = self._ids[0][start : start + count]
+                parts.append(self._logits(attention, [(0, ids, start)]))
+                start += count
+            self._compare(torch.cat(parts), self._alone[0], f"in pieces of {pieces}")
+
+    def check_neighbours(self) -> None:
+        """Hold two sequences side by side against each alone."""
+        runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
+        both = self._logits(DenseAttention(), runs)
+        self._compare(both, torch.cat(self._alone), "side by side")
+
+    def check_causality(self) -> None:
+        """Hold that a token changes no logits before it, and its own."""
+        alone = self._alone[0]
+        changed = self._ids[0].clone()
+        changed[-1] = (changed[-1] + 1) % self._vocab_size
+        logits = self._logits(DenseAttention(), [(0, changed, 0)])
+        self._compare(logits[:-1], alone[:-1], "before a token that was changed")
+        moved = float((logits[-1] - alone[-1]).abs().max())
+        expect(moved > self._tolerance, "the last token's logits do not depend on it")
+
+    def check_narrowed(self) -> None:
+        """Hold the tokens that are still needed, where a model asks which, against all."""
+        attention = DenseAttention()
+        attention.needed = torch.tensor([2, NUM_TOKENS - 1], device=self._context.device)
+        attention.begin([(0, NUM_TOKENS)])
+        positions_T = torch.arange(NUM_TOKENS, device=self._context.device)
+        self._ops.positions = positions_T.clone()
+        hidden_SD = self._model.forward(self._ids[0], positions_T, attention)
+        if len(hidden_SD) == NUM_TOKENS:
+            hidden_SD = attention.narrow(hidden_SD)
+        logits_SV = self._model.compute_logits(hidden_SD)
+        self._compare(logits_SV, attention.narrow(self._alone[0]), "of two tokens that are needed")
+
+    def check_positions(self) -> None:
+        """Hold that positions reach the logits, each its own."""
+        ids, alone = self._ids[0], self._alone[0]
+        if lacks(self._model, POSITIONS):
+            raise NotHere("it declares that it lacks positions")
+        backwards = torch.arange(NUM_TOKENS - 1, -1, -1)
+        logits = self._logits(DenseAttention(), [(0, ids, 0)], positions=backwards)
+        moved = float((logits - alone).abs().max())
+        expect(
+            moved > self._tolerance,
+            "positions are ignored: logits are the same with all positions reversed. A model that "
+            "has none declares lacks = frozenset({'positions'})",
+        )
+
+    def check_all_positions(self) -> None:
+        """Hold that every position below max_model_len runs, and reads its own row of a table."""
+        limit = self._context.max_model_len
+        ends = (0, limit - 1)
+        with judging(f"at the positions 0 and {limit - 1}, the last below max_model_len={limit}"):
+            before = [self._at(position) for position in ends]
+        for name, table in position_tables(self._model, limit, self._vocab_size).items():
+            for position, logits in zip(ends, before, strict=True):
+                kept = table[position].clone()
+                table[position] += 1.0 + torch.arange(len(kept), device=kept.device) % 3
+                moved = float((self._at(position) - logits).abs().max())
+                table[position] = kept
+                expect(
+                    moved > self._tolerance,
+                    f"row {position} of {name} is not read at position {position}: positions are "
+                    "off",
+                )
+
+    def check_final_norm(self) -> None:
+        """Hold that hidden states come after a last norm."""
+        if lacks(self._model, FINAL_NORM):
+            raise NotHere("it declares that it lacks a final norm")
+        if self._context.dtype != torch.float32:
+            raise NotHere("only float32 is exact enough to tell")
+        (first,) = self._hidden([(9, self._ids[0][:1], 0)])
+        num_tokens, limit = tokens_for_norm(len(first)), self._context.max_model_len
+        generator = torch.Generator().manual_seed(6)
+        runs = []
+        for sequence in range(-(-num_tokens // limit)):
+            ids = torch.randint(0, self._vocab_size, (limit,), generator=generator)
+            runs.append((sequence, ids.to(self._context.device), 0))
+        check_norm(self._hidden(runs))
+
+    def check_reference(self, reference: Reference) -> None:
+        """Hold logits against another implementation's."""
+        for ids, logits in zip(self._ids, self._alone, strict=True):
+            want = reference(self._model, ids).to(logits.device)
+            self._compare(logits, want, "against the reference")
+
+    def _at(self, position: int) -> torch.Tensor:
+        """Return the logits of one token that stands at a position, after nothing."""
+        return self._logits(DenseAttention(), [(0, self._ids[0][:1], position)])
+
+    def _hidden(self, runs: Sequence[tuple[int, torch.Tensor, int]]) -> torch.Tensor:
+        """Return the hidden states of a step, [T, D]."""
+        attention = DenseAttention()
+        attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
+        positions = [torch.arange(start, start + len(ids)) for _, ids, start in runs]
+        positions_T = torch.cat(positions).to(self._context.device)
+        self._ops.positions = positions_T
+        hidden_TD: torch.Tensor = self._model.forward(
+            torch.cat([ids for _, ids, _ in runs]), positions_T, attention
+        )
+        return hidden_TD
+
+    def _logits(
+        self,
+        attention: DenseAttention,
+        runs: Sequence[tuple[int, torch.Tensor, int]],
+        *,
+        positions: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the logits of a step, [T, V]; runs are (sequence, ids, first position).
+
+        positions: of all tokens, where they are not to follow from the runs.
+        """
+        attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
+        input_ids_T = torch.cat([ids for _, ids, _ in runs])
+        counted = [torch.arange(start, start + len(ids)) for _, ids, start in runs]
+        positions_T = torch.cat(counted) if positions is None else positions
+        positions_T = positions_T.to(self._context.device)
+        self._ops.positions = positions_T.clone()
+        before = input_ids_T.clone(), positions_T.clone()
+        hidden_TD = self._model.forward(input_ids_T, positions_T, attention)
+        same = torch.equal(input_ids_T, before[0]) and torch.equal(positions_T, before[1])
+        expect(same, "forward changes its inputs")
+        num_tokens = len(input_ids_T)
+        expect(
+            hidden_TD.ndim == 2 and len(hidden_TD) == num_tokens,
+            f"forward returns {list(hidden_TD.shape)} for {num_tokens} tokens",
+        )
+        expect(hidden_TD.dtype == self._context.dtype, f"hidden states are {hidden_TD.dtype}")
+        self._check_calls(attention.calls)
+        logits_TV = self._model.compute_logits(hidden_TD)
+        expect(
+            tuple(logits_TV.shape) == (num_tokens, self._vocab_size),
+            f"compute_logits returns {list(logits_TV.shape)}; a row a position of the "
+            f"{self._vocab_size} tokens is due",
+        )
+        last = self._model.compute_logits(hidden_TD[-1:])
+        self._compare(last, logits_TV[-1:], "of the last position alone")
+        return logits_TV.float()
+
+    def _check_calls(self, calls: list[int]) -> None:
+        self._num_layers = self._num_layers or len(calls)
+        want = list(range(self._num_layers))
+        expect(
+            calls == want and bool(calls),
+            f"attention was asked for layers {calls}; each once, in order, is {want}",
+        )
+
+    def _compare(self, got: torch.Tensor, want: torch.Tensor, how: str) -> None:
+        off = float((got.float() - want.float()).abs().max())
+        expect(off <= self._tolerance, f"{how}, logits differ by {off}, over {self._tolerance}")
+
+
+_CHECKS: Mapping[str, Callable[[_Bench], None]] = {
+    "alone": _Bench.check_alone,
+    "in pieces": _Bench.check_pieces,
+    "side by side": _Bench.check_neighbours,
+    "causality": _Bench.check_causality,
+    "narrowed": _Bench.check_narrowed,
+    "positions": _Bench.check_positions,
+    "first and last position": _Bench.check_all_positions,
+    "final norm": _Bench.check_final_norm,
+}

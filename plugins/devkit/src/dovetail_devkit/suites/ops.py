@@ -1,0 +1,195 @@
+"""The conformance suite of the op provider contract, for any provider on any device.
+
+Every operation against a float64 reference, over the shapes that models have: one token and many,
+odd sizes, leading dimensions, views into a fused product. Cases of optional contracts follow where
+the class provides them (`ops_draw`, `ops_inputs`). torch is imported within functions.
+
+Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
+the rotary size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.ops import Ops
+from dovetail_devkit.case import Case, run_all
+from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
+from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.ops.draw import NUM_DRAWS, draw_cases
+from dovetail_devkit.ops.inputs import input_cases
+from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
+
+if TYPE_CHECKING:
+    import torch
+
+EPS = 1e-6
+_SHAPES = ((1, 64), (3, 80), (17, 33), (5, 4096), (2, 4, 32))
+_HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 64, 32))
+"""Of rotary cases: tokens, query heads, key-value heads, head size, rotary size."""
+
+
+@judging("in the ops suite")
+def check_ops(
+    ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
+) -> None:
+    """Check a provider of ops on `device`; raise AssertionError with what differs.
+
+    dtypes: those that it is to be held to, by name.
+    """
+    run_all(ops_cases(ops_cls, device, dtypes=dtypes))
+
+
+def ops_cases(
+    ops_cls: type[Ops],
+    device: torch.device,
+    *,
+    dtypes: Iterable[str] = tuple(TOLERANCES),
+    num_draws: int = NUM_DRAWS,
+) -> Iterator[Case]:
+    """Yield the suite's cases, one an operation and dtype; arguments as those of `check_ops`.
+
+    num_draws: how many are counted, where the class provides "draw".
+    """
+
+    def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:
+        types = ops_cls.device_types
+        on_device = not types or device.type in types
+        expect(on_device, f"it runs on {sorted(types)}, not on {device.type}")
+        ops = ops_cls()
+        for seed, shape in enumerate(shapes):
+            check(ops, shape, _Maker(dtype, device, seed))
+
+    dtypes = tuple(dtypes)
+    for dtype in dtypes:
+        for name, (check, shapes) in _CHECKS.items():
+            yield Case(name=f"{name} in {dtype}", run=partial(check_shapes, check, shapes, dtype))
+    yield from draw_cases(ops_cls, device, dtypes=dtypes, num_draws=num_draws)
+    yield from input_cases(ops_cls, device)
+
+
+class _Maker:
+    """Makes the tensors of one case."""
+
+    def __init__(self, dtype: str, device: torch.device, seed: int) -> None:
+        self.dtype = dtype
+        self.device = device
+        self._seed = 100 * seed
+
+    def __call__(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        self._seed += 1
+        return random_tensor(
+            shape, dtype=self.dtype, device=self.device, seed=self._seed, scale=scale
+        )
+
+
+def _unchanged(call: Callable[[], Any], what: str, *tensors: torch.Tensor) -> Any:
+    """Return what `call` returns; raise AssertionError if it changes one of `tensors`."""
+    import torch
+
+    copies = [tensor.clone() for tensor in tensors]
+    result = call()
+    for tensor, copy in zip(tensors, copies, strict=True):
+        expect(torch.equal(tensor, copy), f"{what} changes an input that it may only read")
+    return result
+
+
+def _norm(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight_D
+
+
+def _check_norms(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
+    what = f"rms_norm of {shape}"
+    x, weight_D = make(*shape), make(shape[-1])
+    want = _norm(exact(x), exact(weight_D), EPS)
+    got = _unchanged(lambda: ops.rms_norm(x, weight_D, EPS), what, x, weight_D)
+    expect_close(got, want, dtype=make.dtype, what=what)
+    wide = make(*shape[:-1], 3 * shape[-1])
+    view = wide[..., shape[-1] : 2 * shape[-1]]
+    got = _unchanged(lambda: ops.rms_norm(view, weight_D, EPS), what, wide)
+    want = _norm(exact(view), exact(weight_D), EPS)
+    expect_close(got, want, dtype=make.dtype, what=f"{what}, a view")
+    what, residual = f"add_rms_norm of {shape}", make(*shape)
+    # The sum is rounded to the dtype before anybody can use it; the norm is taken of that.
+    total = exact((exact(x) + exact(residual)).to(x.dtype))
+    normed, summed = _unchanged(
+        lambda: ops.add_rms_norm(x, residual, weight_D, EPS), what, x, weight_D
+    )
+    expect_close(summed, total, dtype=make.dtype, what=f"{what}, the sum")
+    want = _norm(total, exact(weight_D), EPS)
+    expect_close(normed, want, dtype=make.dtype, what=f"{what}, the norm")
+
+
+def _check_silu(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
+    what = f"silu_and_mul of {shape}"
+    x = make(*shape[:-1], 2 * shape[-1], scale=3.0)
+    gate, up = exact(x).chunk(2, dim=-1)
+    got = _unchanged(lambda: ops.silu_and_mul(x), what, x)
+    expect_close(got, gate * gate.sigmoid() * up, dtype=make.dtype, what=what)
+
+
+def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
+    import torch
+
+    num_tokens, num_heads, num_kv_heads, head_size, rotary_size = heads
+    what = f"rotary_embedding of {heads}"
+    cos_sin_PS = rotary_table(rotary_size, make.device)
+    positions_T = torch.tensor(far_apart(0, num_tokens)).to(make.device)
+    fused = make(num_tokens, num_heads + 2 * num_kv_heads, head_size)
+    q_THS, k_TKS, _ = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    layouts = {"a view": (q_THS, k_TKS), "apart": (q_THS.contiguous(), k_TKS.contiguous())}
+    for layout, (q, k) in layouts.items():
+        call = partial(ops.rotary_embedding, q, k, positions_T, cos_sin_PS)
+        got = _unchanged(call, what, q, k, fused, positions_T, cos_sin_PS)
+        for name, result, plain in zip("qk", got, (q_THS, k_TKS), strict=True):
+            want = turned(exact(plain), exact(cos_sin_PS)[positions_T.to("cpu")])
+            expect_close(result, want, dtype=make.dtype, what=f"{what}, {name}, {layout}")
+
+
+def _check_large_values(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
+    """Squares are summed in float32: no overflow in float16, no lost terms in bfloat16."""
+    x_TD, weight_D = make(*shape, scale=300.0), make(shape[-1])
+    got = ops.rms_norm(x_TD, weight_D, EPS)
+    want = _norm(exact(x_TD), exact(weight_D), EPS)
+    expect_close(got, want, dtype=make.dtype, what="rms_norm of large values")
+
+
+def _check_embedding(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
+    import torch
+
+    num_rows, size = shape
+    table_VD = make(num_rows, 2 * size)[:, :size]
+    ids_T = torch.tensor([(5 * t + 3) % num_rows for t in range(7)], device=make.device)
+    got = _unchanged(lambda: ops.embedding(ids_T, table_VD), "embedding", ids_T, table_VD)
+    expect(torch.equal(got, table_VD[ids_T]), f"embedding of {shape} gives other rows")
+    expect(got.is_contiguous(), "embedding gives no new tensor")
+
+
+def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
+    import torch
+
+    logits_RV = make(*shape)
+    best = 2 * shape[1] // 3
+    logits_RV[0, best:] = float(logits_RV.max()) + 1  # several: the first one counts
+    if len(logits_RV) > 1:
+        logits_RV[-1] = -torch.inf
+    want = [int(torch.nonzero(row == row.max())[0]) for row in logits_RV.double()]
+    got = ops.best_tokens(logits_RV)
+    expect(got.dtype == torch.int64, f"best_tokens gives {got.dtype}, not int64")
+    expect(got.tolist() == want, f"best_tokens of {shape} gives {got.tolist()}, not {want}")
+    logits_RV[0, best + 1] = torch.nan
+    expect(int(ops.best_tokens(logits_RV)[0]) == best + 1, "best_tokens passes over a NaN")
+
+
+_Check = Callable[[Ops, Any, _Maker], None]
+
+_CHECKS: Mapping[str, tuple[_Check, tuple[Any, ...]]] = {
+    "norms": (_check_norms, _SHAPES),
+    "silu_and_mul": (_check_silu, _SHAPES),
+    "rotary_embedding": (_check_rotary, _HEADS),
+    "embedding": (_check_embedding, ((97, 64), (8, 33))),
+    "best_tokens": (_check_best_tokens, ((1, 97), (3, 5000), (17, 128))),
+    "large values": (_check_large_values, ((2, 2048),)),
+}

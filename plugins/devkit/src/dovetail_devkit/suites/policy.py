@@ -1,0 +1,108 @@
+"""The conformance suite of the policy contract, for any policy under the core's scheduler.
+
+The scheduler suite plays its programs with the policy in charge and under watch: what it reads, its
+ranks, its victims and its wishes. Then it is held against promises of its own: that it decides by
+what it can know, and that a plan of its own is needed where it brings one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import cast
+
+from dovetail.interfaces.policy import Policy
+from dovetail.interfaces.scheduler import SchedulerInterface
+from dovetail.scheduling import Scheduler
+from dovetail_devkit.case import Case, run_all
+from dovetail_devkit.expectation import NotHere, expect, judging
+from dovetail_devkit.policy.foresight import check_foresight
+from dovetail_devkit.policy.programs import (
+    check_newcomer,
+    check_room_for_all,
+    check_short_seats,
+    make_referee,
+)
+from dovetail_devkit.policy.watch import WatchedPolicy, plans, watch
+from dovetail_devkit.scheduler.program import Referee, random_program
+from dovetail_devkit.suites.scheduler import check_program, scheduler_cases
+
+NUM_PROGRAMS = 24
+NUM_TWICE = 6
+"""Programs that are played through the plan and through the inlined loop."""
+
+
+@judging("in the policy suite")
+def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> None:
+    """Check a policy against its whole contract; raise AssertionError with the law broken."""
+    for case in policy_cases(policy_cls, num_programs=num_programs):
+        try:
+            run_all([case])
+        except NotHere:
+            continue
+
+
+def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> Iterator[Case]:
+    """Yield the suite's cases: its declarations, and the scheduler suite with it in charge."""
+    yield Case(name="declarations", run=partial(_check_declarations, policy_cls))
+    yield Case(name="room for all", run=partial(_check_room, policy_cls))
+    yield Case(name="short seats", run=partial(_check_seats, policy_cls))
+    yield Case(name="one newcomer", run=partial(_check_one_newcomer, policy_cls))
+    yield Case(name="no foresight", run=partial(check_foresight, Scheduler, watch(policy_cls)))
+    yield Case(name="wish by wish", run=partial(_check_both_ways, policy_cls))
+    yield from scheduler_cases(
+        Scheduler,
+        policy=watch(policy_cls),
+        keeps_prefixes=True,
+        num_programs=num_programs,
+        after_step=_check_after_step,
+    )
+
+
+def _check_declarations(policy_cls: type[Policy]) -> None:
+    for name in ("static_rank", "preempts", "work_conserving"):
+        value = getattr(policy_cls, name)
+        expect(isinstance(value, bool), f"{name} is {value!r}; it must be True or False")
+
+
+def _check_room(policy_cls: type[Policy]) -> None:
+    if not policy_cls.work_conserving:
+        raise NotHere("the policy leaves room unused on purpose")
+    referee, policy = _make(policy_cls)
+    check_room_for_all(referee, policy.accounts)
+
+
+def _check_seats(policy_cls: type[Policy]) -> None:
+    referee, policy = _make(policy_cls)
+    check_short_seats(referee, policy.accounts, policy)
+
+
+def _check_one_newcomer(policy_cls: type[Policy]) -> None:
+    if plans(policy_cls):
+        raise NotHere("the policy displaces by a plan of its own")
+    referee, policy = _make(policy_cls, depth=2)
+    check_newcomer(referee, policy.accounts, policy)
+
+
+def _check_both_ways(policy_cls: type[Policy]) -> None:
+    """The default plan, wish by wish, gives what the inlined loop gives."""
+    if plans(policy_cls):
+        raise NotHere("the policy has a plan of its own, and no other way")
+    for seed in range(NUM_TWICE):
+        program = random_program(seed, plain=True)
+        ways = [
+            check_program(Scheduler, program, policy=policy, after_step=_check_after_step)
+            for policy in (watch(policy_cls), watch(policy_cls, by_plan=True))
+        ]
+        expect(ways[0] == ways[1], f"the inlined loop gives other plans than `plan`, in {program}")
+
+
+def _make(policy_cls: type[Policy], *, depth: int = 1) -> tuple[Referee, WatchedPolicy]:
+    referee = make_referee(watch(policy_cls), _check_after_step, depth=depth)
+    return referee, cast("WatchedPolicy", cast("Scheduler", referee.scheduler).policy)
+
+
+def _check_after_step(scheduler: SchedulerInterface) -> None:
+    core = cast("Scheduler", scheduler)
+    core.check_integrity()
+    cast("WatchedPolicy", core.policy).check_waiting()

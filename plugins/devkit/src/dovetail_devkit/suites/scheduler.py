@@ -1,0 +1,293 @@
+"""The conformance suite of the scheduler contract, for any scheduler.
+
+`check_scheduler` plays random programs, at depth 1 and 2, over caches that are too small, with and
+without prefix caching and chunked prefill (`dovetail_devkit.scheduler.program`), each twice, and
+tries what has to be refused. Needs no model, no executor and no tensor library.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces.policy import Policy
+from dovetail.interfaces.scheduler import SchedulerInterface, SchedulerLimits
+from dovetail.plan import SchedulerOutput
+from dovetail.request import EngineCoreRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail_devkit.case import Case
+from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+from dovetail_devkit.scheduler.fairness import check_nobody_starves
+from dovetail_devkit.scheduler.prefixes import BLOCK_SIZE, PREFIX_CHECKS, check_prefixes
+from dovetail_devkit.scheduler.program import (
+    AfterStep,
+    Program,
+    Referee,
+    make_kv_cache,
+    play,
+    random_program,
+)
+
+NUM_PROGRAMS = 48
+NUM_PROGRAMS_A_CASE = 6
+NUM_GROUP_PROGRAMS = 6
+
+WINDOWS: Mapping[str, tuple[int, ...]] = {
+    "a window": (5,),
+    "two KV-cache groups": (0, 5),
+    "three KV-cache groups": (3, 0, 6),
+}
+"""Caches besides the plain one: the sliding window of each group, 0 for none."""
+
+_LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
+
+
+def look_away(scheduler: SchedulerInterface) -> None:
+    """Look no deeper than the contract."""
+
+
+def check_scheduler(
+    scheduler_cls: type[SchedulerInterface],
+    *,
+    policy: type[Policy] | None = None,
+    keeps_cache: bool = True,
+    keeps_prefixes: bool = False,
+    num_programs: int = NUM_PROGRAMS,
+    after_step: AfterStep = look_away,
+) -> None:
+    """Check a scheduler against its whole contract; raise AssertionError with the law broken.
+
+    policy: given to it in its context. keeps_cache: whether the model keeps a KV cache; False for
+    schedulers that serve only models that do not. keeps_prefixes: whether it must find prefixes
+    again; False leaves it to the scheduler. after_step: called with the scheduler after each call,
+    for checks of its own.
+    """
+    for case in scheduler_cases(
+        scheduler_cls,
+        policy=policy,
+        keeps_cache=keeps_cache,
+        keeps_prefixes=keeps_prefixes,
+        num_programs=num_programs,
+        after_step=after_step,
+    ):
+        with suppress(NotHere):
+            case.run()
+
+
+def scheduler_cases(
+    scheduler_cls: type[SchedulerInterface],
+    *,
+    policy: type[Policy] | None = None,
+    keeps_cache: bool = True,
+    keeps_prefixes: bool = False,
+    num_programs: int = NUM_PROGRAMS,
+    after_step: AfterStep = look_away,
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_scheduler`."""
+
+    def judge(check: _Check) -> None:
+        with judging(f"in {check.__name__}"):
+            check(scheduler_cls, policy, keeps_cache)
+
+    def play_all(seeds: range, windows: tuple[int, ...] = (0,)) -> None:
+        for seed in seeds:
+            # A watched policy keeps accounts of its own, which know neither drafts nor pauses.
+            plain = policy is not None
+            program = random_program(seed, keeps_cache=keeps_cache, plain=plain, windows=windows)
+            first = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
+            again = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
+            same = "the same calls give other plans the second time"
+            expect(first == again, f"{same}, in {program}")
+
+    def play_groups(windows: tuple[int, ...]) -> None:
+        program = random_program(0, windows=windows)
+        try:
+            Referee(scheduler_cls, program)
+        except ConfigError as refusal:
+            raise NotHere(f"it does not serve such a cache: {refusal}") from None
+        play_all(range(NUM_GROUP_PROGRAMS), windows)
+
+    for name, check in _CHECKS.items():
+        yield Case(name=name, run=partial(judge, check))
+    if keeps_cache:
+        make = partial(_prefix_referee, scheduler_cls, policy, after_step)
+        for name, prefix_check in PREFIX_CHECKS.items():
+            run = partial(check_prefixes, prefix_check, make, are_due=keeps_prefixes)
+            yield Case(name=name, run=run)
+    if keeps_cache and policy is None:  # a policy sees nothing of groups
+        for name, windows in WINDOWS.items():
+            yield Case(name=name, run=partial(play_groups, windows))
+    for first in range(0, num_programs, NUM_PROGRAMS_A_CASE):
+        seeds = range(first, min(first + NUM_PROGRAMS_A_CASE, num_programs))
+        name = f"random programs {seeds[0]} to {seeds[-1]}"
+        yield Case(name=name, run=partial(play_all, seeds))
+
+
+def takes_a_cache(scheduler_cls: type[SchedulerInterface]) -> bool:
+    """Return whether a scheduler serves models that keep a KV cache; ConfigError says no."""
+    try:
+        _referee(scheduler_cls, None, keeps_cache=True)
+    except ConfigError:
+        return False
+    return True
+
+
+def check_program(
+    scheduler_cls: type[SchedulerInterface],
+    program: Program,
+    *,
+    policy: type[Policy] | None = None,
+    after_step: AfterStep = look_away,
+) -> list[SchedulerOutput]:
+    """Play one program and return its plans; raise AssertionError with program and law."""
+    referee = Referee(scheduler_cls, program, policy=policy, after_step=after_step)
+    with judging(f"in {program}"):
+        return play(program, referee)
+
+
+def make_request(
+    request_id: str, prompt: Sequence[int] = (1, 2, 3), *, max_tokens: int = 4
+) -> EngineCoreRequest:
+    """Return a plain request of a few tokens."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=array("i", prompt),
+        sampling_params=SamplingParams(max_tokens=max_tokens),
+        max_tokens=max_tokens,
+    )
+
+
+def _referee(
+    scheduler_cls: type[SchedulerInterface],
+    policy: type[Policy] | None,
+    keeps_cache: bool,
+    limits: SchedulerLimits = _LIMITS,
+    depth: int = 1,
+    num_blocks: int = 9,
+) -> Referee:
+    kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=4, keeps=keeps_cache)
+    program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
+    return Referee(scheduler_cls, program, policy=policy)
+
+
+def _prefix_referee(
+    scheduler_cls: type[SchedulerInterface],
+    policy: type[Policy] | None,
+    after_step: AfterStep,
+    num_blocks: int,
+) -> Referee:
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=32)
+    kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2)
+    return Referee(scheduler_cls, program, policy=policy, after_step=after_step)
+
+
+def _check_idle(
+    scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
+) -> None:
+    referee = _referee(scheduler_cls, policy, keeps_cache)
+    for _ in range(2):
+        plan = referee.schedule()
+        expect(plan.empty and not plan.joins, "an idle scheduler must plan an empty step")
+        outputs = referee.settle()
+        expect(not outputs.request_ids and not outputs.finished, "there is news of nobody")
+    referee.abort([])
+    referee.reset()
+    referee.add(make_request("a"))
+    referee.drain()
+
+
+def _check_refusals(
+    scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
+) -> None:
+    whole = replace(_LIMITS, enable_chunked_prefill=False)
+    referee = _referee(scheduler_cls, policy, keeps_cache, limits=whole)
+    add = referee.scheduler.add_request
+    referee.add(make_request("a"))
+    for request, law in (
+        (make_request("a"), "an id in use is refused"),
+        (make_request("b", ()), "an empty prompt is refused"),
+        (make_request("c", range(16)), "a prompt that leaves no room for a token is refused"),
+        (make_request("d", range(9)), "without chunks a prompt over the budget is refused"),
+    ):
+        expect_error(RequestError, partial(add, request), law)
+    referee.add(make_request("e", range(8), max_tokens=100))
+    referee.drain()
+    referee.add(make_request("a", range(8)))
+    referee.drain()
+    chunked = replace(_LIMITS, max_num_batched_tokens=32)
+    referee = _referee(scheduler_cls, policy, keeps_cache, limits=chunked)
+    add = referee.scheduler.add_request
+    for prompt, law in (
+        ((), "an empty prompt is refused"),
+        (range(16), "a prompt that leaves no room for a token is refused"),
+    ):
+        expect_error(RequestError, partial(add, make_request("a", prompt)), law)
+    referee.add(make_request("a", range(15), max_tokens=9))
+    referee.drain()
+    if keeps_cache:
+        long = replace(_LIMITS, max_num_batched_tokens=64, max_model_len=64)
+        add = _referee(scheduler_cls, policy, keeps_cache, limits=long).scheduler.add_request
+        law = "a prompt that is larger than the cache is refused"
+        expect_error(RequestError, partial(add, make_request("a", range(33))), law)
+
+
+def _check_every_block(
+    scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
+) -> None:
+    """One request alone may need every block, at once or one after the other."""
+    for num_prompt in (3, 13):
+        kv_cache = make_kv_cache(num_blocks=5, block_size=4, keeps=keeps_cache)
+        limits = replace(_LIMITS, max_num_batched_tokens=16)
+        program = Program(seed=0, limits=limits, kv_cache=kv_cache)
+        referee = Referee(scheduler_cls, program, policy=policy)
+        referee.add(make_request("a", range(num_prompt), max_tokens=15 - num_prompt))
+        referee.drain()
+        stats = referee.last_stats
+        expect(
+            stats is None or not stats.num_preemptions,
+            f"a request that is alone was preempted: {num_prompt} prompt tokens fit into the cache",
+        )
+
+
+def _check_aborts(
+    scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
+) -> None:
+    referee = _referee(scheduler_cls, policy, keeps_cache, depth=2)
+    for name in "abcd":
+        referee.add(make_request(name))
+    referee.schedule()
+    referee.abort(["a", "d", "a", "nobody"])
+    referee.add(make_request("a", (9, 8)))
+    referee.schedule()
+    referee.settle()
+    referee.abort(["b", "d"])
+    referee.drain()
+    referee.abort(["a", "b", "c", "d"])
+
+
+def _check_starvation(
+    scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
+) -> None:
+    def make(limits: SchedulerLimits) -> Referee:
+        return _referee(scheduler_cls, policy, keeps_cache, limits, num_blocks=129)
+
+    def add(referee: Referee, name: str) -> None:
+        referee.add(make_request(name, range(6)))
+
+    check_nobody_starves(make, add)
+
+
+_Check = Callable[[type[SchedulerInterface], type[Policy] | None, bool], None]
+
+_CHECKS: Mapping[str, _Check] = {
+    "idle": _check_idle,
+    "what must be refused": _check_refusals,
+    "aborts": _check_aborts,
+    "every block": _check_every_block,
+    "nobody starves": _check_starvation,
+}

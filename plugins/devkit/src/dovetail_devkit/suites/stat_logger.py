@@ -1,0 +1,69 @@
+"""The conformance suite of the stat logger contract, for any logger. Needs no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dovetail.clock import MonotonicClock
+from dovetail.interfaces.scheduler import SchedulerStats
+from dovetail.interfaces.stat_logger import StatLogger, StatLoggerContext, StepStats
+from dovetail_devkit.contexts import make_config, write_fake_config
+from dovetail_devkit.expectation import expect, judging
+
+NUM_STEPS = 1000
+STEP_NS = 20_000_000
+MAX_RECORD_NS = 2_000_000
+"""How long a record may take on average; a step of an engine is not much longer."""
+
+
+def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
+    """Return the statistics of a step of a busy engine. counts: fields of StepStats to replace."""
+    given = {"num_new_tokens": 8, "num_finished": step_id % 3 == 0, "num_failed": 0} | counts
+    return StepStats(
+        scheduler=SchedulerStats(
+            step_id=step_id,
+            num_waiting=step_id % 5,
+            num_running=8,
+            num_scheduled_tokens=16,
+            kv_cache_usage=0.25,
+            prefix_queries=32 * step_id,
+            prefix_hits=8 * step_id,
+            num_preemptions=step_id // 100,
+            num_recomputed_tokens=step_id // 10,
+        ),
+        now_ns=now_ns,
+        **given,
+    )
+
+
+@judging("in the stat logger suite")
+def check_stat_logger(
+    logger_cls: type[StatLogger], *, options: Mapping[str, object] | None = None
+) -> None:
+    """Check a logger against its contract; raise AssertionError with the law broken.
+
+    options: those to make it with; None for none.
+    """
+    clock, printed = MonotonicClock(), StringIO()
+    with TemporaryDirectory() as folder, redirect_stdout(printed):
+        config = make_config(write_fake_config(Path(folder)))
+        start_ns = 7_000_000_000
+        context = StatLoggerContext(config=config, start_ns=start_ns, options=options or {})
+        silent = logger_cls(context)
+        silent.close()
+        stat_logger = logger_cls(context)
+        began_ns = clock.now_ns()
+        for step_id in range(NUM_STEPS):
+            now_ns = start_ns + STEP_NS * step_id
+            found: object = stat_logger.record(make_step(step_id, now_ns))
+            expect(found is None, f"record returns {found!r}; nobody looks at it")
+        took_ns = (clock.now_ns() - began_ns) // NUM_STEPS
+        stat_logger.record(make_step(NUM_STEPS, now_ns))  # no time has passed
+        stat_logger.close()
+        stat_logger.close()
+    expect(took_ns < MAX_RECORD_NS, f"a record takes {took_ns / 1e6:.1f} ms; the engine waits")
+    expect(not printed.getvalue(), f"it prints to stdout: {printed.getvalue()[:100]!r}")

@@ -1,0 +1,221 @@
+"""The conformance suite of the tokenizer contract, for any tokenizer with its files.
+
+Round trips are held to what every tokenizer keeps: text that was decoded once is stable. Chat
+templates are tried with programs of a stranger, which must be refused or come to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from dovetail.errors import ModelError, RequestError
+from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail_devkit.case import Case, run_all
+from dovetail_devkit.expectation import expect, judging
+
+TEXTS = (
+    "",
+    "Hello, world!",
+    "  two  spaces and\ttabs\n\nand lines \n",
+    "the café's naïve Zoë",
+    "你好，世界 — 1234567890",
+    "emoji 😀👩‍🚀 and ﬁ ligature",
+    "def f(x):\n    return x ** 2  # code\n",
+    "\x00\x07 control characters \x1b[0m",
+)
+MESSAGES = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Count to three."},
+)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+_MAX_BOMB_CHARS = 1 << 22
+_HOSTILE = (
+    ("{{ ''.__class__.__mro__ }}", "<class"),
+    ("{{ messages.__class__.__base__.__subclasses__() }}", "<class"),
+    ("{{ self.__init__.__globals__ }}", "builtins"),
+    ("{% set f = ''.format %}{{ '{0.__class__}'.format(messages) }}", "<class"),
+    ("{{ cycler.__init__.__globals__.os.getcwd() }}", "/"),
+    ("{% include '/etc/passwd' %}", "root:"),
+)
+_BOMBS = (
+    "{{ 'a' * 300000000 }}",
+    "{% for i in range(300000000) %}{{ 'aaaaaaaaaa' }}{% endfor %}",
+)
+
+
+@judging("in the tokenizer suite")
+def check_tokenizer(
+    tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
+) -> None:
+    """Check a tokenizer against its contract; raise AssertionError with the law broken.
+
+    model_dir: a directory that it can be loaded from. lossless: whether every text must come back
+    as it was, as with tokenizers of bytes.
+    """
+    run_all(tokenizer_cases(tokenizer_cls, model_dir, lossless=lossless))
+
+
+def tokenizer_cases(
+    tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_tokenizer`."""
+    load = cache(lambda: tokenizer_cls.from_directory(model_dir))
+
+    def check_loaded(check: Callable[[Tokenizer], None]) -> None:
+        check(load())
+
+    for name, check in _CHECKS.items():
+        yield Case(name=name, run=partial(check_loaded, check))
+    if lossless:
+        yield Case(name="nothing is lost", run=partial(check_loaded, _check_lossless))
+    yield Case(name="missing files", run=partial(_check_missing_files, tokenizer_cls))
+
+
+def _check_numbers(tokenizer: Tokenizer) -> None:
+    size, eos = tokenizer.vocab_size, tokenizer.eos_token_id
+    expect(isinstance(size, int) and size > 1, f"vocab_size is {size!r}")
+    expect(eos is None or 0 <= eos < size, f"eos_token_id {eos!r} is beyond the vocabulary")
+    special = tokenizer.special_token_ids
+    expect(isinstance(special, frozenset), "special_token_ids must be a frozenset")
+    expect(all(0 <= token < size for token in special), "a special token is beyond vocab_size")
+
+
+def _check_lossless(tokenizer: Tokenizer) -> None:
+    for text in TEXTS:
+        back = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
+        expect(back == text, f"{text!r} comes back as {back!r}")
+
+
+def _check_round_trips(tokenizer: Tokenizer) -> None:
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        expect(isinstance(ids, list), f"encode returns a {type(ids).__name__}; a list is due")
+        beyond = [token for token in ids if not 0 <= token < tokenizer.vocab_size]
+        expect(not beyond, f"encode({text!r}) has ids {beyond} beyond vocab_size")
+        expect(tokenizer.encode(text, add_special_tokens=False) == ids, f"{text!r}: other ids")
+        back = tokenizer.decode(ids)
+        again = tokenizer.decode(tokenizer.encode(back, add_special_tokens=False))
+        expect(again == back, f"{back!r} was decoded, and comes back as {again!r}")
+    _check_surrogate(tokenizer)
+
+
+def _check_surrogate(tokenizer: Tokenizer) -> None:
+    try:
+        tokenizer.encode("half a pair: \ud83d")
+    except RequestError:
+        return
+    except Exception as error:
+        raise AssertionError(f"text that is no Unicode: RequestError, not {error!r}") from error
+
+
+def _check_any_ids(tokenizer: Tokenizer) -> None:
+    size, rng = tokenizer.vocab_size, Random(3)
+    ids = range(size) if size <= 4096 else rng.sample(range(size), 4096)
+    for token in ids:
+        text = tokenizer.decode([token])
+        expect(isinstance(text, str), f"decode([{token}]) is {text!r}, no text")
+    for _ in range(50):
+        tokens = [rng.randrange(size) for _ in range(12)]
+        text = tokenizer.decode(tokens)
+        text.encode("utf-8")
+        expect(tokenizer.decode(tuple(tokens)) == text, "decode takes any sequence")
+    expect(tokenizer.decode([]) == "", "decode([]) is not empty")
+
+
+def _check_special_tokens(tokenizer: Tokenizer) -> None:
+    plain = tokenizer.encode("plain text", add_special_tokens=False)
+    special = sorted(tokenizer.special_token_ids)
+    expect(not set(plain) & set(special), "special tokens were added unasked")
+    around = tokenizer.encode("plain text", add_special_tokens=True)
+    bare = [token for token in around if token not in special]
+    expect(bare == plain, "add_special_tokens changes more than special tokens")
+    skipped = tokenizer.decode([*special, *plain, *special], skip_special_tokens=True)
+    want = tokenizer.decode(plain, skip_special_tokens=True)
+    expect(skipped == want, f"special tokens are to be skipped: {skipped!r}, not {want!r}")
+
+
+def _check_pieces(tokenizer: Tokenizer) -> None:
+    size, rng = tokenizer.vocab_size, Random(4)
+    for skip in (False, True):
+        pieces = tokenizer.token_pieces(skip_special_tokens=skip)
+        if pieces is None:
+            continue
+        first = pieces.first or pieces.__getitem__
+        for _ in range(50):
+            tokens = [rng.randrange(size) for _ in range(12)]
+            want = tokenizer.decode(tokens, skip_special_tokens=skip)
+            tokens = [token for token in tokens if pieces[token]]
+            parts = [first(token) for token in tokens[:1]] + [pieces[token] for token in tokens[1:]]
+            joined = b"".join(p if isinstance(p, bytes) else p.encode() for p in parts)
+            text = joined.decode("utf-8", "replace")
+            expect(text == want or "\ufffd" in want, f"{tokens}: pieces {text!r}, decode {want!r}")
+
+
+def _check_threads(tokenizer: Tokenizer) -> None:
+    want = [tokenizer.encode(text) for text in TEXTS]
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        for got in threads.map(lambda _: [tokenizer.encode(text) for text in TEXTS], range(8)):
+            expect(got == want, "encode gives other ids in several threads")
+
+
+def _check_templates(tokenizer: Tokenizer) -> None:
+    messages = [dict(message) for message in MESSAGES]
+    before = deepcopy(messages)
+    text = tokenizer.apply_chat_template(messages, chat_template=TEMPLATE)
+    for message in MESSAGES:
+        for part in message.values():
+            expect(part in text, f"{part!r} of a message is not in the prompt {text!r}")
+    expect(messages == before, "apply_chat_template changes the messages")
+
+
+def _check_hostile_templates(tokenizer: Tokenizer) -> None:
+    messages = [dict(message) for message in MESSAGES]
+    for template, evidence in _HOSTILE:
+        text = _render(tokenizer, messages, template)
+        expect(evidence not in text, f"the template {template!r} got out: {text[:200]!r}")
+    for template in _BOMBS:
+        length = len(_render(tokenizer, messages, template))
+        expect(length < _MAX_BOMB_CHARS, f"{template!r} made {length} characters")
+    _render(tokenizer, messages, "{{ messages.append(messages[0]) }}{{ messages[0].clear() }}")
+    expect(messages == [dict(m) for m in MESSAGES], "a template has changed the messages")
+    for template in ("{% if %}", "{{ raise_exception('no') }}", "{{ nobody.knows.this }}"):
+        _render(tokenizer, messages, template)
+
+
+def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], template: str) -> str:
+    """Return what a template makes, or nothing where it is refused as it must be."""
+    try:
+        return tokenizer.apply_chat_template(messages, chat_template=template)
+    except RequestError:
+        return ""
+    except Exception as error:
+        raise AssertionError(f"{template!r}: RequestError is due, not {error!r}") from error
+
+
+def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
+    with TemporaryDirectory() as folder:
+        try:
+            tokenizer_cls.from_directory(Path(folder))
+        except ModelError as error:
+            expect(folder in str(error), f"ModelError must name the file: {error}")
+        except Exception as error:
+            raise AssertionError(f"no files: ModelError is due, not {error!r}") from error
+
+
+_CHECKS: Mapping[str, Callable[[Tokenizer], None]] = {
+    "numbers": _check_numbers,
+    "round trips": _check_round_trips,
+    "any ids": _check_any_ids,
+    "special tokens": _check_special_tokens,
+    "pieces": _check_pieces,
+    "threads": _check_threads,
+    "chat templates": _check_templates,
+    "hostile chat templates": _check_hostile_templates,
+}

@@ -1,0 +1,204 @@
+"""The conformance suite of the weight loader contract, for any loader with a small checkpoint.
+
+The model's weights are NaN before loading, and every write to them is counted. A loader that reads
+files must refuse broken ones; one that reads none is not asked. Imports torch: only who tests
+loaders imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail.errors import WeightError
+from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
+from dovetail_devkit.case import Case
+from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+
+MakeModel = Callable[[], Any]
+"""Make the checkpoint's model, its weights uninitialised; a new one each time."""
+
+KEPT = ".json"
+"""Files of a checkpoint that are not broken: what they say is another matter."""
+
+
+class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # torch is a name here
+    """Counts the elements written to some storages, by storage.
+
+    Source of the mode: the PyTorch documentation, "torch.utils._python_dispatch".
+    """
+
+    def __init__(self, storages: set[int]) -> None:
+        super().__init__()
+        self.counts = dict.fromkeys(storages, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value, argument in zip(args, func._schema.arguments, strict=False):
+            alias = argument.alias_info
+            if isinstance(value, torch.Tensor) and alias is not None and alias.is_write:
+                self._count(value)
+        return func(*args, **(kwargs or {}))
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = _storage(tensor)
+        if storage in self.counts:
+            self.counts[storage] += tensor.numel()
+
+
+@judging("in the weight loader suite")
+def check_weight_loader(
+    loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
+) -> None:
+    """Check a weight loader against its contract; raise AssertionError with the law broken.
+
+    model_dir: a checkpoint that it reads. make_model: the model that belongs to it.
+    """
+    for case in weight_loader_cases(loader_cls, model_dir, make_model):
+        with suppress(NotHere):
+            case.run()
+
+
+def weight_loader_cases(
+    loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
+) -> Iterator[Case]:
+    """Yield the suite's cases; the arguments are those of `check_weight_loader`."""
+    given = loader_cls, model_dir, make_model
+    reads = cache(lambda: _load(loader_cls, model_dir, make_model()) > 0)
+
+    def check_files(check: _Check) -> None:
+        if not reads():
+            raise NotHere("it reads no files")
+        check(*given)
+
+    yield Case(name="a new one reads nothing", run=partial(_check_new, *given))
+    yield Case(name="each weight is written once, in place", run=partial(_load_and_count, *given))
+    yield Case(name="the same again", run=partial(_check_again, *given))
+    yield Case(name="broken files", run=partial(check_files, _check_broken_files))
+    yield Case(name="checkpoints of other models", run=partial(check_files, _check_other_models))
+
+
+_Check = Callable[[type[WeightLoader], Path, MakeModel], None]
+
+
+def _check_new(loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel) -> None:
+    loader_cls(WeightLoaderContext(model_dir=model_dir / "nowhere", progress=False))
+
+
+def _check_again(loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel) -> None:
+    models = make_model(), make_model()
+    for model in models:
+        _poison(model)
+    first, again = (_load(loader_cls, model_dir, model) for model in models)
+    expect(first == again, f"{first} bytes were read, then {again}")
+    for (name, one), other in zip(
+        _weights(models[0]), models[1].state_dict().values(), strict=True
+    ):
+        expect(torch.equal(one, other), f"{name} is not the same when loaded again")
+
+
+def _load(loader_cls: type[WeightLoader], model_dir: Path, model: Any) -> int:
+    loader = loader_cls(WeightLoaderContext(model_dir=model_dir, progress=False))
+    return loader.load(model)
+
+
+def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel) -> None:
+    model = make_model()
+    _poison(model)
+    sizes = {_storage(tensor): tensor.numel() for _, tensor in _weights(model)}
+    places = {name: tensor.data_ptr() for name, tensor in _weights(model)}
+    with _WriteCounter(set(sizes)) as writes:
+        num_bytes = _load(loader_cls, model_dir, model)
+    expect(isinstance(num_bytes, int) and num_bytes >= 0, f"load returns {num_bytes!r}")
+    for name, tensor in _weights(model):
+        expect(tensor.data_ptr() == places[name], f"{name} was replaced; it is filled in place")
+        nan = tensor.is_floating_point() and bool(tensor.isnan().any())
+        expect(not nan, f"{name} was not filled, or not all of it")
+        count, size = writes.counts[_storage(tensor)], sizes[_storage(tensor)]
+        expect(count == size, f"{name}: {count} elements were written; it has {size}")
+
+
+def _check_broken_files(
+    loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
+) -> None:
+    with TemporaryDirectory() as folder:
+        broken = copytree(model_dir, Path(folder) / "broken")
+        for path in broken.rglob("*"):
+            if path.is_file() and path.suffix != KEPT:
+                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        empty = Path(folder) / "empty"
+        empty.mkdir()
+        for place, law in ((broken, "truncated files are refused"), (empty, "no files: refused")):
+            error = expect_error(
+                WeightError,
+                partial(_load, loader_cls, place, make_model()),
+                law,
+            )
+            expect(str(place) in str(error), f"{law}: the message must name the file: {error}")
+
+
+def _check_other_models(
+    loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
+) -> None:
+    """A checkpoint of another model is refused, and the weight at odds is named."""
+    for change, law in (
+        (_add_weight, "a weight that is missing is refused"),
+        (_drop_weight, "a weight that is unexpected is refused"),
+        (_reshape_weight, "a weight of another shape is refused"),
+    ):
+        model = make_model()
+        name = change(model)
+        error = expect_error(
+            WeightError,
+            partial(_load, loader_cls, model_dir, model),
+            law,
+        )
+        expect(name in str(error), f"{law}, and {name} is named: {error}")
+
+
+def _add_weight(model: Any) -> str:
+    model.register_parameter("nobody_has_this", nn.Parameter(torch.empty(3), requires_grad=False))
+    return "nobody_has_this"
+
+
+def _drop_weight(model: Any) -> str:
+    module, leaf, name = _first_vector(model)
+    delattr(module, leaf)
+    return name
+
+
+def _reshape_weight(model: Any) -> str:
+    module, leaf, name = _first_vector(model)
+    size = getattr(module, leaf).numel()
+    setattr(module, leaf, nn.Parameter(torch.empty(size + 1), requires_grad=False))
+    return name
+
+
+def _first_vector(model: Any) -> tuple[Any, str, str]:
+    """Return owner, attribute and name of a one-dimensional weight, such as a norm's."""
+    name = next(name for name, weight in model.named_parameters() if weight.ndim == 1)
+    owner, _, leaf = name.rpartition(".")
+    return model.get_submodule(owner), leaf, name
+
+
+def _weights(model: Any) -> list[tuple[str, torch.Tensor]]:
+    return list(model.state_dict().items())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    pointer: int = tensor.untyped_storage().data_ptr()
+    return pointer
+
+
+def _poison(model: Any) -> None:
+    with torch.no_grad():
+        for _, tensor in _weights(model):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)

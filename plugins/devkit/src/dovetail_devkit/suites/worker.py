@@ -1,0 +1,379 @@
+"""The conformance suite of the worker contract, for any worker with a small model.
+
+A worker is held against itself: what a request gets alone, whole and on a fresh row is what it
+must get in pieces, among others, on a row that had others before, after a preemption and on blocks
+that another row has filled. Tokens must be the same down to the last one, so give the suite a model
+whose best tokens stand well apart (`dovetail_devkit.tiny_model`), in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from random import Random
+
+from dovetail.interfaces.kv_cache import KVCacheConfig
+from dovetail.interfaces.worker import GrammarOutput, ModelInfo, WorkerBase, WorkerContext
+from dovetail.kv_cache.grouping import group_layers
+from dovetail.sampling_params import SamplingParams
+from dovetail_devkit.case import Case
+from dovetail_devkit.expectation import NotHere, expect, judging
+from dovetail_devkit.worker.ahead import check_ahead
+from dovetail_devkit.worker.rig import WorkerRig
+from dovetail_devkit.worker.sampling import SAMPLING_CHECKS, check_sampling
+
+NUM_ROWS = 4
+NUM_TOKENS = 5
+PROMPT_LENGTHS = (1, 5, 9, 14)
+BLOCK_SIZE = 4
+"""Of models that keep nothing, so that no spec states one."""
+LONGEST = 64
+MAX_STEP_TOKENS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """What the checks share. prompts, alone: what is asked, and what comes of each alone."""
+
+    rig: WorkerRig
+    info: ModelInfo
+    prompts: list[list[int]]
+    alone: list[list[int]]
+    keeps_cache: bool
+
+
+def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
+    """Check a worker against its whole contract; raise AssertionError with the law broken.
+
+    context: of a configuration with max_num_seqs ≥ 4, max_num_batched_tokens ≥ 32 and
+    max_model_len ≥ 64. Sampling is checked as far as the worker declares it in `provides`.
+    """
+    bench = WorkerBench(worker_cls, lambda: context)
+    try:
+        for case in worker_cases(bench):
+            with suppress(NotHere):
+                case.run()
+    finally:
+        bench.close()
+
+
+class WorkerBench:
+    """A worker under checks: started when it is first needed, and anew after one that failed.
+
+    make_context: called once, at the first start.
+    """
+
+    def __init__(
+        self, worker_cls: type[WorkerBase], make_context: Callable[[], WorkerContext]
+    ) -> None:
+        self._worker_cls = worker_cls
+        self._make_context = cache(make_context)
+        self._worker: WorkerBase | None = None
+
+    def check_unborn(self) -> None:
+        """Hold that a worker may be shut down at any time."""
+        with judging("in a life that ends before it begins"):
+            unborn = self._worker_cls(self._make_context())
+            unborn.shutdown()
+            unborn.shutdown()
+
+    def start(self) -> _Case:
+        """Return what the checks share, of a worker that runs."""
+        if self._worker is None:
+            context = self._make_context()
+            with judging("in the start, and prompts alone"):
+                self._worker = self._worker_cls(context)
+            with self._judging("in the start, and prompts alone"):
+                self._case = _start(self._worker)
+        return self._case
+
+    def check_start(self) -> None:
+        """Hold that it starts and answers."""
+        self.start()
+
+    def run(self, check: Callable[[_Case], None]) -> None:
+        """Run one check, and let all rows leave."""
+        case = self.start()
+        with self._judging("in the worker suite"):
+            check(case)
+            case.rig.clear()
+
+    def close(self) -> None:
+        """Shut the worker down, twice."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            with judging("in shutdown, twice"):
+                worker.shutdown()
+                worker.shutdown()
+
+    @contextmanager
+    def _judging(self, what: str) -> Iterator[None]:
+        """Judge what is done inside; a worker that broke a law is not used again."""
+        try:
+            with judging(what):
+                yield
+        except AssertionError:
+            with suppress(AssertionError):
+                self.close()
+            raise
+
+    def end(self) -> None:
+        """Start a worker, if none runs, and shut it down."""
+        self.start()
+        self.close()
+
+
+def worker_cases(bench: WorkerBench) -> Iterator[Case]:
+    """Yield the suite's cases. The bench is closed by the last of them, or by its owner."""
+    yield Case(name="a life that ends before it begins", run=bench.check_unborn)
+    yield Case(name="start, and prompts alone", run=bench.check_start)
+    for name, check in _CHECKS.items():
+        yield Case(name=name, run=partial(bench.run, check))
+    for name, (capability, sampling_check) in SAMPLING_CHECKS.items():
+        run = partial(check_sampling, sampling_check, capability)
+        yield Case(name=name, run=partial(bench.run, run))
+    yield Case(name="shutdown, twice", run=bench.end)
+
+
+def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
+    """Take a worker through its start, as an engine does, with a cache of a few blocks."""
+    worker.init_device()
+    worker.load_model()
+    info = worker.get_model_info()
+    specs = worker.get_kv_cache_spec()
+    longest = max(PROMPT_LENGTHS) + 2 * NUM_TOKENS
+    groups = group_layers([specs], block_size=BLOCK_SIZE, max_model_len=longest)
+    num_blocks = 1 + (NUM_ROWS + 1) * len(groups) * -(-longest // groups[0].spec.block_size)
+    available = worker.determine_available_memory()
+    kv_cache = KVCacheConfig(num_blocks=num_blocks, groups=groups)
+    needed = num_blocks * kv_cache.bytes_per_block
+    expect(isinstance(available, int) and available > 0, f"{available!r} bytes are available")
+    expect(available >= needed, f"{available} bytes are available; the suite needs {needed}")
+    worker.initialize_cache(kv_cache)
+    worker.compile_or_warm_up_model()
+    return info, kv_cache
+
+
+def _start(worker: WorkerBase) -> _Case:
+    info, kv_cache = bring_up(worker)
+    expect(info.vocab_size > 1, f"vocab_size is {info.vocab_size}")
+    expect(bool(info.supported_tasks), "supported_tasks is empty")
+    rig = WorkerRig(worker, kv_cache)
+    rng = Random(11)
+    prompts = [[rng.randrange(info.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
+    rig.step()
+    alone = []
+    for prompt in prompts:
+        rig.join(0, prompt)
+        tokens = rig.generate(0, NUM_TOKENS)
+        wrong = [token for token in tokens if not 0 <= token < info.vocab_size]
+        expect(not wrong, f"sampled {wrong}, beyond the vocabulary of {info.vocab_size}")
+        alone.append(tokens)
+        rig.leave(0)
+    rig.step()
+    keeps_cache = any(group.bytes_per_block for group in kv_cache.groups)
+    return _Case(rig=rig, info=info, prompts=prompts, alone=alone, keeps_cache=keeps_cache)
+
+
+def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
+    want = case.alone[index][: len(got)]
+    expect(
+        got == want,
+        f"a prompt of {len(case.prompts[index])} tokens, {how}, gives {got}; alone it gives {want}",
+    )
+
+
+def _check_reuse(case: _Case) -> None:
+    """The same again, on every row, whoever had it before."""
+    for turn in range(2 * NUM_ROWS):
+        row, index = turn % NUM_ROWS, (3 * turn + 1) % len(case.prompts)
+        case.rig.join(row, case.prompts[index])
+        _expect_tokens(case, index, case.rig.generate(row, NUM_TOKENS), f"on row {row} again")
+        case.rig.leave(row)
+
+
+def _check_leave_and_join(case: _Case) -> None:
+    """A row that leaves and is joined in one plan, long after short and short after long."""
+    rig = case.rig
+    for index in (3, 0, 2, 1, 3):
+        if 1 in rig.rows:
+            rig.leave(1)
+        rig.join(1, case.prompts[index])
+        _expect_tokens(case, index, rig.generate(1, 2), "joining the row that leaves")
+
+
+def _check_chunks(case: _Case) -> None:
+    """A prompt in pieces is the prompt as a whole; only the last piece samples."""
+    rig = case.rig
+    for pieces in ((1, 3), (4, 4), (5,), (1, 1, 1, 1, 1, 6)):
+        rig.join(2, case.prompts[3])
+        for num_tokens in pieces:
+            rig.run(2, num_tokens)
+            expect(not rig.step(), "a run that does not sample has sampled")
+        got = rig.generate(2, NUM_TOKENS)
+        _expect_tokens(case, 3, got, f"in pieces of {pieces} and the rest")
+        rig.leave(2)
+
+
+def _check_dependence(case: _Case) -> None:
+    """What comes depends on the prompt: with a cache on its last token and its first."""
+    if case.keeps_cache:
+        for place in (-1, 0):
+            found = _answers(case, place)
+            expect(len(found) > 1, f"whatever stands at place {place} of a prompt, {found} comes")
+        return
+    places = range(len(case.prompts[2]))
+    depends = any(len(_answers(case, place)) > 1 for place in places)
+    expect(depends, "whatever stands in a prompt, the same comes")
+
+
+def _answers(case: _Case, place: int) -> set[tuple[int, ...]]:
+    """Return what comes as the token at `place` of a prompt changes."""
+    found = set()
+    for change in range(1, 7):
+        prompt = list(case.prompts[2])
+        prompt[place] = (prompt[place] + change) % case.info.vocab_size
+        case.rig.join(0, prompt)
+        found.add(tuple(case.rig.generate(0, 2)))
+        case.rig.leave(0)
+    return found
+
+
+def _check_longest(case: _Case) -> None:
+    """A request as long as any may be, in two ways of cutting it."""
+    rng, vocab_size = Random(5), case.info.vocab_size
+    prompt = [rng.randrange(vocab_size) for _ in range(LONGEST - NUM_TOKENS)]
+    found = []
+    for first in (MAX_STEP_TOKENS, MAX_STEP_TOKENS - 5):
+        case.rig.join(0, prompt)
+        case.rig.run(0, first)
+        case.rig.step()
+        found.append(case.rig.generate(0, NUM_TOKENS))
+        case.rig.leave(0)
+    expect(found[0] == found[1], f"a request of {LONGEST} tokens gives {found[0]}, and {found[1]}")
+
+
+def _check_together(case: _Case) -> None:
+    """Rows that join one after another and run in changing order do not see each other."""
+    rig = case.rig
+    got: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
+    for turn in range(NUM_ROWS + NUM_TOKENS):
+        if turn < NUM_ROWS:
+            rig.join(turn, case.prompts[turn])
+        rows = [row for row in rig.rows if len(got[row]) < NUM_TOKENS]
+        for row in rows[::-1] if turn % 2 else rows[1:] + rows[:1]:
+            rig.run(row)
+        for row, token in rig.step().items():
+            got[row].append(token)
+    for row, tokens in got.items():
+        _expect_tokens(case, row, tokens, "among other rows")
+
+
+def _check_mixed_plan(case: _Case) -> None:
+    """A decode, a piece, a whole prompt and a row that rests, in one plan."""
+    rig = case.rig
+    for row in (0, 1, 2):
+        rig.join(row, case.prompts[row])
+    first = {0: rig.generate(0, 1), 1: rig.generate(1, 1)}
+    rig.run(2, 2)
+    rig.run(0)
+    rig.join(3, case.prompts[3])
+    rig.run(3)
+    sampled = rig.step()
+    expect(sorted(sampled) == [0, 3], f"rows {sorted(sampled)} sampled; rows 0 and 3 do")
+    _expect_tokens(case, 0, [*first[0], sampled[0]], "beside a prompt")
+    _expect_tokens(case, 3, [sampled[3]], "beside a decode")
+    _expect_tokens(case, 2, rig.generate(2, 2), "begun in a mixed plan")
+    _expect_tokens(case, 1, [*first[1], *rig.generate(1, 2)], "after a rest")
+
+
+def _check_resume(case: _Case) -> None:
+    """A request that comes back with its tokens goes on where it was."""
+    rig = case.rig
+    for index, num_kept in ((0, 3), (2, 1), (3, 2)):
+        kept = case.alone[index][:num_kept]
+        rig.join(0, [*case.prompts[index], *kept], num_prompt=len(case.prompts[index]))
+        got = kept + rig.generate(0, NUM_TOKENS - num_kept)
+        _expect_tokens(case, index, got, f"resumed after {num_kept} tokens")
+        rig.leave(0)
+
+
+def _check_shared_prefix(case: _Case) -> None:
+    """Blocks that one row has filled serve another, while it runs and after it has left."""
+    rig = case.rig
+    first = rig.join(0, case.prompts[3])
+    tokens = rig.generate(0, 2)
+    if not case.keeps_cache:
+        return
+    rig.join(1, case.prompts[3], shared=first)
+    got = rig.generate(1, NUM_TOKENS)
+    _expect_tokens(case, 3, got, "on the blocks of another row")
+    rig.leave(1)
+    _expect_tokens(case, 3, tokens + rig.generate(0, 2), "whose blocks served another row")
+
+
+def _check_seeds(case: _Case) -> None:
+    """A seed gives the same random tokens whoever else runs, and wherever."""
+    rig = case.rig
+    seeded = SamplingParams(temperature=1.0, seed=5)
+    rig.join(0, case.prompts[1], params=seeded)
+    alone = rig.generate(0, NUM_TOKENS)
+    rig.leave(0)
+    rig.join(1, case.prompts[2], params=SamplingParams(temperature=1.0, seed=6))
+    rig.join(3, case.prompts[1], params=seeded)
+    together = []
+    for _ in range(NUM_TOKENS):
+        rig.run(1)
+        rig.run(3)
+        together.append(rig.step()[3])
+    expect(
+        together == alone,
+        f"with one seed {alone} came alone and {together} beside another row",
+    )
+
+
+def _check_grammar(case: _Case) -> None:
+    """A constrained run takes an allowed token; the run beside it is not touched."""
+    rig, vocab_size = case.rig, case.info.vocab_size
+    only = next(t for t in range(vocab_size) if t != case.alone[1][0])
+    bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
+    rig.join(0, case.prompts[2])
+    rig.join(1, case.prompts[1])
+    rig.run(0)
+    rig.run(1)
+    sampled = rig.step(GrammarOutput(runs=(1,), bitmask=bitmask))
+    expect(sampled[1] == only, f"a grammar allows {only} alone, and {sampled[1]} was sampled")
+    _expect_tokens(case, 2, [sampled[0]], "beside a grammar")
+
+
+def _check_empty_plans(case: _Case) -> None:
+    """Plans that run nothing change nothing, and their leaves count."""
+    rig = case.rig
+    rig.join(0, case.prompts[1])
+    tokens = rig.generate(0, 2)
+    rig.step()
+    rig.join(1, case.prompts[2])
+    rig.step()
+    rig.leave(1)
+    rig.step()
+    tokens += rig.generate(0, 1)
+    _expect_tokens(case, 1, tokens, "with empty plans in between")
+
+
+_CHECKS: Mapping[str, Callable[[_Case], None]] = {
+    "rows used again": _check_reuse,
+    "leave and join in one plan": _check_leave_and_join,
+    "a prompt in pieces": _check_chunks,
+    "what a token depends on": _check_dependence,
+    "as long as may be": _check_longest,
+    "rows side by side": _check_together,
+    "a mixed plan": _check_mixed_plan,
+    "resumed after a preemption": _check_resume,
+    "a shared prefix": _check_shared_prefix,
+    "seeds": _check_seeds,
+    "a grammar": _check_grammar,
+    "empty plans": _check_empty_plans,
+    "a step ahead": check_ahead,
+}

@@ -1,0 +1,1 @@
+"""Checks of Triton kernels without a GPU: ahead-of-time compilation and the interpreter."""

@@ -1,0 +1,178 @@
+"""Triton kernels compiled ahead of time, for GPUs that are not here, and what they take of one.
+
+A package says in `kernel_cases()` in which ways its kernels are launched; `check_kernel` compiles
+each for every target with the assembler that Triton brings, and holds spills and shared memory to
+their limits. It needs Triton, and no GPU, driver or torch. Whether a kernel computes what it should
+is another question: `interpreted` answers that. Nothing is kept between runs.
+Triton is imported within functions: the core lives without it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dovetail_devkit.expectation import expect
+
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+"""By compute capability · 10: shared memory that one block may have (CUDA C++ Guide, table 27)."""
+
+_CACHE = "TRITON_CACHE_DIR"
+_WARP_SIZE = 32
+_ALIGNMENT = 16
+_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCase:
+    """One way in which a kernel is launched.
+
+    name: readable, and unique in its package.
+    kernel: a function decorated with `triton.jit`, not interpreted.
+    types: of each argument that is told at run time: "*bf16", "*fp32", "*i64", "i32", "fp32", …
+    constexprs: the other arguments; None for a pointer that is not given.
+    unaligned: pointers and integers that need not be divisible by 16; all others are, as most
+        addresses and strides are when Triton looks at them at run time.
+    capabilities: compute capability · 10 of the targets. max_spill_bytes: stored and loaded.
+    """
+
+    name: str
+    kernel: Any
+    types: Mapping[str, str]
+    constexprs: Mapping[str, object]
+    unaligned: frozenset[str] = frozenset()
+    num_warps: int = 4
+    num_stages: int = 3
+    capabilities: tuple[int, ...] = (80, 90)
+    max_spill_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledKernel:
+    """What a kernel takes: registers of a thread, spilled bytes of it, shared memory of a block."""
+
+    name: str
+    capability: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def check_kernel(case: KernelCase) -> tuple[CompiledKernel, ...]:
+    """Compile `case` for its targets and return what came out, one for each.
+
+    Raises AssertionError where it does not compile, spills too much or takes more shared memory
+    than a block of the target may have.
+    """
+    return tuple(_check_target(case, capability) for capability in case.capabilities)
+
+
+def _check_target(case: KernelCase, capability: int) -> CompiledKernel:
+    what = f"{case.name}, sm_{capability}"
+    try:
+        made = compile_kernel(case, capability)
+    except Exception as error:
+        raise AssertionError(f"{what} does not compile: {error}") from error
+    most = SHARED_BYTES[capability]
+    expect(
+        made.shared_bytes <= most,
+        f"{what} takes {made.shared_bytes} bytes of shared memory; a block has {most}",
+    )
+    expect(
+        made.spill_bytes <= case.max_spill_bytes,
+        f"{what} spills {made.spill_bytes} bytes with {made.registers} registers; "
+        f"{case.max_spill_bytes} are allowed",
+    )
+    return made
+
+
+def compile_kernel(case: KernelCase, capability: int) -> CompiledKernel:
+    """Compile `case` for one target; what Triton or its assembler raises comes through."""
+    triton = import_module("triton")
+    compiler = import_module("triton.compiler")
+    targets = import_module("triton.backends.compiler")
+    source = compiler.ASTSource(
+        case.kernel,
+        _signature(case),
+        constexprs=dict(case.constexprs),
+        attrs=_hints(case),
+    )
+    with _no_cache():
+        made = triton.compile(
+            source,
+            target=targets.GPUTarget("cuda", capability, _WARP_SIZE),
+            options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+        )
+    registers, spill_bytes = _assemble(made.asm["ptx"])
+    return CompiledKernel(
+        name=case.name,
+        capability=capability,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        shared_bytes=made.metadata.shared,
+    )
+
+
+def _signature(case: KernelCase) -> dict[str, str]:
+    """Return the type of every argument, in the kernel's order."""
+    names = case.kernel.arg_names
+    told = case.types.keys() | case.constexprs.keys()
+    expect(told == set(names), f"{case.name}: arguments {sorted(told ^ set(names))} are not told")
+    return {name: case.types.get(name, "constexpr") for name in names}
+
+
+def _hints(case: KernelCase) -> dict[tuple[int], list[list[object]]]:
+    """Return which arguments are divisible by 16, in the compiler's own form."""
+    return {
+        (place,): [["tt.divisibility", _ALIGNMENT]]
+        for place, name in enumerate(case.kernel.arg_names)
+        if case.types.get(name, "fp").startswith(("*", "i")) and name not in case.unaligned
+    }
+
+
+@contextmanager
+def _no_cache() -> Iterator[None]:
+    """Let Triton keep what it compiles in a folder that goes with this."""
+    before = os.environ.get(_CACHE)
+    with tempfile.TemporaryDirectory(prefix="dovetail-triton-") as folder:
+        os.environ[_CACHE] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(_CACHE)
+            if before is not None:
+                os.environ[_CACHE] = before
+
+
+def _assemble(ptx: str) -> tuple[int, int]:
+    """Return registers and spilled bytes, as the assembler tells them when asked."""
+    (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
+    with tempfile.TemporaryDirectory(prefix="dovetail-ptx-") as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx, "utf-8")
+        done = subprocess.run(
+            [_assembler(), "-v", f"--gpu-name={target}", path, "-o", f"{folder}/cubin"],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    told = done.stdout + done.stderr
+    registers = re.findall(r"Used (\d+) registers", told)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", told)
+    expect(len(registers) == 1 and len(spills) == 2, f"the assembler said something new: {told}")
+    return int(registers[0]), sum(map(int, spills))
+
+
+def _assembler() -> str:
+    """Return the path of the assembler that Triton brings."""
+    folder = Path(str(import_module("triton").__file__)).parent
+    return str(folder / "backends" / "nvidia" / "bin" / "ptxas")

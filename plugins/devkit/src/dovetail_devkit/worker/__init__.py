@@ -1,0 +1,1 @@
+"""What the worker suite is made of: a rig that drives a worker, and the sampling cases."""

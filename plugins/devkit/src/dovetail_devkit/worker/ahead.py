@@ -1,0 +1,103 @@
+"""Steps that are launched before the last one's tokens are taken: for workers that give handles.
+
+What a request gets must not depend on when its results are asked for, by whom, and how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.worker.rig import ASYNC_OUTPUT, LaunchedStep, WorkerRig
+
+_NUM_STEPS = 5
+
+
+class Asked(Protocol):
+    """A worker that runs, prompts, and what comes of each alone."""
+
+    @property
+    def rig(self) -> WorkerRig:
+        """The worker in the hands of a test."""
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """What is asked."""
+
+    @property
+    def alone(self) -> list[list[int]]:
+        """What comes of each prompt alone."""
+
+
+def check_ahead(case: Asked) -> None:
+    """Hold that each step may be launched before the result of the last one was taken.
+
+    Holds nothing of a worker that does not provide "async_output".
+    """
+    rig = case.rig
+    if ASYNC_OUTPUT not in rig.worker.provides:
+        return
+    _check_in_turn(case)
+    rig.clear()
+    _check_all_late(case)
+    rig.clear()
+    _check_row_given_on(case)
+
+
+def _check_in_turn(case: Asked) -> None:
+    """Two steps are out at a time, and another thread takes the results."""
+    rig = case.rig
+    rig.join(0, case.prompts[2])
+    rig.join(1, case.prompts[3])
+    got: dict[int, list[int]] = {0: [], 1: []}
+
+    def take(step: LaunchedStep) -> None:
+        for row, token in rig.settle(step).items():
+            got[row].append(token)
+
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        out = _launch(rig, (0, 1))
+        for turn in range(1, _NUM_STEPS):
+            following = _launch(rig, (1, 0) if turn % 2 else (0, 1))
+            reader.submit(take, out).result()
+            out = following
+        reader.submit(take, out).result()
+    _expect(case, 2, got[0], "two steps at a time")
+    _expect(case, 3, got[1], "two steps at a time")
+
+
+def _check_all_late(case: Asked) -> None:
+    """Results are taken long after, from the last to the first."""
+    rig = case.rig
+    rig.join(2, case.prompts[1])
+    steps = [_launch(rig, (2,)) for _ in range(_NUM_STEPS)]
+    got = [rig.settle(step)[2] for step in steps[::-1]][::-1]
+    _expect(case, 1, got, "whose results were taken from the last to the first")
+
+
+def _check_row_given_on(case: Asked) -> None:
+    """A row may go to another request while the token of its last one is not taken yet."""
+    rig = case.rig
+    rig.join(0, case.prompts[3])
+    first = _launch(rig, (0,))
+    rig.leave(0)
+    rig.join(0, case.prompts[0])
+    second = _launch(rig, (0,))
+    _expect(case, 3, [rig.settle(first)[0]], "whose row was given on")
+    _expect(case, 0, [rig.settle(second)[0], *rig.generate(0, 1)], "on a row that was given on")
+
+
+def _launch(rig: WorkerRig, rows: Sequence[int]) -> LaunchedStep:
+    for row in rows:
+        rig.run(row)
+    return rig.launch()
+
+
+def _expect(case: Asked, index: int, got: list[int], how: str) -> None:
+    want = case.alone[index][: len(got)]
+    expect(
+        got == want,
+        f"a prompt of {len(case.prompts[index])} tokens, {how}, gives {got}; alone it gives {want}",
+    )

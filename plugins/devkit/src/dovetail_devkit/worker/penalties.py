@@ -1,0 +1,100 @@
+"""The penalty cases of the worker suite: what a penalty moves, by how much, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail_devkit.expectation import expect
+from dovetail_devkit.worker.draws import Asked, generate, other_tokens
+from dovetail_devkit.worker.rig import GREEDY
+
+NUM_REPEATS = 16
+"""How often a token stands in the output on which penalties are tried."""
+
+
+def check_frequency(case: Asked) -> None:
+    """A token that was generated 16 times is moved by 16 times the penalty; a prompt's is not."""
+    _check_prompt_is_left(case)
+    token, limit = _find_limit(case)
+    for presence in (-2.0, 2.0):
+        border = limit - presence / NUM_REPEATS
+        for frequency, wins in ((border - 0.05, True), (border + 0.05, False)):
+            got = _wins(case, token, frequency, presence)
+            expect(
+                got == wins,
+                f"presence_penalty={presence:g} must move a generated token by {-presence:g}: "
+                f"beside frequency_penalty={frequency:.3f} and {NUM_REPEATS} occurrences token "
+                f"{token} is {'' if got else 'not '}the best; without it the border is at "
+                f"{limit:.3f}",
+            )
+
+
+def check_repetition(case: Asked) -> None:
+    """Tokens of prompt and output are favoured by a small repetition penalty."""
+    vocab_size, tried = case.info.vocab_size, 0
+    for first in range(0, vocab_size - NUM_REPEATS, NUM_REPEATS):
+        seen = list(range(first, first + NUM_REPEATS))
+        for where, num_prompt in (("prompt", NUM_REPEATS), ("output", 1)):
+            (plain,) = generate(case, seen, GREEDY, num_prompt=num_prompt)
+            if plain in seen:
+                continue
+            tried += 1
+            params = replace(GREEDY, repetition_penalty=0.01)
+            (got,) = generate(case, seen, params, num_prompt=num_prompt)
+            expect(
+                got in seen,
+                f"repetition_penalty=0.01 favours what stands in the {where}: {got} came, which is "
+                f"not among {seen[0]} to {seen[-1]}",
+            )
+        if tried >= 4:
+            return
+
+
+def check_own_tokens(case: Asked) -> None:
+    """Penalties count what the worker has sampled itself like what a join brings."""
+    for params in (
+        replace(GREEDY, repetition_penalty=0.01),
+        replace(GREEDY, frequency_penalty=-2.0, presence_penalty=-2.0),
+    ):
+        for prompt in case.prompts:
+            tokens = generate(case, prompt[-1:], params, num_tokens=8)
+            resumed = [*prompt[-1:], *tokens[:5]]
+            got = generate(case, resumed, params, num_prompt=1, num_tokens=3)
+            expect(
+                got == tokens[5:],
+                f"penalties: a request gives {tokens[5:]} after {tokens[:5]}, and {got} when it is "
+                "resumed there: tokens are not counted alike",
+            )
+
+
+def _find_limit(case: Asked) -> tuple[int, float]:
+    """Return a token and the frequency penalty above which it is no longer the best."""
+    for token in (*other_tokens(case, 6), case.alone[1][0]):
+        low, high = -2.0, 2.0
+        if not _wins(case, token, low) or _wins(case, token, high):
+            continue
+        for _ in range(11):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _wins(case, token, middle) else (low, middle)
+        if abs(low) < 1.8:
+            return token, high
+    raise AssertionError(
+        f"frequency_penalty: from -2 to 2 it changes nothing for tokens that were generated "
+        f"{NUM_REPEATS} times"
+    )
+
+
+def _wins(case: Asked, token: int, frequency: float, presence: float = 0.0) -> bool:
+    """Return whether a token that was generated 16 times comes next."""
+    prompt = case.prompts[1]
+    params = replace(GREEDY, frequency_penalty=frequency, presence_penalty=presence)
+    tokens = [*prompt, *[token] * NUM_REPEATS]
+    return generate(case, tokens, params, num_prompt=len(prompt)) == [token]
+
+
+def _check_prompt_is_left(case: Asked) -> None:
+    prompt = [*case.prompts[1], *other_tokens(case, 1) * NUM_REPEATS]
+    plain = generate(case, prompt, GREEDY)
+    for name in ("frequency_penalty", "presence_penalty"):
+        got = generate(case, prompt, replace(GREEDY, **{name: -2.0}))  # type: ignore[arg-type]
+        expect(got == plain, f"{name} counts tokens of the prompt; only generated ones count")

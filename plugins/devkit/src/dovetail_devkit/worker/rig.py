@@ -1,0 +1,210 @@
+"""A worker in the hands of a test: rows by number, lawful plans, results held against the plan.
+
+It plays the scheduler's part one call at a time, so that a suite can say what is to run where. The
+worker is any; only its contract is used.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from dovetail.interfaces.executor import Handle
+from dovetail.interfaces.kv_cache import KVCacheConfig
+from dovetail.interfaces.worker import GrammarOutput, WorkerBase
+from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
+from dovetail.result import ModelRunnerOutput
+from dovetail.sampling_params import SamplingParams
+from dovetail_devkit.expectation import expect
+
+GREEDY = SamplingParams(temperature=0.0)
+ASYNC_OUTPUT = "async_output"
+_UNKNOWN = -1
+"""A token that was sampled and is not known yet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RigRow:
+    """What the rig knows of a row.
+
+    tokens: all; num_computed: of them; blocks: by position, each one block of every group.
+    """
+
+    tokens: list[int]
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedStep:
+    """A step that a worker was given. waiting: by row, who waits for its token, and at which place.
+
+    output: what the worker gave for it.
+    """
+
+    plan: SchedulerOutput
+    output: ModelRunnerOutput | Handle[ModelRunnerOutput]
+    waiting: Mapping[int, tuple[RigRow, int]]
+
+
+class WorkerRig:
+    """Drives one worker that has been taken through its start.
+
+    rows: by number. results: of all steps so far.
+    """
+
+    def __init__(self, worker: WorkerBase, kv_cache: KVCacheConfig, *, seed: int = 0) -> None:
+        self.worker = worker
+        self.rows: dict[int, RigRow] = {}
+        self.results: list[ModelRunnerOutput] = []
+        self._block_size = kv_cache.block_size
+        self._num_groups = len(kv_cache.groups)
+        self._builder = StepBuilder(num_groups=self._num_groups)
+        # In random order, so that a worker which reads blocks side by side is found out.
+        self._free = list(range((kv_cache.num_blocks - 1) // self._num_groups))
+        Random(seed).shuffle(self._free)
+        self._generations: dict[int, int] = {}
+        self._runs: list[int] = []
+
+    def join(
+        self,
+        row: int,
+        tokens: Sequence[int],
+        *,
+        num_prompt: int = 0,
+        params: SamplingParams = GREEDY,
+        shared: RigRow | None = None,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+    ) -> RigRow:
+        """Let a request with `tokens` take a row with the next step.
+
+        num_prompt: of the tokens, 0 for all. shared: a row whose full, computed blocks it begins
+        with, as after a hit in the prefix cache; their tokens must be equal. bad_words: as tokens.
+        """
+        generation = self._generations[row] = self._generations.get(row, 0) + 1
+        name = f"row-{row}-{generation}"
+        self._builder.join(
+            NewRequest(
+                request_id=name,
+                row=row,
+                generation=generation,
+                token_ids=array("i", tokens),
+                num_prompt_tokens=num_prompt or len(tokens),
+                sampling_params=params,
+                stop_token_ids=frozenset(params.stop_token_ids or ()),
+                bad_words_token_ids=bad_words,
+                seed=params.seed or 0,
+            )
+        )
+        state = self.rows[row] = RigRow(tokens=list(tokens))
+        if shared is not None:
+            most = min(shared.num_computed, len(tokens) - 1) // self._block_size
+            state.num_computed = most * self._block_size
+            self._give(row, shared.blocks[:most])
+        return state
+
+    def leave(self, row: int) -> None:
+        """End a row with the next step; its blocks are handed out again before any other."""
+        self._builder.leave(row)
+        state = self.rows.pop(row)
+        held = {block for other in self.rows.values() for block in other.blocks}
+        self._free += [block for block in state.blocks if block not in held]
+
+    def run(self, row: int, num_tokens: int = 0) -> None:
+        """Bring `num_tokens` of a row forward with the next step; 0 for all that are known."""
+        state = self.rows[row]
+        start, known = state.num_computed, len(state.tokens)
+        end = start + num_tokens if num_tokens else known
+        missing = -(-end // self._block_size) - len(state.blocks)
+        # One call for each block: a row may appear more than once in the columns.
+        for _ in range(missing):
+            self._give(row, [self._free.pop()])
+        self._builder.run(row, start, end - start, samples=end == known)
+        state.num_computed = end
+        self._runs.append(row)
+
+    def step(self, grammar: GrammarOutput | None = None) -> dict[int, int]:
+        """Execute what was asked for and return row to sampled token; tokens are kept."""
+        return self.settle(self.launch(grammar))
+
+    def launch(self, grammar: GrammarOutput | None = None) -> LaunchedStep:
+        """Give the worker what was asked for; the rows that sample get a token to be known later.
+
+        Another step may be launched before this one is settled, if the worker provides
+        "async_output".
+        """
+        plan = self._builder.build()
+        fingerprint = repr(plan)
+        self.worker.execute_model(plan)
+        output = self.worker.sample_tokens(grammar)
+        expect(repr(plan) == fingerprint, "the worker changed the plan; it is only read")
+        runs, self._runs = self._runs, []
+        waiting = {}
+        for row, samples in zip(runs, plan.samples, strict=True):
+            if samples:
+                state = self.rows[row]
+                waiting[row] = state, len(state.tokens)
+                state.tokens.append(_UNKNOWN)
+        return LaunchedStep(plan=plan, output=output, waiting=waiting)
+
+    def settle(self, step: LaunchedStep) -> dict[int, int]:
+        """Take the result of `step` and return row to sampled token; tokens are kept."""
+        result = self._result(step.output)
+        self._check(step.plan, result)
+        self.results.append(result)
+        sampled = dict(zip(step.waiting, result.token_ids, strict=True))
+        for row, token in sampled.items():
+            state, place = step.waiting[row]
+            state.tokens[place] = token
+        return sampled
+
+    def _result(self, output: ModelRunnerOutput | Handle[ModelRunnerOutput]) -> ModelRunnerOutput:
+        if isinstance(output, ModelRunnerOutput):
+            return output
+        late = ASYNC_OUTPUT in self.worker.provides
+        expect(late, f"sample_tokens gives a {type(output).__name__}; {ASYNC_OUTPUT!r} is due then")
+        result = output.result()
+        expect(output.done(), "a handle is not done after its result was taken")
+        expect(output.result() == result, "a handle's result changes when it is asked for again")
+        return result
+
+    def generate(self, row: int, num_tokens: int) -> list[int]:
+        """Step a row alone until it has `num_tokens` more tokens, and return those."""
+        found: list[int] = []
+        while len(found) < num_tokens:
+            self.run(row)
+            found.append(self.step()[row])
+        return found
+
+    def clear(self) -> None:
+        """Let all rows leave, in a step that runs nothing."""
+        for row in list(self.rows):
+            self.leave(row)
+        self.step()
+
+    def _give(self, row: int, blocks: Sequence[int]) -> None:
+        self.rows[row].blocks += blocks
+        for group in range(self._num_groups):  # all groups draw from the same ids
+            ids = [1 + block * self._num_groups + group for block in blocks]
+            self._builder.grow(row, ids, group=group)
+
+    def _check(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        expect(
+            result.step_id == plan.step_id,
+            f"the result says step {result.step_id}, the plan is step {plan.step_id}",
+        )
+        expect(
+            list(result.num_sampled) == list(plan.samples),
+            f"num_sampled is {list(result.num_sampled)}; the plan's samples are "
+            f"{list(plan.samples)}",
+        )
+        expect(
+            len(result.token_ids) == sum(plan.samples),
+            f"{len(result.token_ids)} tokens came for {sum(plan.samples)} sampling runs",
+        )
+        columns = ((result.num_sampled, "B"), (result.token_ids, "i"))
+        for column, typecode in columns:
+            kind = getattr(column, "typecode", None)
+            expect(kind == typecode, f"a column has type {kind!r}; array({typecode!r}) is due")

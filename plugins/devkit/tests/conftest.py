@@ -1,0 +1,5 @@
+"""Fixtures of these tests."""
+
+from dovetail_devkit.rigs.plugin_site import count_as_member
+
+__all__ = ["count_as_member"]

@@ -1,0 +1,348 @@
+"""The doctor finds what is wrong, names it, and lets it harm nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections import namedtuple
+
+import pytest
+
+from dovetail.machine import Cores
+from dovetail.plugins import KINDS, PluginRegistry
+from dovetail.plugins.contract import contract_version
+from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, examine
+from dovetail_devkit.doctor import devices as devices_module
+from dovetail_devkit.doctor import surroundings as surroundings_module
+from dovetail_devkit.doctor.devices import judge_devices, tell_verified
+from dovetail_devkit.doctor.path_files import check_path_files, site_folders
+from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try
+from dovetail_devkit.doctor.surroundings import check_environment, check_machine
+from dovetail_devkit.doctor.trial_findings import judge_trial
+from dovetail_devkit.doctor.trial_run import Trial, try_plugins
+
+POLICY = "from dovetail.interfaces import Policy\n\nclass Mine(Policy):\n    pass\n"
+DEADLINE_S = 6.0
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution with one policy, `name`, whose package holds `source`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(distribution, name, source=POLICY, *, manifest="", kind="policy"):
+        package = f"doctor_{distribution.replace('-', '_')}"
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(source)
+        if manifest:
+            (tmp_path / package / "dovetail.toml").write_text(manifest)
+        info = tmp_path / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
+        (info / "entry_points.txt").write_text(f"[dovetail.{kind}]\n{name} = {package}:Mine\n")
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("doctor_")]:
+        del sys.modules[name]
+
+
+def entry(name, **values):
+    lines = [f"{key} = {value!r}".replace("'", '"') for key, value in values.items()]
+    return "\n".join(["[[plugin]]", 'kind = "policy"', f'name = "{name}"', *lines, ""])
+
+
+def find(findings, subject):
+    return [finding for finding in findings if subject in finding.subject]
+
+
+# --- plugins in processes of their own --------------------------------------------------------
+
+HANG = "import threading\nthreading.Event().wait()\n"
+ORPHAN = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nos._exit(5)\n"
+TRICKS = {
+    "ends": "import os\nos.write(1, b'farewell')\nos._exit(3)\n",
+    "hangs": f"import os\nos.write(2, b'one moment')\n{HANG}",
+    "raises": "raise KeyError('lost')\n",
+    "leaves": "raise SystemExit(0)\n",
+    "noisy": f"import os\nos.write(1, b'hello from below')\n{POLICY}",
+    "slow": f"import time\ntime.sleep(1.1)\n{POLICY}",
+    "orphan": ORPHAN,
+    "killed": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+    "missing": "import a_module_nobody_has\n",
+    "wrong": "class Mine:\n    pass\n",
+    "lingers": f"import threading, time\n{POLICY}\n"
+    "threading.Thread(target=time.sleep, args=(60,)).start()\n",
+    "closes": f"import os\nos.closerange(3, 99)\n{HANG}",
+    "healthy": POLICY,
+}
+
+
+@pytest.fixture
+def trials(install):
+    for name, source in TRICKS.items():
+        install(f"acme-{name}", name, source)
+    mine = [c for c in PluginRegistry().candidates("policy") if c.name in TRICKS]
+    return {trial.plugin.name: trial for trial in try_plugins(mine, deadline_s=DEADLINE_S)}
+
+
+def test_each_trick_is_found_and_named_and_harms_nobody_else(trials):
+    assert set(trials) == set(TRICKS)
+    errors = {name: trial.error for name, trial in trials.items() if trial.error}
+    assert set(errors) == set(TRICKS) - {"noisy", "slow", "lingers", "healthy"}
+    assert errors["ends"] == "it ended the process (with exit code 3)"
+    assert errors["killed"] == "it ended the process (by signal 9)"
+    assert errors["orphan"] == "it ended the process (with exit code 5)"
+    assert errors["hangs"] == errors["closes"] == "it did not finish within 6 s"
+    assert "KeyError: 'lost'" in errors["raises"]
+    assert "SystemExit" in errors["leaves"]
+    assert "a_module_nobody_has" in errors["missing"]
+    assert "contract of a policy" in errors["wrong"]
+    assert trials["ends"].ended and trials["ends"].noise == "farewell"
+    assert trials["hangs"].hung and trials["hangs"].noise == "one moment"
+    assert trials["noisy"].noise == "hello from below"
+    assert any("took 1." in note for note in trials["slow"].notes)
+    assert not trials["healthy"].notes and not trials["healthy"].noise
+    assert not [name for name in sys.modules if name.startswith("doctor_")]
+    verdicts = {
+        name: [finding.verdict for finding in judge_trial(trial)] for name, trial in trials.items()
+    }
+    assert verdicts.pop("noisy") == verdicts.pop("slow") == [OK, WARNING]
+    assert verdicts.pop("healthy") == verdicts.pop("lingers") == [OK]
+    assert all(found == [BROKEN] for found in verdicts.values()), verdicts
+    (finding,) = judge_trial(trials["ends"])
+    assert "'farewell'" in finding.text
+    assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
+
+
+def test_a_process_that_ends_is_followed_by_another_for_the_rest(install, count_as_member):
+    """First-party plugins share a process; who comes after the one that ends it is tried, too."""
+    for letter in "abc":
+        count_as_member(f"dovetail-zz-{letter}", f"doctor_dovetail_zz_{letter}")
+    install("dovetail-zz-a", "first", POLICY)
+    install("dovetail-zz-b", "second", TRICKS["ends"])
+    install("dovetail-zz-c", "third", POLICY)
+    mine = [c for c in PluginRegistry().candidates("policy") if "-zz-" in c.distribution]
+    trials = try_plugins(mine, deadline_s=20.0)
+    assert [bool(trial.error) for trial in trials] == [False, True, False]
+
+
+def test_a_platform_that_cannot_be_used_here_is_a_note(install):
+    source = """
+from dovetail.interfaces import Platform, PlatformInfo, Probe
+
+class Mine(Platform):
+    info = PlatformInfo(name="mine", device_type="mine")
+    @classmethod
+    def probe(cls):
+        return Probe(usable=False, reasons=("no such chip",))
+    def capabilities(self):
+        return frozenset({"dtype.float32"})
+    def total_memory_bytes(self, local_rank=0):
+        return 1
+"""
+    install("acme-box", "mine", source, kind="platform")
+    (mine,) = [c for c in PluginRegistry().candidates("platform") if c.name == "mine"]
+    (trial,) = try_plugins([mine], deadline_s=20.0)
+    (finding,) = judge_trial(trial)
+    assert finding.verdict == NOTE
+    assert "no such chip" in finding.text
+
+
+# --- what plugins declare ---------------------------------------------------------------------
+
+
+def test_all_is_well_where_all_is_well():
+    findings = list(check_registrations(PluginRegistry()))
+    assert {finding.verdict for finding in findings} == {OK}
+
+
+def test_a_name_of_two_is_a_conflict_with_its_remedy(install):
+    install("acme", "twin")
+    install("bolt", "twin")
+    (finding,) = find(check_registrations(PluginRegistry()), "policy:twin")
+    assert finding.verdict == BROKEN
+    assert "acme 1.0" in finding.text and "bolt 1.0" in finding.text
+    assert "twin@acme or twin@bolt" in finding.remedy
+
+
+def test_a_broken_manifest_is_found_and_its_plugins_are_not_tried(install):
+    install("acme", "mine", manifest="[[plugin]]\nkind = 3\n")
+    registry = PluginRegistry()
+    (finding,) = [f for f in check_registrations(registry) if f.verdict == BROKEN]
+    assert "acme 1.0" in finding.text and "dovetail.toml" in finding.text
+    assert "mine" not in [plugin.name for plugin in plugins_to_try(registry)]
+
+
+def test_another_contract_version_is_found_and_not_tried(install):
+    install("acme", "mine", manifest=entry("mine", api=">=7"))
+    registry = PluginRegistry()
+    (finding,) = find(check_registrations(registry), "policy:mine")
+    assert finding.verdict == BROKEN
+    assert ">=7" in finding.text and contract_version("policy") in finding.text
+    assert "mine" not in [plugin.name for plugin in plugins_to_try(registry)]
+
+
+def test_a_wish_to_replace_is_told(install):
+    install("acme", "mine", manifest=entry("mine", replaces=["policy:fcfs@dovetail-sched-fcfs"]))
+    (finding,) = find(check_registrations(PluginRegistry()), "policy:mine")
+    assert finding.verdict == NOTE
+    assert "--plugins-allow 'policy:mine@acme'" in finding.remedy
+
+
+def test_a_kind_that_nobody_knows_is_told_with_the_nearest(install):
+    install("acme", "mine", kind="polcy")
+    (finding,) = find(check_registrations(PluginRegistry()), "acme")
+    assert finding.verdict == WARNING
+    assert "Did you mean 'policy'" in finding.text
+
+
+# --- .pth files -------------------------------------------------------------------------------
+
+
+def pth(folder, name, text):
+    (folder / name).write_text(text)
+
+
+def test_only_files_that_run_code_are_told_and_known_ones_are_explained(tmp_path):
+    pth(tmp_path, "plain.pth", "/some/folder\n# import this\n")
+    pth(tmp_path, "odd.pth", "/a\nimport os; os.environ['X'] = '1'\nimport sys\n")
+    pth(tmp_path, "distutils-precedence.pth", "import os; __import__('_distutils_hack')\n")
+    pth(tmp_path, ".hidden.pth", "import os\n")
+    findings = list(check_path_files([tmp_path]))
+    assert [(f.subject, f.verdict) for f in findings] == [
+        ("distutils-precedence.pth", OK),
+        ("odd.pth", WARNING),
+        (".pth files", OK),
+    ]
+    odd = findings[1]
+    assert "nobody that is installed" in odd.text and "and 1 more lines" in odd.text
+    assert str(tmp_path / "odd.pth") in odd.remedy
+    assert "1 that only name folders" in findings[2].text
+
+
+def test_a_known_name_does_not_excuse_other_code(tmp_path):
+    pth(tmp_path, "__editable__.good.pth", "import __editable___good_finder\n")
+    pth(tmp_path, "_editable_impl_bad.pth", "import socket\n")
+    verdicts = {f.subject: f.verdict for f in check_path_files([tmp_path])}
+    assert verdicts["__editable__.good.pth"] == OK
+    assert verdicts["_editable_impl_bad.pth"] == WARNING
+
+
+def test_the_owner_of_a_file_is_named(tmp_path):
+    pth(tmp_path, "odd.pth", "import os\n")
+    info = tmp_path / "acme-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 2.0\n")
+    (info / "RECORD").write_text("odd.pth,sha256=x,10\nother.py,,\n")
+    (finding,) = find(check_path_files([tmp_path]), "odd.pth")
+    assert finding.text.startswith("acme 2.0 runs code")
+    assert "uninstall acme" in finding.remedy
+
+
+def test_the_folders_of_this_python_are_looked_at():
+    assert any(folder.name in ("site-packages", "dist-packages") for folder in site_folders())
+
+
+# --- machine and environment ------------------------------------------------------------------
+
+
+def test_machine_and_environment_are_described_here():
+    findings = [*check_machine(), *check_environment()]
+    assert {"cores", "memory", "compiler", "device", "Python", "torch"} <= {
+        finding.subject for finding in findings
+    }
+    assert all(finding.text for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "subject", "verdict"),
+    [
+        ("read_cores", Cores(logical=8, usable=8, quota=1.5), "cores", WARNING),
+        ("read_cores", Cores(logical=8, usable=2, quota=4.0), "cores", OK),
+        ("read_memory", {"total": 1 << 34, "available": 1 << 29}, "memory", WARNING),
+        ("read_memory", {"total": 9, "available": 1 << 33, "limit": 1 << 20}, "memory", WARNING),
+        ("read_memory", {}, "memory", NOTE),
+        ("find_compilers", [], "compiler", NOTE),
+        ("find_devices", [("tool", "A chip")], "device", OK),
+        ("find_devices", [], "device", NOTE),
+    ],
+)
+def test_a_poor_machine_is_told(attribute, value, subject, verdict, monkeypatch):
+    monkeypatch.setattr(surroundings_module, attribute, lambda: value)
+    (finding,) = find(check_machine(), subject)
+    assert finding.verdict == verdict
+    assert bool(finding.remedy) == (verdict == WARNING or subject == "compiler")
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [("2.13.0+cpu", OK), ("2.11.0", OK), ("2.9.1", WARNING), ("1.13", WARNING), (None, NOTE)],
+)
+def test_torch_is_judged_by_its_metadata(version, verdict, monkeypatch):
+    def told(name):
+        if version is None:
+            raise surroundings_module.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(surroundings_module, "version", told)
+    (finding,) = find(check_environment(), "torch")
+    assert finding.verdict == verdict
+
+
+CHIP = [("chip-smi", "A chip, 80 GiB, driver 1.0")]
+
+
+def accelerator_trial(install, **how):
+    """Return how it went to try the platform of an accelerator, and a registry that knows it."""
+    manifest = (
+        '[[plugin]]\nkind = "platform"\nname = "chip"\nprovides = ["device.chip"]\n'
+        'verified = "never run on its device"\n'
+    )
+    install("acme-chip", "chip", kind="platform", manifest=manifest)
+    registry = PluginRegistry()
+    (mine,) = [one for one in registry.candidates("platform") if one.name == "chip"]
+    return Trial(plugin=mine, **how), registry
+
+
+def test_a_device_that_no_platform_is_for_is_told(monkeypatch):
+    monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
+    (finding,) = judge_devices(CHIP, [], PluginRegistry())
+    assert (finding.area, finding.subject, finding.verdict) == ("machine", "device", WARNING)
+    assert "no installed platform is made for" in finding.text and "pip install" in finding.remedy
+    assert not list(judge_devices([], [], PluginRegistry()))
+
+
+def test_a_device_whose_platform_refuses_is_told_with_the_reason(install, monkeypatch):
+    monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0+cpu")
+    trial, registry = accelerator_trial(install, refusals=("the driver is older than 13.0",))
+    unused, torch = judge_devices(CHIP, [trial], registry)
+    assert "chip: the driver is older than 13.0" in unused.text
+    assert torch.subject == "torch" and "a build for CPUs alone" in torch.text
+    monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
+    assert len(list(judge_devices(CHIP, [trial], registry))) == 1
+
+
+def test_a_device_that_is_used_needs_no_word(install):
+    trial, registry = accelerator_trial(install)
+    assert not list(judge_devices(CHIP, [trial], registry))
+    (note,) = tell_verified([trial.plugin], registry)
+    assert note.verdict == NOTE and note.text == "verified: never run on its device"
+
+
+def test_the_examination_ends_with_a_finding_for_each_plugin(monkeypatch):
+    """The trials themselves are above."""
+    fake = namedtuple("Fake", "plugin error refusals noise notes took_ns ended hung")
+    tried = []
+
+    def pretend(plugins, *, deadline_s):
+        tried.extend(plugins)
+        return [fake(plugin, "", (), "", (), 0, False, False) for plugin in plugins]
+
+    monkeypatch.setattr("dovetail_devkit.doctor.examination.try_plugins", pretend)
+    told = []
+    findings = examine(progress=told.append)
+    assert len(tried) == sum(len(PluginRegistry().candidates(kind)) for kind in KINDS)
+    subjects = [finding.subject for finding in findings]
+    assert [f"{plugin.kind}:{plugin.reference}" for plugin in tried] == subjects[-len(tried) :]
+    assert len(told) == 3

@@ -1,0 +1,203 @@
+"""New packages: named with care, in the house style, and right as they are."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import PluginError, PluginNotFoundError
+from dovetail.plugins import KINDS
+from dovetail.plugins.contract import contract_version
+from dovetail_devkit import SUITES
+from dovetail_devkit.scaffold import BLUEPRINTS, get_blueprint, name_plugin, write_package
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {kind: f"begun_{kind}" for kind in BLUEPRINTS} | {"model": "BegunForCausalLM"}
+RULES = ("--select", "E,F,W,I,B,UP,SIM,D,ANN,N,RUF")
+IGNORED = ("--ignore", "D105,D107,D203,D213,D401,ANN401,N803,N806,RUF001,RUF002,RUF003")
+IN_TESTS = ("--per-file-ignores", "tests/*:ANN", "--per-file-ignores", "tests/*:D")
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "distribution", "stem"),
+    [
+        ("shortest_first", "shortest_first", "shortest-first", "ShortestFirst"),
+        ("fair", "fair", "fair", "Fair"),
+        ("NewForCausalLM", "new_for_causal_lm", "new-for-causal-lm", "NewForCausalLM"),
+        ("HTTPFair", "http_fair", "http-fair", "HTTPFair"),
+        ("with__two_", "with__two", "with-two", "WithTwo"),
+    ],
+)
+def test_one_name_gives_all_the_others(name, package, distribution, stem):
+    made = name_plugin("policy", name)
+    assert (made.package, made.distribution, made.stem) == (package, distribution, stem)
+    assert made.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("", "letters"),
+        ("3rd", "letters"),
+        ("with-dash", "letters"),
+        ("über", "letters"),
+        ("_private", "letters"),
+        ("class", "letters"),
+        ("a" * 31, "30"),
+        ("dovetail_mine", "first-party"),
+        ("json", "module of Python"),
+        ("tests", "every package"),
+        ("pytest", "is installed"),
+        ("cyclopts", "pip uninstall"),
+        ("_pytest", "letters"),
+        ("bigram_dovetail", "to import already"),
+        ("fcfs", "dovetail-sched-fcfs"),
+    ],
+)
+def test_names_that_get_in_the_way_are_refused(name, told):
+    with pytest.raises(PluginError, match=told):
+        name_plugin("policy", name)
+
+
+def test_a_name_is_taken_within_its_kind_only():
+    assert name_plugin("attention", "fcfs").name == "fcfs"
+
+
+def test_kinds_without_a_template_say_where_the_contract_is():
+    with pytest.raises(PluginError, match=r"dovetail\.interfaces\.grammar"):
+        get_blueprint("grammar")
+    with pytest.raises(PluginError, match="plugins new platform"):
+        get_blueprint("worker")
+    with pytest.raises(PluginError, match="Did you mean 'scheduler'"):
+        get_blueprint("shceduler")
+    with pytest.raises(PluginNotFoundError):
+        name_plugin("nothing", "mine")
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def test_an_existing_folder_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/precious.txt").write_text("keep me")
+    with pytest.raises(PluginError, match="is there already"):
+        write_package("policy", "mine", tmp_path)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious.txt"]
+
+
+def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PluginError, match="Cannot write"):
+        write_package("policy", "mine", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """One package of each kind."""
+    folder = tmp_path_factory.mktemp("packages")
+    return {kind: write_package(kind, NAMES[kind], folder) for kind in BLUEPRINTS}
+
+
+@pytest.mark.parametrize("kind", BLUEPRINTS)
+def test_a_package_is_whole(packages, kind):
+    made = packages[kind]
+    written = {path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*.*")}
+    assert written == set(made.files)
+    project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
+    assert not project["name"].startswith("dovetail")
+    assert any(one.startswith("dovetail-core>=") for one in project["dependencies"])
+    (manifest_path,) = made.folder.rglob("dovetail.toml")
+    entries = tomllib.loads(manifest_path.read_text())["plugin"]
+    declared = {f"{entry['kind']}:{entry['name']}": entry for entry in entries}
+    assert set(declared) == set(made.plugins)
+    for entry in entries:
+        assert contract_version(entry["kind"]) in entry["api"]
+    for group, points in project["entry-points"].items():
+        assert group.removeprefix("dovetail.") in KINDS
+        for target in points.values():
+            module, _, name = target.partition(":")
+            source = made.folder / "src" / f"{module.replace('.', '/')}.py"
+            classes = [n.name for n in ast.parse(source.read_text()).body if hasattr(n, "bases")]
+            assert name in classes
+    for path in made.folder.rglob("*.*"):
+        assert "$" not in path.read_text(), f"{path}: a place for a name was left empty"
+
+
+@pytest.mark.parametrize("kind", BLUEPRINTS)
+def test_a_package_keeps_the_house_style(packages, kind):
+    folder = packages[kind].folder
+    ruff = [sys.executable, "-m", "ruff"]
+    for command in (
+        [*ruff, "check", *RULES, *IGNORED, *IN_TESTS, "--no-cache", "."],
+        [*ruff, "format", "--check", "--no-cache", "."],
+    ):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
+
+
+def test_every_template_is_of_a_kind_with_a_suite():
+    assert {kind for kind in BLUEPRINTS if kind not in SUITES} == set()
+
+
+# --- installed and checked --------------------------------------------------------------------
+
+
+def run(command, folder, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    told = done.stdout[-6000:] + done.stderr[-3000:]
+    assert done.returncode == 0, f"{command}\n{told}"
+    return done.stdout
+
+
+def check_installed(packages, kinds, folder, *selection):
+    """Install packages as a user does, then hold each plugin against its contract in one run."""
+    site = folder / "site"
+    pip = ("pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+    paths = [packages[kind].folder for kind in kinds]
+    run([*pip, "--disable-pip-version-check", "--target", site, *paths], folder)
+    plugins = [plugin for kind in kinds for plugin in packages[kind].plugins]
+    options = [word for plugin in plugins for word in ("--dovetail-plugin", plugin)]
+    empty = folder / "empty"
+    empty.mkdir()
+    threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(site)}
+    told = run(["pytest", "-q", "-p", "no:cacheprovider", *selection, *options], empty, **threads)
+    for plugin in plugins:
+        assert f"{plugin}: " in told
+    assert " 0 failed, 0 error" in told
+    return threads
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("part", [0, 1])
+def test_new_plugins_are_right_as_they_are(packages, tmp_path, part):
+    check_installed(packages, list(BLUEPRINTS)[part::2], tmp_path, "-k", "not float16")
+
+
+@pytest.mark.slow
+def test_all_new_plugins_are_right_as_they_are(packages, tmp_path):
+    threads = check_installed(packages, BLUEPRINTS, tmp_path)
+    # Their own tests, too; those of an attention backend are the kit's, whole.
+    tests = [packages[kind].folder / "tests" for kind in BLUEPRINTS if kind != "attention"]
+    own = ["pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", *tests]
+    run(own, tmp_path, **threads)
