@@ -39,8 +39,7 @@ demo: $(STAMP)  ## make a small model and generate from it
 test: $(STAMP)  ## run the tests, but for the slow ones and those for accelerators
 	$(BIN)/python tests/features/suite.py
 
-soak: $(STAMP)  ## run all tests, the slow ones too, and a million steps of random programs
-	$(BIN)/python -m pytest -q -m ""
+soak: $(STAMP)  ## run every long test and a million steps of random programs; continues where it was interrupted
 	PYTHONPATH=tests $(BIN)/python -m soak
 
 features: $(STAMP)  ## hold docs/features.md to its word

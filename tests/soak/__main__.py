@@ -1,121 +1,93 @@
-"""Play random programs for long: every policy on every cache shape, a million steps.
+"""Run every long test: `make soak`, or `PYTHONPATH=tests python -m soak [--fresh] [--only NAME …]`.
 
-    PYTHONPATH=tests python -m soak [--steps N] [--processes P] [--only NUMBER]
-
-Prints what was done and how fast. Ends with code 1 at the first law broken, naming the program,
-which `--only` plays again; and if a full run did too little of what a long run is for.
+The sections are the tests that `make test` leaves out (long forms, and the cases of large matrices
+that the commit did not select), tests that measure time, and a million steps of random scheduler
+programs. An interrupted run continues where it stopped if it is started again on the same tree.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from itertools import count, islice
+from pathlib import Path
 
-from soak.programs import SHAPES, Tally, make_program, play, policy_names
+from features.suite import tree_state
+from soak.sections import Section, SoakRun
 
-FULL_STEPS = 1_000_000
-PROGRAM_STEPS = 450
-LEAST = {"preemptions": 10_000, "prefix hits": 10_000, "aborts": 10_000, "evictions": 10_000}
-LEAST_MEAN_GRANTS = 20
-REPORT_EVERY_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / ".pytest_cache" / "soak"
+NO_TESTS = 5
+LONG = "(slow or soak) and not gpu"
+
+PATHS = {
+    "core": ("core/tests",),
+    "platforms": ("platforms",),
+    "attention backends": ("attention_backends",),
+    "schedulers, models, plugins": ("schedulers", "model_registry", "plugins"),
+    "conformance": ("tests/conformance",),
+    "parity": ("tests/parity",),
+    "end to end": ("tests/end_to_end",),
+    "security": ("tests/security",),
+    "wheels": ("tests/wheels",),
+}
+
+
+def make_sections() -> list[Section]:
+    """Return the sections in the order in which they run, those that fail soonest first."""
+    python = sys.executable
+    pytest = (python, "-m", "pytest", "-q", "--maxfail=20", "-p", "no:cacheprovider")
+    rest = tuple(f"--ignore={path}" for paths in PATHS.values() for path in paths)
+    sections = [
+        Section(
+            name=f"long tests: {name}",
+            command=(
+                *pytest, "-m", LONG, "--clock=without", "-n", "2", "--dist", "worksteal", *paths
+            ),
+            limit_s=2400,
+            passing=(0, NO_TESTS),
+        )
+        for name, paths in PATHS.items()
+    ]  # fmt: skip
+    sections.append(
+        Section(
+            name="long tests: all others",
+            command=(*pytest, "-m", LONG, "--clock=without", "-n", "2", *rest, "tests"),
+            limit_s=1200,
+            passing=(0, NO_TESTS),
+        )
+    )
+    sections.append(
+        Section(
+            name="tests that measure time",
+            command=(*pytest, "-m", "not gpu", "--clock=only"),
+            limit_s=1200,
+        )
+    )
+    sections.append(
+        Section(
+            name="random programs",
+            command=(python, "-m", "soak.random_programs"),
+            limit_s=3000,
+        )
+    )
+    return sections
 
 
 def main() -> int:
-    """Run what the command line asks for; return the exit code."""
-    options = read_options()
-    os.nice(options.nice)
-    policies = policy_names()
-    if options.only is not None:
-        print(show(play(make_program(options.only, policies, num_steps=PROGRAM_STEPS))))
-        return 0
-    begun_s = time.perf_counter()
-    try:
-        tally = play_all(policies, options.steps, options.processes, Reporter(begun_s))
-    except AssertionError as broken:
-        print(f"BROKEN: {broken}", flush=True)
-        return 1
-    took_s = time.perf_counter() - begun_s
-    print(show(tally), f"{took_s:.0f} s, {tally.counts['steps'] / took_s:.0f} steps/s", sep="\n")
-    missing = find_missing(tally) if options.steps >= FULL_STEPS else []
-    print(f"too few: {', '.join(missing) or 'nothing'}", flush=True)
-    return 1 if missing else 0
-
-
-def read_options() -> argparse.Namespace:
-    """Return the command line's options."""
+    """Run the sections that the command line selects; return the exit code."""
+    sections = make_sections()
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
-    parser.add_argument("--steps", type=int, default=FULL_STEPS, help="to play, at least")
-    parser.add_argument("--processes", type=int, default=2, help="that play side by side")
-    parser.add_argument("--only", type=int, help="play this program and no other")
-    parser.add_argument("--nice", type=int, default=10, help="how much others go first")
-    return parser.parse_args()
-
-
-class Reporter:
-    """Says how far a run is, once in a while."""
-
-    def __init__(self, begun_s: float) -> None:
-        self._begun_s = self._told_s = begun_s
-
-    def __call__(self, tally: Tally) -> None:
-        """Note what was done so far."""
-        now_s = time.perf_counter()
-        if now_s - self._told_s >= REPORT_EVERY_S:
-            self._told_s = now_s
-            print(f"{now_s - self._begun_s:.0f} s: {tally.counts['steps']} steps", flush=True)
-
-
-def play_all(
-    policies: list[str], num_steps: int, num_processes: int, report: Callable[[Tally], None]
-) -> Tally:
-    """Play programs 0, 1, … until there are `num_steps`; raise AssertionError for a broken law.
-
-    Every pair of policy and shape comes equally often.
-    """
-    tally, numbers = Tally(), count()
-    num_pairs = len(policies) * len(SHAPES)
-    with ProcessPoolExecutor(num_processes) as pool:
-        while tally.counts["steps"] < num_steps:
-            for one in _play_some(pool, policies, islice(numbers, num_pairs)):
-                tally.add(one)
-                report(tally)
-    return tally
-
-
-def _play_some(
-    pool: ProcessPoolExecutor, policies: list[str], numbers: Iterator[int]
-) -> Iterator[Tally]:
-    return pool.map(partial(_play_number, policies), numbers)
-
-
-def _play_number(policies: list[str], number: int) -> Tally:
-    return play(make_program(number, policies, num_steps=PROGRAM_STEPS))
-
-
-def find_missing(tally: Tally) -> list[str]:
-    """Return what a full run has done too little of."""
-    counts = tally.counts
-    missing = [f"{name} {counts[name]}" for name, least in LEAST.items() if counts[name] < least]
-    if counts["grants"] < LEAST_MEAN_GRANTS * counts["steps"]:
-        missing.append(f"grants {counts['grants'] / counts['steps']:.1f} a step")
-    return missing
-
-
-def show(tally: Tally) -> str:
-    """Return what was done, as a few lines."""
-    counts = tally.counts
-    lines = [", ".join(f"{number} {name}" for name, number in counts.items())]
-    lines.append(f"{counts['grants'] / counts['steps']:.1f} grants a step")
-    for title, steps in (("policies", tally.by_policy), ("shapes", tally.by_shape)):
-        lines.append(f"{title}: {', '.join(f'{name} {steps[name]}' for name in sorted(steps))}")
-    return "\n".join(lines)
+    parser.add_argument(
+        "--fresh", action="store_true", help="run sections again that passed before"
+    )
+    parser.add_argument("--only", nargs="+", choices=[s.name for s in sections], metavar="NAME")
+    options = parser.parse_args()
+    if options.fresh:
+        (FOLDER / "state.json").unlink(missing_ok=True)
+    if options.only:
+        sections = [section for section in sections if section.name in options.only]
+    return SoakRun(FOLDER, tree=tree_state(), directory=ROOT).run(sections)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,8 +1,8 @@
 """The short form of the soak: every policy on every cache shape, and faults that it must find."""
 
 import pytest
-from soak.__main__ import LEAST, find_missing, show
 from soak.programs import SHAPES, Tally, make_program, play, policy_names
+from soak.random_programs import LEAST, find_missing, show
 
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.manager import KVCacheManager

@@ -1,8 +1,8 @@
-"""Draws the SVG pictures of this folder: `python docs/pictures/draw.py`.
+"""Draws the SVG pictures of docs/pictures: `python tests/docs/draw_pictures.py`.
 
-The pictures have light and dark colours, no scripts and no external resources. `packages_before.json` and
-`packages_after.json` hold the size and the imports of each core package; `--measure FILE` writes one
-from the working tree.
+The pictures have light and dark colours, no scripts and no external resources.
+`packages_before.json` and `packages_after.json` hold the size and the imports of each core package;
+`--measure FILE` writes one from the working tree.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import json
 import sys
 from html import escape
 from pathlib import Path
+from typing import Any
 
-FOLDER = Path(__file__).resolve().parent
-CORE = FOLDER.parents[1] / "core/src/dovetail"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "pictures"
+CORE = ROOT / "core/src/dovetail"
 
 STYLE = """
   .bg{fill:#ffffff} .box{fill:#f2f5f9;stroke:#51637a} .owner{fill:#e3effb;stroke:#2a6db0}
   .plugin{fill:#fdf1dc;stroke:#b27a16} .end{fill:#e8f4ea;stroke:#3b8048}
-  .t{fill:#16202c;font:600 14px system-ui,sans-serif} .s{fill:#3a4858;font:12px system-ui,sans-serif}
+  .t{fill:#16202c;font:600 14px system-ui,sans-serif}
+  .s{fill:#3a4858;font:12px system-ui,sans-serif}
   .l{fill:#3a4858;font:11px system-ui,sans-serif} .a{stroke:#51637a;stroke-width:1.5;fill:none}
   .cycle{stroke:#c0392b;stroke-width:1.5;fill:none} .head{fill:#51637a}
   @media (prefers-color-scheme: dark){
@@ -36,7 +39,9 @@ class Picture:
         self._width, self._height, self._title = width, height, title
         self._parts: list[str] = []
 
-    def box(self, at: tuple[int, int], size: tuple[int, int], texts: list[str], kind: str = "box") -> None:
+    def box(
+        self, at: tuple[int, int], size: tuple[int, int], texts: list[str], kind: str = "box"
+    ) -> None:
         """Draw a box; the first text is its title, the others are lines below it."""
         (x, y), (width, height) = at, size
         self._parts.append(
@@ -44,18 +49,22 @@ class Picture:
         )
         top = y + 21 if len(texts) > 1 else y + height / 2 + 5
         for number, text in enumerate(texts):
-            self.text((x + width // 2, round(top + 18 * number)), text, "s" if number else "t", "middle")
+            self.text(
+                (x + width // 2, round(top + 18 * number)), text, "s" if number else "t", "middle"
+            )
 
     def text(self, at: tuple[int, int], text: str, kind: str = "l", anchor: str = "start") -> None:
         """Write one line of text."""
         self._parts.append(
-            f'<text class="{kind}" x="{at[0]}" y="{at[1]}" text-anchor="{anchor}">{escape(text)}</text>'
+            f'<text class="{kind}" x="{at[0]}" y="{at[1]}" text-anchor="{anchor}">'
+            f"{escape(text)}</text>"
         )
 
     def frame(self, at: tuple[int, int], size: tuple[int, int]) -> None:
         """Draw a red frame around packages that form an import cycle."""
         self._parts.append(
-            f'<rect class="cycle" x="{at[0]}" y="{at[1]}" width="{size[0]}" height="{size[1]}" rx="9"/>'
+            f'<rect class="cycle" x="{at[0]}" y="{at[1]}" width="{size[0]}" height="{size[1]}" '
+            'rx="9"/>'
         )
 
     def arrow(
@@ -68,15 +77,22 @@ class Picture:
             (x1, y1), (x2, y2) = path[0], path[-1]
             self.text(at or ((x1 + x2) // 2, (y1 + y2) // 2 - 6), label, "l", "middle")
 
+    def note(self, top: int, *lines: str) -> None:
+        """Write lines below the picture."""
+        for number, line in enumerate(lines):
+            self.text((20, top + 20 * number), line)
+
     def svg(self) -> str:
         """Return the text of the file."""
         head = (
-            '<marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-            'orient="auto-start-reverse"><path class="head" d="M0 0 10 5 0 10z"/></marker>'
+            '<marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
+            'markerHeight="7" orient="auto-start-reverse">'
+            '<path class="head" d="M0 0 10 5 0 10z"/></marker>'
         )
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self._width} {self._height}" '
-            f'width="{self._width}" height="{self._height}" role="img"><title>{escape(self._title)}</title>'
+            f'width="{self._width}" height="{self._height}" role="img">'
+            f"<title>{escape(self._title)}</title>"
             f"<style>{STYLE}</style><defs>{head}</defs>"
             f'<rect class="bg" width="{self._width}" height="{self._height}"/>\n'
             + "\n".join(self._parts)
@@ -86,13 +102,28 @@ class Picture:
 
 def draw_step() -> Picture:
     """One step: what crosses from the scheduler to the worker and back."""
-    p = Picture(980, 330, "One step of the engine")
+    p = Picture(980, 340, "One step of the engine")
     p.box((20, 30), (150, 70), ["Input processor", "validate, tokenize"])
     p.box((210, 30), (170, 70), ["Request", "tokens, some computed"])
-    p.box((420, 20), (210, 90), ["Scheduler", "policy: who runs", "scheduler: rows, budget", "KV cache manager: blocks"], "owner")
+    p.box(
+        (420, 20),
+        (210, 90),
+        ["Scheduler", "policy: who runs", "scheduler: rows, budget", "KV cache manager: blocks"],
+        "owner",
+    )
     p.box((700, 20), (110, 50), ["Executor"], "plugin")
     p.box((850, 20), (110, 50), ["Worker"], "plugin")
-    p.box((700, 120), (260, 100), ["Model runner", "execute_model: rows → inputs →", "attention metadata → model", "sample_tokens: masks → sampler"], "plugin")
+    p.box(
+        (700, 120),
+        (260, 100),
+        [
+            "Model runner",
+            "execute_model: rows → inputs →",
+            "attention metadata → model",
+            "sample_tokens: masks → sampler",
+        ],
+        "plugin",
+    )
     p.box((420, 220), (210, 70), ["Scheduler", "update_from_output"], "owner")
     p.box((210, 220), (170, 70), ["Output processor", "text, stop strings"])
     p.box((20, 220), (150, 70), ["RequestOutput", "text, logprobs"], "end")
@@ -107,20 +138,52 @@ def draw_step() -> Picture:
     p.text((640, 275), "ModelRunnerOutput: tokens, columns", "l")
     p.arrow([(420, 255), (382, 255)])
     p.arrow([(210, 255), (172, 255)])
-    p.text((20, 318), "Blue: state of the scheduler. Yellow: selected plugins. A step has no phases: prefill, chunk, decode and draft verification are rows with a start and a number of tokens.")
+    p.note(
+        308,
+        "Blue: state of the scheduler. Yellow: selected plugins. A step has no phases:",
+        "prefill, chunk, decode and draft verification are rows with a start and a token count.",
+    )
     return p
 
 
 def draw_processes() -> Picture:
     """The processes of an engine and what each owns."""
     p = Picture(980, 400, "The processes and what each owns")
-    p.box((20, 20), (250, 92), ["Front end process A", "tokenizer, input processor,", "output processor, streams", "owns: its requests' text"], "end")
+    p.box(
+        (20, 20),
+        (250, 92),
+        [
+            "Front end process A",
+            "tokenizer, input processor,",
+            "output processor, streams",
+            "owns: its requests' text",
+        ],
+        "end",
+    )
     p.box((20, 126), (250, 56), ["Front end process B", "its own requests only"], "end")
-    p.box((20, 214), (250, 74), ["Sandbox children", "chat templates, tokenizer.json", "limits: time, memory, no network"])
+    p.box(
+        (20, 214),
+        (250, 74),
+        ["Sandbox children", "chat templates, tokenizer.json", "limits: time, memory, no network"],
+    )
     p.arrow([(145, 182), (145, 212)])
-    p.box((370, 20), (250, 162), ["Engine process", "engine core: validates again", "scheduler owns requests, rows", "KV cache manager owns blocks", "executor owns the workers", "one channel per front end"], "owner")
-    p.box((370, 214), (250, 74), ["Supervisor", "in a front end: wraps the channel,", "restarts a dead engine"])
-    p.box((720, 20), (240, 120), ["Worker process 0", "owns: weights, KV cache memory,", "token ids of the rows", "attention backend, operations", "model runner, sampler"], "plugin")
+    engine = [
+        "Engine process",
+        "engine core: validates again",
+        "scheduler owns requests, rows",
+        "KV cache manager owns blocks",
+        "executor owns the workers",
+        "one channel per front end",
+    ]
+    p.box((370, 20), (250, 162), engine, "owner")
+    p.box(
+        (370, 214),
+        (250, 74),
+        ["Supervisor", "in a front end: wraps the channel,", "restarts a dead engine"],
+    )
+    worker = ["Worker process 0", "owns: weights, KV cache memory,", "token ids of the rows"]
+    worker += ["attention backend, operations", "model runner, sampler"]
+    p.box((720, 20), (240, 120), worker, "plugin")
     p.box((720, 160), (240, 56), ["Worker process 1 …", "one per tensor-parallel rank"], "plugin")
     p.arrow([(270, 60), (368, 60)], "ZMQ, msgpack", (319, 52))
     p.arrow([(368, 84), (272, 84)], "outputs", (319, 100))
@@ -129,19 +192,25 @@ def draw_processes() -> Picture:
     p.arrow([(718, 84), (622, 84)], "results", (669, 100))
     p.arrow([(620, 130), (670, 130), (670, 188), (718, 188)])
     p.arrow([(495, 214), (495, 184)], "")
-    p.text((20, 322), "In one process (the default of LLM) the same parts run without ZMQ and without the ring.")
-    p.text((20, 344), "dovetail.processes starts every child, watches one heartbeat in shared memory, and ends the child when its parent dies.")
-    p.text((20, 366), "A front end that dies takes its own requests with it; a worker that dies ends the engine, and the supervisor starts the next one.")
+    p.note(
+        320,
+        "In one process (the default of LLM) the same parts run without ZMQ and without the ring.",
+        "dovetail.processes starts every child and ends it when its parent dies.",
+        "A front end that dies takes only its own requests with it.",
+        "A worker that dies ends the engine, and the supervisor starts the next one.",
+    )
     return p
 
 
 def draw_states() -> Picture:
     """The states of a request and what moves it between them."""
-    p = Picture(900, 330, "The states of a request")
+    p = Picture(900, 340, "The states of a request")
     p.box((20, 120), (130, 50), ["new request"])
     p.box((210, 120), (130, 50), ["WAITING"], "owner")
     p.box((180, 20), (190, 50), ["WAITING_FOR_FSM"], "owner")
-    p.box((430, 12), (240, 60), ["WAITING_FOR_REMOTE_KVS", "a KV connector loads its blocks"], "owner")
+    p.box(
+        (430, 12), (240, 60), ["WAITING_FOR_REMOTE_KVS", "a KV connector loads its blocks"], "owner"
+    )
     p.box((450, 120), (130, 50), ["RUNNING"], "owner")
     p.box((450, 230), (130, 50), ["PREEMPTED"], "owner")
     p.box((690, 105), (190, 80), ["FINISHED_…", "STOPPED, LENGTH_CAPPED,", "ABORTED, ERROR"], "end")
@@ -149,30 +218,36 @@ def draw_states() -> Picture:
     p.arrow([(255, 118), (255, 72)], "held", (232, 100))
     p.arrow([(295, 72), (295, 118)], "ready", (320, 100))
     p.arrow([(340, 130), (400, 130), (400, 45), (428, 45)])
-    p.arrow([(470, 72), (470, 92), (366, 92), (366, 160), (342, 160)], "loaded, or failed", (418, 107))
+    p.arrow(
+        [(470, 72), (470, 92), (366, 92), (366, 160), (342, 160)], "loaded, or failed", (418, 107)
+    )
     p.arrow([(340, 145), (448, 145)], "admitted", (408, 160))
     p.arrow([(490, 172), (490, 228)], "preempted", (455, 205))
     p.arrow([(540, 228), (540, 172)], "resumed", (570, 205))
     p.arrow([(582, 145), (688, 145)], "stop, length", (635, 138))
     p.arrow([(580, 255), (785, 255), (785, 187)], "last token arrives, abort, error", (680, 248))
-    p.text((20, 316), "An abort or an error ends a request in every state. life_cycle.py has the table of transitions; no other code changes a status.")
+    p.note(
+        306,
+        "An abort or an error ends a request in every state.",
+        "life_cycle.py has the table of transitions; no other code changes a status.",
+    )
     return p
 
 
-def measure_packages(core: Path = CORE) -> dict[str, dict[str, object]]:
+def measure_packages(core: Path = CORE) -> dict[str, dict[str, Any]]:
     """Return each core package with its files, its lines and the packages that it imports."""
-    packages: dict[str, dict[str, object]] = {}
+    packages: dict[str, dict[str, Any]] = {}
     names = {path.name for path in core.iterdir() if path.is_dir()}
     for path in sorted(core.rglob("*.py")):
         parts = path.relative_to(core).parts
         package = parts[0] if len(parts) > 1 else "(top level)"
         entry = packages.setdefault(package, {"files": 0, "lines": 0, "imports": []})
         text = path.read_text("utf-8")
-        entry["files"] = int(str(entry["files"])) + 1
-        entry["lines"] = int(str(entry["lines"])) + text.count("\n")
+        entry["files"] = entry["files"] + 1
+        entry["lines"] = entry["lines"] + text.count("\n")
         found = {name for node in ast.walk(ast.parse(text)) for name in _imported(node)}
         targets = {name.split(".")[1] for name in found if name.startswith("dovetail.")} & names
-        entry["imports"] = sorted({*map(str, list(entry["imports"])), *targets} - {package})  # type: ignore[call-overload]
+        entry["imports"] = sorted({*entry["imports"], *targets} - {package})
     return packages
 
 
@@ -185,7 +260,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def draw_packages(name: str, title: str) -> Picture:
-    """The packages of the core by layers; a red frame holds packages that import each other in a cycle."""
+    """The packages of the core by layers; a red frame holds packages in an import cycle."""
     packages = json.loads((FOLDER / name).read_text("utf-8"))
     graph = {
         package: {other for other in value["imports"] if other in packages}
@@ -195,7 +270,7 @@ def draw_packages(name: str, title: str) -> Picture:
     layers = _layers(graph)
     width, height, gap = 190, 52, 44
     columns = max(sum(len(group) for group in layer) for layer in layers)
-    p = Picture(40 + columns * (width + 20), 130 + (height + gap) * len(layers), title)
+    p = Picture(40 + columns * (width + 20), 150 + (height + gap) * len(layers), title)
     lines = sum(value["lines"] for value in packages.values())
     files = sum(value["files"] for value in packages.values())
     p.text((20, 28), f"{title}: {lines:,} lines in {files} files", "t")
@@ -207,12 +282,21 @@ def draw_packages(name: str, title: str) -> Picture:
                 p.arrow([(x + width // 2, y + height), (ox + width // 2, oy - 2)])
         value = packages[package]
         kind = "owner" if package == "interfaces" else "box"
-        p.box((x, y), (width, height), [package, f"{value['lines']:,} lines, {value['files']} files"], kind)
+        p.box(
+            (x, y),
+            (width, height),
+            [package, f"{value['lines']:,} lines, {value['files']} files"],
+            kind,
+        )
     value = packages["(top level)"]
     y = 50 + (height + gap) * len(layers)
     size = (columns * (width + 20) - 20, 40)
     p.box((20, y), size, [f"modules of dovetail: {value['lines']:,} lines, {value['files']} files"])
-    p.text((20, y + 62), "A package imports packages below it; arrows show imports of the next layer. Red frame: packages in an import cycle.")
+    p.note(
+        y + 62,
+        "A package imports packages below it; arrows show imports of the next layer.",
+        "Red frame: packages in an import cycle.",
+    )
     return p
 
 
@@ -233,10 +317,14 @@ def _places(
 
 
 def _layers(graph: dict[str, set[str]]) -> list[list[list[str]]]:
-    """Return the layers, top first; a layer is a list of groups, a group is one package or a cycle."""
+    """Return the layers, top first, as lists of groups; a group is one package or a cycle."""
     reach = {package: _reachable(graph, package) for package in graph}
     group = {
-        package: tuple(sorted(o for o in graph if o == package or (o in reach[package] and package in reach[o])))
+        package: tuple(
+            sorted(
+                o for o in graph if o == package or (o in reach[package] and package in reach[o])
+            )
+        )
         for package in graph
     }
     depth: dict[tuple[str, ...], int] = {}

@@ -1,0 +1,27 @@
+"""The pictures in docs/pictures are what their script draws."""
+
+from xml.etree import ElementTree
+
+import pytest
+from docs.draw_pictures import CORE, FOLDER, measure_packages, pictures
+
+
+@pytest.mark.parametrize("name", sorted(pictures()))
+def test_picture_is_what_the_script_draws(name):
+    text = pictures()[name]
+    ElementTree.fromstring(text)  # well-formed
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert (FOLDER / name).read_text("utf-8") == text, "run tests/docs/draw_pictures.py"
+
+
+def test_measured_packages_have_their_sizes_and_imports(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "top.py").write_text("import dovetail.a\n")
+    (tmp_path / "a" / "one.py").write_text("from dovetail.b.two import x\nfrom dovetail import b\n")
+    (tmp_path / "b" / "two.py").write_text("import dovetail.top\n")
+    measured = measure_packages(tmp_path)
+    assert measured["(top level)"] == {"files": 1, "lines": 1, "imports": ["a"]}
+    assert measured["a"] == {"files": 1, "lines": 2, "imports": ["b"]}
+    assert measured["b"] == {"files": 1, "lines": 1, "imports": []}
+    assert CORE.is_dir()

@@ -1,0 +1,141 @@
+"""Sections of a soak run: commands with time limits. A run can be interrupted and resumed.
+
+A section that passed is not run again on the same tree. A section that fails does not stop the
+others. The output of each section is in a log file of its own; the terminal shows one line per
+section, and one line per minute while a section runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPORT_EVERY_S = 60.0
+POLL_S = 0.2
+NUM_LINES_SHOWN = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One part of a soak run.
+
+    passing: exit codes that count as passed; pytest returns 5 if it selected no test.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+    passing: tuple[int, ...] = (0,)
+
+
+class SoakRun:
+    """Runs sections one after another and records which passed.
+
+    folder: holds `state.json` and one log per section.
+    tree: a digest of the tree that is tested. A record of another tree is discarded. With "" the
+    tree is unknown and no section is skipped.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tree: str,
+        directory: Path,
+        say: Callable[[str], None] = print,
+        report_every_s: float = REPORT_EVERY_S,
+    ) -> None:
+        self._folder, self._tree, self._directory = folder, tree, directory
+        self._say, self._report_every_s = say, report_every_s
+        self._file = folder / "state.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._passed: dict[str, float] = self._read()
+
+    def run(self, sections: Sequence[Section]) -> int:
+        """Run all sections that have not passed; return 0 if all have passed now, otherwise 1."""
+        begin_s = time.perf_counter()
+        failed = []
+        for number, section in enumerate(sections, 1):
+            title = f"[{number}/{len(sections)}] {section.name}"
+            if section.name in self._passed:
+                self._say(f"{title}: passed before in {self._passed[section.name]:.0f} s")
+                continue
+            started_s = time.perf_counter()
+            self._say(f"{title}: started")
+            problem = self._run_section(section, title)
+            took_s = time.perf_counter() - started_s
+            total_s = time.perf_counter() - begin_s
+            verdict = "passed" if not problem else f"FAILED ({problem})"
+            self._say(f"{title}: {verdict} after {took_s:.0f} s; {total_s:.0f} s in all")
+            if problem:
+                failed.append(section.name)
+                self._say(self._last_lines(section, NUM_LINES_SHOWN))
+            else:
+                self._passed[section.name] = took_s
+                self._write()
+        seconds = sum(self._passed.values())
+        self._say(f"soak: {len(self._passed)} of {len(sections)} sections passed, {seconds:.0f} s")
+        if failed:
+            self._say(f"soak: failed: {', '.join(failed)}. Run the same command to try them again.")
+        return 1 if failed else 0
+
+    def _run_section(self, section: Section, title: str) -> str:
+        """Return what went wrong, "" if nothing did."""
+        with self._log(section).open("wb") as log:
+            process = subprocess.Popen(
+                section.command,
+                cwd=self._directory,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                return self._wait(process, section, title)
+            finally:
+                _kill_session(process)
+
+    def _wait(self, process: subprocess.Popen[bytes], section: Section, title: str) -> str:
+        started_s = reported_s = time.perf_counter()
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            now_s = time.perf_counter()
+            if now_s - started_s > section.limit_s:
+                return f"longer than its limit of {section.limit_s:.0f} s"
+            if now_s - reported_s >= self._report_every_s:
+                reported_s = now_s
+                last = self._last_lines(section, 1).strip()[:100]
+                self._say(f"{title}: {now_s - started_s:.0f} s: {last}")
+        code = process.returncode
+        return "" if code in section.passing else f"exit status {code}, log: {self._log(section)}"
+
+    def _log(self, section: Section) -> Path:
+        return self._folder / f"{section.name.replace(' ', '-').replace('/', '-')}.log"
+
+    def _last_lines(self, section: Section, count: int) -> str:
+        return "\n".join(self._log(section).read_text("utf-8", "replace").splitlines()[-count:])
+
+    def _read(self) -> dict[str, float]:
+        if not self._tree or not self._file.is_file():
+            return {}
+        record = json.loads(self._file.read_text("utf-8"))
+        return dict(record["passed"]) if record["tree"] == self._tree else {}
+
+    def _write(self) -> None:
+        temporary = self._file.with_suffix(".new")
+        temporary.write_text(json.dumps({"tree": self._tree, "passed": self._passed}), "utf-8")
+        temporary.replace(self._file)
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """End the section's process and what it started, also when the run was interrupted."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,84 @@
+"""A soak run shows its progress, continues after a failure, and resumes on the same tree only."""
+
+import sys
+import time
+
+import pytest
+from soak.__main__ import LONG, PATHS, ROOT, make_sections
+from soak.sections import Section, SoakRun
+
+
+def section(name, code, *, limit_s=20.0, **options):
+    return Section(name=name, command=(sys.executable, "-c", code), limit_s=limit_s, **options)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that runs sections on a tree; it gives the exit code and the lines."""
+
+    def run(sections, tree="one", **options):
+        lines = []
+        soak = SoakRun(
+            tmp_path / "soak", tree=tree, directory=tmp_path, say=lines.append, **options
+        )
+        return soak.run(sections), lines
+
+    return run
+
+
+def test_a_failed_section_does_not_stop_the_others(start):
+    code, lines = start([section("a", "print('no'); raise SystemExit(3)"), section("b", "")])
+    assert code == 1
+    assert any(line.startswith("[1/2] a: FAILED (exit status 3") for line in lines)
+    assert any(line.startswith("[2/2] b: passed after") for line in lines)
+    assert "no" in lines  # the end of the log of the section that failed
+    assert "soak: failed: a. Run the same command to try them again." in lines
+
+
+def test_a_run_resumes_with_the_sections_that_have_not_passed(start, tmp_path):
+    mark = tmp_path / "ran"
+    count = f"open({str(mark)!r}, 'a').write('x')"
+    start([section("a", count), section("b", "raise SystemExit(1)")])
+    code, lines = start([section("a", count), section("b", "")])
+    assert code == 0
+    assert mark.read_text() == "x"
+    assert lines[0].startswith("[1/2] a: passed before in")
+
+
+@pytest.mark.parametrize("tree", ["two", ""], ids=["another tree", "an unknown tree"])
+def test_a_record_counts_for_its_own_tree_only(start, tmp_path, tree):
+    mark = tmp_path / "ran"
+    count = section("a", f"open({str(mark)!r}, 'a').write('x')")
+    start([count], tree=tree and "one")
+    start([count], tree=tree)
+    assert mark.read_text() == "xx"
+
+
+def test_a_section_above_its_limit_is_killed_with_its_children(start, tmp_path):
+    late = tmp_path / "late"
+    child = f"import time; time.sleep(3); open({str(late)!r}, 'w')"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    code, lines = start([section("a", parent, limit_s=0.5)])
+    assert code == 1
+    assert any("longer than its limit" in line for line in lines)
+    time.sleep(3)
+    assert not late.exists()
+
+
+def test_progress_is_shown_while_a_section_runs(start):
+    slow = "import time\nfor n in range(5): print('step', n, flush=True); time.sleep(0.3)"
+    _, lines = start([section("a", slow)], report_every_s=0.4)
+    assert any("step" in line for line in lines)
+
+
+def test_sections_cover_every_folder_of_tests():
+    named = {path.split("/")[0] for paths in PATHS.values() for path in paths}
+    folders = {
+        path.relative_to(ROOT).parts[0]
+        for path in ROOT.glob("*/**/tests")
+        if ".venv" not in path.parts
+    }
+    assert folders <= named | {"tests", "bench", ".venv"}
+    sections = make_sections()
+    assert len({one.name for one in sections}) == len(sections)
+    assert all(LONG in one.command for one in sections if one.name.startswith("long"))
