@@ -26,7 +26,10 @@ from dovetail.interfaces import FullAttentionSpec, Handle, KVCacheConfig, KVCach
 from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
+from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
+from dovetail_torch.runner.kv_cache import make_attention
+from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
 
@@ -100,14 +103,19 @@ def make_runner(num_rows: int, parts: DeviceParts) -> ModelRunner:
         device=torch.device("cpu"),
     )
     model: Any = NoModel(num_rows)
-    made = ModelRunner(
-        model, num_layers=0, vocab_size=VOCAB_SIZE, limits=limits, device_parts=parts
+    loaded = LoadedModel(
+        model=model,
+        num_layers=0,
+        vocab_size=VOCAB_SIZE,
+        limits=limits,
+        tables=PositionTables(model),
+        device_parts=parts,
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype="float32")
     group = KVCacheGroup(layer_names=("none",), spec=spec)
     config = KVCacheConfig(num_blocks=8, groups=(group,))
-    made.initialize_cache(config, None, {}, partial(torch.zeros, dtype=torch.uint8))
-    return made
+    zeros = partial(torch.zeros, dtype=torch.uint8)
+    return ModelRunner(loaded, make_attention(None, {}, config, limits, options={}, zeros=zeros))
 
 
 def plans(num_rows: int, num_steps: int, wish: dict[str, Any]) -> Iterator[SchedulerOutput]:

@@ -16,8 +16,10 @@ from dovetail_devkit.rigs.runner_rig import (
     Steps,
     V,
 )
+from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_parts import TORCH_PARTS
-from dovetail_torch.runner.kv_cache import kv_cache_specs
+from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention
+from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
 
@@ -37,14 +39,21 @@ def make_runner(model, backend, parts=TORCH_PARTS, num_blocks=NUM_BLOCKS, device
         kv_cache_dtype="float32",
         device=torch.device(device),
     )
-    made = ModelRunner(model, num_layers=1, vocab_size=V, limits=limits, device_parts=parts)
+    loaded = LoadedModel(
+        model=model,
+        num_layers=1,
+        vocab_size=V,
+        limits=limits,
+        tables=PositionTables(model),
+        device_parts=parts,
+    )
     layers = {"layer": model.attention}
     specs = kv_cache_specs(None, layers, block_size=SIZE, dtype="float32")
     group = KVCacheGroup(layer_names=("layer",), spec=specs["layer"])
     config = KVCacheConfig(num_blocks=num_blocks, groups=(group,))
     zeros = partial(torch.zeros, dtype=torch.uint8, device=device)
-    made.initialize_cache(config, backend, layers, zeros)
-    return made
+    attention = make_attention(backend, layers, config, limits, options={}, zeros=zeros)
+    return ModelRunner(loaded, attention)
 
 
 @pytest.fixture(params=[Backend, CountingBackend])

@@ -131,7 +131,7 @@ def test_what_a_step_takes_is_measured_with_its_draws(runner_of):
         return logits_RV.argmax(-1)
 
     runner = runner_of(Model(), Backend, late_parts(draw_tokens=draw_tokens))
-    runner.dummy_run(8, 3)
+    runner.loaded.dummy_run(8, 3)
     (columns,) = asked
     assert len(columns.top_p_R) == 3 and bool((columns.top_p_R < 1).all())
 

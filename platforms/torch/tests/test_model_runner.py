@@ -184,6 +184,6 @@ def test_prompt_logprobs_cover_each_position_once(steps, model, cuts):
 
 def test_a_dummy_run_leaves_no_trace(steps, runner, model):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
-    runner.dummy_run(30, 2)
+    runner.loaded.dummy_run(30, 2)
     assert model.forwards[-1][1][-1] < MAX_LEN
     assert steps.run((0, 6, 1, True)) == {0: model.answer(PROMPT, 2)[1]}

@@ -54,11 +54,12 @@ from dovetail_torch.layers.attention import Attention, attention_layers, share_h
 from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.memory_shortage import tells_shortage
-from dovetail_torch.positions import check_last_position, limit_positions
+from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
 from dovetail_torch.runner.cache_buffers import DTYPES
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
 from dovetail_torch.runner.device_parts import DeviceParts
-from dovetail_torch.runner.kv_cache import kv_cache_specs
+from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention
+from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
 from dovetail_torch.runner.step_outputs import Output
@@ -182,16 +183,15 @@ class TorchWorker(WorkerBase):
         self._invariance.add_ranks(self._ranks)
         if context.rank == 0:
             self._invariance.report()
-        connected = config.extensions.kv_connector is not None
-        self._runner = (ConnectedRunner if connected else ModelRunner)(
-            self._model,
+        self._loaded = LoadedModel(
+            model=self._model,
             num_layers=len(self._layers),
             vocab_size=self._vocab_size(),
             limits=self._limits,
-            processors=self._make_logits_processors(),
-            attention_options=options("attention", self._backend),
+            tables=PositionTables(self._model),
             device_parts=self._device_parts(),
         )
+        self._processors = self._make_logits_processors()
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
         """Fill and pack the weights of `model`, and return the bytes read.
@@ -233,7 +233,7 @@ class TorchWorker(WorkerBase):
         num_tokens = limits.max_num_batched_tokens
         num_run = min(num_tokens, runtime.max_profile_tokens())
         runtime.reset_peak()
-        self._runner.dummy_run(num_run, min(num_run, limits.max_num_seqs))
+        self._loaded.dummy_run(num_run, min(num_run, limits.max_num_seqs))
         runtime.synchronize()
         activations = runtime.peak_bytes() * num_tokens // num_run
         share = self._context.config.cache.gpu_memory_utilization or 1.0
@@ -250,10 +250,21 @@ class TorchWorker(WorkerBase):
 
     @tells_shortage("the KV cache", _SMALLER_CACHE)
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Take the cache's memory, and connect it where the user asks for that."""
-        self._runner.initialize_cache(kv_cache_config, self._backend, self._layers, self.zeros)
-        if isinstance(self._runner, ConnectedRunner):
-            self._runner.connect(make_worker_side(self._context, kv_cache_config))
+        """Take the cache's memory and make the model runner."""
+        attention = make_attention(
+            self._backend,
+            self._layers,
+            kv_cache_config,
+            self._limits,
+            options=self._context.plugins.options_of("attention", self._backend),
+            zeros=self.zeros,
+        )
+        given = self._loaded, attention, self._processors
+        if self._context.config.extensions.kv_connector is None:
+            self._runner = ModelRunner(*given)
+        else:
+            side = make_worker_side(self._context, kv_cache_config)
+            self._runner = ConnectedRunner(*given, side=side)
 
     @tells_shortage("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:
@@ -274,7 +285,7 @@ class TorchWorker(WorkerBase):
         runner: ModelRunner | None = self.__dict__.get("_runner")
         if runner is not None:
             runner.shutdown()
-        for name in ("_runner", "_model", "_layers", "_ranks"):
+        for name in ("_runner", "_loaded", "_model", "_layers", "_ranks"):
             self.__dict__.pop(name, None)
 
     def _device_parts(self) -> DeviceParts:

@@ -6,6 +6,7 @@ connector by name, and not what the bytes mean that pass between its sides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dovetail.errors import ConfigError
@@ -14,41 +15,52 @@ from dovetail.interfaces import (
     KVCacheConfig,
     KVConnectorContext,
     KVWorkerSide,
+    LogitsProcessor,
     WorkerContext,
 )
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.construction import construct
 from dovetail.result import ModelRunnerOutput
+from dovetail_torch.runner.kv_cache import AttentionState
+from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.model_runner import ModelRunner
 
 
 class ConnectedRunner(ModelRunner):
     """Runs one model on one device; blocks of its KV cache come from elsewhere and go there."""
 
-    _side: KVWorkerSide | None = None
-    _answer = b""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        attention: AttentionState,
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        side: KVWorkerSide,
+    ) -> None:
+        """side: the connector's; it is given the cache's pages here, and shut down if it fails.
 
-    def connect(self, side: KVWorkerSide) -> None:
-        """Take the connector's side, whom the cache's pages are shown; once, after the cache.
-
-        Raises ConfigError where a block is no row of memory in the layout of the backend.
+        Raises ConfigError where a block is not a row of memory in the backend's layout.
         """
-        if not self.cache_pages:
+        if not attention.buffers.pages_NP:
             raise ConfigError(
                 "a kv_connector moves whole blocks, but there is no cache, or in the layout of the "
                 "attention backend blocks do not come first; choose another attention_backend, or "
                 "leave the connector out."
             )
+        super().__init__(loaded, attention, processors)
+        self._answer = b""
         self._side = side
-        side.register(self.cache_pages)
+        try:
+            side.register(self.cache_pages)
+        except BaseException:
+            side.shutdown()
+            raise
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Do what came for the connector with the plan, apply it and run the model."""
-        side = self._side
-        assert side is not None, "a connected runner is connected before its first step"
-        side.begin(plan.kv_transfer)
+        self._side.begin(plan.kv_transfer)
         super().execute_model(plan)
-        self._answer = side.finish()
+        self._answer = self._side.finish()
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample from the logits of the plan just executed; send the connector's answer along."""
@@ -57,10 +69,9 @@ class ConnectedRunner(ModelRunner):
         return replace(output, kv_transfer=self._answer) if self._answer else output
 
     def shutdown(self) -> None:
-        """End the connector's side, if it has come to that. May be called twice."""
+        """End the connector's side. May be called twice."""
         super().shutdown()
-        if self._side is not None:
-            self._side.shutdown()
+        self._side.shutdown()
 
 
 def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorkerSide:

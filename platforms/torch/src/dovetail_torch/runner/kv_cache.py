@@ -19,6 +19,7 @@ from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.layers.attention import Attention
 from dovetail_torch.padded_attention import PaddedAttention
 from dovetail_torch.runner.cache_buffers import CacheBuffers, Zeros, take_buffers
+from dovetail_torch.runner.continuation import COUNTS_ON
 from dovetail_torch.runner.step_limits import StepLimits
 
 
@@ -26,12 +27,16 @@ from dovetail_torch.runner.step_limits import StepLimits
 class AttentionState:
     """All that attention needs in a step.
 
+    block_sizes: in tokens, one a KV-cache group.
     builders: one for each distinct spec, with the KV-cache group whose block table it reads.
+    counts_on: whether each of them is a `CountingBuilder`.
     """
 
     buffers: CacheBuffers
     table: AttentionTable
-    builders: tuple[tuple[AttentionMetadataBuilder, int], ...]
+    block_sizes: tuple[int, ...]
+    builders: tuple[tuple[AttentionMetadataBuilder, int], ...] = ()
+    counts_on: bool = False
 
 
 def kv_cache_specs(
@@ -69,9 +74,11 @@ def make_attention(
     layers: by name, in the order of their indices. backend: None only where there are none.
     options: the backend plugin's. zeros: where the memory comes from.
     """
+    block_sizes = tuple(group.spec.block_size for group in config.groups)
     if backend is None:
         nothing = CacheBuffers(caches={}, pages_NP=())
-        return AttentionState(buffers=nothing, table=AttentionTable((), (), ()), builders=())
+        table = AttentionTable((), (), ())
+        return AttentionState(buffers=nothing, table=table, block_sizes=block_sizes)
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
     made, builder_of = [], []
@@ -94,10 +101,12 @@ def make_attention(
             builder_of,
             rotates=ROTARY in backend.capabilities.features and not is_padded,
         ),
+        block_sizes=block_sizes,
         builders=tuple(
             (backend.create_builder(_group_context(spec, limits, options)), group)
             for spec, group in builders
         ),
+        counts_on=COUNTS_ON in backend.capabilities.features,
     )
 
 

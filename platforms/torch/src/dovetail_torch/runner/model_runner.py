@@ -8,36 +8,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from dovetail.interfaces import (
-    AttentionBackend,
-    GrammarOutput,
-    KVCacheConfig,
-    LogitsProcessor,
-    Model,
-)
-from dovetail.plan import SchedulerOutput
+from dovetail.interfaces import GrammarOutput, LogitsProcessor
+from dovetail.plan import SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
-from dovetail_torch.attention_table import NoAttention
 from dovetail_torch.graph_provider import BatchDescriptor
-from dovetail_torch.layers.attention import Attention
-from dovetail_torch.positions import PositionTables
-from dovetail_torch.runner.cache_buffers import Zeros
-from dovetail_torch.runner.continuation import COUNTS_ON
-from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
 from dovetail_torch.runner.graph_dispatcher import GraphCounts, GraphDispatcher, Outputs
 from dovetail_torch.runner.input_batch import InputBatch
-from dovetail_torch.runner.kv_cache import make_attention
+from dovetail_torch.runner.kv_cache import AttentionState
+from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.staging import Staging
-from dovetail_torch.runner.step_limits import StepLimits
 from dovetail_torch.runner.step_outputs import Output
-from dovetail_torch.runner.step_path import StepPath, device_path, host_path
+from dovetail_torch.runner.step_path import device_path, host_path
 from dovetail_torch.runner.step_reports import NO_REPORTS, StepReports
-from dovetail_torch.runner.warm_up import draw_for_all, warm_up
+from dovetail_torch.runner.warm_up import warm_up
 from dovetail_torch.sampling import GrammarMask, SampledTokens, Sampler
 from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
 from dovetail_torch.sampling.logprobs import Measured, join_measured, measure
@@ -46,87 +34,62 @@ _WARM_UP_TOKENS = 8
 _POSITIONS_AT_ONCE = 256
 """Prompt positions whose logits are held at a time, for prompt log-probabilities."""
 
-_Step = tuple[InputBatch, Outputs, dict[int, Measured]]
-"""What was gathered; hidden states, logits and, where all take it, the best tokens; and
-log-probabilities of prompts, by run."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A plan that was executed and is to be sampled.
+
+    batch: what was gathered for it; None if the plan has no runs. outputs: hidden states, logits
+    and, where all rows take the best token, those. prompts: log-probabilities of prompts, by run.
+    """
+
+    plan: SchedulerOutput
+    batch: InputBatch | None = None
+    outputs: Outputs = ()
+    prompts: Mapping[int, Measured] = field(default_factory=dict)
 
 
 class ModelRunner:
-    """Runs one model on one device."""
+    """Runs one model on one device. Made when the KV cache is there; complete from then on."""
 
     def __init__(
         self,
-        model: Model,
-        *,
-        num_layers: int,
-        vocab_size: int,
-        limits: StepLimits,
+        loaded: LoadedModel,
+        attention: AttentionState,
         processors: Sequence[LogitsProcessor] = (),
-        attention_options: Mapping[str, object] = MappingProxyType({}),
-        device_parts: DeviceParts = TORCH_PARTS,
     ) -> None:
-        """num_layers: attention layers of the model. vocab_size: width of its logits.
+        """attention: the cache's memory and what reads it.
 
         processors: change the logits of the rows that ask for it, in this order.
-        attention_options: those of the backend's plugin. device_parts: the platform's.
         """
-        self.model = model
-        self._num_layers = num_layers
-        self._vocab_size = vocab_size
-        self._limits = limits
-        self._processors = processors
-        self._attention_options = attention_options
-        self._parts = device_parts
-        self._tables = PositionTables(model)
-        self._graphs = GraphDispatcher(model, device_parts.graph_provider, device_parts.best_tokens)
-
-    def initialize_cache(
-        self,
-        config: KVCacheConfig,
-        backend: type[AttentionBackend] | None,
-        layers: dict[str, Attention],
-        zeros: Zeros,
-    ) -> None:
-        """Take the memory of the KV cache and of the rows.
-
-        backend: None if there are no layers. zeros: gives the cache's memory.
-        """
-        limits = self._limits
-        block_sizes = tuple(group.spec.block_size for group in config.groups)
-        self._attention = make_attention(
-            backend, layers, config, limits, options=self._attention_options, zeros=zeros
-        )
-        self._step: _Step | None = None
+        self.model = loaded.model
+        self.loaded = loaded
+        self._limits = limits = loaded.limits
+        self._attention = attention
+        parts = loaded.device_parts
+        self._graphs = GraphDispatcher(loaded.model, parts.graph_provider, parts.best_tokens)
         self._first_1 = torch.zeros(1, dtype=torch.int64, device=limits.device)
-        asynchronous = self._parts.asynchronous
-        if asynchronous is None:
-            self._make_sampler(plain_access(limits.device))
-            builders = [builder for builder, _ in self._attention.builders]
-            counts_on = backend is not None and COUNTS_ON in backend.capabilities.features
-            self._path = host_path(
-                limits, block_sizes, builders, counts_on=counts_on, tables=self._tables
+        self._step = _Step(plan=StepBuilder().build())
+        staging = None
+        access = plain_access(limits.device)
+        if parts.asynchronous is not None:
+            staging = Staging(limits.device, parts.asynchronous)
+            access = DeviceAccess(
+                upload=staging.upload, may_wait=False, draw_tokens=parts.draw_tokens
             )
-            return
-        staging = Staging(limits.device, asynchronous)
-        sampler = self._make_sampler(
-            DeviceAccess(upload=staging.upload, may_wait=False, draw_tokens=self._parts.draw_tokens)
-        )
-        prepare_inputs = self._parts.prepare_inputs
-        self._path = device_path(
-            limits, block_sizes, asynchronous, staging, prepare_inputs, sampler, self._tables
-        )
-
-    def _make_sampler(self, access: DeviceAccess) -> Sampler:
         self._upload = access.upload
         self._sampler = Sampler(
-            num_rows=self._limits.max_num_seqs,
-            vocab_size=self._vocab_size,
-            device=self._limits.device,
-            processors=self._processors,
-            best_tokens=self._parts.best_tokens,
+            num_rows=limits.max_num_seqs,
+            vocab_size=loaded.vocab_size,
+            device=limits.device,
+            processors=processors,
+            best_tokens=parts.best_tokens,
             access=access,
         )
-        return self._sampler
+        if staging is None:
+            self._path = host_path(loaded, attention)
+        else:
+            self._path = device_path(loaded, attention, staging, self._sampler)
 
     @property
     def graph_counts(self) -> GraphCounts:
@@ -140,24 +103,22 @@ class ModelRunner:
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model; keep the logits for `sample_tokens`."""
-        self._plan = plan
         if self._path.continuation.follows(plan):
-            self._continue()
+            self._step = self._continue(plan)
         else:
-            self._begin(plan)
+            self._step = self._begin(plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
         """Sample from the logits of the plan just executed.
 
         Returns a handle where the device works by itself, unless the plan had no runs.
         """
-        plan = self._plan
-        if self._step is None:
+        step, report = self._step, None
+        plan, batch, outputs = step.plan, step.batch, step.outputs
+        if batch is None:
             return ModelRunnerOutput(
                 step_id=plan.step_id, num_sampled=plan.samples, token_ids=array("i")
             )
-        batch, outputs, prompts = self._step
-        report = None
         if not batch.sampling_rows:
             token_ids_S = batch.last_S[:0]
         elif len(outputs) > 2 and grammar is None:
@@ -166,8 +127,8 @@ class ModelRunner:
             sampled = self._sample(batch, outputs[1], grammar)
             token_ids_S, report = sampled.token_ids, sampled.report
         reports = NO_REPORTS
-        if prompts or report is not None:
-            reports = StepReports(runs=batch.sampling_runs, sampled=report, prompts=prompts)
+        if step.prompts or report is not None:
+            reports = StepReports(runs=batch.sampling_runs, sampled=report, prompts=step.prompts)
         return self._path.outputs.deliver(plan, batch, token_ids_S, reports)
 
     def warm_up(self) -> None:
@@ -179,61 +140,43 @@ class ModelRunner:
         limits = self._limits
         most = min(limits.max_num_batched_tokens, limits.max_model_len)
         room = min(most, limits.max_model_len - 2)  # before the two tokens that are sampled
-        if self._parts.asynchronous is None or room < 1:
+        if self.loaded.device_parts.asynchronous is None or room < 1:
             for size in (min(_WARM_UP_TOKENS, most), 1):
-                self.dummy_run(size, 1)
+                self.loaded.dummy_run(size, 1)
         else:
             warm_up(self, self._sampler, room)
 
     def shutdown(self) -> None:
-        """Wait for the results that are still on their way. May be called at any time, and twice.
+        """Wait for the results that are still on their way. May be called twice.
 
-        Raises nothing that went wrong with them: who asks for them is told.
+        Raises nothing that went wrong with them: whoever reads a result gets its error.
         """
-        path: StepPath | None = self.__dict__.get("_path")
-        if path is not None:
-            path.outputs.settle()
+        self._path.outputs.settle()
 
     @torch.inference_mode()
-    def dummy_run(self, num_tokens: int, num_sampled: int) -> None:
-        """Run the model on `num_tokens` tokens without a cache, and its head on `num_sampled`.
-
-        Leaves no trace; what it costs in time and memory is what a step of that size costs.
-        """
-        device = self._limits.device
-        self._tables.grow(num_tokens)
-        input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-        positions_T = torch.arange(num_tokens, device=device) % self._limits.max_model_len
-        hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self._num_layers))
-        logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
-        if self._parts.asynchronous is None:
-            logits_SV.argmax(dim=-1)
-            return
-        # There memory is what ends a step that is larger than the one measured: draw, too.
-        draw_for_all(self._make_sampler(plain_access(device, self._parts.draw_tokens)), logits_SV)
-
-    @torch.inference_mode()
-    def _begin(self, plan: SchedulerOutput) -> None:
+    def _begin(self, plan: SchedulerOutput) -> _Step:
         """Apply the plan, gather its inputs and run the model."""
         self._path.continuation.end()
         for row in plan.leaves:
             self._sampler.leave(row)
         for request in plan.joins:
             self._sampler.join(request)
-        self._step = None
         batch = self._path.inputs.take(plan)
         if batch is None:
-            return
+            return _Step(plan=plan)
         outputs = self._forward(batch)
-        self._step = batch, outputs, self._prompt_logprobs(batch, outputs[0])
+        prompts = self._prompt_logprobs(batch, outputs[0])
+        return _Step(plan=plan, batch=batch, outputs=outputs, prompts=prompts)
 
-    def _continue(self) -> None:
+    def _continue(self, plan: SchedulerOutput) -> _Step:
         """Run the model on the last step's inputs, counted on."""
         batch = self._path.continuation.batch
         assert batch is not None, "a plan follows one that was gathered"
         self._path.continuation.advance()
         outputs = self._graphs.replay(self._describe(batch))
-        self._step = batch, self._run(batch) if outputs is None else outputs, {}
+        if outputs is None:
+            outputs = self._run(batch)
+        return _Step(plan=plan, batch=batch, outputs=outputs)
 
     def _forward(self, batch: InputBatch) -> Outputs:
         """Return the hidden states of all tokens, and the logits of the runs that sample."""
@@ -293,7 +236,7 @@ class ModelRunner:
         return self._sampler.sample(logits_SV, batch.sampling_rows, mask, batch.numbers)
 
     def _mask(self, grammar: GrammarOutput, runs: np.ndarray) -> GrammarMask:
-        return GrammarMask.of(grammar, runs.tolist(), self._vocab_size, self._upload)
+        return GrammarMask.of(grammar, runs.tolist(), self.loaded.vocab_size, self._upload)
 
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> dict[int, Measured]:
         """Return the log-probabilities of prompt tokens, for the runs that asked for them."""

@@ -39,7 +39,7 @@ class _Slot:
 
 
 class Staging:
-    """Sends arrays to one device. Called from one thread."""
+    """Sends arrays to one device, `asynchronous`. Called from one thread."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Staging:
     ) -> None:
         """slot_bytes: of each slot; a packet that is longer goes in several pieces."""
         self._device = device
-        self._asynchronous = asynchronous
+        self.asynchronous = asynchronous
         self._slot_bytes = slot_bytes
         self._slots = [_make_slot(asynchronous, slot_bytes) for _ in range(num_slots)]
         self._current = 0
@@ -101,7 +101,7 @@ class Staging:
     def _take(self, num_bytes: int) -> _Slot:
         """Return so much free memory of the current slot, or of the next one."""
         if self._used + num_bytes > self._slot_bytes:
-            self._slots[self._current].past = self._asynchronous.record()
+            self._slots[self._current].past = self.asynchronous.record()
             self._current = (self._current + 1) % len(self._slots)
             self._used = 0
             past = self._slots[self._current].past

@@ -7,20 +7,18 @@ Knows neither model nor attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dovetail.interfaces import AttentionMetadataBuilder
 from dovetail.plan import SchedulerOutput
-from dovetail_torch.device_runtime import AsyncDevice
 from dovetail_torch.lazy_memory import host_view
-from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.continuation import Continuable, Continuation, NoContinuation
-from dovetail_torch.runner.device_inputs import DeviceInputs, PrepareInputs
+from dovetail_torch.runner.device_inputs import DeviceInputs
 from dovetail_torch.runner.device_rows import DeviceRows
 from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
+from dovetail_torch.runner.kv_cache import AttentionState
 from dovetail_torch.runner.late_output import FetchRing
+from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.request_rows import RequestRows
 from dovetail_torch.runner.staging import Staging
 from dovetail_torch.runner.step_limits import StepLimits
@@ -48,19 +46,9 @@ class StepPath:
     continuation: Continuable
 
 
-def host_path(
-    limits: StepLimits,
-    block_sizes: tuple[int, ...],
-    builders: Sequence[AttentionMetadataBuilder],
-    *,
-    counts_on: bool,
-    tables: PositionTables,
-) -> StepPath:
-    """Return the path of a device that has done what it is told when a call returns.
-
-    builders: those of attention. counts_on: whether they can be brought a token further.
-    tables: the model's, to be filled before the steps that need them.
-    """
+def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
+    """Return the path of a device whose work is done when a call returns."""
+    limits, block_sizes = loaded.limits, attention.block_sizes
     rows = RequestRows(
         num_rows=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
@@ -71,10 +59,11 @@ def host_path(
         rows,
         block_sizes=block_sizes,
         max_num_tokens=limits.max_num_batched_tokens,
-        tables=tables,
+        tables=loaded.tables,
     )
     continuation: Continuable = NoContinuation()
-    if counts_on and host_view(rows.token_ids_RL) is not None:
+    if attention.counts_on and host_view(rows.token_ids_RL) is not None:
+        builders = [builder for builder, _ in attention.builders]
         continuation = Continuation(rows, inputs, builders)
     return StepPath(
         rows=rows,
@@ -85,18 +74,13 @@ def host_path(
 
 
 def device_path(
-    limits: StepLimits,
-    block_sizes: tuple[int, ...],
-    asynchronous: AsyncDevice,
-    staging: Staging,
-    prepare_inputs: PrepareInputs,
-    sampler: Sampler,
-    tables: PositionTables,
+    loaded: LoadedModel, attention: AttentionState, staging: Staging, sampler: Sampler
 ) -> StepPath:
     """Return the path of a device that works by itself. staging: the way there.
 
-    sampler: asked what it needs of the host for each step. tables: as for `host_path`.
+    sampler: says what it needs of the host for each step.
     """
+    limits, block_sizes = loaded.limits, attention.block_sizes
     rows = DeviceRows(
         num_rows=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
@@ -108,14 +92,15 @@ def device_path(
         staging,
         block_sizes=block_sizes,
         max_num_tokens=limits.max_num_batched_tokens,
-        prepare_inputs=prepare_inputs,
+        prepare_inputs=loaded.device_parts.prepare_inputs,
         sampling_numbers=sampler.host_numbers,
-        tables=tables,
+        tables=loaded.tables,
     )
+    ring = FetchRing(staging.asynchronous, _result_bytes(limits))
     return StepPath(
         rows=rows,
         inputs=inputs,
-        outputs=DeviceOutputs(inputs, FetchRing(asynchronous, _result_bytes(limits))),
+        outputs=DeviceOutputs(inputs, ring),
         continuation=NoContinuation(),
     )
 

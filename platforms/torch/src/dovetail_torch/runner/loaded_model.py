@@ -1,0 +1,61 @@
+"""A loaded model with what is known of it before the KV cache exists, and its dummy runs.
+
+Memory is measured with a dummy run before the cache is sized; the model runner is made afterwards,
+from the same object. Knows no rows, no plan and no cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.interfaces import Model
+from dovetail_torch.attention_table import NoAttention
+from dovetail_torch.positions import PositionTables
+from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
+from dovetail_torch.runner.step_limits import StepLimits
+from dovetail_torch.runner.warm_up import draw_for_all
+from dovetail_torch.sampling import Sampler
+from dovetail_torch.sampling.device_access import plain_access
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model and the sizes of its steps.
+
+    num_layers: attention layers of the model. vocab_size: width of its logits. tables: its position
+    tables. device_parts: what platform and op provider bring.
+    """
+
+    model: Model
+    num_layers: int
+    vocab_size: int
+    limits: StepLimits
+    tables: PositionTables
+    device_parts: DeviceParts = TORCH_PARTS
+
+    @torch.inference_mode()
+    def dummy_run(self, num_tokens: int, num_sampled: int) -> None:
+        """Run the model on `num_tokens` tokens without a cache, and its head on `num_sampled`.
+
+        Leaves no trace. It takes the time and the memory of a step of that size.
+        """
+        limits, parts = self.limits, self.device_parts
+        self.tables.grow(num_tokens)
+        input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=limits.device)
+        positions_T = torch.arange(num_tokens, device=limits.device) % limits.max_model_len
+        hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self.num_layers))
+        logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
+        if parts.asynchronous is None:
+            logits_SV.argmax(dim=-1)
+            return
+        # Such a device fails in a step that needs more memory than was measured: draw, too.
+        sampler = Sampler(
+            num_rows=limits.max_num_seqs,
+            vocab_size=self.vocab_size,
+            device=limits.device,
+            best_tokens=parts.best_tokens,
+            access=plain_access(limits.device, parts.draw_tokens),
+        )
+        draw_for_all(sampler, logits_SV)
