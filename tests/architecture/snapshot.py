@@ -25,6 +25,9 @@ from typing import Any
 FILE = Path(__file__).with_name("contracts.json")
 CORE = Path(__file__).resolve().parents[2] / "core/src"
 
+OPTIONAL = "optional "
+"""What the signature of a method begins with that plugins may leave out."""
+
 # Modules without a CONTRACT_VERSION to the contracts that have to be raised with them.
 SHARED = {
     "dovetail.interfaces.admission": ("scheduler",),
@@ -81,7 +84,9 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
 def unraised(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Return, a sentence each, the contracts that changed and kept their version."""
     sentences = []
-    for module in changes(old, new):
+    for module, lines in changes(old, new).items():
+        if all(f"(none)  ->  {OPTIONAL}" in line for line in lines):
+            continue  # what plugins may leave out makes no plugin invalid
         for contract in governing_contracts(module) if module in new["modules"] else ():
             version = new["versions"][contract]
             if old["versions"].get(contract) == version:
@@ -134,7 +139,8 @@ def _signature_of(value: object) -> str:
     if not inspect.isfunction(function):
         return ""
     abstract = "abstract " if getattr(function, "__isabstractmethod__", False) else ""
-    return f"{abstract}{kind}method{inspect.signature(function)}"
+    optional = OPTIONAL if getattr(function, "is_optional", False) else ""
+    return f"{optional}{abstract}{kind}method{inspect.signature(function)}"
 
 
 def _differences(

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dovetail.interfaces.ops import Ops
 from dovetail.plan import NewRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.fakes.ops import FakeOps
 from dovetail_devkit.ops.draw import NUM_DRAWS, chi_squared, draw_cases
 from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
 from dovetail_devkit.ops.inputs import input_cases
+from dovetail_devkit.suites.ops import ops_cases
 from dovetail_torch.layers.torch_ops import TorchOps
 from dovetail_torch.sampling import Sampler
 
@@ -224,11 +226,21 @@ def test_right_ones_pass():
         run(cases)
 
 
-def test_who_provides_nothing_is_asked_nothing():
-    class Plain(FakeOps):
-        provides = frozenset()
+def test_the_suite_tests_only_what_a_provider_overrides():
+    class OneOperation(Ops):
+        def silu_and_mul(self, x_T2D):
+            return FakeOps().silu_and_mul(x_T2D)
 
-    assert not [*draw_cases(Plain, HOST, dtypes=("float32",)), *input_cases(Plain, HOST)]
+    class Wrong(Ops):
+        def silu_and_mul(self, x_T2D):
+            return x_T2D.chunk(2, dim=-1)[0]
+
+    cases = list(ops_cases(OneOperation, HOST, dtypes=("float32",)))
+    assert [case.name for case in cases] == ["silu_and_mul in float32"]
+    run(cases)
+    with pytest.raises(AssertionError):
+        run(ops_cases(Wrong, HOST, dtypes=("float32",)))
+    assert not list(ops_cases(Ops, HOST))
 
 
 def test_chi_squared_knows_its_mean():

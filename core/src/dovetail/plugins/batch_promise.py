@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.interfaces.ops import ROUNDED, overridden_operations
+
 FEATURE = "batch_invariant"
 """The attention feature of this name."""
 SEED_NOTE = (
@@ -26,7 +28,10 @@ def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
     if kind == "attention":
         capabilities = cls.capabilities
         promised = capabilities.dtypes if FEATURE in capabilities.features else frozenset()
-    elif kind in ("linear_method", "ops"):
+    elif kind == "ops":
+        # What the provider leaves out runs in torch, which promises nothing.
+        promised = cls.batch_invariant if overridden_operations(cls) >= ROUNDED else frozenset()
+    elif kind == "linear_method":
         promised = cls.batch_invariant
     else:
         return None

@@ -122,7 +122,7 @@ def member_problems(law: Any, cls: type) -> Iterator[str]:
         if legal is None:
             if actual is _ABSENT:
                 yield f"attribute {name} is missing"
-        elif actual is _ABSENT and isinstance(legal, property) and _is_annotated(cls, name):
+        elif actual is _ABSENT and _may_be_absent(name, legal, cls):
             continue
         elif actual is _ABSENT or is_empty:
             yield f"{_what(legal)} {name}{_shown(legal)} is missing"
@@ -190,6 +190,11 @@ def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
 
 def _is_method(member: object) -> bool:
     return inspect.isfunction(member) or isinstance(member, (classmethod, staticmethod))
+
+
+def _may_be_absent(name: str, legal: Any, cls: type) -> bool:
+    is_given_later = isinstance(legal, property) and _is_annotated(cls, name)
+    return is_given_later or getattr(legal, "is_optional", False)
 
 
 def _is_annotated(cls: type, name: str) -> bool:

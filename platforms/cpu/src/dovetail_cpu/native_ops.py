@@ -14,13 +14,15 @@ from typing import ClassVar
 
 import torch
 
+from dovetail.interfaces.ops import Ops
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_torch.layers.torch_ops import TorchOps
 
+_TORCH = TorchOps()
 _LOGITS = (torch.bfloat16, torch.float32)
 
 
-class NativeOps(TorchOps):
+class NativeOps(Ops):
     """bfloat16 in and out, float32 within."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
@@ -37,7 +39,7 @@ class NativeOps(TorchOps):
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
         if not _is_served(x_TD) or x_TD.dim() not in (2, 3):
-            return super().rms_norm(x_TD, weight_D, eps)
+            return _TORCH.rms_norm(x_TD, weight_D, eps)
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
         args = self._norm
         args.x, args.y = x_TD.data_ptr(), y_TD.data_ptr()
@@ -57,7 +59,7 @@ class NativeOps(TorchOps):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (rms_norm(x + residual), x + residual); the sum is made in `residual_TD`."""
         if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
-            return super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
+            return _TORCH.add_rms_norm(x_TD, residual_TD, weight_D, eps)
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
         args = self._add_norm
         args.x, args.residual, args.y = x_TD.data_ptr(), residual_TD.data_ptr(), y_TD.data_ptr()
@@ -77,7 +79,7 @@ class NativeOps(TorchOps):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q and k, rotated by their positions in halves; views of one new tensor."""
         if not (_is_served(q_THS) and _is_served(k_TKS) and positions_T.is_contiguous()):
-            return super().rotary_embedding(q_THS, k_TKS, positions_T, cos_sin_PS)
+            return _TORCH.rotary_embedding(q_THS, k_TKS, positions_T, cos_sin_PS)
         num_tokens, num_heads, head_size = q_THS.shape
         num_kv_heads = k_TKS.shape[1]
         turned_TNS = torch.empty(
@@ -100,7 +102,7 @@ class NativeOps(TorchOps):
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
         """Return silu(first half of the last dimension) · second half, a new tensor."""
         if not _is_served(x_T2D) or x_T2D.dim() != 2:
-            return super().silu_and_mul(x_T2D)
+            return _TORCH.silu_and_mul(x_T2D)
         size = x_T2D.shape[1] // 2
         y_TD = torch.empty((x_T2D.shape[0], size), dtype=torch.bfloat16)
         args = self._silu
@@ -113,7 +115,7 @@ class NativeOps(TorchOps):
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the table's rows by id, a new tensor."""
         if not (_is_served(table_VD) and ids_T.is_contiguous()):
-            return super().embedding(ids_T, table_VD)
+            return _TORCH.embedding(ids_T, table_VD)
         size = table_VD.shape[1]
         y_TD = torch.empty((ids_T.shape[0], size), dtype=torch.bfloat16)
         args = self._embedding
@@ -126,7 +128,7 @@ class NativeOps(TorchOps):
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
         """Return the column of each row's greatest number, the first of several, int64 [R]."""
         if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
-            return super().best_tokens(logits_RV)
+            return _TORCH.best_tokens(logits_RV)
         ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)
         args = self._argmax
         args.logits, args.ids = logits_RV.data_ptr(), ids_R.data_ptr()

@@ -23,7 +23,6 @@ class TritonOps(Ops):
     side; otherwise they are copied first. A row's result has the same bits whatever the other rows.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({"draw", "prepare_inputs"})
     device_types: ClassVar[frozenset[str]] = frozenset(("cuda", "xpu") + ("cpu",) * INTERPRETED)
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16", "float32"})
 
@@ -65,12 +64,12 @@ class TritonOps(Ops):
         return self._kernels.find_best(logits_RV)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-        """Return a token a row, int64 [R]: as the capability "draw" says. Logits are only read.
+        """Return a token a row, int64 [R]: as the contract says. Logits are only read.
 
         A NaN is drawn like the best token; probabilities below 2^-32 are not told apart.
         """
         return self._kernels.draw_columns(logits_RV, columns)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Write what `columns` names as made, as the capability "prepare_inputs" says."""
+        """Write what `columns` names as made, as the contract says."""
         self._kernels.prepare_inputs(columns)

@@ -39,7 +39,6 @@ from dovetail.interfaces import (
     WorkerBase,
     WorkerContext,
 )
-from dovetail.interfaces.ops import Draws, PreparesInputs
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.architecture import load_architecture
 from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
@@ -52,6 +51,7 @@ from dovetail_torch.distributed.joining import join_ranks
 from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
 from dovetail_torch.layers.linear import pack_linears
+from dovetail_torch.layers.torch_ops import CompletedOps
 from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.memory_shortage import tells_shortage
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
@@ -299,12 +299,12 @@ class TorchWorker(WorkerBase):
         connected = config.extensions.kv_connector is not None
         if connected or "async_output" not in self.provides:
             return parts
-        parts = replace(parts, asynchronous=self._runtime.asynchronous())
-        if "prepare_inputs" in ops.provides:
-            parts = replace(parts, prepare_inputs=cast("PreparesInputs", ops).prepare_inputs)
-        if "draw" in ops.provides:
-            parts = replace(parts, draw_tokens=cast("Draws", ops).draw_tokens)
-        return parts
+        return replace(
+            parts,
+            asynchronous=self._runtime.asynchronous(),
+            prepare_inputs=ops.prepare_inputs,
+            draw_tokens=ops.draw_tokens if "draw_tokens" in ops.overridden else None,
+        )
 
     def _vocab_size(self) -> int:
         vocab_size = self._context.config.model.hf_config.get("vocab_size")
@@ -341,7 +341,7 @@ class TorchWorker(WorkerBase):
 
     def _model_context(self, options: Options) -> ModelContext:
         context, compute = self._context, self._context.config.compute
-        self._ops: Ops = self._make_provider("ops", compute.ops)
+        self._ops = CompletedOps(self._make_provider("ops", compute.ops))
         return ModelContext(
             hf_config=context.config.model.hf_config,
             dtype=self._limits.dtype,

@@ -16,11 +16,12 @@ from dovetail_torch.layers.linear import (
 from dovetail_torch.layers.norm import RMSNorm
 from dovetail_torch.layers.rotary import RotaryEmbedding
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
-from dovetail_torch.layers.torch_ops import TorchOps
+from dovetail_torch.layers.torch_ops import CompletedOps, TorchOps
 
 __all__ = [
     "Attention",
     "ColumnParallelLinear",
+    "CompletedOps",
     "HeadShape",
     "MergedColumnParallelLinear",
     "ParallelLMHead",

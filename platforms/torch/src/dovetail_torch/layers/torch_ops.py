@@ -8,20 +8,19 @@ logits or of an embedding's table.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch.nn import functional
 
-from dovetail.interfaces.ops import Ops, StepColumns
+from dovetail.interfaces.ops import Ops, StepColumns, overridden_operations
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.sampling.blocks import best_tokens
 
 
 class TorchOps(Ops):
-    """Compute the small operations with torch; float32 inside, the inputs' dtype outside."""
+    """Compute the small operations with torch; float32 inside, the inputs' dtype outside.
 
-    provides: ClassVar[frozenset[str]] = frozenset({"prepare_inputs"})
+    What a provider leaves out is computed here. Draws are left to the sampler.
+    """
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight, a new tensor. Any leading dimensions."""
@@ -90,3 +89,12 @@ class TorchOps(Ops):
     def prepare_inputs(self, columns: StepColumns) -> None:
         """Write what `columns` names as made; only read the rest. Waits for nothing."""
         prepare_inputs(columns)
+
+
+class CompletedOps(TorchOps):
+    """The operations that `provider` overrides; torch's in place of the others."""
+
+    def __init__(self, provider: Ops) -> None:
+        self.overridden = overridden_operations(type(provider))
+        for name in self.overridden:
+            setattr(self, name, getattr(provider, name))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 from random import Random
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
 from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 class FakeOps(Ops):
-    """Slow and right; every result is a new tensor of the input's dtype."""
-
-    provides: ClassVar[frozenset[str]] = frozenset({"draw", "prepare_inputs"})
+    """Slow and right; every result is a new tensor of the input's dtype. Overrides everything."""
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight."""
@@ -52,6 +50,14 @@ class FakeOps(Ops):
         """Return silu(first half of the last dimension) · second half."""
         gate_TD, up_TD = x_T2D.double().chunk(2, dim=-1)
         return (gate_TD * gate_TD.sigmoid() * up_TD).to(x_T2D.dtype)
+
+    def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
+        """Return the table's rows by id."""
+        return table_VD.index_select(0, ids_T)
+
+    def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Return the column of each row's greatest number, the first of several."""
+        return logits_RV.argmax(-1)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         """Return a token a row, by the inverse of its probabilities' sum; a row at a time."""

@@ -1,4 +1,4 @@
-"""The conformance cases of ops that provide "draw", beside those of `ops.py`.
+"""The conformance cases of `draw_tokens`, for providers that override it, beside `ops.py`.
 
 Which tokens stay, how often each comes, and that a row's token is a function of that row alone.
 Each provider has random numbers of its own, so draws are held against probabilities
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.ops import DrawColumns, Ops
+from dovetail.interfaces.ops import DrawColumns, Ops, overridden_operations
 from dovetail_devkit.case import Case
 from dovetail_devkit.comparison import random_tensor
 from dovetail_devkit.expectation import expect
@@ -45,11 +45,11 @@ def draw_cases(
     dtypes: Iterable[str],
     num_draws: int = NUM_DRAWS,
 ) -> Iterator[Case]:
-    """Yield the cases; none where the class does not provide "draw".
+    """Yield the cases; none where the class does not override `draw_tokens`.
 
     num_draws: of those that are counted, an even number.
     """
-    if "draw" not in ops_cls.provides:
+    if "draw_tokens" not in overridden_operations(ops_cls):
         return
 
     def make(dtype: str) -> _Bench:

@@ -1,4 +1,4 @@
-"""The conformance cases of ops that provide "prepare_inputs", beside those of `ops.py`.
+"""The conformance cases of `prepare_inputs`, for providers that override it, beside `ops.py`.
 
 Everything that a step reads, against plain loops; buffers lie as runners have them: beginnings of
 longer ones, parts of a packet. torch is imported within functions.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.ops import Ops, StepColumns
+from dovetail.interfaces.ops import Ops, StepColumns, overridden_operations
 from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import expect
 
@@ -47,8 +47,8 @@ SHAPES = {
 
 
 def input_cases(ops_cls: type[Ops], device: torch.device) -> Iterator[Case]:
-    """Yield the cases; none where the class does not provide "prepare_inputs"."""
-    if "prepare_inputs" not in ops_cls.provides:
+    """Yield the cases; none where the class does not override `prepare_inputs`."""
+    if "prepare_inputs" not in overridden_operations(ops_cls):
         return
     for name, shape in SHAPES.items():
         yield Case(

@@ -1,8 +1,8 @@
 """The conformance suite of the op provider contract, for any provider on any device.
 
-Every operation against a float64 reference, over the shapes that models have: one token and many,
-odd sizes, leading dimensions, views into a fused product. Cases of optional contracts follow where
-the class provides them (`ops_draw`, `ops_inputs`). torch is imported within functions.
+Every operation that the class overrides against a float64 reference, over the shapes that models
+have: one token and many, odd sizes, leading dimensions, views into a fused product. Those of draws
+and of step inputs are in `ops_draw` and `ops_inputs`. torch is imported within functions.
 
 Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
 the rotary size.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.ops import Ops
+from dovetail.interfaces.ops import Ops, overridden_operations
 from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail_devkit.expectation import expect, judging
@@ -49,9 +49,9 @@ def ops_cases(
     dtypes: Iterable[str] = tuple(TOLERANCES),
     num_draws: int = NUM_DRAWS,
 ) -> Iterator[Case]:
-    """Yield the suite's cases, one an operation and dtype; arguments as those of `check_ops`.
+    """Yield the cases of the operations that the class overrides; arguments as of `check_ops`.
 
-    num_draws: how many are counted, where the class provides "draw".
+    num_draws: how many draws are counted.
     """
 
     def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:
@@ -63,8 +63,11 @@ def ops_cases(
             check(ops, shape, _Maker(dtype, device, seed))
 
     dtypes = tuple(dtypes)
+    overridden = overridden_operations(ops_cls)
     for dtype in dtypes:
-        for name, (check, shapes) in _CHECKS.items():
+        for name, (operation, check, shapes) in _CHECKS.items():
+            if operation not in overridden:
+                continue
             yield Case(name=f"{name} in {dtype}", run=partial(check_shapes, check, shapes, dtype))
     yield from draw_cases(ops_cls, device, dtypes=dtypes, num_draws=num_draws)
     yield from input_cases(ops_cls, device)
@@ -100,7 +103,7 @@ def _norm(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight_D
 
 
-def _check_norms(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
+def _check_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     what = f"rms_norm of {shape}"
     x, weight_D = make(*shape), make(shape[-1])
     want = _norm(exact(x), exact(weight_D), EPS)
@@ -111,7 +114,11 @@ def _check_norms(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     got = _unchanged(lambda: ops.rms_norm(view, weight_D, EPS), what, wide)
     want = _norm(exact(view), exact(weight_D), EPS)
     expect_close(got, want, dtype=make.dtype, what=f"{what}, a view")
-    what, residual = f"add_rms_norm of {shape}", make(*shape)
+
+
+def _check_add_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
+    what = f"add_rms_norm of {shape}"
+    x, residual, weight_D = make(*shape), make(*shape), make(shape[-1])
     # The sum is rounded to the dtype before anybody can use it; the norm is taken of that.
     total = exact((exact(x) + exact(residual)).to(x.dtype))
     normed, summed = _unchanged(
@@ -185,11 +192,13 @@ def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
 
 _Check = Callable[[Ops, Any, _Maker], None]
 
-_CHECKS: Mapping[str, tuple[_Check, tuple[Any, ...]]] = {
-    "norms": (_check_norms, _SHAPES),
-    "silu_and_mul": (_check_silu, _SHAPES),
-    "rotary_embedding": (_check_rotary, _HEADS),
-    "embedding": (_check_embedding, ((97, 64), (8, 33))),
-    "best_tokens": (_check_best_tokens, ((1, 97), (3, 5000), (17, 128))),
-    "large values": (_check_large_values, ((2, 2048),)),
+_CHECKS: Mapping[str, tuple[str, _Check, tuple[Any, ...]]] = {
+    "rms_norm": ("rms_norm", _check_norm, _SHAPES),
+    "rms_norm of large values": ("rms_norm", _check_large_values, ((2, 2048),)),
+    "add_rms_norm": ("add_rms_norm", _check_add_norm, _SHAPES),
+    "silu_and_mul": ("silu_and_mul", _check_silu, _SHAPES),
+    "rotary_embedding": ("rotary_embedding", _check_rotary, _HEADS),
+    "embedding": ("embedding", _check_embedding, ((97, 64), (8, 33))),
+    "best_tokens": ("best_tokens", _check_best_tokens, ((1, 97), (3, 5000), (17, 128))),
 }
+"""A case's name to the operation, its check and the shapes."""
