@@ -26,7 +26,7 @@ from dovetail_cpu_kernels.attention import BLOCK_MULTIPLE, attention_block_bytes
 
 
 class CPUAttentionBackend(AttentionBackend):
-    """Paged attention on the CPU: bf16 queries, a cache of bf16 or int8.
+    """Native paged attention for CPUs: bf16 queries, a cache of bf16 or int8.
 
     Prefill chunks and decodes may be mixed in a step. A token's output has the same bits whatever
     its batch mates, the chunks of its prompt, the block size and the number of threads.

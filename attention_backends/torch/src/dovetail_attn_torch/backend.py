@@ -22,7 +22,7 @@ from dovetail_attn_torch.metadata import TORCH_DTYPES, TorchMetadataBuilder
 
 
 class TorchAttentionBackend(AttentionBackend):
-    """Paged attention in plain torch: any device, any head size, any block size.
+    """The reference: paged attention in plain torch, for any device, head size and block size.
 
     Prefill chunks and decodes may be mixed in a step. The cache has the dtype of the model.
     """

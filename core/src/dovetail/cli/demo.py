@@ -1,7 +1,8 @@
-"""`dovetail demo`: a batch of questions, answered twice, with different parts of the engine.
+"""`dovetail demo`: answer a batch of questions, then again with one other plugin at a time.
 
-Shows that parts are chosen by name or by class path, that the answers stay the same, which plugin
-filled each place, and why. Needs no download.
+Shows that plugins are selected by name or by class path, that the answers stay the same, which
+plugin was selected for each place and why, and what each replaced plugin changes in speed. Needs
+no download.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from dovetail.cli.demo_questions import Subject, demo_subject
-from dovetail.cli.demo_run import PLUGIN_FIELDS, DemoRun, Part, run_demo
+from dovetail.cli.demo_run import NUM_ROUNDS, PLUGIN_FIELDS, DemoRun, Part, run_demo, summary_of
 from dovetail.cli.terminal import forgive_encodings, printable
 from dovetail.config import EngineArgs
 from dovetail.engine.plugin_picks import check_picks, make_registry
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_GROUP = Group("Parts of the second run: a name, name@distribution, or package.module:Class")
+_GROUP = Group("Plugins of the second run: a name, name@distribution, or package.module:Class")
 
 
 def _option(text: str) -> Parameter:
@@ -33,7 +34,11 @@ def _option(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class SecondParts:
-    """The parts of the second run; None: another scheduler, and attention by its class path."""
+    """The plugins of the second run.
+
+    If all are None, there are two further runs: one with another scheduler, and one with another
+    attention backend, which is selected by its class path.
+    """
 
     scheduler_cls: Annotated[str | None, _option("Scheduler or policy.")] = None
     attention_backend: Annotated[str | None, _option("Attention backend.")] = None
@@ -64,39 +69,38 @@ def demo(
         console.width = _PIPE_WIDTH
     with demo_subject(model) as subject:
         asked = {name: pick for name, pick in vars(second).items() if pick is not None}
-        # A wrong name is told now, not after the first run.
+        # Report a wrong name now, not after the first run.
         args = EngineArgs(subject.model, trust_local_code=trust_local_code, **asked)
         config = args.create_engine_config()
         check_picks(config, make_registry(config))
         console.print(f"[bold]Dovetail[/] asks {subject.description}.\n")
         first = run_demo(subject, {})
         _print_answers(console, subject, first)
-        picks = _second_picks(asked, first)
-        told = "\n".join(f"  {name} = {reference}" for name, reference in picks.items())
-        console.print(f"\n[bold]Again, with other parts[/]\n{told}", soft_wrap=True)
-        again = run_demo(subject, picks, trust_local_code=trust_local_code)
-        _print_comparison(console, subject, first, again)
-    _print_parts(console, first, again)
+        others = [
+            run_demo(subject, options, trust_local_code=trust_local_code)
+            for options in ([asked] if asked else _other_options(first))
+        ]
+        _print_comparison(console, first, others)
+    _print_parts(console, first, others)
     _print_settings(console, first)
     return 0
 
 
-def _second_picks(asked: dict[str, str], first: DemoRun) -> dict[str, str]:
-    """Return the options of the second run: those asked for, else parts that the first had not."""
+def _other_options(first: DemoRun) -> list[dict[str, str]]:
+    """Return the options of further runs, each with one plugin that the first run did not have."""
     registry = PluginRegistry()
-    found: dict[str, str] = {}
-    for candidate in registry.automatic("scheduler"):
-        if candidate.name != first.parts["scheduler"].resolution.name:
-            found.setdefault("scheduler_cls", candidate.name)
+    used = first.parts["scheduler"].resolution.name
+    schedulers = [found.name for found in registry.automatic("scheduler") if found.name != used]
+    options = [{"scheduler_cls": name} for name in schedulers[:1]]
     if "attention" in first.parts:
-        found["attention_backend"] = _other_attention(registry, first.parts["attention"])
-    return {**found, **asked}
+        options.append({"attention_backend": _other_attention(registry, first.parts["attention"])})
+    return options
 
 
 def _other_attention(registry: PluginRegistry, first: Part) -> str:
-    """Return the class path of another backend that suits here, or of the same one.
+    """Return the class path of another backend that can run here, or of the same one.
 
-    The first run took the best that does; those that the platform prefers to it were refused.
+    The first run selected the best that can; the platform's earlier preferences were refused.
     """
     preferred = list(preferred_names(choose_platform(registry, AUTO), "attention"))
     able = registry.automatic("attention", preferred)
@@ -119,51 +123,64 @@ def _print_answers(console: Console, subject: Subject, run: DemoRun) -> None:
         table.add_row(_plain(question.text), _plain(f"{mark}{text}"))
     console.print(table)
     if num_graded:
-        console.print(f"\n{num_right} of {num_graded} are right, as a program checks.")
-    console.print(f"\n{_speed(run)}")
-
-
-def _print_comparison(console: Console, subject: Subject, first: DemoRun, again: DemoRun) -> None:
-    num_equal, count = first.num_equal(again), len(subject.questions)
-    if num_equal == count:
-        console.print(f"[green]All {count} answers are the same, token by token.[/]")
-    else:
-        console.print(
-            f"[yellow]{num_equal} of {count} answers are the same, token by token;[/] parts that "
-            "round differently may part ways where two tokens are almost equally likely."
-        )
-    console.print(f"{_speed(again)}\n")
-
-
-def _speed(run: DemoRun) -> str:
-    rate = run.num_tokens / run.total_s
-    return (
-        f"{len(run.outputs)} answers at once, {run.num_tokens} tokens in {run.total_s:.2f} s: "
-        f"{rate:,.0f} tokens/s"
+        console.print(f"\n{num_right} of {num_graded} answers are correct, checked by a program.")
+    console.print(
+        f"\n{len(run.outputs)} requests at once, {run.num_tokens} tokens in {run.total_s:.3f} s: "
+        f"{run.rate:,.0f} tokens/s"
     )
 
 
-def _print_parts(console: Console, first: DemoRun, again: DemoRun) -> None:
-    console.print("[bold]Who filled each place[/]")
-    table = _table("place", "plugin", "of", "because", "second run")
+def _print_comparison(console: Console, first: DemoRun, others: list[DemoRun]) -> None:
+    console.print("\n[bold]Again, with another plugin[/]")
+    table = _table("changed", "answers", "tokens/s", "speed")
+    table.add_row("nothing", "", f"{first.rate:,.0f}", "1.00")
+    for run in others:
+        changed = "\n".join(f"{name} = {value}" for name, value in run.options.items())
+        num_equal, count = first.num_equal(run), len(run.outputs)
+        answers = (
+            f"all {count} the same" if num_equal == count else f"{num_equal} of {count} the same"
+        )
+        speed = f"{run.rate / first.rate:.2f}"
+        table.add_row(_plain(changed), answers, f"{run.rate:,.0f}", speed)
+    console.print(table)
+    console.print(
+        f"\nEach figure is the median of {NUM_ROUNDS} rounds after a warm-up round, with an empty "
+        "prefix cache. A difference of a few per cent is noise."
+    )
+    for run in others:
+        for kind in run.changed_kinds(first):
+            before, after = first.parts[kind].resolution, run.parts[kind].resolution
+            console.print(f"{kind} {before.name}: {_plain(summary_of(before))}")
+            console.print(f"{kind} {after.name}: {_plain(summary_of(after))}")
+    if any(first.num_equal(run) < len(run.outputs) for run in others):
+        console.print(
+            "[yellow]Plugins that round differently can select another token where two tokens are "
+            "almost equally likely.[/]"
+        )
+    console.print()
+
+
+def _print_parts(console: Console, first: DemoRun, others: list[DemoRun]) -> None:
+    console.print("[bold]Selected plugins[/]")
+    table = _table("kind", "plugin", "distribution", "reason", "other runs")
     for column in table.columns[:3]:
         column.no_wrap = True
-    for kind in dict.fromkeys([*first.parts, *again.parts]):
-        before, after = first.parts.get(kind), again.parts.get(kind)
-        found = None if before is None else before.resolution
+    for kind, part in first.parts.items():
+        found = part.resolution
+        changed = [run.parts[kind].resolution for run in others if kind in run.changed_kinds(first)]
         table.add_row(
             kind,
-            "nobody" if found is None else found.name,
-            "" if found is None else found.distribution or found.target,
-            "" if before is None else before.reason,
-            "" if after is None or after == before else _plain(after.resolution.name),
+            found.name,
+            found.distribution or found.target,
+            part.reason,
+            _plain(", ".join(other.name for other in changed)),
         )
     console.print(table)
 
 
 def _print_settings(console: Console, run: DemoRun) -> None:
-    console.print("\n[bold]What was set for you[/]")
-    table = _table("setting", "value", "because")
+    console.print("\n[bold]Resolved settings[/]")
+    table = _table("setting", "value", "reason")
     for change in run.changes:
         if change.field in PLUGIN_FIELDS.values():
             continue
@@ -181,7 +198,7 @@ def _table(*headings: str) -> Table:
 
 
 def _plain(text: str) -> Any:
-    """Return `text` for rich to print as it is: what a model wrote is no markup."""
+    """Return `text` so that rich prints it as it is: a model's output is not markup."""
     from rich.text import Text
 
     return Text(printable(text))

@@ -1,7 +1,7 @@
-"""What `dovetail demo` asks, and of which model.
+"""The model and the questions of `dovetail demo`.
 
-The installed demo model brings tasks that grade their own answers; a checkpoint of random weights,
-made for the occasion, says words without sense, and is asked to go on from some. Runs no model.
+The installed demo model has tasks with a program that checks each answer. Without it, a checkpoint
+with random weights is created; it continues some prompts with words without meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BEGINNINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt, and how to tell whether an answer is right; None: nobody can."""
+    """A prompt, and a function that checks its answer; None if no program can check it."""
 
     text: str
     is_right: Callable[[str], bool] | None = None
@@ -45,7 +45,7 @@ class Question:
 class Subject:
     """The model that the demo runs.
 
-    as_chat: whether it is asked through its chat template. max_tokens: of an answer, at most.
+    as_chat: whether questions go through the chat template. max_tokens: limit of an answer.
     """
 
     model: str
@@ -57,14 +57,14 @@ class Subject:
 
 @contextmanager
 def demo_subject(model: str | None) -> Iterator[Subject]:
-    """Yield what to ask of `model`; None: the demo model, else one made here and deleted after.
+    """Yield the questions for `model`; None: the demo model, or a temporary random checkpoint.
 
-    Raises OSError if there is no place for a temporary directory.
+    Raises OSError if no temporary directory can be created.
     """
     if model in (None, DEMO) and (tasks := _installed_tasks()):
         yield Subject(
             model=DEMO,
-            description="the demo model, asked what it never saw in training",
+            description="the demo model ten questions that were not in its training data",
             questions=tuple(_question(task) for task in tasks.values()),
             as_chat=True,
             max_tokens=64,
@@ -72,23 +72,23 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
         return
     beginnings = tuple(Question(text=text) for text in _BEGINNINGS)
     if model is not None:
-        yield Subject(model=model, description=model, questions=beginnings)
+        yield Subject(model=model, description=f"{model} to continue prompts", questions=beginnings)
         return
     with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as folder:
         yield Subject(
             model=str(write_random_checkpoint(Path(folder))),
-            description="a tiny Llama with random weights, made just now: words without sense",
+            description="a tiny Llama with random weights to continue prompts; its words have no meaning",
             questions=beginnings,
         )
 
 
 def _installed_tasks() -> dict[str, Any]:
-    """Return the demo model's tasks by name; empty where its package or its weights are not."""
+    """Return the demo model's tasks by name; empty if its package or its weights are missing."""
     directory = find_installed_checkpoint(DEMO, first_party_only=True)
     if directory is None or not (directory / "config.json").is_file():
         return {}
     try:
-        # By its name, as its entry point is: the core depends on no member.
+        # Imported by name: the core depends on no member.
         tasks: dict[str, Any] = import_module(_TASKS).TASKS
     except ModuleNotFoundError:
         return {}

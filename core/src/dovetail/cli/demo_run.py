@@ -1,9 +1,12 @@
-"""One run of the demo: an engine with some parts, its answers, and who filled each place, why."""
+"""One run of the demo: an engine with some plugins, its answers, its speed, and its plugins."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from dovetail.cli.demo_questions import Subject
@@ -28,12 +31,15 @@ PLUGIN_FIELDS = {
     "weight_loader": "load.load_format",
     "tokenizer": "model.tokenizer_mode",
 }
-"""The config field that says who fills a place, by kind of plugin."""
+"""The config field that selects the plugin, by kind."""
+
+NUM_ROUNDS = 3
+"""Rounds that are timed, after one that is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Who filled a place, and why."""
+    """The plugin that was selected for a place, and the reason."""
 
     resolution: Resolution
     reason: str
@@ -41,8 +47,13 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRun:
-    """What one engine did. parts: by kind. changes: what was set for the user. Time in seconds."""
+    """What one engine did.
 
+    options: how it differs from the default. total_s: median seconds of a timed round. parts: by
+    kind. changes: settings that were resolved for the user.
+    """
+
+    options: Mapping[str, str]
     outputs: tuple[RequestOutput, ...]
     total_s: float
     parts: Mapping[str, Part]
@@ -58,8 +69,22 @@ class DemoRun:
         """Tokens of all answers."""
         return sum(len(output.outputs[0].token_ids) for output in self.outputs)
 
+    @property
+    def rate(self) -> float:
+        """Output tokens per second."""
+        return self.num_tokens / self.total_s
+
+    def changed_kinds(self, first: DemoRun) -> list[str]:
+        """Return the kinds for which this run has another plugin than `first`."""
+        kinds = (kind for kind in self.parts if kind in first.parts)
+        return [
+            kind
+            for kind in kinds
+            if self.parts[kind].resolution.name != first.parts[kind].resolution.name
+        ]
+
     def num_equal(self, other: DemoRun) -> int:
-        """Return how many answers are the same in both runs, token by token."""
+        """Return how many answers have the same tokens in both runs."""
         pairs = zip(self.outputs, other.outputs, strict=True)
         return sum(
             ours.outputs[0].token_ids == theirs.outputs[0].token_ids for ours, theirs in pairs
@@ -67,41 +92,65 @@ class DemoRun:
 
 
 def run_demo(
-    subject: Subject, picks: Mapping[str, str], *, trust_local_code: bool = False
+    subject: Subject, options: Mapping[str, str], *, trust_local_code: bool = False
 ) -> DemoRun:
-    """Ask all questions at once, greedily, of an engine with the options `picks`; shut it down."""
-    clock = MonotonicClock()
-    texts = [question.text for question in subject.questions]
-    with LLM(subject.model, trust_local_code=trust_local_code, **picks) as llm:
-        params = replace(
-            llm.get_default_sampling_params(), temperature=0.0, max_tokens=subject.max_tokens
-        )
-        start_ns = clock.now_ns()
-        if subject.as_chat:
-            outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)
-        else:
-            outputs = llm.generate(texts, params)
-        total_s = (clock.now_ns() - start_ns) / 1e9
+    """Send all questions at once, greedily, to an engine with `options`; shut it down.
+
+    The first round warms up and gives the answers; then `NUM_ROUNDS` rounds are timed, each with
+    an empty prefix cache.
+    """
+    with LLM(subject.model, trust_local_code=trust_local_code, **options) as llm:
+        outputs = _ask(llm, subject)
+        seconds = [_time_round(llm, subject) for _ in range(NUM_ROUNDS)]
         engine = llm.llm_engine
         parts = {
-            found.kind: Part(resolution=found, reason=_reason(found, engine.config, set(picks)))
+            found.kind: Part(resolution=found, reason=_reason(found, engine.config, set(options)))
             for found in engine.plugins.chosen
         }
         return DemoRun(
+            options=dict(options),
             outputs=tuple(outputs),
-            total_s=total_s,
+            total_s=median(seconds),
             parts=parts,
             changes=tuple(engine.config.explain()),
         )
 
 
+def _time_round(llm: LLM, subject: Subject) -> float:
+    llm.reset_prefix_cache()
+    clock = MonotonicClock()
+    start_ns = clock.now_ns()
+    _ask(llm, subject)
+    return (clock.now_ns() - start_ns) / 1e9
+
+
+def _ask(llm: LLM, subject: Subject) -> list[RequestOutput]:
+    params = replace(
+        llm.get_default_sampling_params(), temperature=0.0, max_tokens=subject.max_tokens
+    )
+    texts = [question.text for question in subject.questions]
+    if subject.as_chat:
+        return llm.chat([[{"role": "user", "content": text}] for text in texts], params)
+    return llm.generate(texts, params)
+
+
+def summary_of(resolution: Resolution) -> str:
+    """Return the first line of the docstring of a plugin's class; its target if it has none.
+
+    The class is not imported: a plugin that ran in this process is loaded already.
+    """
+    module, _, name = resolution.target.partition(":")
+    loaded = getattr(sys.modules.get(module), name, None)
+    return (inspect.getdoc(loaded) or resolution.target).partition("\n")[0]
+
+
 def _reason(found: Resolution, config: EngineConfig, picked: set[str]) -> str:
-    """Return why a plugin fills its place: asked for, set with a reason, or preferred."""
+    """Return why a plugin was selected: requested, resolved with a reason, or preferred."""
     if found.kind == "model":
         return "config.json names it"
     field = PLUGIN_FIELDS.get(found.kind, "")
     if field.rpartition(".")[2] in picked:
-        return "asked for"
+        return "requested"
     for change in config.explain():
         if change.field == field:
             return change.reason

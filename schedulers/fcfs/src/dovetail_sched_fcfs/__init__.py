@@ -16,6 +16,6 @@ class FCFSPolicy(Policy):
 
 
 class FCFSScheduler(Scheduler):
-    """The core's mechanism in the order of arrival."""
+    """The core scheduler, first come, first served."""
 
     policy_cls = FCFSPolicy

@@ -29,6 +29,6 @@ class PriorityPolicy(Policy):
 
 
 class PriorityScheduler(Scheduler):
-    """The core's mechanism by priority."""
+    """The core scheduler with the priority policy."""
 
     policy_cls = PriorityPolicy
