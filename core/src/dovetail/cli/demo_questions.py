@@ -77,7 +77,7 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
     with tempfile.TemporaryDirectory(prefix="dovetail-demo-") as folder:
         yield Subject(
             model=str(write_random_checkpoint(Path(folder))),
-            description="a tiny Llama with random weights to continue prompts; its words have no meaning",
+            description="a tiny Llama with random weights to continue prompts (without meaning)",
             questions=beginnings,
         )
 
