@@ -23,8 +23,16 @@ MAX_README_LINES = 60
 BROUGHT_BY_TORCH = frozenset({"triton"})  # by its builds for accelerators, under several names
 BROUGHT_BY_SUBJECTS = frozenset({"dovetail_kv_memory", "dovetail_torch", "torch", "triton"})
 """What the conformance kit imports only to test a plugin that needs it."""
+MADE_BY_TESTS = frozenset({"acme", "parts"})
+"""Packages that a test writes to a temporary folder and then imports."""
 MEMBERS = [pytest.param(member, id=relative(member)) for member in members()]
 OURS = {project_of(member)["name"]: member for member in members()}
+PROVIDERS = importlib.metadata.packages_distributions()
+TOOLS = [
+    line
+    for line in (ROOT / "requirements/tools.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
 DEV = (ROOT / "requirements/dev.txt").read_text("utf-8").splitlines()
 
 
@@ -100,28 +108,71 @@ def test_entry_points_name_what_is_there(member):
     assert not wrong, "\n".join(["write the class, or take the entry point away:", *wrong])
 
 
+IMPORTED = {import_name(member): name for name, member in OURS.items()}
+
+
 def declared_by(member):
-    """Names of what a member depends on; what its house members depend on counts as well."""
+    """Names of what a member depends on; what the members it depends on need counts as well."""
     declared = {requirement_name(wish) for wish in project_of(member)["dependencies"]}
     return declared.union(*(declared_by(OURS[name]) for name in declared & set(OURS)))
 
 
+def needed_by_tests(member):
+    """Names of what the tests of a member may import: what it needs, its extra `test`, the tools.
+
+    The devkit counts as declared for every member.
+    """
+    extra = project_of(member).get("optional-dependencies", {}).get("test", ())
+    names = {requirement_name(wish) for wish in (*extra, "dovetail-devkit")}
+    names |= {project_of(member)["name"], *map(requirement_name, TOOLS)}
+    ours = names & set(OURS)
+    return names.union(*(declared_by(OURS[name]) for name in ours))
+
+
+def undeclared(path, declared):
+    """Yield (line, package) for each import of a package that none of `declared` provides."""
+    for dotted, line in imported_names(tree_of(path)):
+        top = dotted.partition(".")[0]
+        names = (
+            {IMPORTED[top]} if top in IMPORTED else {n.lower() for n in PROVIDERS.get(top, [top])}
+        )
+        if top not in sys.stdlib_module_names and not names & declared:
+            yield line, top
+
+
 @pytest.mark.parametrize("member", MEMBERS)
 def test_what_is_imported_is_declared(member):
-    project, declared = project_of(member), declared_by(member)
-    providers = importlib.metadata.packages_distributions()
-    ours = {import_name(path): name for name, path in OURS.items()}
-    for path in files_below(member / "src", ".py"):
-        if path.name == "kernel_cases.py":
-            continue  # data for the tests
-        for dotted, line in imported_names(tree_of(path)):
-            top = dotted.partition(".")[0]
-            if top in sys.stdlib_module_names or top == import_name(member):
-                continue
-            names = {ours[top]} if top in ours else {n.lower() for n in providers.get(top, [top])}
-            where = f"{relative(path)}:{line}"
-            annotation = top == "torch" and project["name"] == "dovetail-core"
-            brought = top in BROUGHT_BY_TORCH and "torch" in declared
-            brought |= top in BROUGHT_BY_SUBJECTS and project["name"] == "dovetail-devkit"
-            fine = annotation or brought or names & declared
-            assert fine, f"{where}: {top} is not among the dependencies"
+    project, declared = project_of(member), declared_by(member) | {project_of(member)["name"]}
+    allowed = set()
+    if project["name"] == "dovetail-core":
+        allowed = {"torch"}  # in annotations
+    elif project["name"] == "dovetail-devkit":
+        allowed = BROUGHT_BY_SUBJECTS
+    elif "torch" in declared:
+        allowed = BROUGHT_BY_TORCH
+    wrong = [
+        f"{relative(path)}:{line}: {top} is not among the dependencies"
+        for path in files_below(member / "src", ".py")
+        if path.name != "kernel_cases.py"  # data for the tests
+        for line, top in undeclared(path, declared)
+        if top not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_tests_of_a_member_import_only_what_runs_beside_it_alone(member):
+    """Packages in `pytest.importorskip` may be missing; modules beside the test may be there."""
+    declared = needed_by_tests(member)
+    tests = list(files_below(member / "tests", ".py"))
+    beside = {path.stem for path in (*tests, *files_below(member / "training", ".py"))}
+    shared = {path.name.removesuffix(".py") for path in (ROOT / "tests").iterdir()}
+    wrong = [
+        f"{relative(path)}:{line}: {top} is neither a dependency nor in the extra `test`"
+        for path in tests
+        for line, top in undeclared(path, declared)
+        if top not in beside | MADE_BY_TESTS
+    ]
+    shared &= {dotted.partition(".")[0] for p in tests for dotted, _ in imported_names(tree_of(p))}
+    assert not wrong, "\n".join(wrong)
+    assert not shared, f"tests of {relative(member)} import {shared} from tests/: use the devkit"

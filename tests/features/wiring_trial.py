@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from preloading import import_libraries
+
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("wiring_faults.toml")
 MAX_TRIALS = 2
@@ -40,7 +42,6 @@ _SKIPPED = (
     "*.egg-info",
     ".*_cache",
 )
-_HEAVY = ("torch", "numpy", "pydantic", "tokenizers", "jinja2", "safetensors.torch", "tqdm", "zmq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def try_faults(faults: Iterable[WiringFault]) -> Iterator[tuple[WiringFault, str
     broken: the test could not be run at all, so that it shows nothing. Faults come in the order in
     which their trials end.
     """
-    import_heavy()
+    import_libraries()
     with tempfile.TemporaryDirectory(prefix="dovetail-faults-") as folder:
         free = [Path(folder) / f"tree{number}" for number in range(MAX_TRIALS)]
         for tree in free:
@@ -109,16 +110,6 @@ def _ended(running: Mapping[int, tuple[WiringFault, Path, float]]) -> list[tuple
         (child, _verdict(child, now_s - start_s)) for child, (_, _, start_s) in running.items()
     )
     return [(child, verdict) for child, verdict in verdicts if verdict]
-
-
-def import_heavy() -> None:
-    """Import what the project stands on, once for all trials."""
-    for name in _HEAVY:
-        with suppress(ImportError):
-            importlib.import_module(name)
-    ours = [name for name in sys.modules if name.partition(".")[0].startswith("dovetail")]
-    if ours:
-        raise RuntimeError(f"{ours[0]} is imported already: a fault would come too late")
 
 
 def source_folders(tree: Path) -> list[str]:

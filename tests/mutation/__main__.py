@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 from random import Random
 
+from features.preloading import import_libraries
 from mutation.mutator import Mutant, make_mutants
 from mutation.targets import SKIPPED_FUNCTIONS, TARGETS, Target
-from mutation.trial import import_heavy, try_mutant
+from mutation.trial import try_mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_LIMIT_S = 120.0
@@ -29,7 +30,7 @@ def main() -> int:
     """Run what the command line asks for; return the exit code."""
     options = read_options()
     os.nice(options.nice)
-    import_heavy()
+    import_libraries()
     low = []
     for target in TARGETS:
         if options.only not in target.path:

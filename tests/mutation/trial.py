@@ -25,17 +25,6 @@ from mutation.targets import Target
 SURVIVED, KILLED = 0, 1
 MEMORY_BYTES = 8 << 30
 POLL_S = 0.02
-_HEAVY = ("torch", "numpy", "pydantic", "tokenizers", "jinja2", "safetensors.torch", "tqdm")
-
-
-def import_heavy() -> None:
-    """Import what the project stands on, once for all children."""
-    for name in _HEAVY:
-        with suppress(ImportError):
-            importlib.import_module(name)
-    ours = [name for name in sys.modules if name.partition(".")[0].startswith("dovetail")]
-    if ours:
-        raise RuntimeError(f"{ours[0]} is imported already: a mutant would come too late")
 
 
 def try_mutant(tree: ast.Module, target: Target, root: str, limit_s: float) -> tuple[str, float]:

@@ -13,7 +13,13 @@ from architecture.sources import ROOT
 
 pytestmark = pytest.mark.slow
 
-MEMBERS = ("core", "platforms/torch", "platforms/cuda", "attention_backends/triton")
+MEMBERS = (
+    "core",
+    "platforms/torch",
+    "platforms/cuda",
+    "attention_backends/triton",
+    "plugins/devkit",
+)
 PLUGINS = ("platform:cuda", "worker:cuda", "attention:triton")
 
 
@@ -25,7 +31,7 @@ def python(tmp_path_factory):
     run(*PIP, "wheel", "-q", *(ROOT / member for member in MEMBERS), *options)
     wheels = sorted((folder / "wheels").glob("*.whl"))
     assert len(wheels) == len(MEMBERS)
-    made = make_environment(folder / "environment", wheels, tools=["pytest"])
+    made = make_environment(folder / "environment", wheels)
     program = "import sys, torch; sys.exit(torch.cuda.is_available())"
     if subprocess.run([made, "-c", program], check=False).returncode:
         pytest.skip("there is a GPU")

@@ -1,10 +1,13 @@
-"""Each member's wheel, alone beside what it declares, passes the kit for everything it offers."""
+"""Wheels of members in environments of their own: they pass the kit, and their tests run alone.
+
+An environment holds one member, what it declares, the devkit and the tools of tests.
+"""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from wheels.clean_environment import PIP, make_environment, run
+from wheels.clean_environment import make_environment, run
 
 from architecture.sources import ROOT, members, project_of, relative
 from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
@@ -13,12 +16,15 @@ pytestmark = pytest.mark.slow
 
 NUM_AT_ONCE = 2
 OURS = {project_of(member)["name"]: member for member in members()}
+DEVKIT = OURS["dovetail-devkit"]
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "transformers")
+"""What the tests of members use beside the members and their extra `test`."""
 
 
-def needs(member):
-    """Names of the members without which this one cannot live, its own first."""
+def needs(member, extra=()):
+    """Names of the members that this one needs, its own first. extra: requirements beside."""
     project = project_of(member)
-    wishes = [re.match(r"[\w.-]+", wish).group() for wish in project["dependencies"]]
+    wishes = [re.match(r"[\w.-]+", wish).group() for wish in (*project["dependencies"], *extra)]
     ours = [name for wish in wishes if wish in OURS for name in needs(OURS[wish])]
     return list(dict.fromkeys([project["name"], *ours]))
 
@@ -29,24 +35,10 @@ def plugins_of(member):
     return [f"{kind}:{name}" for kind, points in kinds.items() if kind in KINDS for name in points]
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory):
-    """Wheels of all members, by the name of their distribution."""
-    folder = tmp_path_factory.mktemp("wheels")
-    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    compiled = [member for member in members() if (member / "setup.py").exists()]
-    others = [member for member in members() if member not in compiled]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda some: run(*PIP, "wheel", "-q", *some, *options), (compiled, others)))
-    found = {path.name.partition("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
-    assert set(found) == set(OURS)
-    return found
-
-
 def kit_says(member, wheels, folder):
     """Install a member alone, and return what the kit says of its plugins; "" if it has none."""
-    chosen = [wheels[name] for name in needs(member)]
-    python = make_environment(folder / "environment", chosen, tools=["pytest"])
+    chosen = [wheels[name] for name in dict.fromkeys([*needs(member), *needs(DEVKIT)])]
+    python = make_environment(folder / "environment", chosen)
     (package,) = (member / "src").glob("*/__init__.py")
     run(python, "-c", f"import {package.parent.name}", cwd=folder)
     asked = [word for one in plugins_of(member) for word in ("--dovetail-plugin", one)]
@@ -78,6 +70,29 @@ def test_a_wheel_alone_passes_the_kit(member, trials):
         passed, skipped = map(int, counts.groups())
         # What needs a device that is not here is counted, and skipped.
         assert passed >= (4 if skipped else 5), told
+
+
+def run_own_tests(member, wheels, folder):
+    """Run the tests of a member with it, what it and its tests need, the devkit and the tools."""
+    extra = project_of(member).get("optional-dependencies", {}).get("test", ())
+    names = dict.fromkeys([*needs(member, extra), *needs(DEVKIT)])
+    others = [re.match(r"[\w.-]+", wish).group() for wish in extra]
+    tools = [*TOOLS, *(name for name in others if name not in OURS)]
+    python = make_environment(folder / "env", [wheels[name] for name in names], tools=tools)
+    options = ("-q", "-p", "no:cacheprovider", "--clock=without", f"--basetemp={folder / 'temp'}")
+    told = run("env", "OMP_NUM_THREADS=1", python, "-m", "pytest", *options, member, cwd=ROOT)
+    assert re.search(r"^\d+ passed", told, re.MULTILINE), told
+
+
+def test_the_tests_of_a_small_member_run_alone(wheels, tmp_path):
+    run_own_tests(OURS["dovetail-sched-fcfs"], wheels, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
+def test_the_tests_of_a_member_run_alone(member, wheels, tmp_path):
+    run_own_tests(member, wheels, tmp_path)
 
 
 def test_the_environment_has_nothing_more(wheels, tmp_path):

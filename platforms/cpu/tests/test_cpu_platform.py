@@ -22,6 +22,7 @@ def test_the_platform_keeps_its_contract():
 
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True, "num_key_value_heads": 4}])
 def test_the_worker_keeps_its_contract(fields, tmp_path):
+    pytest.importorskip("dovetail_models")
     context = make_worker_context(write_tiny_llama(tmp_path, **fields), CPUPlatform())
     check_worker(CPUWorker, context)
 

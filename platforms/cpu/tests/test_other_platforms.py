@@ -25,5 +25,6 @@ def platform(device_type, runtime=None):
 )
 def test_the_worker_and_the_platform_are_named(platform_cls, told, tmp_path):
     options = {**SMALL_ENGINE, "worker_cls": "cpu", "skip_tokenizer_init": True}
+    options["scheduler_cls"] = "dovetail.scheduling:Scheduler"
     with pytest.raises(PluginError, match=told):
         LLM(write_tiny_llama(tmp_path), platform=platform_cls, **options)

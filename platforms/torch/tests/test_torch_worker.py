@@ -297,6 +297,8 @@ def dense(worker, prompt, num_tokens):
 
 @pytest.mark.parametrize("backend", ["torch", FakeAttentionBackend])
 def test_plans_become_tokens(loaded, backend):
+    if backend == "torch":
+        pytest.importorskip("dovetail_attn_torch")
     worker, _ = loaded(attention_backend=backend)
     start(worker)
     assert answer(worker, [1, 2, 3, 4, 5], 6) == dense(worker, [1, 2, 3, 4, 5], 6)

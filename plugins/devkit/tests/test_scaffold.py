@@ -60,7 +60,6 @@ def test_one_name_gives_all_the_others(name, package, distribution, stem):
         ("cyclopts", "pip uninstall"),
         ("_pytest", "letters"),
         ("bigram_dovetail", "to import already"),
-        ("fcfs", "dovetail-sched-fcfs"),
     ],
 )
 def test_names_that_get_in_the_way_are_refused(name, told):
@@ -69,7 +68,9 @@ def test_names_that_get_in_the_way_are_refused(name, told):
 
 
 def test_a_name_is_taken_within_its_kind_only():
-    assert name_plugin("attention", "fcfs").name == "fcfs"
+    with pytest.raises(PluginError, match="dovetail-core"):
+        name_plugin("executor", "uniproc")
+    assert name_plugin("attention", "uniproc").name == "uniproc"
 
 
 def test_kinds_without_a_template_say_where_the_contract_is():

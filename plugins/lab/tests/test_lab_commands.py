@@ -13,11 +13,12 @@ from dovetail.interfaces import SchedulerContext, SchedulerLimits
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling import Scheduler
 from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 from dovetail_devkit.scheduler.random_programs import make_kv_cache
-from dovetail_sched_fcfs import FCFSScheduler
 
 MS = 1_000_000
+SCHEDULER = "dovetail.scheduling.scheduler:Scheduler"
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def log(tmp_path):
         kv_cache=make_kv_cache(num_blocks=33, block_size=4),
         clock=clock,
     )
-    recorder = DecisionRecorder(path, FCFSScheduler, context)
-    scheduler = RecordedScheduler(FCFSScheduler(recorder.context), recorder)
+    recorder = DecisionRecorder(path, Scheduler, context)
+    scheduler = RecordedScheduler(Scheduler(recorder.context), recorder)
     for number, name in enumerate("abc"):
         request = EngineCoreRequest(
             request_id=name,
@@ -54,7 +55,9 @@ def log(tmp_path):
 def test_a_log_is_verified(log, capsys):
     assert main(["lab", "replay", str(log)]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("dovetail_sched_fcfs:FCFSScheduler: 5 steps of 3 requests, 0.010 s of")
+    assert told.startswith(
+        "dovetail.scheduling.scheduler:Scheduler: 5 steps of 3 requests, 0.010 s of"
+    )
     assert "steps/s" in told and "Every plan is the same, byte for byte." in told
 
 
@@ -87,7 +90,7 @@ def test_a_log_is_summed_up(log, capsys):
     assert main(["lab", "show", str(log)]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line[:11].strip(): line[11:].strip() for line in lines}
-    assert rows["scheduler"] == "dovetail_sched_fcfs:FCFSScheduler"
+    assert rows["scheduler"] == SCHEDULER
     assert rows["steps"] == "5, 0 of them empty" and rows["time"] == "0.010 s"
     assert rows["requests"] == "3, 1 of them aborted"
     assert rows["grants"] == "8, 1.6 a step"

@@ -15,7 +15,9 @@ from dovetail_lab.replay import ReplayClock, replay_log
 from dovetail_lab.summary import summarize
 
 SEEDS = range(12)
+CORE = "dovetail.scheduling.scheduler:Scheduler"
 NAMES = sorted({found.name for found in PluginRegistry().candidates("policy")})
+NAMES += ["dovetail_devkit.fakes.policy:AgeingPolicy"]
 
 
 def recorded(path, name):
@@ -70,9 +72,9 @@ def test_every_plan_comes_again(name, tmp_path):
 
 def test_time_and_options_come_from_the_log(tmp_path):
     path = tmp_path / "one.log"
-    referee = record(path, "fcfs", 3)
+    referee = record(path, CORE, 3)
     found = replay(path)
-    assert found.scheduler == "dovetail_sched_fcfs:FCFSScheduler"
+    assert found.scheduler == CORE
     # The referee moves its clock once a step, before each but the first reading.
     assert found.covered_ns > 0 and not found.covered_ns % 1_000_000
     assert found.covered_ns <= len(referee.plans) * 1_000_000
@@ -87,7 +89,7 @@ allocate = BlockPool.allocate
 
 def test_a_scheduler_that_was_changed_is_noticed(tmp_path, monkeypatch):
     path = tmp_path / "one.log"
-    record(path, "fcfs", 0)
+    record(path, CORE, 0)
     monkeypatch.setattr(BlockPool, "allocate", newest_first)
     difference = replay(path).difference
     assert set(difference.fields) == {"blocks"}
@@ -99,8 +101,8 @@ def test_another_scheduler_differs_at_a_step_that_is_named(tmp_path):
     first = set()
     for seed in SEEDS:
         path = tmp_path / f"{seed}.log"
-        record(path, "fcfs", seed)
-        assert replay(path, scheduler="fcfs").difference is None
+        record(path, CORE, seed)
+        assert replay(path, scheduler=CORE).difference is None
         found = replay(path, scheduler="priority")
         if found.difference is not None:
             assert found.difference.step == found.num_steps

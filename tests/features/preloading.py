@@ -1,0 +1,31 @@
+"""Imports third-party libraries before a process forks trials of a changed copy of the project."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+
+_LIBRARIES = (
+    "torch",
+    "numpy",
+    "pydantic",
+    "tokenizers",
+    "jinja2",
+    "safetensors.torch",
+    "tqdm",
+    "zmq",
+)
+
+
+def import_libraries() -> None:
+    """Import the libraries that the project uses, once for all forks.
+
+    Raises RuntimeError if a module of the project is imported already: the forks would inherit it.
+    """
+    for name in _LIBRARIES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    ours = [name for name in sys.modules if name.partition(".")[0].startswith("dovetail")]
+    if ours:
+        raise RuntimeError(f"{ours[0]} is already imported; a changed copy would not be loaded")
