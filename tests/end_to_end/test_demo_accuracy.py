@@ -24,24 +24,24 @@ SEED = 71
 MAX_TOKENS = 112
 BATCH = 100
 MAX_DIFFERENCE = 0.005
-PER_TASK = 200
-"""Questions a task; with ten tasks, 2,000 in all."""
+PER_TASK, PER_TASK_LONG = 50, 200
+"""Questions per task, of ten tasks; `make soak` asks the larger number."""
 
 
 @cache
-def questions() -> tuple[tuple[str, str], ...]:
+def questions(per_task: int) -> tuple[tuple[str, str], ...]:
     """Return (task, prompt)."""
     from dovetail_demo_model.tasks import held_out_set
 
     return tuple(
         (name, prompt)
         for name, task in TASKS.items()
-        for prompt, _ in held_out_set(task, PER_TASK, SEED)
+        for prompt, _ in held_out_set(task, per_task, SEED)
     )
 
 
 @cache
-def accuracy_through_transformers() -> float:
+def accuracy_through_transformers(per_task: int) -> float:
     """Return the share of right answers of transformers' own `generate`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -51,7 +51,7 @@ def accuracy_through_transformers() -> float:
     tokenizer = AutoTokenizer.from_pretrained(model_dir())
     tokenizer.padding_side = "left"
     model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.bfloat16).eval()
-    asked = sorted(questions(), key=lambda question: len(question[1]))
+    asked = sorted(questions(per_task), key=lambda question: len(question[1]))
     num_right = 0
     for first in range(0, len(asked), BATCH):
         part = asked[first : first + BATCH]
@@ -80,9 +80,9 @@ def accuracy_through_transformers() -> float:
     return num_right / len(asked)
 
 
-def accuracy_through_engine(**parts: str) -> float:
+def accuracy_through_engine(per_task: int, **parts: str) -> float:
     """Return the share of right answers of an engine with these parts."""
-    asked = questions()
+    asked = questions(per_task)
     chats = [[{"role": "user", "content": prompt}] for _, prompt in asked]
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     with LLM("demo", num_threads=1, **parts) as llm:
@@ -106,14 +106,25 @@ def able_attention() -> list[str]:
     return sorted(one.name for one in verdicts if one.state in (ABLE, TAKEN))
 
 
+PARTS = list(product(installed("scheduler"), able_attention()))
+
+
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("scheduler", "attention"), list(product(installed("scheduler"), able_attention()))
-)
+@pytest.mark.parametrize(("scheduler", "attention"), PARTS)
 def test_the_engine_answers_as_transformers_does(scheduler, attention, tell):
-    ours = accuracy_through_engine(scheduler_cls=scheduler, attention_backend=attention)
-    theirs = accuracy_through_transformers()
-    count = len(questions())
+    compare(PER_TASK, tell, scheduler, attention)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheduler", "attention"), PARTS)
+def test_the_engine_answers_many_questions_as_transformers_does(scheduler, attention, tell):
+    compare(PER_TASK_LONG, tell, scheduler, attention)
+
+
+def compare(per_task, tell, scheduler, attention):
+    ours = accuracy_through_engine(per_task, scheduler_cls=scheduler, attention_backend=attention)
+    theirs = accuracy_through_transformers(per_task)
+    count = len(questions(per_task))
     tell(f"{scheduler}, {attention}: {ours:.2%} of {count}; transformers {theirs:.2%}")
     assert abs(ours - theirs) <= MAX_DIFFERENCE
     assert ours > 0.95

@@ -25,7 +25,7 @@ from dovetail_devkit.triton.interpreted import run_interpreted
 
 CPU = torch.device("cpu")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-LEAST_CASES = 80
+LEAST_CASES = 36
 
 
 @needs_triton

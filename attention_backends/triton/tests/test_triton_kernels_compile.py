@@ -19,7 +19,7 @@ def test_cases_have_names_of_their_own():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kernel_compiles(case):
     for made in check_kernel(case):

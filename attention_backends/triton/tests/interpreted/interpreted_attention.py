@@ -178,7 +178,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_suite(case):
     check_case(TritonAttentionBackend, case, DEVICE)
@@ -188,7 +188,7 @@ def test_refusals():
     check_refusals(TritonAttentionBackend, DEVICE)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_batches(seed):
     rng = random.Random(seed)
@@ -216,6 +216,7 @@ def test_groups_of_any_size(num_heads):
     check_case(TritonAttentionBackend, case, DEVICE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("window", [0, 400])
 def test_long_context_of_few_rows_is_split(window):
     rows = Rows([901, 140], window=window)
@@ -332,6 +333,7 @@ def test_fp8_cache_holds_the_nearest_numbers():
         assert not wrong.any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rotary_size", [64, 20])
 @pytest.mark.parametrize("cache_dtype", ["", FP8])
 def test_turning_leaves_what_turned_rows_leave(cache_dtype, rotary_size):
