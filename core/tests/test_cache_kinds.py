@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 
 from dovetail.interfaces import FullAttentionSpec, NoCacheSpec, StateSpec
-from dovetail.kv_cache.kinds import FullKind, SingleKind, WindowKind, kind_of
+from dovetail.kv_cache.kinds import CacheKind, kind_of
 
 SIZE = 4
 
@@ -15,25 +15,24 @@ def full(window=0):
 
 
 @pytest.mark.parametrize(
-    ("spec", "kind", "span"),
+    ("spec", "kind"),
     [
-        (full(), FullKind, 0),
-        (full(9), WindowKind, 9),
-        (StateSpec(block_size=SIZE, num_bytes=8), SingleKind, 1),
-        (StateSpec(block_size=SIZE, num_bytes=8, snapshots=True), WindowKind, 2),
-        (NoCacheSpec(block_size=SIZE), FullKind, 0),
+        (full(), CacheKind(SIZE)),
+        (full(9), CacheKind(SIZE, 9)),
+        (StateSpec(block_size=SIZE, num_bytes=8), CacheKind(SIZE, positional=False)),
+        (StateSpec(block_size=SIZE, num_bytes=8, snapshots=True), CacheKind(SIZE, 2)),
+        (NoCacheSpec(block_size=SIZE), CacheKind(SIZE)),
     ],
 )
-def test_a_spec_says_what_is_needed_of_the_past(spec, kind, span):
-    found = kind_of(spec)
-    assert type(found) is kind and found.span == span
+def test_the_kind_of_each_spec(spec, kind):
+    assert kind_of(spec) == kind
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 13])
 @pytest.mark.parametrize("num_tokens", range(20))
 def test_a_window_needs_the_blocks_that_it_reaches(window, num_tokens):
     seen = [p for p in range(num_tokens + 1) if num_tokens - window < p]
-    assert WindowKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
+    assert CacheKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
 
 
 def test_a_snapshot_is_the_state_before_the_next_token():
@@ -49,7 +48,7 @@ def naive(kind, cached, most):
 
 
 @pytest.mark.parametrize(
-    "kind", [FullKind(), *(WindowKind(SIZE, w) for w in (1, 2, 4, 5, 6, 9, 40))]
+    "kind", [CacheKind(SIZE), *(CacheKind(SIZE, w) for w in (1, 2, 4, 5, 6, 9, 40))]
 )
 def test_a_prefix_can_be_resumed_if_what_it_needs_is_cached(kind):
     for cached in product([0, 7], repeat=7):
@@ -58,4 +57,5 @@ def test_a_prefix_can_be_resumed_if_what_it_needs_is_cached(kind):
 
 
 def test_a_state_without_snapshots_resumes_nothing():
-    assert SingleKind().resumable([7, 7], 2) == SingleKind().first_needed(9) == 0
+    kind = CacheKind(SIZE, positional=False)
+    assert kind.resumable([7, 7], 2) == kind.first_needed(9) == 0

@@ -4,6 +4,8 @@ The model writes into each slot which tokens it stands for, as a worker would. S
 shared wrongly, given back too early or found under a wrong name shows as a wrong content.
 """
 
+from math import lcm
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,20 +19,27 @@ from dovetail.sampling_params import SamplingParams
 SIZE, NUM_BLOCKS, MAX_STEP = 2, 24, 6
 
 
-def full(window=0):
+def full(window=0, size=SIZE):
     return FullAttentionSpec(
-        block_size=SIZE, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=window
+        block_size=size, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=window
     )
 
 
-SNAPSHOTS = StateSpec(block_size=SIZE, num_bytes=64, snapshots=True)
+def snapshots(size=SIZE):
+    return StateSpec(block_size=size, num_bytes=64, snapshots=True)
+
+
 SHAPES = {
     "full": [full()],
     "window": [full(5)],
     "full and window": [full(), full(3)],
     "two windows": [full(3), full(6)],
-    "full and snapshots": [full(), SNAPSHOTS],
-    "window, full, snapshots": [full(4), full(), SNAPSHOTS],
+    "full and snapshots": [full(), snapshots()],
+    "window, full, snapshots": [full(4), full(), snapshots()],
+    "larger blocks for one": [full(), full(size=2 * SIZE)],
+    "blocks of 2 and 3": [full(size=2 * SIZE), full(size=3 * SIZE)],
+    "windows with larger blocks": [full(5, 2 * SIZE), full(), full(3, 3 * SIZE)],
+    "seldom snapshots": [full(), snapshots(3 * SIZE)],
     "full and one state": [full(), StateSpec(block_size=SIZE, num_bytes=64)],
 }
 BEGINNINGS = [(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2), (1, 2, 3, 4, 9, 9, 9, 9), (5,) * 9, ()]
@@ -78,21 +87,25 @@ class CacheMachine(RuleBasedStateMachine):
 
     def slot(self, request, group, position):
         spec, table = self.specs[group], request.blocks[group]
+        size = spec.block_size
         if isinstance(spec, StateSpec):
-            return table[position // SIZE if spec.snapshots else 0], "state"
-        return table[position // SIZE], position % SIZE
+            return table[position // size if spec.snapshots else 0], "state"
+        return table[position // size], position % size
 
     def longest(self, request):
         """The longest prefix of whole blocks that all groups could go on from."""
         if any(isinstance(spec, StateSpec) and not spec.snapshots for spec in self.specs):
             return 0
-        for num_blocks in range((request.num_tokens - 1) // SIZE, 0, -1):
+        whole = lcm(*(spec.block_size for spec in self.specs))
+        longest = (request.num_tokens - 1) // whole * whole
+        for length in range(longest, 0, -whole):
             if all(
-                self.content(request, group, block * SIZE + SIZE - 1) in self.names
-                for group in range(len(self.specs))
-                for block in {p // SIZE for p in self.needed(group, num_blocks * SIZE)}
+                self.content(request, group, block * spec.block_size + spec.block_size - 1)
+                in self.names
+                for group, spec in enumerate(self.specs)
+                for block in {p // spec.block_size for p in self.needed(group, length)}
             ):
-                return num_blocks * SIZE
+                return length
         return 0
 
     def handed_out(self, blocks):
@@ -105,14 +118,15 @@ class CacheMachine(RuleBasedStateMachine):
         A block whose content is found elsewhere already has had its chance.
         """
         start = self.num_named[request.request_id]
-        end = min(request.num_computed_tokens, request.num_tokens) // SIZE
+        end = min(request.num_computed_tokens, request.num_tokens)
         self.num_named[request.request_id] = max(start, end)
         for group, spec in enumerate(self.specs):
             if isinstance(spec, StateSpec) and not spec.snapshots:
                 continue
-            for number in range(start, end):
+            size = spec.block_size
+            for number in range(start // size, end // size):
                 block = request.blocks[group][number]
-                name = self.content(request, group, number * SIZE + SIZE - 1)
+                name = self.content(request, group, number * size + size - 1)
                 if block and name not in self.names and block not in self.names.values():
                     self.names[name] = block
 
@@ -163,7 +177,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.handed_out({b for t in request.blocks for b in t} - self.taken(hit) - {0})
         assert self.held() - before <= {b for t in request.blocks for b in t}
         request.num_computed_tokens = hit.num_tokens
-        self.num_named[request.request_id] = hit.num_tokens // SIZE
+        self.num_named[request.request_id] = hit.num_tokens
         self.compute(request, count)
 
     @precondition(lambda self: self.alive)
@@ -233,9 +247,10 @@ class CacheMachine(RuleBasedStateMachine):
 
     def demand(self, hit, end):
         """How many new blocks an admission up to `end` tokens takes."""
-        positional = [s for s in self.specs if not isinstance(s, StateSpec) or s.snapshots]
-        new = -(-end // SIZE) - hit.num_tokens // SIZE
-        return new * len(positional) + len(self.specs) - len(positional)
+        once = [isinstance(spec, StateSpec) and not spec.snapshots for spec in self.specs]
+        sizes = [spec.block_size for spec in self.specs]
+        counts = [-(-end // size) - hit.num_tokens // size for size in sizes]
+        return sum(1 if is_once else count for is_once, count in zip(once, counts, strict=True))
 
     def check_fits(self, request, hit, end, leaving):
         keeping = [other for other in self.alive if other not in leaving]

@@ -9,7 +9,7 @@ from conformance.messages import expect_rule_first
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import Policy
-from dovetail.kv_cache.kinds import WindowKind
+from dovetail.kv_cache.kinds import CacheKind
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.fakes.scheduler import FakeScheduler
 from dovetail_devkit.suites.policy import check_policy
@@ -156,9 +156,9 @@ def test_equal_blocks_for_all_groups_are_found():
 
 
 def test_a_block_that_leaves_its_window_too_early_is_found(monkeypatch):
-    right = WindowKind.first_needed
+    right = CacheKind.first_needed
     early = lambda self, num_tokens: right(self, num_tokens + self.span)  # noqa: E731
-    monkeypatch.setattr(WindowKind, "first_needed", early)
+    monkeypatch.setattr(CacheKind, "first_needed", early)
     with pytest.raises(AssertionError, match=r"of group \d from block"):
         check_scheduler(Scheduler)
 

@@ -72,6 +72,7 @@ class LogHeader:
         told["kv_cache"]["groups"] = [
             {
                 "layer_names": group.layer_names,
+                "layers_per_page": group.layers_per_page,
                 "spec": {"kind": type(group.spec).__name__, **asdict(group.spec)},
             }
             for group in self.kv_cache.groups
@@ -86,7 +87,9 @@ class LogHeader:
             cache = told["kv_cache"]
             cache["groups"] = tuple(
                 KVCacheGroup(
-                    layer_names=tuple(group["layer_names"]), spec=_make_spec(group["spec"])
+                    layer_names=tuple(group["layer_names"]),
+                    spec=_make_spec(group["spec"]),
+                    layers_per_page=group.get("layers_per_page", 1),
                 )
                 for group in cache["groups"]
             )

@@ -211,6 +211,7 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
         specs,
         block_size=cache.block_size or 1,
         max_model_len=load.max_model_len,
+        max_step_tokens=load.max_step_tokens,
     )
     available = cache.kv_cache_memory_bytes or 0
     override = cache.num_gpu_blocks_override

@@ -225,7 +225,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.5"
+    CONTRACT_VERSION: ClassVar[str] = "0.6"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

@@ -1,13 +1,15 @@
 """What the layers of a model keep between steps, and how the blocks for it are shared out.
 
-Workers say what each layer keeps (`KVCacheSpec`); the engine puts layers of equal specs into
-groups, divides the memory by the bytes of a block and tells both sides (`KVCacheConfig`).
+Workers say what each layer keeps (`KVCacheSpec`). The engine puts layers of equal specs into
+groups, may raise a group's block size to a multiple so that pages match, divides the memory by the
+bytes of a block, and gives the result to worker and scheduler (`KVCacheConfig`).
 Plain data: no tensors, no device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -94,12 +96,35 @@ class NoCacheSpec(KVCacheSpec):
         return 0
 
 
+def aligned(num_bytes: int) -> int:
+    """Return `num_bytes`, raised to a multiple of 64: a good place for any element type."""
+    return -(-num_bytes // 64) * 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheGroup:
-    """Layers that share one block table. spec: what one of them keeps."""
+    """Layers that share one block table.
+
+    spec: what one of them keeps. layers_per_page: how many of them share a page, because theirs are
+    much smaller than those of other groups.
+    """
 
     layer_names: tuple[str, ...]
     spec: KVCacheSpec
+    layers_per_page: int = 1
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that one block of the group uses: as many buffers."""
+        return -(-len(self.layer_names) // self.layers_per_page)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """Return the buffer of the layer with this index, and its first byte within a page.
+
+        Layers that share a page begin at multiples of 64 bytes.
+        """
+        buffer, position = divmod(layer, self.layers_per_page)
+        return buffer, position * aligned(self.spec.page_size_bytes)
 
     @property
     def bytes_per_block(self) -> int:
@@ -112,9 +137,9 @@ class KVCacheConfig:
     """How many blocks there are, and which layers use them.
 
     All groups draw from the same block ids, and a block belongs to one group at a time. So the
-    memory is `num_buffers` buffers of `num_blocks` pages of `page_size_bytes` bytes: the i-th layer
-    of every group lives in buffer i, at the beginning of its pages. All groups have the same block
-    size in tokens.
+    memory is `num_buffers` buffers of `num_blocks` pages of `page_size_bytes` bytes: each layer has
+    its place in the pages of one buffer (`KVCacheGroup.place`), the same for all blocks. Groups may
+    differ in the number of tokens in a block (`group.spec.block_size`), so that pages match.
     Block 0 is never handed out: its content is undefined, and padding may be written to it.
     """
 
@@ -123,22 +148,33 @@ class KVCacheConfig:
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
-        return self.groups[0].spec.block_size
+        """The number of tokens that every group's block size is a multiple of.
+
+        A state that is kept once has no block size: it takes one block, whatever its spec says.
+        """
+        specs = [group.spec for group in self.groups]
+        sizes = [
+            spec.block_size for spec in specs if not isinstance(spec, StateSpec) or spec.snapshots
+        ]
+        return gcd(*sizes) if sizes else specs[0].block_size
 
     @property
     def num_buffers(self) -> int:
-        """Buffers: the layers of the largest group."""
-        return max(len(group.layer_names) for group in self.groups)
+        """Buffers: the pages that a block of the largest group uses."""
+        return max(group.num_pages for group in self.groups)
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one block in one buffer: those of the largest page.
+        """Bytes of one block in one buffer: what the group that needs most there needs.
 
-        Where pages differ, a multiple of 64, so that every page begins well for any element type.
+        Where that differs between groups, a multiple of 64.
         """
-        sizes = {group.spec.page_size_bytes for group in self.groups}
-        return max(sizes) if len(sizes) == 1 else -(-max(sizes) // 64) * 64
+        sizes = {
+            (group.layers_per_page - 1) * aligned(group.spec.page_size_bytes)
+            + group.spec.page_size_bytes
+            for group in self.groups
+        }
+        return max(sizes) if len(sizes) == 1 else aligned(max(sizes))
 
     @property
     def bytes_per_block(self) -> int:

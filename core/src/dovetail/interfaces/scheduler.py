@@ -213,7 +213,7 @@ class SchedulerInterface(ABC):
     """
 
     CONTRACT: ClassVar[str] = "scheduler"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

@@ -109,7 +109,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
     provides: ClassVar[frozenset[str]] = frozenset()
     device_types: ClassVar[frozenset[str]] = frozenset()
 
@@ -139,7 +139,11 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Take the cache's memory. Called once, before the first plan."""
+        """Take the cache's memory. Called once, before the first plan.
+
+        A layer has the block size of its group (`KVCacheGroup.spec`), which may be a multiple of
+        the one that `get_kv_cache_spec` returned, and its place in the memory (`place`).
+        """
 
     @abstractmethod
     def compile_or_warm_up_model(self) -> None:

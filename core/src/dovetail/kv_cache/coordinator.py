@@ -22,52 +22,72 @@ _ELSEWHERE = -1
 class Coordinator:
     """Knows the kinds of a model's groups.
 
-    kinds: one a group. growing: the groups whose tables have a block for each `block_size` tokens.
+    kinds: one a group. growing: the groups whose tables are positional. ratios: of each of those,
+    how many hashes there are to one of its blocks. suffixes: likewise; makes a block's key of a
+    hash, so that no two groups share one.
     can_resume: whether a prefix can be found at all; not where a state is kept once.
-    suffixes: one for each of those; makes a block's key of a hash, so that no two groups share one.
     """
 
     def __init__(self, kinds: Sequence[CacheKind], block_size: int) -> None:
+        """block_size: tokens that one hash adds; the block size of each group is a multiple."""
         self.kinds = kinds
         self.growing = [group for group, kind in enumerate(kinds) if kind.positional]
+        self.ratios = [kinds[group].block_size // block_size for group in self.growing]
         self.suffixes = [
-            b"" if not group else group.to_bytes(2, "little") for group in self.growing
+            _suffix(group, ratio) for group, ratio in zip(self.growing, self.ratios, strict=True)
         ]
         self.nothing = Hit(0, [()] * len(kinds))
         self._block_size = block_size
         self.can_resume = len(self.growing) == len(kinds)
 
+    def named(self, hashes: Sequence[bytes], group: int, start: int, end: int) -> Sequence[bytes]:
+        """Return the keys, without suffix, of a growing group's blocks in hashes [start, end).
+
+        Those are the blocks that end there: at each hash of the last tokens of a block.
+        """
+        ratio = self.ratios[group]
+        return hashes[start // ratio * ratio + ratio - 1 : end : ratio]
+
     def lookup(self, hashes: Sequence[bytes], find: Find, elsewhere: Has | None) -> Hit:
-        """Return the longest prefix of the blocks `hashes` that every group can resume.
+        """Return the longest prefix of the tokens of `hashes` that every group can resume.
 
         A group's answer never passes over a prefix that it could resume, so the first length on
         which all agree is the longest.
         """
         if not self.can_resume:
             return self.nothing
-        cached = [find(hashes, suffix) for suffix in self.suffixes]
-        if elsewhere is not None:
-            for suffix, blocks in zip(self.suffixes, cached, strict=True):
-                _mark_elsewhere(hashes, suffix, blocks, elsewhere)
-        agreed, before = len(hashes), -1
+        cached = []
+        for group, suffix in enumerate(self.suffixes):
+            keys = self.named(hashes, group, 0, len(hashes))
+            blocks = find(keys, suffix)
+            if elsewhere is not None:
+                _mark_elsewhere(keys, suffix, blocks, elsewhere)
+            cached.append(blocks)
+        agreed, before = len(hashes) * self._block_size, -1
         while agreed != before:
             before = agreed
             for kind, blocks in zip(self.kinds, cached, strict=True):
-                agreed = kind.resumable(blocks, agreed)
+                agreed = kind.resumable(blocks, agreed // kind.block_size) * kind.block_size
         return self._hit(cached, agreed)
 
-    def _hit(self, cached: Sequence[list[int]], num_blocks: int) -> Hit:
-        num_tokens = num_blocks * self._block_size
+    def _hit(self, cached: Sequence[list[int]], num_tokens: int) -> Hit:
         tables, missing = [], []
         for group, (kind, blocks) in enumerate(zip(self.kinds, cached, strict=True)):
-            start = kind.first_needed(num_tokens)
-            table = [0] * start + blocks[start:num_blocks]
-            for position in range(start, num_blocks):
+            start, end = kind.first_needed(num_tokens), num_tokens // kind.block_size
+            table = [0] * start + blocks[start:end]
+            for position in range(start, end):
                 if table[position] == _ELSEWHERE:
                     table[position] = 0
                     missing.append((group, position))
             tables.append(table)
         return Hit(num_tokens, tables, tuple(missing))
+
+
+def _suffix(group: int, ratio: int) -> bytes:
+    if not group and ratio == 1:
+        return b""
+    size = ratio.to_bytes(4, "little") if ratio > 1 else b""
+    return group.to_bytes(2, "little") + size
 
 
 def _mark_elsewhere(

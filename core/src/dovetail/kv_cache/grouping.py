@@ -1,14 +1,18 @@
 """From what each layer keeps to groups of layers that share a block table.
 
 All groups share the block ids and the memory behind them: the i-th layer of every group lives in
-the same buffer, so that a block is of use to any of them. Groups should be of one size, then, or
-memory is lost to padding. Knows no amount of memory and no request.
+a page of buffer i, so that a block is of use to any group. Memory is lost where layers need pages
+of different bytes and where groups have different numbers of layers. So the block size of a group
+is chosen such that its pages match the others': layers that keep little get more tokens in a block,
+or share a page.
+Knows no amount of memory and no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import mul
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.kv_cache import (
@@ -17,24 +21,89 @@ from dovetail.interfaces.kv_cache import (
     KVCacheGroup,
     KVCacheSpec,
     NoCacheSpec,
+    StateSpec,
+    aligned,
 )
-from dovetail.kv_cache.demand import sequence_blocks
+from dovetail.kv_cache.kinds import kind_of
 
 _SLACK = 1.1
 """Memory is given up to this factor to have fewer groups: each costs host time in every step."""
 
+_MAX_WASTE = 1.25
+"""No fewer groups are chosen if more bytes than this factor times the needed ones are taken."""
+
+_MULTIPLES = range(1, 13)
+"""Pages that are tried: so many times the smallest page that could hold the largest spec."""
+
+_INTERVALS = (1, 4, 16, 64, 256)
+"""Blocks of states with snapshots that are tried: so many times the largest of attention."""
+
+_MANY_GROUPS = 8
+"""With more groups than this, layers of attention may share pages to have fewer."""
+
+_SHARED = (1, 2, 4, 8, 16, 32)
+"""Layers of attention to a page that are tried, where a page each would cost too much."""
+
 Groups = tuple[KVCacheGroup, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Layers of one spec. per_page: how many of them share a page."""
+
+    spec: KVCacheSpec
+    names: Sequence[str]
+    per_page: int = 1
+
+    @property
+    def num_pages(self) -> int:
+        return -(-len(self.names) // self.per_page)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One way to group the layers.
+
+    size: most pages of a group. num_bytes: of one sequence of each of the lengths that count.
+    """
+
+    parts: Sequence[_Part]
+    size: int
+    num_bytes: Sequence[int]
+
+    @property
+    def num_groups(self) -> int:
+        return sum(-(-part.num_pages // self.size) for part in self.parts)
+
+    def groups(self) -> Groups:
+        """Cut the layers of each spec into groups, in the order of the layers."""
+        groups = []
+        for part in self.parts:
+            most = self.size * part.per_page
+            for start in range(0, len(part.names), most):
+                names = tuple(part.names[start : start + most])
+                per_page = min(part.per_page, len(names))
+                group = KVCacheGroup(layer_names=names, spec=part.spec, layers_per_page=per_page)
+                groups.append(group)
+        return tuple(groups)
+
+
 def group_layers(
-    specs_by_rank: Sequence[Mapping[str, KVCacheSpec]], *, block_size: int, max_model_len: int
+    specs_by_rank: Sequence[Mapping[str, KVCacheSpec]],
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_step_tokens: int = 0,
 ) -> Groups:
     """Put the layers into groups that share a block table.
 
     block_size: for a model without layers that keep anything. max_model_len: tokens of the longest
-    sequence: what it takes decides. Layers with windows get groups of their own where that saves
-    memory; else they share one with full attention, and the backend alone applies the window.
-    Raises ModelError if the ranks disagree or block sizes differ.
+    sequence: groups are chosen by the memory that it takes, and by what one of an eighth takes.
+    max_step_tokens: tokens of a sequence in one step; 0 for a block. The block size of a group is a
+    multiple of the one in its layers' specs.
+    Layers with windows get groups of their own where that saves memory; otherwise they share one
+    with full attention, and only the attention backend applies the window.
+    Raises ModelError if the ranks disagree or the specs' block sizes differ.
     """
     specs = specs_by_rank[0]
     if any(other != specs for other in specs_by_rank[1:]):
@@ -43,49 +112,131 @@ def group_layers(
         return (KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size)),)
     if len({spec.block_size for spec in specs.values()}) > 1:
         shapes = "; ".join(f"{name}: {spec.block_size}" for name, spec in specs.items())
-        raise ModelError(f"the layers' blocks must hold equally many tokens, but: {shapes}")
-    choices = [
-        _split(layers, size)
-        for layers in (_collect(specs, keep_windows=False), _collect(specs, keep_windows=True))
-        for size in range(1, max(map(len, layers.values())) + 1)
-    ]
-    costs = [_bytes_of_sequence(groups, max_model_len) for groups in choices]
-    most = _SLACK * min(costs)
-    good = [groups for groups, cost in zip(choices, costs, strict=True) if cost <= most]
-    return min(good, key=len)
+        raise ModelError(
+            f"the specs of all layers must have the same block_size, but they have: {shapes}"
+        )
+    step = max_step_tokens or next(iter(specs.values())).block_size
+    most_needed = _MAX_WASTE * needed_bytes(specs, max_model_len, step)
+    lengths = (max_model_len, max(1, max_model_len // 8))
+    choices: list[_Choice] = []
+    for shared in _SHARED:
+        for keep_windows in (False, True):
+            for parts in _matched(_collect(specs, keep_windows=keep_windows), shared):
+                choices += _cut(parts, lengths, step)
+        best = _best(choices, most_needed)
+        if best.num_bytes[0] <= most_needed and best.num_groups <= _MANY_GROUPS:
+            break
+    return best.groups()
+
+
+def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
+    """Return the choice with fewest groups of those that take little more than the least bytes."""
+    for place in range(len(choices[0].num_bytes)):
+        least = min(choice.num_bytes[place] for choice in choices)
+        most = max(least, min(_SLACK * least, most_needed))
+        choices = [choice for choice in choices if choice.num_bytes[place] <= most]
+    return min(
+        choices,
+        key=lambda one: (
+            one.num_groups,
+            max(part.spec.block_size for part in one.parts),
+            one.num_bytes,
+        ),
+    )
+
+
+def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tokens: int) -> int:
+    """Return the bytes that the layers need at most for one sequence if no byte is lost.
+
+    The tokens of a step are kept in addition to the window that its first token sees.
+    """
+    total = 0
+    for spec in specs.values():
+        kind = kind_of(spec)
+        if isinstance(spec, StateSpec):
+            num_states = 2 if kind.positional and num_tokens > 1 else 1  # read one, write one
+            total += num_states * spec.num_bytes
+            continue
+        kept = min(num_tokens, kind.span - 1 + max_step_tokens) if kind.sheds else num_tokens
+        total += kept * spec.page_size_bytes // spec.block_size
+    return total
 
 
 def padding_share(groups: Groups) -> float:
     """Return which share of the cache's memory no layer uses, 0 to 1, if groups hold equal parts.
 
-    It comes of groups with fewer layers than the largest, and of layers with smaller pages.
+    The causes are groups with fewer layers than the largest, and layers with smaller pages.
     """
     config = KVCacheConfig(num_blocks=1, groups=groups)
     total = config.bytes_per_block * len(groups)
     return 1 - sum(group.bytes_per_block for group in groups) / total if total else 0.0
 
 
-def _collect(
-    specs: Mapping[str, KVCacheSpec], *, keep_windows: bool
-) -> dict[KVCacheSpec, list[str]]:
+def _collect(specs: Mapping[str, KVCacheSpec], *, keep_windows: bool) -> list[_Part]:
     layers: dict[KVCacheSpec, list[str]] = {}
     for name, spec in specs.items():
         if isinstance(spec, FullAttentionSpec) and not keep_windows:
             spec = replace(spec, sliding_window=0)
         layers.setdefault(spec, []).append(name)
-    return layers
+    return [_Part(spec, names) for spec, names in layers.items()]
 
 
-def _split(layers: Mapping[KVCacheSpec, Sequence[str]], size: int) -> Groups:
-    """Cut each kind's layers into groups of at most `size`, in the order of the layers."""
-    return tuple(
-        KVCacheGroup(layer_names=tuple(names[start : start + size]), spec=spec)
-        for spec, names in layers.items()
-        for start in range(0, len(names), size)
-    )
+def _matched(parts: Sequence[_Part], shared: int) -> Iterator[Sequence[_Part]]:
+    """Yield `parts` with block sizes such that pages have about the same number of bytes.
+
+    shared: layers of attention that share a page.
+    """
+    pages = {part.spec.page_size_bytes for part in parts}
+    states = any(isinstance(one.spec, StateSpec) and one.spec.snapshots for one in parts)
+    if len(pages) == 1 and not states:
+        yield parts
+        return
+    targets = {max(pages)}
+    for page in map(aligned, pages - {0}):
+        targets |= {-(-max(pages) // page) * page * times for times in _MULTIPLES}
+    for target in sorted(targets):
+        for interval in _INTERVALS if states else (1,):
+            yield _with_pages(parts, target, interval, shared)
 
 
-def _bytes_of_sequence(groups: Groups, num_tokens: int) -> int:
-    config = KVCacheConfig(num_blocks=1, groups=groups)
-    num_blocks = sequence_blocks(config, num_tokens, max_step_tokens=config.block_size)
-    return num_blocks * config.bytes_per_block
+def _with_pages(
+    parts: Sequence[_Part], num_bytes: int, interval: int, shared: int
+) -> Sequence[_Part]:
+    """Return `parts` with blocks of as many tokens as fit into pages of `num_bytes`.
+
+    interval: a block of a state has so many times the tokens of the largest of those blocks.
+    shared: layers of attention that share a page, if so many fit.
+    """
+    made, largest = [], 0
+    for part in parts:
+        spec, own = part.spec, part.spec.page_size_bytes
+        if isinstance(spec, StateSpec) or not own:
+            continue
+        per_page = max(1, min(shared, num_bytes // aligned(own), len(part.names)))
+        size = spec.block_size * max(1, num_bytes // per_page // own)
+        largest = max(size, largest)
+        made.append(_Part(replace(spec, block_size=size), part.names, per_page))
+    for part in parts:
+        spec, own = part.spec, part.spec.page_size_bytes
+        if not isinstance(spec, StateSpec) and own:
+            continue
+        size = interval * (largest or spec.block_size)
+        per_page = min(len(part.names), num_bytes // aligned(own)) if own else 1
+        made.append(_Part(replace(spec, block_size=size), part.names, max(1, per_page)))
+    return made
+
+
+def _cut(parts: Sequence[_Part], lengths: Sequence[int], max_step_tokens: int) -> Iterator[_Choice]:
+    """Yield the ways to cut the layers of each spec into groups of at most so many pages."""
+    page = _page_bytes(parts)
+    kinds = [kind_of(part.spec) for part in parts]
+    most = [[kind.max_blocks(length, max_step_tokens) for kind in kinds] for length in lengths]
+    for size in range(1, max(part.num_pages for part in parts) + 1):
+        groups = [-(-part.num_pages // size) for part in parts]
+        num_blocks = [sum(map(mul, groups, blocks)) for blocks in most]
+        yield _Choice(parts, size, [blocks * size * page for blocks in num_blocks])
+
+
+def _page_bytes(parts: Sequence[_Part]) -> int:
+    groups = _Choice(parts, 1, ()).groups()
+    return KVCacheConfig(num_blocks=1, groups=groups).page_size_bytes

@@ -17,7 +17,7 @@ from dovetail.kv_cache.coordinator import Coordinator, Has
 from dovetail.kv_cache.demand import max_sequence_tokens
 from dovetail.kv_cache.hashing import PrefixHasher
 from dovetail.kv_cache.hit import Hit
-from dovetail.kv_cache.kinds import kind_of
+from dovetail.kv_cache.kinds import CacheKind, kind_of
 from dovetail.kv_cache.retiring_blocks import RetiringBlocks
 from dovetail.request import Request
 
@@ -46,9 +46,7 @@ class KVCacheManager:
         self._kinds = [kind_of(group.spec) for group in config.groups]
         self._coordinator = Coordinator(self._kinds, self.block_size)
         self._shedding = [(g, kind) for g, kind in enumerate(self._kinds) if kind.sheds]
-        self._num_groups = len(self._kinds)
-        self._num_growing = len(self._coordinator.growing)
-        self._plain = self._num_groups == 1 and self._num_growing == 1 and not self._shedding
+        self._plain = self._kinds == [CacheKind(self.block_size)]
         self._hasher = PrefixHasher(self.block_size)
         self._retiring = RetiringBlocks(self._pool)
         self._loading: dict[str, int] = {}
@@ -155,24 +153,25 @@ class KVCacheManager:
         nothing is committed until `loaded` says that their contents are there.
         """
         held = [block for blocks in hit.blocks for block in blocks if block]
-        num_new, num_positions = self._demand(hit, num_tokens, reserve)
+        wanted, num_new = self._demand(hit, num_tokens, reserve)
         pool = self._pool
-        if num_new + pool.num_free_among(held) > pool.num_free:
+        if sum(num_new) + len(hit.missing) + pool.num_free_among(held) > pool.num_free:
             return False
         pool.take(held)
         num_hit = hit.num_tokens // self.block_size
         request.blocks = [
-            [*hit.blocks[group], *pool.allocate(num_positions - num_hit)]
-            if kind.positional
-            else pool.allocate(1)
-            for group, kind in enumerate(self._kinds)
+            [*blocks, *pool.allocate(count)]
+            for blocks, count in zip(hit.blocks, num_new, strict=True)
         ]
         for group, position in hit.missing:
             request.blocks[group][position] = pool.allocate(1)[0]
         if hit.missing:
             self._loading[request.request_id] = num_hit
-            num_hit = min(position for _, position in hit.missing)
-        request.capacity = num_positions * self.block_size
+            num_hit = min(
+                position * self._kinds[group].block_size for group, position in hit.missing
+            )
+            num_hit //= self.block_size
+        request.capacity = self._capacity(request, wanted)
         request.num_committed_blocks = num_hit
         request.num_dropped_blocks = [kind.first_needed(hit.num_tokens) for kind in self._kinds]
         if self._caching and not request.num_preemptions:
@@ -193,13 +192,13 @@ class KVCacheManager:
 
         Blocks that others share, and those of `hit`, do not count as given up. Changes nothing.
         """
-        num_new, _ = self._demand(hit, num_tokens, reserve)
+        _, num_new = self._demand(hit, num_tokens, reserve)
         held = [block for blocks in hit.blocks for block in blocks if block]
         given = Counter(block for other in leaving for row in other.blocks for block in row)
         pool = self._pool
         freed = {block for block, count in given.items() if pool.ref_count(block) == count}
         taken = pool.num_free_among(held) + sum(block in freed for block in held)
-        return num_new + taken <= pool.num_free + len(freed)
+        return sum(num_new) + len(hit.missing) + taken <= pool.num_free + len(freed)
 
     def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
         """Give a request new blocks so that it holds `num_tokens`; return them, one list a group.
@@ -208,17 +207,17 @@ class KVCacheManager:
         drafts and for tokens on their way are blocks like others. What has left a window is taken
         back first.
         """
-        num_new = -(-(num_tokens - request.capacity) // self.block_size)
-        if num_new <= 0:
+        if num_tokens <= request.capacity:
             return [[] for _ in self._kinds]
         if self._plain:
+            num_new = -(-(num_tokens - request.capacity) // self.block_size)
             if num_new > self._pool.num_free:
                 return None
             blocks = self._pool.allocate(num_new)
             request.blocks[0] += blocks
             request.capacity += num_new * self.block_size
             return [blocks]
-        return self._grow_groups(request, num_new)
+        return self._grow_groups(request, num_tokens)
 
     def commit(self, request: Request) -> None:
         """Let the request's full blocks be found by others: those of its computed, known tokens."""
@@ -234,18 +233,20 @@ class KVCacheManager:
         request.num_committed_blocks = num_full
 
     def named_blocks(self, request: Request, start: int, end: int) -> list[tuple[int, bytes]]:
-        """Return the blocks at table positions [start, end) of all groups, each with its key.
+        """Return the blocks of all groups that end in the hashes [start, end), each with its key.
 
         What stands in a block is what its key names once the tokens are computed.
         """
-        hashes = request.block_hashes[start:end]
-        groups = zip(self._coordinator.growing, self._coordinator.suffixes, strict=True)
-        return [
-            (block, key + suffix)
-            for group, suffix in groups
-            for block, key in zip(request.blocks[group][start:end], hashes, strict=True)
-            if block
-        ]
+        coordinator = self._coordinator
+        named = []
+        for place, group in enumerate(coordinator.growing):
+            suffix, ratio = coordinator.suffixes[place], coordinator.ratios[place]
+            keys = coordinator.named(request.block_hashes, place, start, end)
+            blocks = request.blocks[group][start // ratio : end // ratio]
+            named += [
+                (block, key + suffix) for block, key in zip(blocks, keys, strict=True) if block
+            ]
+        return named
 
     def loaded(self, request: Request, failed: Sequence[int] = ()) -> bool:
         """Note that what was missing from the request's hit is there, but for blocks `failed`.
@@ -254,9 +255,11 @@ class KVCacheManager:
         on is not what it should be. The next look-up finds what is good.
         """
         num_good = self._loading.pop(request.request_id)
-        for table in request.blocks:
+        for table, kind in zip(request.blocks, self._kinds, strict=True):
             bad = (position for position, block in enumerate(table) if block in failed)
-            num_good = min(num_good, next(bad, num_good))
+            position = next(bad, None)
+            if position is not None:
+                num_good = min(num_good, position * kind.block_size // self.block_size)
         for block, key in self.named_blocks(request, request.num_committed_blocks, num_good):
             self._pool.commit(block, key)
         request.num_committed_blocks = max(request.num_committed_blocks, num_good)
@@ -339,8 +342,7 @@ class KVCacheManager:
         if not request.blocks:
             assert request.capacity == request.num_committed_blocks == 0
             return
-        num_positions, rest = divmod(request.capacity, self.block_size)
-        assert not rest, "a capacity is not a number of blocks"
+        assert request.capacity == self._capacity(request, request.capacity), "a wrong capacity"
         num_committed = request.num_committed_blocks
         assert num_committed <= len(request.block_hashes), "a block was committed without a hash"
         num_sure = min(request.num_computed_tokens, request.num_tokens)
@@ -348,27 +350,39 @@ class KVCacheManager:
         num_sure = max(num_sure, num_hit * self.block_size)  # a hit that it has not yet begun with
         for group, kind in enumerate(self._kinds):
             table, dropped = request.blocks[group], request.num_dropped_blocks[group]
-            assert len(table) == (num_positions if kind.positional else 1)
+            assert len(table) >= kind.num_positions(request.capacity)
+            assert kind.positional or len(table) == 1
             assert not any(table[:dropped]), "a block that was given back is still named"
             assert all(table[dropped:]), "a block in use has no id"
             assert dropped <= kind.first_needed(num_sure), "a block went while it was needed"
 
-    def _demand(self, hit: Hit, num_tokens: int, reserve: int) -> tuple[int, int]:
-        """Return how many new blocks an admission takes, and how many positions it then has."""
-        size = self.block_size
-        wanted = num_tokens if self._shedding else max(num_tokens, reserve)
-        num_positions = max(-(-wanted // size), hit.num_tokens // size)
-        num_new = (num_positions - hit.num_tokens // size) * self._num_growing + len(hit.missing)
-        return num_new + self._num_groups - self._num_growing, num_positions
+    def _demand(self, hit: Hit, num_tokens: int, reserve: int) -> tuple[int, list[int]]:
+        """Return how many tokens an admission gets blocks for, and the new blocks of each group."""
+        wanted = max(hit.num_tokens, num_tokens if self._shedding else max(num_tokens, reserve))
+        num_new = [
+            kind.num_positions(wanted) - len(blocks)
+            for kind, blocks in zip(self._kinds, hit.blocks, strict=True)
+        ]
+        return wanted, num_new
 
-    def _grow_groups(self, request: Request, num_new: int) -> list[list[int]] | None:
+    def _capacity(self, request: Request, num_tokens: int) -> int:
+        """Return how many tokens the request's blocks hold; `num_tokens` where any number does."""
+        size = self.block_size
+        if not self._coordinator.growing:
+            return -(-num_tokens // size) * size
+        tables = request.blocks
+        return min(len(tables[g]) * self._kinds[g].block_size for g in self._coordinator.growing)
+
+    def _grow_groups(self, request: Request, num_tokens: int) -> list[list[int]] | None:
         self.advance(request)
-        if num_new * self._num_growing > self._pool.num_free:
+        num_new = [
+            max(0, kind.num_positions(num_tokens) - len(table))
+            for kind, table in zip(self._kinds, request.blocks, strict=True)
+        ]
+        if sum(num_new) > self._pool.num_free:
             return None
-        grown = []
-        for table, kind in zip(request.blocks, self._kinds, strict=True):
-            blocks = self._pool.allocate(num_new) if kind.positional else []
+        grown = [self._pool.allocate(count) for count in num_new]
+        for table, blocks in zip(request.blocks, grown, strict=True):
             table += blocks
-            grown.append(blocks)
-        request.capacity += num_new * self.block_size
+        request.capacity = self._capacity(request, num_tokens)
         return grown

@@ -71,7 +71,8 @@ class RemoteCache:
         """
         if not hit.missing:
             return False
-        keys = dict(self._kv_cache.named_blocks(request, 0, len(hit.blocks[0])))
+        num_hashes = hit.num_tokens // self._kv_cache.block_size
+        keys = dict(self._kv_cache.named_blocks(request, 0, num_hashes))
         blocks = [request.blocks[group][position] for group, position in hit.missing]
         transfer = self._begin(request, blocks, [keys[block] for block in blocks])
         self._loads[transfer.transfer_id] = request

@@ -61,6 +61,11 @@ def take_buffers(
     shapes = {name: backend.kv_cache_shape(num_blocks, spec) for name, spec in specs.items()}
     blocks_first = all(shape[0] == num_blocks for shape in shapes.values())
     padded = any(spec.page_size_bytes < page for spec in specs.values())
+    places = {
+        name: group.place(layer)
+        for group in config.groups
+        for layer, name in enumerate(group.layer_names)
+    }
     layouts = {(shapes[name], spec.dtype) for name, spec in specs.items()}
     if padded and not (blocks_first and PADDED_PAGES in backend.capabilities.features):
         sizes = sorted({spec.page_size_bytes for spec in specs.values()})
@@ -74,20 +79,24 @@ def take_buffers(
             f"attention backend {backend.name!r} blocks do not come first; choose another one."
         )
     caches = {
-        name: _view(buffers[place], shapes[name], specs[name], num_blocks)
-        for group in config.groups
-        for place, name in enumerate(group.layer_names)
+        name: _view(buffers[buffer], start, shapes[name], specs[name], num_blocks)
+        for name, (buffer, start) in places.items()
     }
     pages_NP = tuple(buffer.view(num_blocks, page) for buffer in buffers) if blocks_first else ()
     return CacheBuffers(caches=caches, pages_NP=pages_NP)
 
 
 def _view(
-    buffer: torch.Tensor, shape: tuple[int, ...], spec: FullAttentionSpec, num_blocks: int
+    buffer: torch.Tensor,
+    start: int,
+    shape: tuple[int, ...],
+    spec: FullAttentionSpec,
+    num_blocks: int,
 ) -> torch.Tensor:
+    """Return a layer's cache: from byte `start` of each page on."""
     dtype = DTYPES[spec.dtype]
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes == len(buffer):
         return buffer.view(dtype).view(shape)
-    own_NP = buffer.view(num_blocks, -1)[:, : num_bytes // num_blocks]
+    own_NP = buffer.view(num_blocks, -1)[:, start : start + num_bytes // num_blocks]
     return own_NP.view(dtype).unflatten(1, shape[1:])

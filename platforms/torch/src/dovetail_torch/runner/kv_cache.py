@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.interfaces import (
     AttentionBackend,
@@ -82,9 +82,14 @@ def make_attention(
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
     made, builder_of = [], []
-    specs = kv_cache_specs(
+    plain = kv_cache_specs(
         backend, layers, block_size=config.block_size, dtype=limits.kv_cache_dtype
     )
+    specs = {
+        name: replace(plain[name], block_size=group.spec.block_size)
+        for group in config.groups
+        for name in group.layer_names
+    }
     is_padded = any(specs[name].head_size != layer.head_size for name, layer in layers.items())
     buffers = take_buffers(backend, specs, config, zeros)
     for name, layer in layers.items():

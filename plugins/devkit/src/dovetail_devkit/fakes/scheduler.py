@@ -126,7 +126,12 @@ class FakeScheduler(SchedulerInterface):
 
     def _num_blocks(self, request: Request) -> int:
         """Return how many blocks a request takes, of all groups together."""
-        return len(self._groups) * -(-request.max_total_tokens // self._groups[0].spec.block_size)
+        return sum(self._group_blocks(request))
+
+    def _group_blocks(self, request: Request) -> list[int]:
+        """Return how many blocks a request takes of each group, whose blocks may differ in size."""
+        sizes = [group.spec.block_size for group in self._groups]
+        return [-(-request.max_total_tokens // size) for size in sizes]
 
     def _num_blocks_held(self) -> int:
         return sum(len(blocks) for request in self._running for blocks in request.blocks)
@@ -138,9 +143,9 @@ class FakeScheduler(SchedulerInterface):
         request.row, request.generation = self._rows.acquire()
         request.status = RequestStatus.RUNNING
         self._builder.join(NewRequest.of(request))
-        num_blocks = self._num_blocks(request) // len(self._groups)
         request.blocks = []
-        for group in range(len(self._groups)):  # a block belongs to one group at a time
+        for group, num_blocks in enumerate(self._group_blocks(request)):
+            # A block belongs to one group at a time.
             blocks = [self._free_blocks.pop() for _ in range(num_blocks)]
             request.blocks.append(blocks)
             self._builder.grow(request.row, blocks, group=group)

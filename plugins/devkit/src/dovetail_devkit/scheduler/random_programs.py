@@ -49,31 +49,47 @@ class Program:
 
 
 def make_kv_cache(
-    *, num_blocks: int, block_size: int, keeps: bool = True, windows: Sequence[int] = (0,)
+    *,
+    num_blocks: int,
+    block_size: int,
+    keeps: bool = True,
+    windows: Sequence[int] = (0,),
+    multiples: Sequence[int] = (),
 ) -> KVCacheConfig:
     """Return a cache of one layer a group; with `keeps` False, of a model that keeps nothing.
 
-    windows: the sliding window of each group, 0 for none.
+    windows: the sliding window of each group, 0 for none. multiples: a block of each group has so
+    many times `block_size` tokens; empty for once.
     """
     if not keeps:
         group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
         return KVCacheConfig(num_blocks=num_blocks, groups=(group,))
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype="float32")
     groups = tuple(
-        KVCacheGroup(layer_names=(f"layers.{place}",), spec=replace(spec, sliding_window=window))
-        for place, window in enumerate(windows)
+        KVCacheGroup(
+            layer_names=(f"layers.{place}",),
+            spec=replace(spec, sliding_window=window, block_size=block_size * multiple),
+        )
+        for place, (window, multiple) in enumerate(
+            zip(windows, multiples or (1,) * len(windows), strict=True)
+        )
     )
     return KVCacheConfig(num_blocks=num_blocks, groups=groups)
 
 
 def random_program(
-    seed: int, *, keeps_cache: bool = True, plain: bool = False, windows: Sequence[int] = (0,)
+    seed: int,
+    *,
+    keeps_cache: bool = True,
+    plain: bool = False,
+    windows: Sequence[int] = (0,),
+    multiples: Sequence[int] = (),
 ) -> Program:
     """Return a program whose cache, budget and seats are small enough to be fought for.
 
     Some draft, some bring content to encode, some hold requests back and some have a KV connector;
     plain: none does. windows: the sliding window of each KV-cache group, 0 for none; with more than
-    one group, or a window, there is no connector.
+    one group, or a window, there is no connector. multiples: as for `make_kv_cache`.
     """
     rng = Random(seed)
     connected = not plain and keeps_cache and seed % 5 == 2 and not any(windows)
@@ -100,6 +116,7 @@ def random_program(
             block_size=block_size,
             keeps=keeps_cache,
             windows=windows,
+            multiples=multiples,
         ),
         depth=1 + seed % 2,
         holds=not plain and seed % 4 == 1,

@@ -36,12 +36,17 @@ NUM_PROGRAMS = 48
 NUM_PROGRAMS_A_CASE = 6
 NUM_GROUP_PROGRAMS = 6
 
-WINDOWS: Mapping[str, tuple[int, ...]] = {
-    "a window": (5,),
-    "two KV-cache groups": (0, 5),
-    "three KV-cache groups": (3, 0, 6),
+Groups = tuple[tuple[int, int], ...]
+"""Of each KV-cache group the sliding window, 0 for none, and how many times as large a block is."""
+
+PLAIN: Groups = ((0, 1),)
+GROUPS: Mapping[str, Groups] = {
+    "a window": ((5, 1),),
+    "two KV-cache groups": ((0, 1), (5, 1)),
+    "three KV-cache groups": ((3, 1), (0, 1), (6, 1)),
+    "KV-cache groups of different block sizes": ((0, 2), (5, 1)),
 }
-"""Caches besides the plain one: the sliding window of each group, 0 for none."""
+"""Caches besides the plain one."""
 
 _LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=16)
 
@@ -93,23 +98,27 @@ def scheduler_cases(
         with judging(f"in {check.__name__}"):
             check(scheduler_cls, policy, keeps_cache)
 
-    def play_all(seeds: range, windows: tuple[int, ...] = (0,)) -> None:
+    def play_all(seeds: range, groups: Groups = PLAIN) -> None:
+        windows, multiples = zip(*groups, strict=True)
         for seed in seeds:
             # A watched policy keeps accounts of its own, which know neither drafts nor pauses.
             plain = policy is not None
-            program = random_program(seed, keeps_cache=keeps_cache, plain=plain, windows=windows)
+            program = random_program(
+                seed, keeps_cache=keeps_cache, plain=plain, windows=windows, multiples=multiples
+            )
             first = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
             again = check_program(scheduler_cls, program, policy=policy, after_step=after_step)
             same = "the same calls give other plans the second time"
             expect(first == again, f"{same}, in {program}")
 
-    def play_groups(windows: tuple[int, ...]) -> None:
-        program = random_program(0, windows=windows)
+    def play_groups(groups: Groups) -> None:
+        windows, multiples = zip(*groups, strict=True)
+        program = random_program(0, windows=windows, multiples=multiples)
         try:
             Referee(scheduler_cls, program)
         except ConfigError as refusal:
             raise NotHere(f"it does not serve such a cache: {refusal}") from None
-        play_all(range(NUM_GROUP_PROGRAMS), windows)
+        play_all(range(NUM_GROUP_PROGRAMS), groups)
 
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(judge, check))
@@ -119,8 +128,8 @@ def scheduler_cases(
             run = partial(check_prefixes, prefix_check, make, are_due=keeps_prefixes)
             yield Case(name=name, run=run)
     if keeps_cache and policy is None:  # a policy sees nothing of groups
-        for name, windows in WINDOWS.items():
-            yield Case(name=name, run=partial(play_groups, windows))
+        for name, groups in GROUPS.items():
+            yield Case(name=name, run=partial(play_groups, groups))
     for first in range(0, num_programs, NUM_PROGRAMS_A_CASE):
         seeds = range(first, min(first + NUM_PROGRAMS_A_CASE, num_programs))
         name = f"random programs {seeds[0]} to {seeds[-1]}"

@@ -145,7 +145,7 @@ def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
     specs = worker.get_kv_cache_spec()
     longest = max(PROMPT_LENGTHS) + 2 * NUM_TOKENS
     groups = group_layers([specs], block_size=BLOCK_SIZE, max_model_len=longest)
-    num_blocks = 1 + (NUM_ROWS + 1) * len(groups) * -(-longest // groups[0].spec.block_size)
+    num_blocks = 1 + (NUM_ROWS + 1) * len(groups) * -(-longest // BLOCK_SIZE)
     available = worker.determine_available_memory()
     kv_cache = KVCacheConfig(num_blocks=num_blocks, groups=groups)
     needed = num_blocks * kv_cache.bytes_per_block
