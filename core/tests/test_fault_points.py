@@ -12,7 +12,7 @@ import pytest
 import dovetail
 from dovetail.errors import ConfigError
 from dovetail.faults import POINTS, VARIABLE, InjectedError, arm, fault, read_wishes
-from dovetail.start_phases import PHASES
+from dovetail.processes.startup_phases import PHASES
 
 CORE = Path(dovetail.__file__).parent
 

@@ -9,7 +9,7 @@ import pytest
 from dovetail.clock import ManualClock, MonotonicClock
 from dovetail.errors import CapacityError, StartError
 from dovetail.plugins.construction import construct
-from dovetail.start_phases import StartUp, describe_phases, enter_phase
+from dovetail.processes.startup_phases import StartUp, describe_phases, enter_phase
 
 
 def test_phases_are_noted_and_told_in_order():

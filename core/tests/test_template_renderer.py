@@ -17,8 +17,7 @@ from tokenizers import models
 
 from dovetail import LLM
 from dovetail.errors import ConfigError, RequestError, StartError
-from dovetail.sandbox import child as child_module
-from dovetail.sandbox.child import ChildFailure, ChildLimits
+from dovetail.sandbox.child import BoundedChild, ChildFailure, ChildLimits
 from dovetail.sandbox.frames import encode
 from dovetail.sandbox.pool import ChildPool
 from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_chat_template
@@ -247,14 +246,16 @@ def test_the_child_has_nothing_of_the_parents(pool, monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
-    child = child_module.BoundedChild(_TASK, TIGHT)
+    child = BoundedChild(_TASK, TIGHT)
     try:
         folder = Path(f"/proc/{child.pid}")
         environment = (folder / "environ").read_bytes()
         assert b"SECRET" not in environment and b"PYTHON" not in environment
         assert (folder / "cwd").readlink() == Path("/")
         links = [os.readlink(path) for path in (folder / "fd").iterdir()]
-        assert sorted(link.split(":")[0] for link in links) == ["/dev/null"] * 3 + ["socket"]
+        kinds = sorted(link.split(":")[0].split(" ")[0] for link in links)
+        own = ["/memfd", "anon_inode", "socket", "socket"]  # signs of life, the parent's end
+        assert kinds == sorted(["/dev/null"] * 3 + own), kinds
         limits = (folder / "limits").read_text()
         assert str(TIGHT.memory_bytes) in limits.split("Max address space")[1].split("\n")[0]
     finally:
@@ -273,20 +274,20 @@ def test_a_child_that_was_killed_is_replaced(pool):
     assert len(pool._children) == 1 and child not in pool._children
 
 
-def test_a_forked_copy_has_children_of_its_own(renderer):
+def test_a_forked_copy_has_children_of_its_own(pool):
     """A fork neither uses nor ends its parent's child, and holds none of its connections."""
-    assert renderer.render(PLAIN, TALK, {}) == "[user]hi"
+    text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
+    assert pool.call(text) == "[user]hi"
     before = children()
-    connections = [child._connection.fileno() for child in child_module._CHILDREN]
-    connections = [number for number in connections if number >= 0]
-    assert connections
+    (child,) = pool._children
+    connections = [child._connection.fileno(), child._child.control.fileno()]
     forked = os.fork()
     if forked == 0:
         open_files = os.listdir("/proc/self/fd")
         closed = not {str(number) for number in connections} & set(open_files)
-        os._exit(0 if closed and renderer.render(PLAIN, TALK, {}) == "[user]hi" else 1)
+        os._exit(0 if closed and pool.call(text) == "[user]hi" else 1)
     assert os.waitpid(forked, 0)[1] == 0
-    assert renderer.render(PLAIN, TALK, {}) == "[user]hi"
+    assert pool.call(text) == "[user]hi"
     assert set(before) <= set(children())
 
 
@@ -311,10 +312,10 @@ def test_a_child_ends_with_its_parent(tmp_path):
 
 def test_a_child_that_cannot_start_is_a_typed_error(monkeypatch):
     pool = ChildPool(_TASK, TIGHT)
-    monkeypatch.setattr(child_module.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(StartError, match="could not start"):
         pool.call(b"{}")
-    monkeypatch.setattr(child_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(StartError, match="status 1"):
         pool.call(b"{}")
     assert not pool._children

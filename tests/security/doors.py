@@ -6,6 +6,7 @@ with an error of ours. Model directories are apart: their reader is a whole star
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import tempfile
@@ -16,19 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from security.canary import Form, behind, columns, messagepack, raw, text
 
 from dovetail.config import EngineArgs, EngineConfig
 from dovetail.decision_log.header import LogHeader
 from dovetail.decision_log.log_file import LogReader
-from dovetail.engine.process import boot as engine_boot
+from dovetail.engine.process.boot import EngineBoot
 from dovetail.errors import MessageError
-from dovetail.executors.multiproc import boot as worker_boot
+from dovetail.executors.multiproc.worker_main import WorkerBoot
+from dovetail.executors.worker_spec import WorkerSpec
 from dovetail.interfaces import EngineCoreOutputs, KVCacheConfig, ModelInfo, SchedulerLimits
 from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheGroup
 from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import NewRequest, StepBuilder
+from dovetail.processes.boot import Boot, read_boot
+from dovetail.processes.child_process import error_of
+from dovetail.processes.start_report import receive_report
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
@@ -49,7 +53,7 @@ from dovetail.transport.result_frame import decode_result, encode_result
 from dovetail.transport.ring import make_ring
 from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
 from dovetail.transport.told_error import ToldError
-from dovetail.transport.wire_types import read_request, wire_request
+from dovetail.transport.wire_types import decode, encode, read_request, wire_request
 from dovetail_cpu.packed_cache.packed_file import PackedEntry, read_packed, write_packed
 
 SHAPE = RingShape(num_readers=1, num_slots=2, slot_bytes=1024)
@@ -165,27 +169,27 @@ def _answer(content: bytes) -> None:
         answer.error.error()
 
 
+def _boot_record(content: bytes) -> None:
+    descriptor = anonymous_file(len(content))
+    os.pwrite(descriptor, content, 0)
+    read_boot(descriptor)
+
+
 def _engine_boot(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / engine_boot.BOOT_FILE).write_bytes(content)
-        EngineConfig.model_validate_json(engine_boot.read_boot(Path(folder)).config)
+    EngineConfig.model_validate_json(decode(content, EngineBoot).config)
 
 
 def _worker_boot(content: bytes) -> None:
-    descriptor = anonymous_file(len(content))
-    os.pwrite(descriptor, content, 0)
-    EngineConfig.model_validate_json(worker_boot.read_boot(descriptor).config)
+    EngineConfig.model_validate_json(decode(content, WorkerBoot).spec.config)
 
 
-def _lifeline(content: bytes) -> None:
-    ours, theirs = worker_boot.lifeline_pair()
+def _start_report(content: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(content)
-        message, _ = worker_boot.hear(ours)
-        if isinstance(message, worker_boot.Serving):
-            message.loaded()
-        if isinstance(message, worker_boot.Failed):
-            message.error.error()
+        report = receive_report(ours)
+        if report is not None and report.kind == "failed":
+            error_of(report)
 
 
 def _bell(content: bytes) -> None:
@@ -256,7 +260,7 @@ def _log_file(content: bytes) -> None:
 def _engine_doors() -> dict[str, Door]:
     config = EngineArgs(model="demo").create_engine_config().model_dump_json()
     wire = behind(3, messagepack)
-    boot = engine_boot.Boot(config, ["a"], 1.0)
+    boot = EngineBoot(config, "/tmp", 1.0)
     to_engine = (
         messages.Add("a", _request()),
         messages.AddTogether(1, (("a", _request()),)),
@@ -279,7 +283,7 @@ def _engine_doors() -> dict[str, Door]:
     }
     return found | {
         "a request": Door(good=_request(), read=read_request, form=messagepack),
-        "a boot file": Door(good=msgspec.json.encode(boot), read=_engine_boot, form=text),
+        "an engine's boot": Door(good=encode(boot), read=_engine_boot, form=messagepack),
         "a configuration": Door(
             good=config.encode(), read=EngineConfig.model_validate_json, form=text
         ),
@@ -288,18 +292,16 @@ def _engine_doors() -> dict[str, Door]:
 
 def _worker_doors() -> dict[str, Door]:
     config = EngineArgs(model="demo").create_engine_config().model_dump_json()
-    boot = worker_boot.Boot(
+    spec = WorkerSpec(
         config=config,
         platform="cpu",
         worker="cpu",
         worker_options={"deep": ["er"]},
         rank=0,
+        local_rank=0,
         world_size=1,
-        rendezvous="",
-        folder="",
-        descriptors=(3, 4, 5, 6),
-        sys_path=["a"],
     )
+    boot = WorkerBoot(spec=spec, orders=(3, 4), answers=(5, 6), reports_transfers=False)
     call = WorkerCall(
         number=1,
         operation="get_model_info",
@@ -322,20 +324,26 @@ def _worker_doors() -> dict[str, Door]:
         name: Door(good=good, read=read, form=columns) for name, (good, read) in frames.items()
     }
     return found | {
-        "a worker's boot": Door(
-            good=msgspec.msgpack.encode(boot), read=_worker_boot, form=messagepack
-        ),
-        "a lifeline": Door(
-            good=msgspec.msgpack.encode(worker_boot.Failed(error=told)),
-            read=_lifeline,
-            form=messagepack,
-        ),
+        "a worker's boot": Door(good=encode(boot), read=_worker_boot, form=messagepack),
     }
 
 
 def _shared_doors() -> dict[str, Door]:
     slot = SHAPE.first_slot
+    boot = Boot(
+        entry="a:b",
+        parent_pid=1,
+        control=3,
+        liveness=4,
+        folder="",
+        sys_path=["a"],
+        descriptors=[5],
+        settings=b"",
+    )
+    report = json.dumps(["failed", "ModelError", "no", "x"]).encode()
     return {
+        "a boot record": Door(good=boot.encode(), read=_boot_record, form=text),
+        "a start report": Door(good=report, read=_start_report, form=text),
         "a bell": Door(good=b"!", read=_bell),
         "a ring": Door(good=_plan(), read=_ring_frame),
         "a ring's head": Door(good=_good_ring_memory(0), read=partial(_ring_memory, 0)),

@@ -163,3 +163,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _letters(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return what was raised and where, on one line: "KeyError: 'a', in acme.queue:Fair.rank"."""
+    text = type(error).__name__
+    if lines := str(error).splitlines():
+        text = f"{text}: {lines[0]}"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return text
+    frame = trace.tb_frame
+    return f"{text}, in {frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"

@@ -1,6 +1,7 @@
 """Operations and steps over processes: what travels, what does not, and in which order."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,12 +13,18 @@ from dovetail.errors import (
     MessageError,
     PluginError,
 )
-from dovetail.executors.multiproc.executor import MultiprocExecutor, check_plugins
+from dovetail.executors.multiproc.executor import MultiprocExecutor
+from dovetail.executors.worker_spec import check_plugins, describe_plugins
 from dovetail.plugins import PluginRegistry, Resolution
 from dovetail.transport.ndarray import NDArray
 from dovetail_devkit.suites.executor import executor_cases, make_plans, start
 
 PATIENCE_S = 20.0
+
+
+def reported(*resolutions):
+    """Return what a worker reports that has loaded these."""
+    return describe_plugins(SimpleNamespace(resolutions=resolutions))
 
 
 @pytest.mark.sampled(2)
@@ -159,14 +166,14 @@ def test_who_waits_at_the_end_is_told(make):
     thread.start()
     executor.shutdown()
     thread.join(PATIENCE_S)
-    assert told == ["the executor was shut down."]
+    assert told == ["The executor was shut down."]
     assert waiting.done() and unread.done()
     with pytest.raises(EngineDeadError, match="was shut down"):
         unread.result()
 
 
 def test_options_that_cannot_travel_are_told(make):
-    with pytest.raises(ConfigError, match="the worker's cannot go to its process"):
+    with pytest.raises(ConfigError, match="options cannot be sent to its process"):
         make(place=object())
 
 
@@ -183,11 +190,11 @@ def test_plugins_that_differ_between_ranks_are_named():
         return Resolution(kind="ops", name="fast", target="a:B", distribution="a", version=version)
 
     registry = PluginRegistry()
-    check_plugins(registry, [[found("1")], [found("1")]])
+    check_plugins(registry, [reported(found("1")), reported(found("1"))])
     with pytest.raises(PluginError, match=r"'fast' is not the same on all ranks.*1\) on rank 0"):
-        check_plugins(registry, [[found("1")], [found("2")]])
+        check_plugins(registry, [reported(found("1")), reported(found("2"))])
     with pytest.raises(PluginError, match="not loaded on rank 1"):
-        check_plugins(registry, [[found("1")], []])
+        check_plugins(registry, [reported(found("1")), reported()])
 
 
 def test_plugins_that_differ_from_the_engines_are_named(monkeypatch):
@@ -195,9 +202,9 @@ def test_plugins_that_differ_from_the_engines_are_named(monkeypatch):
     registry.load("executor", "uniproc")
     (mine,) = registry.resolutions
     given = {"kind": mine.kind, "name": mine.name, "target": mine.target, "distribution": "x"}
-    check_plugins(registry, [[mine]])
+    check_plugins(registry, [reported(mine)])
     with pytest.raises(PluginError, match=r"of the engine is the workers' executor 'uniproc' of x"):
-        check_plugins(registry, [[Resolution(version="9", **given)]])
+        check_plugins(registry, [reported(Resolution(version="9", **given))])
 
 
 def test_results_that_could_not_be_sent_are_refused_at_the_start(make):

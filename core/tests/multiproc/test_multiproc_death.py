@@ -149,7 +149,7 @@ def test_a_step_has_a_deadline(make):
         ("raises", Exception, "worker 1 .* in load_model: RuntimeError: the chip melted"),
         ("refuses", CapacityError, "worker 1 .* in load_model: 7 GB are needed"),
         ("exits", EngineDeadError, "worker 1 .* ended in load_model with status 3"),
-        ("hangs", EngineDeadError, "after 1.9 s worker 1 .* is in load_model"),
+        ("hangs", EngineDeadError, "After 1.9 s, worker 1 .* is in load_model"),
     ],
 )
 def test_a_start_that_fails_names_worker_and_phase(make, how, error, told):

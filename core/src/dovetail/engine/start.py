@@ -1,6 +1,7 @@
 """From a configuration to a running engine core: every part chosen, made and sized, in order.
 
-The one place that knows the order of the start, in the phases of `dovetail.start_phases`. Each part
+The one place that knows the order of the start, in the phases of
+`dovetail.processes.startup_phases`. Each part
 is chosen by `dovetail.plugins` and made from its contract's context; if one fails, what was made
 before is shut down again.
 """
@@ -39,7 +40,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
-from dovetail.start_phases import PhaseRecord, StartUp, describe_phases
+from dovetail.processes.startup_phases import PhaseRecord, StartUp, describe_phases
 from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
 

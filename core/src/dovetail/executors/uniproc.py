@@ -12,25 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar, cast
 
-from dovetail.errors import DovetailError, EngineDeadError, PluginLoadError
+from dovetail.errors import DovetailError, EngineDeadError, PluginLoadError, describe_failure
 from dovetail.executors.operation import SoleReply, check_rank, find_operation
+from dovetail.executors.worker_spec import construct_worker, has_async_output
 from dovetail.faults import fault
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
-from dovetail.interfaces.worker import GrammarOutput, WorkerBase, WorkerContext
+from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import SchedulerOutput
-from dovetail.plugins.capabilities import declared_ids
-from dovetail.plugins.construction import construct
-from dovetail.plugins.containment import describe_failure
-from dovetail.plugins.extension import complete_worker_cls
+from dovetail.processes.startup_phases import enter_phase
 from dovetail.result import ModelRunnerOutput
-from dovetail.start_phases import enter_phase
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-ASYNC_OUTPUT = "async_output"
-"""What a worker provides if its device works behind the caller's back."""
 
 
 class UniprocExecutor(Executor):
@@ -40,20 +34,13 @@ class UniprocExecutor(Executor):
         self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
         self._failure: BaseException | None = None
         self._closed = False
-        worker_cls = complete_worker_cls(context)
-        self._is_late = ASYNC_OUTPUT in declared_ids(worker_cls, "provides")
+        self._worker = construct_worker(context)
+        self._is_late = has_async_output(self._worker)
         self._thread = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="dovetail-worker")
             if self.max_concurrent_steps > 1 and not self._is_late
             else None
         )
-        given = WorkerContext(
-            config=context.config,
-            platform=context.platform,
-            plugins=context.plugins,
-            options=context.worker_options,
-        )
-        self._worker: WorkerBase = construct("worker", worker_cls, given)
         try:
             for phase in ("init_device", "load_model"):
                 enter_phase(phase)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 from dovetail.clock import Clock
+from dovetail.errors import describe_failure as describe_failure
 
 SLOW_IMPORT_NS = 1_000_000_000
 
@@ -46,20 +47,6 @@ def contained(package: str, clock: Clock) -> Iterator[list[str]]:
         notes.append(f"Importing {package} printed {_shown(text)}.")
     if took_ns > SLOW_IMPORT_NS:
         notes.append(f"Importing {package} took {took_ns / 1e9:.1f} s.")
-
-
-def describe_failure(error: BaseException) -> str:
-    """Return what was raised and where, on one line: "KeyError: 'a', in acme.queue:Fair.rank"."""
-    text = type(error).__name__
-    if lines := str(error).splitlines():
-        text = f"{text}: {lines[0]}"
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return text
-    frame = trace.tb_frame
-    return f"{text}, in {frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
 
 
 class _Catcher(io.StringIO):

@@ -1,22 +1,16 @@
 """A child process with limits: one request at a time, killed when it takes too long.
 
-For work on what comes from a stranger, such as a chat template or a tokenizer file. The child has
-a limit on its memory, an empty environment, "/" as its directory, none of the parent's other
-descriptors and only the packages that it needs on its path. It ends with the parent. A forked copy
-of the parent drops its children without harming them.
+For untrusted data, such as a chat template or a tokenizer file. The child has a limit on its
+memory, an empty environment, "/" as its directory, none of the parent's other descriptors, and only
+the packages that it needs on its path. It ends with the parent. A forked copy of the parent drops
+its children without harming them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.clock import Clock, MonotonicClock
-from dovetail.errors import StartError
+from dovetail.errors import DovetailError, StartError
+from dovetail.processes.child_process import ChildProcess, Isolation, start_child
+from dovetail.processes.ownership import finalize_in_owner, on_fork_in_child
 from dovetail.sandbox.frames import FrameError, receive_frame, send_frame
 
 START_TIMEOUT_S = 60.0
-_PROGRAM = (
-    "import sys, json\n"
-    "sys.path += json.loads(sys.argv[1])\n"
-    "from dovetail.sandbox.child_main import main\n"
-    "main(sys.argv[2])\n"
-)
-_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAYON_NUM_THREADS": "1",
+    "LC_ALL": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "1",  # a thread's own arena would count against the address space
+}
 _INHERITED = ("LD_LIBRARY_PATH",)
 """Variables without which an interpreter may not start."""
 
@@ -82,30 +77,26 @@ class BoundedChild:
         self._limits = limits
         self._clock: Clock = clock or MonotonicClock()
         self.is_usable = True
-        with tempfile.TemporaryFile() as errors:
-            with _SPAWNING:
-                self._process, self._connection = _spawn(task, limits, errors.fileno())
-                _CHILDREN.add(self)
-            try:
-                self._receive(self._deadline(START_TIMEOUT_S))
-            except BaseException as error:
-                self.close()
-                if not isinstance(error, ChildFailure):
-                    raise
-                errors.seek(0)
-                said = errors.read()[-500:].decode("utf-8", "replace").strip()
-                raise StartError(
-                    f"A process with limits for {task.handler} could not start: {error}. {said}"
-                ) from None
+        self._connection, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._child = _start(task, limits, theirs.fileno())
+        except (OSError, DovetailError) as error:
+            self._connection.close()
+            raise StartError(
+                f"A process with limits for {task.handler} could not start: {error}"
+            ) from None
+        self._end = finalize_in_owner(self, _end, self._child, self._connection)
+        on_fork_in_child(self._disown)
 
     @property
     def pid(self) -> int:
         """The id of the process."""
-        return self._process.pid
+        return self._child.pid
 
     def is_alive(self) -> bool:
         """Return whether the process runs and can take a request."""
-        return self.is_usable and self._process.poll() is None
+        return self.is_usable and not self._child.has_ended()
 
     def call(self, text: bytes, blob: bytes = b"", *, timeout_s: float | None = None) -> Any:
         """Return the handler's value for a request; `text` is JSON, as `frames.encode` makes it.
@@ -130,16 +121,12 @@ class BoundedChild:
     def close(self) -> None:
         """Kill the process and wait for its end. May be called twice."""
         self.is_usable = False
-        self._connection.close()
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.wait()
+        self._end()
 
-    def forget(self) -> None:
-        """Drop the child in a forked copy of the parent: it belongs to the parent alone."""
+    def _disown(self) -> None:
+        """In a forked copy of the parent, which does not own the child."""
         self.is_usable = False
         self._connection.close()
-        self._process.returncode = 0
 
     def _receive(self, wait: Callable[[], None]) -> dict[str, Any]:
         def receive() -> Any:
@@ -148,7 +135,7 @@ class BoundedChild:
 
         answer = self._guard(receive)
         if not isinstance(answer, dict) or not ({"value", "error"} & answer.keys()):
-            raise ChildFailure("its process sent what is no answer")
+            raise ChildFailure("its process sent something that is not an answer")
         return answer
 
     def _guard(self, action: Callable[[], Any]) -> Any:
@@ -158,20 +145,18 @@ class BoundedChild:
         except TimeoutError:
             raise ChildFailure(f"it took longer than {self._allowed_s:g} s") from None
         except ValueError:
-            raise ChildFailure("its process sent what is no answer") from None
+            raise ChildFailure("its process sent something that is not an answer") from None
         except (FrameError, OSError) as error:
             if "bytes" in str(error):
                 raise ChildFailure(f"its process sent {error}") from None
             raise ChildFailure(self._how_it_ended()) from None
 
     def _how_it_ended(self) -> str:
-        self._process.kill()
-        status = self._process.wait()
-        if status == -signal.SIGXCPU:
+        self._child.kill()
+        how = self._child.describe_end()
+        if how == "by SIGXCPU":
             return "it used too much CPU time"
-        if status >= 0:
-            return f"its process ended with status {status}, perhaps for want of memory"
-        return f"its process ended by {signal.Signals(-status).name}, perhaps for want of memory"
+        return f"its process ended {how}, perhaps because it needs more memory"
 
     def _deadline(self, seconds: float) -> Callable[[], None]:
         """Return what gives the socket the time that is left, and raises TimeoutError at last."""
@@ -187,55 +172,36 @@ class BoundedChild:
         return wait
 
 
-_CHILDREN: weakref.WeakSet[BoundedChild] = weakref.WeakSet()
-_SPAWNING = threading.RLock()
-"""Held while a child is made: a fork in between would copy connections that nothing closes."""
-
-
-def _forget_all() -> None:
-    for child in list(_CHILDREN):
-        child.forget()
-    _SPAWNING.release()
-
-
-os.register_at_fork(
-    before=_SPAWNING.acquire, after_in_parent=_SPAWNING.release, after_in_child=_forget_all
-)
-
-
-def _spawn(
-    task: ChildTask, limits: ChildLimits, errors: int
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    mine, theirs = socket.socketpair()
-    arguments = {
-        "descriptor": theirs.fileno(),
+def _start(task: ChildTask, limits: ChildLimits, descriptor: int) -> ChildProcess:
+    settings = {
+        "descriptor": descriptor,
         "handler": task.handler,
         "ends_when_large": task.ends_when_large,
         "memory_bytes": limits.memory_bytes,
         "timeout_s": limits.timeout_s,
     }
-    path = json.dumps(_folders_of(("dovetail", *task.packages)))
-    command = [sys.executable, "-I", "-S", "-B", "-c", _PROGRAM, path, json.dumps(arguments)]
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    child = start_child(
+        "dovetail.sandbox.child_main:serve",
+        json.dumps(settings).encode(),
+        name="it",
+        descriptors=(descriptor,),
+        isolation=Isolation(
+            sys_path=_folders_of(("dovetail", *task.packages)),
+            environment=_ENVIRONMENT | inherited,
+        ),
+    )
     try:
-        process = subprocess.Popen(
-            command,
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            cwd="/",
-            env=_ENVIRONMENT | inherited,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        mine.close()
-        raise StartError(
-            f"A process with limits for {task.handler} could not start: {error}."
-        ) from None
-    finally:
-        theirs.close()
-    return process, mine
+        child.wait_until_ready(START_TIMEOUT_S)
+    except BaseException:
+        child.close()
+        raise
+    return child
+
+
+def _end(child: ChildProcess, connection: socket.socket) -> None:
+    connection.close()
+    child.close()
 
 
 def _folders_of(packages: Sequence[str]) -> list[str]:

@@ -1,8 +1,7 @@
-"""What runs in a bounded child: limits itself, then answers one request after the other.
+"""What runs in a child with limits: it limits itself, then answers one request after the other.
 
-Started by `dovetail.sandbox.child` with an empty environment, in the directory "/", without the
-parent's descriptors. The answers are {"value": …} or {"error": [class name, message, parameter]};
-"last" is set in the last one of a child that has used much memory, which then ends.
+Started by `dovetail.sandbox.child`. The answers are {"value": …} or {"error": [class name, message,
+parameter]}; "last" is set in the last one of a child that has used much memory, which then ends.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.errors import DovetailError
+from dovetail.processes.child_main import ChildContext
 from dovetail.sandbox.frames import FrameError, encode, receive_frame, send_frame
 
 MAX_REQUEST_BYTES = (1 << 32) - 1
@@ -27,13 +27,13 @@ _NUM_FILES = 32
 Handler = Callable[[Any, bytes], Any]
 
 
-def main(arguments: str) -> None:
+def serve(context: ChildContext) -> int:
     """Serve until the connection is closed.
 
-    arguments: JSON with `descriptor`, `handler` ("module:function"), `memory_bytes`, `timeout_s`,
+    The settings are JSON: `descriptor`, `handler` ("module:function"), `memory_bytes`, `timeout_s`,
     `ends_when_large`.
     """
-    given = json.loads(arguments)
+    given = json.loads(context.settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
     connection = socket.socket(fileno=given["descriptor"])
     module, _, name = given["handler"].partition(":")
@@ -45,19 +45,23 @@ def main(arguments: str) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 2)
     os.close(nothing)
-    send_frame(connection, encode({"value": "ready"}))
+    context.ready()
+    return _serve(given, connection, handler)
+
+
+def _serve(given: dict[str, Any], connection: socket.socket, handler: Handler) -> int:
     limit_kib = _peak_kib() + _RETIRE_KIB
     while True:
         try:
             request, blob = receive_frame(connection, max_bytes=MAX_REQUEST_BYTES)
         except (FrameError, OSError):
-            return
+            return 0
         _limit_cpu(given["timeout_s"])
         answer = _answer(handler, request, blob)
         answer["last"] = given["ends_when_large"] and _peak_kib() > limit_kib
         send_frame(connection, encode(answer))
         if answer["last"]:
-            return
+            return 0
         del request, blob, answer
 
 

@@ -6,12 +6,10 @@ process that made it; a forked copy starts its own children.
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
-import weakref
 from typing import Any
 
+from dovetail.processes.ownership import on_fork_in_child
 from dovetail.sandbox.child import BoundedChild, ChildLimits, ChildTask
 
 MAX_CHILDREN = 4
@@ -26,7 +24,7 @@ class ChildPool:
         self._limits = limits
         self._size = size
         self._reset()
-        _POOLS.add(self)
+        on_fork_in_child(self._reset)
 
     def call(self, text: bytes, blob: bytes = b"") -> Any:
         """Return the handler's value for a request; raise as `BoundedChild.call`, and StartError.
@@ -46,11 +44,8 @@ class ChildPool:
         while self._children:
             self._children.pop().close()
 
-    def forget(self) -> None:
-        """Start anew in a forked copy of the process: the children are its parent's."""
-        self._reset()
-
     def _reset(self) -> None:
+        """Start anew, as a forked copy of the process does: the children are its parent's."""
         self._slots = threading.BoundedSemaphore(self._size)
         self._idle: list[BoundedChild] = []
         self._children: set[BoundedChild] = set()
@@ -74,20 +69,3 @@ class ChildPool:
             self._idle.append(child)
         else:
             self._children.discard(child)
-
-
-_POOLS: weakref.WeakSet[ChildPool] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for pool in list(_POOLS):
-        pool.close()
-
-
-def _forget_all() -> None:
-    for pool in list(_POOLS):
-        pool.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

@@ -11,10 +11,10 @@ import os
 import select
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from struct import Struct
 
 from dovetail.errors import MessageError, PeerLostError
-from dovetail.lifeline import hang_up
 
 MAX_PARCELS = 1024
 """Descriptors that may lie unclaimed at an end."""
@@ -125,10 +125,11 @@ class BellRoom:
                 self._poll.unregister(descriptor)
 
 
-def bell_pair() -> tuple[Bell, socket.socket]:
-    """Return one end as a bell, and the other as the socket to be given to the other process."""
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Bell(mine), theirs
+def hang_up(end: socket.socket) -> None:
+    """Close a socket so that the other side notices, though a fork may hold a copy of this end."""
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

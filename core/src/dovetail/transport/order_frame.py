@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from dovetail.errors import MessageError
@@ -87,7 +87,7 @@ def decode_call(frame: bytes) -> WorkerCall:
 def encode_answer(answer: CallAnswer) -> bytes:
     """Return the frame of an answer; raise MessageError for a value that cannot travel."""
     if answer.error is not None:
-        return pack_columns(ANSWER, (encode(answer.error),), (answer.number, 1))
+        return pack_columns(ANSWER, (encode(astuple(answer.error)),), (answer.number, 1))
     return pack_columns(ANSWER, (pack_value(answer.value),), (answer.number, 0))
 
 
@@ -96,5 +96,6 @@ def decode_answer(frame: bytes) -> CallAnswer:
     found = unpack_columns(frame, ANSWER, least=1)
     number, failed = found.numbers
     if failed:
-        return CallAnswer(number=number, error=decode(found.columns[0], ToldError))
+        error = ToldError(*decode(found.columns[0], tuple[str, str, str]))
+        return CallAnswer(number=number, error=error)
     return CallAnswer(number=number, value=unpack_value(found.columns[0]))

@@ -14,13 +14,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from zlib import crc32
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import MessageError, PeerLostError, TransportError
 from dovetail.faults import fault
-from dovetail.transport.bell import Bell, BellRoom, bell_pair
+from dovetail.transport.bell import Bell, BellRoom
 from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
 
 MAX_FRAME_BYTES = 1 << 30
@@ -32,26 +33,41 @@ _NUM_LOOKS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class RingPlace:
-    """A reader's place, not taken yet: what its process needs to take it.
+class _Place:
+    """A place at a ring that is not taken yet: what its process needs to take it.
 
-    descriptors: of the memory and of the bell, owned by the place; their numbers stay the same in
+    descriptors: of the memory and of the bells, owned by the place; their numbers stay the same in
     a process that they are passed to.
     """
 
-    index: int
-    descriptors: tuple[int, int]
+    descriptors: tuple[int, ...]
 
-    def take(self, *, clock: Clock | None = None, num_spins: int = NUM_SPINS) -> RingReader:
-        """Become this reader; the place's descriptors are the reader's from now on, or closed."""
-        memory_file, bell_file = self.descriptors
+    def close(self) -> None:
+        """Give the place up in this process; call it once another process has it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def _attach(self) -> tuple[RingMemory, list[Bell]]:
+        """Return memory and bells, which own the descriptors from now on."""
+        memory_file, *bell_files = self.descriptors
         try:
             memory = RingMemory.attach(memory_file)
         except BaseException:
             self.close()
             raise
         os.close(memory_file)
-        bell = Bell(socket.socket(fileno=bell_file))
+        return memory, [Bell(socket.socket(fileno=one)) for one in bell_files]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingPlace(_Place):
+    """A reader's place. index: which reader."""
+
+    index: int
+
+    def take(self, *, clock: Clock | None = None, num_spins: int = NUM_SPINS) -> RingReader:
+        """Become this reader; the place's descriptors are the reader's from now on, or closed."""
+        memory, (bell,) = self._attach()
         if not 0 <= self.index < memory.shape.num_readers:
             memory.close()
             bell.close()
@@ -60,28 +76,42 @@ class RingPlace:
             )
         return RingReader(memory, bell, self.index, clock=clock, num_spins=num_spins)
 
-    def close(self) -> None:
-        """Give the place up in this process; call it once another process has it."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+
+@dataclass(frozen=True, kw_only=True)
+class RingWriterPlace(_Place):
+    """The writer's place; it has a bell for each reader."""
+
+    def take(self, *, clock: Clock | None = None) -> RingWriter:
+        """Become the writer; the place's descriptors are the writer's from now on, or closed."""
+        memory, bells = self._attach()
+        return RingWriter(memory, bells, clock=clock)
+
+
+def make_ring_places(shape: RingShape) -> tuple[RingWriterPlace, tuple[RingPlace, ...]]:
+    """Return the places of the writer and of each reader of a new ring."""
+    fault("ring.make")
+    with ExitStack() as undo:
+        memory_file = anonymous_file(shape.num_bytes)
+        undo.callback(os.close, memory_file)
+        RingMemory.format(memory_file, shape).close()
+        bells, places = [], []
+        for index in range(shape.num_readers):
+            pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            mine, theirs, memory_copy = pair[0].detach(), pair[1].detach(), os.dup(memory_file)
+            for descriptor in (mine, theirs, memory_copy):
+                undo.callback(os.close, descriptor)
+            bells.append(mine)
+            places.append(RingPlace(index=index, descriptors=(memory_copy, theirs)))
+        undo.pop_all()
+    return RingWriterPlace(descriptors=(memory_file, *bells)), tuple(places)
 
 
 def make_ring(
     shape: RingShape, *, clock: Clock | None = None
 ) -> tuple[RingWriter, tuple[RingPlace, ...]]:
     """Return the writer of a new ring and a place for each reader."""
-    fault("ring.make")
-    memory_file = anonymous_file(shape.num_bytes)
-    try:
-        pairs = [bell_pair() for _ in range(shape.num_readers)]
-        places = tuple(
-            RingPlace(index=index, descriptors=(os.dup(memory_file), theirs.detach()))
-            for index, (_, theirs) in enumerate(pairs)
-        )
-        memory = RingMemory.format(memory_file, shape)
-    finally:
-        os.close(memory_file)
-    return RingWriter(memory, [mine for mine, _ in pairs], clock=clock), places
+    place, places = make_ring_places(shape)
+    return place.take(clock=clock), places
 
 
 class RingWriter:

@@ -6,16 +6,16 @@ Nothing is looked up but the classes of `dovetail.errors`.
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
 from dovetail import errors
-from dovetail.errors import DovetailError, EngineDeadError, RequestError
-from dovetail.plugins.containment import describe_failure
+from dovetail.errors import DovetailError, EngineDeadError, RequestError, describe_failure
 
 MAX_TEXT_CHARS = 1 << 15
 
 
-class ToldError(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True)
+class ToldError:
     """kind: the name of its class, "" for one that is not ours. detail: its parameter or digest."""
 
     kind: str

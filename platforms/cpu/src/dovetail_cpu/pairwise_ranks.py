@@ -21,7 +21,7 @@ import torch
 
 from dovetail.clock import MonotonicClock
 from dovetail.errors import PeerLostError
-from dovetail.process_owner import finalize_in_owner
+from dovetail.processes.ownership import finalize_in_owner
 from dovetail_cpu.rank_memory import SLOT_BYTES
 
 _HEADER = Struct("=Q")

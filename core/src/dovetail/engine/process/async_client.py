@@ -28,7 +28,7 @@ from dovetail.engine.process.sync_client import (
 )
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
 from dovetail.interfaces import EngineCoreOutputs, PauseScope
-from dovetail.process_owner import finalize_in_owner, on_fork_in_child
+from dovetail.processes.ownership import finalize_in_owner, on_fork_in_child
 from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import (
     Abort,

@@ -21,7 +21,7 @@ from dovetail.errors import DovetailError, EngineDeadError, RequestError, UserEr
 from dovetail.executors.operation import check_callable_from_outside
 from dovetail.interfaces import EngineCoreOutputs, ModelInfo, PauseScope
 from dovetail.plugins import PluginRegistry
-from dovetail.process_owner import forked_error, on_fork_in_child
+from dovetail.processes.ownership import forked_error, on_fork_in_child
 from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import Ready
 from dovetail.value_checks import shorten

@@ -19,12 +19,12 @@ from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
 from dovetail.engine.process.outgoing import OutputWindow, pack_outputs
 from dovetail.engine.process.request_intake import RequestIntake
-from dovetail.engine.process.vital_signs import VitalSigns
 from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
 from dovetail.executors.operation import check_callable_from_outside
 from dovetail.faults import fault
 from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
 from dovetail.plugins.containment import describe_failure
+from dovetail.processes.liveness import LivenessWriter
 from dovetail.transport.messages import (
     Abort,
     Add,
@@ -72,7 +72,7 @@ class EngineServer:
         ahead: bool,
         heartbeat_s: float,
         clock: Clock,
-        vitals: VitalSigns,
+        vitals: LivenessWriter,
     ) -> None:
         """ahead: whether a plan is made while another one is executed."""
         self._vitals = vitals

@@ -24,7 +24,7 @@ from dovetail.engine.supervision.restarts import Restarts
 from dovetail.engine.supervision.rules import EngineState, SupervisionRules
 from dovetail.errors import DovetailError, EngineDeadError, UnavailableError
 from dovetail.interfaces import EngineCoreOutputs, Finished, PauseScope
-from dovetail.process_owner import finalize_in_owner, forked_error, on_fork_in_child
+from dovetail.processes.ownership import finalize_in_owner, forked_error, on_fork_in_child
 from dovetail.request import EngineCoreRequest, FinishReason
 
 logger = logging.getLogger(__name__)

@@ -9,19 +9,17 @@ is dropped. Knows no order's content.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from dovetail.clock import Clock
 from dovetail.errors import EngineDeadError, MessageError, TransportError
-from dovetail.executors.multiproc.crew import Crew
+from dovetail.executors.multiproc.launch import Workers
 from dovetail.executors.output_aggregator import aggregate_outputs
 from dovetail.result import ModelRunnerOutput
 from dovetail.transport.columns import frame_kind
 from dovetail.transport.order_frame import ANSWER, CallAnswer, decode_answer
 from dovetail.transport.result_frame import decode_result
-from dovetail.transport.ring import RingReader
 
 _TURN_S = 0.25
 """How long one thread waits for a frame before others may look."""
@@ -40,14 +38,12 @@ class Awaited(Protocol):
 class Answers:
     """Takes in what the workers answer. May be used by several threads."""
 
-    def __init__(
-        self, readers: Sequence[RingReader], crew: Crew, clock: Clock, *, num_step_answers: int
-    ) -> None:
-        """readers: by rank, owned by the crew. num_step_answers: ranks that answer each step."""
-        self.lock = crew.reading
-        self.world_size = len(readers)
-        self._readers = readers
-        self._crew = crew
+    def __init__(self, workers: Workers, clock: Clock, *, num_step_answers: int) -> None:
+        """num_step_answers: how many ranks, from 0, answer each step."""
+        self.lock = workers.reading
+        self.world_size = len(workers.answers)
+        self._readers = workers.answers
+        self._group = workers.group
         self._clock = clock
         self._steps: list[deque[StepHandle]] = [deque() for _ in range(num_step_answers)]
         self._calls: WeakValueDictionary[int, CallHandle] = WeakValueDictionary()
@@ -85,7 +81,7 @@ class Answers:
     def is_settled(self, awaited: Awaited) -> bool:
         """Return whether `wait_for` would not wait; take in what has come."""
         self.look()
-        return awaited.missing_rank() is None or self._crew.is_over()
+        return awaited.missing_rank() is None or self._group.is_over()
 
     def look(self) -> None:
         """Take in what has come, without waiting; a worker's end is told by whoever waits."""
@@ -109,22 +105,22 @@ class Answers:
             if end_ns is not None and now_ns >= end_ns:
                 raise TimeoutError(f"no answer came from worker {rank} within {timeout_s} s.")
             if awaited.deadline_ns and now_ns >= awaited.deadline_ns:
-                self._crew.fail(
+                self._group.fail(
                     EngineDeadError(
                         f"worker {rank} has not done a step within its deadline, "
                         "step_timeout_s in the options of the executor."
                     )
                 )
-                raise self._crew.verdict()
+                raise self._group.cause()
             left_s = _TURN_S if end_ns is None else (end_ns - now_ns) / 1e9
             with self.lock:
                 # Somebody else may have taken it in while this thread waited for its turn.
                 if awaited.missing_rank() == rank and not self._take(rank, min(left_s, _TURN_S)):
-                    self._check_crew()
+                    self._check_group()
 
-    def _check_crew(self) -> None:
-        if self._crew.failure is not None:
-            raise self._crew.failure
+    def _check_group(self) -> None:
+        if self._group.failure is not None:
+            raise self._group.failure
 
     def _take(self, rank: int, timeout_s: float) -> bool:
         """Take in the next frame of a rank; return False if none came."""
@@ -134,10 +130,10 @@ class Answers:
         except TimeoutError:
             return False
         except MessageError as error:
-            self._crew.fail(EngineDeadError(f"worker {rank} answers what is no answer: {error}"))
+            self._group.fail(EngineDeadError(f"worker {rank} answers what is no answer: {error}"))
         except TransportError:
             if timeout_s:
-                raise self._crew.verdict() from None
+                raise self._group.cause() from None
             return False
         return True
 

@@ -17,7 +17,6 @@ from dovetail.errors import (
     ConfigError,
     ContractError,
     EngineDeadError,
-    PluginError,
     StalledError,
     TransportError,
 )
@@ -25,15 +24,14 @@ from dovetail.executors.multiproc.answers import Answers
 from dovetail.executors.multiproc.launch import launch
 from dovetail.executors.multiproc.options import MultiprocOptions
 from dovetail.executors.operation import check_rank
+from dovetail.executors.worker_spec import check_plugins
 from dovetail.faults import fault
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle
 from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import SchedulerOutput
-from dovetail.plugins import PluginRegistry
-from dovetail.plugins.resolution import Resolution, compare_resolutions
-from dovetail.process_owner import finalize_in_owner, forked_error, on_fork_in_child
+from dovetail.processes.ownership import finalize_in_owner, forked_error, on_fork_in_child
+from dovetail.processes.startup_phases import enter_phase
 from dovetail.result import ModelRunnerOutput
-from dovetail.start_phases import enter_phase
 from dovetail.transport.order_frame import WorkerCall, encode_call, encode_sample
 from dovetail.transport.plan_frame import encode_plan
 from dovetail.transport.ring import MAX_FRAME_BYTES
@@ -68,25 +66,20 @@ class MultiprocExecutor(Executor):
         self._num_orders = 0
         self._has_begun = False
         self._ranks = range(context.config.parallel.tensor_parallel_size)
-        launched = launch(context, self._clock)
-        self._launched = launched
-        self._crew, self._orders, self._board = launched.crew, launched.orders, launched.board
-        self._end = finalize_in_owner(self, launched.close, 0.0)
+        self._workers = launch(context, self._clock)
+        self._group, self._orders = self._workers.group, self._workers.orders
+        self._end = finalize_in_owner(self, self._workers.close, 0.0)
         self._owner_pid = os.getpid()
         try:
-            readers = self._crew.wait_until_serving(
-                _SHARE_OF_DEADLINE * context.config.parallel.start_timeout_s, _enter
-            )
-            check_plugins(context.plugins, [one.resolutions for one in self._crew.members])
+            fault("multiproc.wait")
+            deadline_s = _SHARE_OF_DEADLINE * context.config.parallel.start_timeout_s
+            check_plugins(context.plugins, self._group.wait_until_ready(deadline_s, _enter))
         except BaseException:
             self.shutdown()
             raise
         gathers = context.config.extensions.kv_connector is not None
         self._answers = Answers(
-            readers,
-            self._crew,
-            self._clock,
-            num_step_answers=len(self._ranks) if gathers else 1,
+            self._workers, self._clock, num_step_answers=len(self._ranks) if gathers else 1
         )
         on_fork_in_child(self._disown)
 
@@ -142,7 +135,7 @@ class MultiprocExecutor(Executor):
                 if not has_begun or self._answers.has_step():
                     raise
                 # This step alone was in the workers' hands: what ended them is its own error.
-                raise self._crew.verdict() from None
+                raise self._group.cause() from None
             return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
 
     def check_health(self) -> None:
@@ -156,14 +149,14 @@ class MultiprocExecutor(Executor):
 
     def silence_s(self) -> float:
         """Return for how many seconds the quietest worker has shown no life."""
-        return max(self._board.silences_s(self._ranks, self._clock.now_ns()))
+        return self._group.silence_s()
 
     def shutdown(self) -> None:
         """End the workers, after what they have been ordered. May be called twice."""
         fault("multiproc.shutdown")
         self._closed = True
         if self._end.alive and os.getpid() == self._owner_pid:
-            self._launched.close(self._options.stop_timeout_s)
+            self._workers.close(self._options.stop_timeout_s)
         self._end()
 
     def _disown(self) -> None:
@@ -186,17 +179,17 @@ class MultiprocExecutor(Executor):
                 self._answers.look()
                 self._check_alive()
                 if self._clock.now_ns() >= deadline_ns:
-                    self._crew.fail(EngineDeadError(f"workers take no orders: {error}"))
+                    self._group.fail(EngineDeadError(f"workers take no orders: {error}"))
             except TransportError:
-                raise self._crew.verdict() from None
+                raise self._group.cause() from None
 
     def _check_alive(self) -> None:
         if self._forked is not None:
             raise self._forked
         if self._closed:
             raise EngineDeadError("the workers cannot go on: the executor was shut down.")
-        if self._crew.failure is not None:
-            raise EngineDeadError(f"the workers cannot go on: {self._crew.failure}")
+        if self._group.failure is not None:
+            raise EngineDeadError(f"the workers cannot go on: {self._group.failure}")
 
 
 class _Executed:
@@ -223,24 +216,6 @@ class _Executed:
 def _enter(phase: str) -> None:
     if phase in _OF_THE_START:
         enter_phase(phase)
-
-
-def check_plugins(engine: PluginRegistry, per_rank: Sequence[Sequence[Resolution]]) -> None:
-    """Raise PluginError, with every difference, if processes have loaded different plugins.
-
-    per_rank: as `Serving.loaded` gives them, with options as representations.
-    """
-    problems = compare_resolutions(per_rank)
-    for one in engine.resolutions:
-        for theirs in per_rank[0]:
-            same = (one.kind, one.target) == (theirs.kind, theirs.target)
-            options = {name: repr(value) for name, value in one.options.items()}
-            if same and (one.version, options) != (theirs.version, theirs.options):
-                problems.append(f"The {one} of the engine is the workers' {theirs}.")
-    if problems:
-        raise PluginError(
-            "The workers differ in their plugins:" + "".join(f"\n  - {p}" for p in problems)
-        )
 
 
 def check_result_size(max_num_batched_tokens: int, max_logprobs: int) -> None:

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from dovetail.clock import Clock
-from dovetail.errors import DovetailError, StartError
+from dovetail.errors import DovetailError, StartError, describe_failure
 from dovetail.faults import fault
 from dovetail.machine import read_resident_bytes
-from dovetail.plugins.containment import describe_failure
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,73 @@
+"""The engine's process: from its settings to its start, and then its loop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import zmq
+
+from dovetail.clock import MonotonicClock
+from dovetail.config import EngineConfig
+from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET, EngineBoot, bind_private
+from dovetail.engine.process.server import EngineServer
+from dovetail.engine.start import StartedEngine, start_engine
+from dovetail.faults import fault
+from dovetail.processes.child_main import ChildContext
+from dovetail.transport.messages import MAX_MESSAGE_BYTES, Ready, pack
+from dovetail.transport.wire_types import decode
+
+_LINGER_MS = 2000
+
+
+def serve(context: ChildContext) -> int:
+    """Bind the sockets, start the engine, report how that went, and serve."""
+    fault("engine.boot")
+    boot = decode(context.settings, EngineBoot)
+    folder, zmq_context = Path(boot.folder), zmq.Context()
+    inbox, outbox = zmq_context.socket(zmq.PULL), zmq_context.socket(zmq.PUSH)
+    inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # before it is in memory
+    inbox.setsockopt(zmq.RCVHWM, 0)  # a front end never waits for the engine in order to send
+    outbox.setsockopt(zmq.LINGER, _LINGER_MS)
+    try:
+        fault("engine.bind")
+        bind_private(inbox, folder, INPUT_SOCKET)
+        bind_private(outbox, folder, OUTPUT_SOCKET)
+        return _serve(context, boot, inbox, outbox)
+    finally:
+        inbox.close(linger=0)
+        outbox.close()  # waits _LINGER_MS at most for the last words to go out
+        zmq_context.term()
+
+
+def _serve(
+    context: ChildContext, boot: EngineBoot, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]
+) -> int:
+    clock = MonotonicClock()
+    config = EngineConfig.model_validate_json(boot.config)
+    started = start_engine(config, clock=clock, tell_phase=context.enter_phase)
+    context.liveness.watch_children(started.core.executor.silence_s)
+    try:
+        fault("engine.ready")
+        context.ready(pack(_ready(started)))
+        return EngineServer(
+            started.core,
+            inbox,
+            outbox,
+            ahead=bool(started.config.scheduler.async_scheduling),
+            heartbeat_s=boot.heartbeat_s,
+            clock=clock,
+            vitals=context.liveness,
+        ).run()
+    finally:
+        fault("engine.stop")
+        started.core.shutdown()
+
+
+def _ready(started: StartedEngine) -> Ready:
+    return Ready(
+        pid=os.getpid(),
+        config=started.config.model_dump_json(),
+        model_info=started.model_info,
+        max_model_len=started.max_model_len,
+    )

@@ -1,0 +1,71 @@
+"""The worker's process: from its settings to a worker that serves."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import msgspec
+
+from dovetail.executors.multiproc.host import WorkerHost
+from dovetail.executors.worker_spec import WorkerSpec, describe_plugins, make_worker
+from dovetail.faults import fault
+from dovetail.processes.child_main import ChildContext
+from dovetail.transport.ring import RingPlace, RingReader, RingWriter, RingWriterPlace
+from dovetail.transport.wire_types import decode
+
+
+class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """orders, answers: the descriptors of this worker's places at the two rings.
+
+    reports_transfers: whether each rank answers each step with what its KV connector reports.
+    """
+
+    spec: WorkerSpec
+    orders: tuple[int, ...]
+    answers: tuple[int, ...]
+    reports_transfers: bool
+
+
+def serve(context: ChildContext) -> int:
+    """Make the worker, report how that went, and serve."""
+    fault("worker.boot")
+    boot = decode(context.settings, WorkerBoot)
+    status = 0
+    with ExitStack() as ends:
+        orders = RingPlace(index=boot.spec.rank, descriptors=boot.orders).take()
+        ends.callback(orders.close)
+        answers = RingWriterPlace(descriptors=boot.answers).take()
+        ends.callback(answers.close)
+        try:
+            _work(context, boot, orders, answers, ends)
+        except BaseException as error:
+            # Before the worker is shut down, which may take long: whoever waits for an answer
+            # learns of the end by the ring's.
+            context.failed(error)
+            answers.close()
+            status = 1
+    context.await_dismissal()
+    return status
+
+
+def _work(
+    context: ChildContext,
+    boot: WorkerBoot,
+    orders: RingReader,
+    answers: RingWriter,
+    ends: ExitStack,
+) -> None:
+    """Make the worker and serve; register in `ends` how the worker is shut down."""
+    fault("worker.make")
+    worker, plugins = make_worker(boot.spec, context.enter_phase)
+    ends.callback(worker.shutdown)
+    context.enter_phase("init_device")
+    fault("worker.init_device")
+    worker.init_device()
+    context.enter_phase("load_model")
+    fault("worker.load_model")
+    worker.load_model()
+    fault("worker.ready")
+    context.ready(describe_plugins(plugins))
+    rank, reports = boot.spec.rank, boot.reports_transfers
+    WorkerHost(worker, rank, orders, answers, reports_transfers=reports).serve()

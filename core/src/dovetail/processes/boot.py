@@ -1,0 +1,56 @@
+"""What a child process is started with: one record, in shared memory without a name.
+
+The first line is JSON. The settings of the entry point follow, as bytes that only it reads. Uses
+the standard library only, so that children with few packages on their path can read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, fields
+
+from dovetail.errors import MessageError
+
+_TYPES = {"str": str, "int": int, "list[str]": list, "list[int]": list}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boot:
+    """What every child needs to know.
+
+    entry: "module:function", which is called with a `ChildContext` and returns the exit status.
+    control: the descriptor of the child's end of the control socket. liveness: of the memory for
+    its signs of life, or -1. folder: removed when the parent dies, or "". sys_path: the import
+    path; empty for a child that was given another one. descriptors: what
+    else was passed on. settings: the entry point's own.
+    """
+
+    entry: str
+    parent_pid: int
+    control: int
+    liveness: int
+    folder: str
+    sys_path: list[str]
+    descriptors: list[int]
+    settings: bytes
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[:-1]:
+            if type(value := getattr(self, field.name)) is not _TYPES[str(field.type)]:
+                raise MessageError(f"The boot record has {field.name}={value!r:.80}.")
+
+    def encode(self) -> bytes:
+        """Return the record as bytes."""
+        head = {field.name: getattr(self, field.name) for field in fields(self)[:-1]}
+        return json.dumps(head).encode() + b"\n" + self.settings
+
+
+def read_boot(descriptor: int) -> Boot:
+    """Return the record in the memory, and close it; raise MessageError if it is not one."""
+    with os.fdopen(descriptor, "rb") as file:
+        head, _, settings = file.read().partition(b"\n")
+    try:
+        return Boot(settings=settings, **json.loads(head))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MessageError(f"{len(head)} bytes are not a boot record: {error}") from None

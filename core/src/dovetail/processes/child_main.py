@@ -1,0 +1,80 @@
+"""The child's side: from the boot record to the entry point, and to the end with the parent.
+
+What it imports needs the standard library only: some children have few packages on their path.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from dovetail.clock import MonotonicClock
+from dovetail.processes.boot import Boot, read_boot
+from dovetail.processes.liveness import LivenessWriter
+from dovetail.processes.parent_death import watch_parent
+from dovetail.processes.start_report import StartReport, send_report
+from dovetail.transport.told_error import ToldError
+
+_DISMISSAL_S = 1.0
+
+
+class ChildContext:
+    """What an entry point is given. settings: what the parent passed to `start_child`."""
+
+    def __init__(self, boot: Boot, control: socket.socket) -> None:
+        """Begin to watch the parent, and to write signs of life."""
+        self.settings = boot.settings
+        self._control = control
+        self._dismissed = threading.Event()
+        watch_parent(control, boot.parent_pid, boot.folder, self._dismissed.set)
+        self.liveness = LivenessWriter(boot.liveness, MonotonicClock())
+
+    def enter_phase(self, name: str) -> None:
+        """Report that a phase of the start begins."""
+        send_report(self._control, StartReport("phase", name))
+
+    def ready(self, content: bytes = b"") -> None:
+        """Report that the start is over. content: what the parent's wait returns."""
+        send_report(self._control, StartReport("ready", content=content))
+
+    def failed(self, error: BaseException) -> None:
+        """Report that this process cannot go on, and ends."""
+        remote = ToldError.of(error)
+        send_report(self._control, StartReport("failed", remote.kind, remote.text, remote.detail))
+
+    def await_dismissal(self) -> None:
+        """Wait a moment for the parent's permission to end.
+
+        For a child that ends because its parent closed a connection: if the parent has died, this
+        process must live until it has killed what it started in its session.
+        """
+        self._dismissed.wait(_DISMISSAL_S)
+
+
+def main(memory: int) -> int:
+    """Run the entry point of the boot record in `memory`; return the exit status.
+
+    Whatever the entry point raises is reported to the parent.
+    """
+    boot = read_boot(memory)
+    sys.path[:] = boot.sys_path or sys.path
+    for descriptor in (boot.control, *boot.descriptors):
+        os.set_inheritable(descriptor, False)
+    context = ChildContext(boot, socket.socket(fileno=boot.control))
+    try:
+        return _load(boot.entry)(context)
+    except BaseException as error:
+        context.failed(error)
+        return 1
+    finally:
+        context.liveness.stop()
+
+
+def _load(entry: str) -> Callable[[ChildContext], int]:
+    module, _, name = entry.partition(":")
+    function: Callable[[ChildContext], int] = getattr(importlib.import_module(module), name)
+    return function

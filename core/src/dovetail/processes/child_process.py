@@ -1,0 +1,333 @@
+"""One child process, as its parent sees it: start, reports, signs of life, end.
+
+A child is started with exec, in a session of its own, which is killed as a whole. It belongs to the
+process that started it: a forked copy of the parent can neither use nor end it. Nothing of a child
+is left after `close`, when the object is collected, or at the end of the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.machine import read_system_file
+from dovetail.processes.boot import Boot
+from dovetail.processes.liveness import LivenessReader
+from dovetail.processes.ownership import finalize_in_owner, on_fork_in_child
+from dovetail.processes.parent_death import open_pidfd
+from dovetail.processes.start_report import StartReport, receive_report
+from dovetail.transport.bell import hang_up
+from dovetail.transport.ring_memory import anonymous_file
+from dovetail.transport.told_error import ToldError
+
+END_TIMEOUT_S = 5.0
+"""How long a process that was killed may take to end."""
+FIRST_PHASE = "start"
+"""The phase of a child that has not reported one yet."""
+
+_ISOLATED_PROGRAM = (
+    "import sys, json\n"
+    "sys.path += json.loads(sys.argv[1])\n"
+    "from dovetail.processes.child_main import main\n"
+    "sys.exit(main(int(sys.argv[2])))\n"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Isolation:
+    """For a child that works on untrusted data: what it has instead of the parent's environment.
+
+    It runs in "/" without the standard output, and without site-packages beside `sys_path`.
+    """
+
+    sys_path: list[str]
+    environment: Mapping[str, str]
+
+
+def start_child(
+    entry: str,
+    settings: bytes = b"",
+    *,
+    name: str,
+    descriptors: Sequence[int] = (),
+    folder: str = "",
+    isolation: Isolation | None = None,
+    clock: Clock | None = None,
+) -> ChildProcess:
+    """Start a process that calls `entry`, "module:function", with a `ChildContext`.
+
+    settings: for the entry point. name: for messages. descriptors: passed on under their numbers;
+    the caller closes its own. folder: the child removes it if its parent dies.
+    The child has this process's import path and working directory; where that was deleted, "/".
+    Raises OSError or CapacityError if the system has no process, memory or descriptor left.
+    """
+    liveness = LivenessReader(clock or MonotonicClock())
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with theirs:
+            boot = Boot(
+                entry=entry,
+                parent_pid=os.getpid(),
+                control=theirs.fileno(),
+                liveness=liveness.descriptor,
+                folder=folder,
+                sys_path=import_path() if isolation is None else [],
+                descriptors=list(descriptors),
+                settings=settings,
+            )
+            process = _spawn(boot, isolation)
+        try:
+            return ChildProcess(name, process, mine, liveness, open_pidfd(process.pid))
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    except BaseException:
+        mine.close()
+        liveness.close()
+        raise
+
+
+class ChildProcess:
+    """A child. Made by `start_child`.
+
+    phase: the phase of its start that it reported last; "" when it is ready.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        control: socket.socket,
+        liveness: LivenessReader,
+        pidfd: int | None,
+    ) -> None:
+        control.setblocking(False)
+        liveness.release()
+        self.name = name
+        self.phase = FIRST_PHASE
+        self.content: bytes | None = None
+        self.liveness = liveness
+        self._process = process
+        self.control = control
+        self._pidfd = pidfd
+        self._end = finalize_in_owner(self, _end, process, control, liveness, pidfd)
+        on_fork_in_child(self._disown)
+
+    def __str__(self) -> str:
+        """Return the child as messages name it."""
+        return f"{self.name} (process {self.pid})"
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def ending(self) -> int:
+        """A descriptor that can be read when the process has ended.
+
+        Where the system offers none, it is that of the control socket.
+        """
+        return self.control.fileno() if self._pidfd is None else self._pidfd
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, by whomever."""
+        return not self._end.alive
+
+    def receive(self) -> StartReport | None:
+        """Take the next report and keep what it says; None if there is, or comes, no more.
+
+        Does not wait. Raises MessageError for anything that is not a report.
+        """
+        report = receive_report(self.control)
+        if report is not None and report.kind == "phase":
+            self.phase = report.name
+        elif report is not None and report.kind == "ready":
+            self.content, self.phase = report.content, ""
+        return report
+
+    def wait_until_ready(self, phase_timeout_s: float, clock: Clock | None = None) -> bytes:
+        """Return what the child returned when it was ready.
+
+        phase_timeout_s: for each phase of its start. Raises the error that the child reported, or
+        EngineDeadError if it ended without one or a phase took too long. Their `phase` is set.
+        """
+        clock = clock or MonotonicClock()
+        phase, begun_ns = self.phase, clock.now_ns()
+        while self.content is None:
+            left_s = phase_timeout_s - (clock.now_ns() - begun_ns) / 1e9
+            if left_s <= 0:
+                raise self._in_phase(
+                    EngineDeadError(
+                        f"{self} made no progress within {phase_timeout_s:g} s; see what it "
+                        "printed, or raise start_timeout_s."
+                    )
+                )
+            wait_readable([self.control.fileno(), self.ending], left_s)
+            report = self.receive()
+            if report is not None and report.kind == "failed":
+                raise self._in_phase(error_of(report))
+            if report is None and self.has_ended():
+                raise self._in_phase(EngineDeadError(f"{self} ended {self.describe_end()}."))
+            if self.phase != phase:
+                phase, begun_ns = self.phase, clock.now_ns()
+        return self.content
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        """Return whether the process has ended; wait for it, `timeout_s` seconds at most."""
+        if self.is_closed:
+            return True
+        if self._pidfd is not None:
+            return bool(wait_readable([self._pidfd], timeout_s))
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode is not None
+
+    def describe_end(self) -> str:
+        """Return how the process ended, such as "by SIGKILL" or "with status 1".
+
+        Waits for its end, but does not reap it, so that no other process gets its id meanwhile.
+        """
+        status = self._process.returncode
+        if status is None:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            if found is None:
+                return "in an unknown way"
+            status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+
+    def dismiss(self) -> None:
+        """Let the process end when its work is done; the parent kills what it has started."""
+        with suppress(OSError):
+            self.control.send(b"!")
+
+    def kill(self) -> None:
+        """Kill all processes of the child's session. From any thread."""
+        kill_session(self._process)
+
+    def kill_tree(self) -> None:
+        """Kill the child's session and its own children, which have sessions of their own.
+
+        They would end by themselves, unless they are stopped.
+        """
+        for child in _children_of(self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self.kill()
+
+    def close(self) -> None:
+        """Kill the session, wait for the end, and close everything. May be called twice.
+
+        Does nothing in a forked copy of the parent.
+        """
+        self._end()
+
+    def _in_phase(self, error: DovetailError) -> DovetailError:
+        error.phase = error.phase or self.phase
+        return error
+
+    def _disown(self) -> None:
+        """In a forked copy of the parent: keep no end of the socket, and never wait for it."""
+        self.control.close()
+        self._process.returncode = 0
+
+
+def error_of(report: StartReport, whose: str = "") -> DovetailError:
+    """Return the error of a "failed" report. whose: what its text begins with."""
+    return ToldError(report.name, report.text, report.detail).error(whose)
+
+
+def import_path() -> list[str]:
+    """Return `sys.path` with absolute entries, for another process.
+
+    Relative entries of a deleted working directory are left out: nothing can be imported there.
+    """
+    here = _working_directory()
+    return [os.path.abspath(entry) for entry in sys.path if here or os.path.isabs(entry)]
+
+
+def wait_readable(descriptors: Sequence[int], timeout_s: float | None) -> list[int]:
+    """Return the descriptors that can be read, after `timeout_s` seconds at most."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [found for found, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)]
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill all processes of a child's session.
+
+    The child is not reaped yet, so no other process can have its id.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _spawn(boot: Boot, isolation: Isolation | None) -> subprocess.Popen[bytes]:
+    content = boot.encode()
+    memory = anonymous_file(len(content))
+    try:
+        with os.fdopen(memory, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(memory, 0, os.SEEK_SET)
+        if isolation is None:
+            command = ["-P", "-m", "dovetail.processes", boot.entry, str(memory)]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(boot.sys_path)}
+        else:
+            path = json.dumps(isolation.sys_path)
+            command = ["-I", "-S", "-B", "-c", _ISOLATED_PROGRAM, path, str(memory)]
+            environment = dict(isolation.environment)
+        return subprocess.Popen(
+            [sys.executable, *command],
+            pass_fds=(memory, boot.control, boot.liveness, *boot.descriptors),
+            stdin=subprocess.DEVNULL,
+            stdout=None if isolation is None else subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=None if isolation is None and _working_directory() else os.sep,
+            env=environment,
+        )
+    finally:
+        os.close(memory)
+
+
+def _end(
+    process: subprocess.Popen[bytes],
+    control: socket.socket,
+    liveness: LivenessReader,
+    pidfd: int | None,
+) -> None:
+    kill_session(process)
+    with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel then
+        process.wait(END_TIMEOUT_S)
+    hang_up(control)
+    liveness.close()
+    if pidfd is not None:
+        os.close(pidfd)
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started; nothing where the system does not tell."""
+    lines = [read_system_file(str(path)) for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for line in lines for child in line.split()]
+
+
+def _working_directory() -> str:
+    """Return the working directory, or "" if it was deleted or cannot be named."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

@@ -1,0 +1,134 @@
+"""Signs of life of a child process, which its parent reads without asking for them.
+
+They are in shared memory, so they can be read of a process that does not answer or has died. A
+thread of the child writes the time, so a long step does not look like a stall; a process that is
+stopped, or does not let its threads run, falls silent. A child that has children of its own also
+writes how long the quietest of them has been silent, when its current step began, and how many
+steps it has done. Parent and child read the same monotonic clock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dovetail.clock import Clock
+from dovetail.transport.ring_memory import anonymous_file
+
+INTERVAL_S = 0.25
+"""How often a child writes the time."""
+_PROCESS, _CHILDREN, _STEP, _NUM_STEPS, _NUM_REFUSED = range(5)
+_NUM_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """The signs of one process.
+
+    process_s: seconds since it last wrote the time. children_s: how long the quietest of its own
+    children has been silent. step_s: seconds since its current step began. All are 0.0 before the
+    first sign. num_steps: steps done. num_refused: messages that it could not read.
+    """
+
+    process_s: float
+    children_s: float
+    step_s: float
+    num_steps: int
+    num_refused: int
+
+    @property
+    def silence_s(self) -> float:
+        """How long the process, or the quietest of its children, has been silent."""
+        return max(self.process_s, self.children_s)
+
+
+class LivenessReader:
+    """The parent's side. Several threads may use it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Make the memory. descriptor: of the memory; -1 once `release` was called."""
+        self.descriptor = anonymous_file(_NUM_BYTES)
+        self._mapping = mmap.mmap(self.descriptor, _NUM_BYTES)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last = bytes(_NUM_BYTES)
+
+    def read(self) -> Liveness:
+        """Return the signs; after `close`, those that there were when it was closed."""
+        words, now_ns = memoryview(self._read()).cast("Q"), self._clock.now_ns()
+        process_s, children_s, step_s = (
+            max(0, now_ns - time_ns) / 1e9 if time_ns else 0.0 for time_ns in words[: _STEP + 1]
+        )
+        return Liveness(
+            process_s=process_s,
+            children_s=children_s,
+            step_s=step_s,
+            num_steps=words[_NUM_STEPS],
+            num_refused=words[_NUM_REFUSED],
+        )
+
+    def release(self) -> None:
+        """Close the descriptor, once the child has it; what is mapped stays."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def close(self) -> None:
+        """Unmap the memory. May be called twice."""
+        self._read()
+        self.release()
+        with self._lock:
+            self._mapping.close()
+
+    def _read(self) -> bytes:
+        with self._lock:
+            if not self._mapping.closed:
+                self._last = self._mapping[:]
+            return self._last
+
+
+class LivenessWriter:
+    """The child's side: a thread that writes the time, until `stop`."""
+
+    def __init__(self, descriptor: int, clock: Clock) -> None:
+        """Map the memory, close its descriptor, and begin."""
+        self._words = memoryview(mmap.mmap(descriptor, _NUM_BYTES)).cast("Q")
+        os.close(descriptor)
+        self._clock = clock
+        self._silence_s: Callable[[], float] = float
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
+        self._thread.start()
+
+    def watch_children(self, silence_s: Callable[[], float]) -> None:
+        """Write from now on for how long the quietest of this process's children was silent."""
+        self._silence_s = silence_s
+
+    def begin_step(self) -> None:
+        """Write that a step begins."""
+        self._words[_STEP] = self._clock.now_ns()
+
+    def end_step(self) -> None:
+        """Write that the step has ended, and count it."""
+        self._words[_STEP] = 0
+        self._words[_NUM_STEPS] += 1
+
+    def set_num_refused(self, num_refused: int) -> None:
+        """Write how many messages could not be read."""
+        self._words[_NUM_REFUSED] = num_refused
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            now_ns = self._clock.now_ns()
+            self._words[_PROCESS] = now_ns
+            self._words[_CHILDREN] = now_ns - int(self._silence_s() * 1e9)
+            if self._stopped.wait(INTERVAL_S):
+                return

@@ -1,0 +1,96 @@
+"""What a child process reports to its parent about its start, over the control socket.
+
+Each report is one packet: a JSON list of four strings. What a child returns when it is ready may be
+long, so it is sent in shared memory, whose descriptor comes with the packet. The child's side uses
+the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import Literal
+
+from dovetail.errors import MessageError
+
+MAX_READY_BYTES = 64 << 20
+_MAX_PACKET_BYTES = 1 << 20
+_MAX_TEXT_CHARS = 1 << 14  # six bytes each at most, so that a packet fits the socket's buffer
+_KINDS = ("phase", "ready", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class StartReport:
+    """One report.
+
+    "phase": `name` begins. "ready": `content` is what the child returned. "failed": the child ends;
+    `name`, `text` and `detail` are those of a `RemoteError`.
+    """
+
+    kind: Literal["phase", "ready", "failed"]
+    name: str = ""
+    text: str = ""
+    detail: str = ""
+    content: bytes = b""
+
+
+def send_report(control: socket.socket, report: StartReport) -> None:
+    """Send a report to the parent; do nothing if the parent has closed its end."""
+    texts = (report.name, report.text, report.detail)
+    packet = json.dumps([report.kind, *(text[:_MAX_TEXT_CHARS] for text in texts)]).encode()
+    memory = []
+    try:
+        if report.content:
+            memory.append(os.memfd_create("dovetail-ready"))
+            with os.fdopen(memory[0], "wb", closefd=False) as file:
+                file.write(report.content)
+        socket.send_fds(control, [packet], memory)
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        for descriptor in memory:
+            os.close(descriptor)
+
+
+def receive_report(control: socket.socket) -> StartReport | None:
+    """Return the next report; None if there is none, or the child has closed its end.
+
+    Does not wait. Raises MessageError for anything that is not a report.
+    """
+    try:
+        packet, descriptors, _, _ = socket.recv_fds(control, _MAX_PACKET_BYTES, 2)
+    except (BlockingIOError, ConnectionResetError):
+        return None
+    try:
+        return _parse(packet, descriptors) if packet else None
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _parse(packet: bytes, descriptors: list[int]) -> StartReport:
+    try:
+        parts = json.loads(packet)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"{len(packet)} bytes are not a report: {error}") from None
+    if not isinstance(parts, list) or [type(part) for part in parts] != [str] * 4:
+        raise MessageError(f"{len(packet)} bytes are not a report of four strings.")
+    kind, name, text, detail = parts
+    if kind not in _KINDS or len(descriptors) > (kind == "ready"):
+        raise MessageError(f"A report of kind {kind!r:.80} with {len(descriptors)} descriptors.")
+    return StartReport(kind, name, text, detail, _content(descriptors))
+
+
+def _content(descriptors: list[int]) -> bytes:
+    """Return what the memory beside a report holds."""
+    if not descriptors:
+        return b""
+    size = os.fstat(descriptors[0]).st_size
+    if size > MAX_READY_BYTES:
+        raise MessageError(f"A report of {size} bytes; the limit is {MAX_READY_BYTES}.")
+    content = os.pread(descriptors[0], size, 0)
+    if len(content) != size:
+        raise MessageError(f"A report of {size} bytes, of which {len(content)} can be read.")
+    return content
