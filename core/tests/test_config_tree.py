@@ -142,8 +142,8 @@ def test_mappings_are_copied_in() -> None:
 
 
 def test_extensions_are_pinned_too() -> None:
-    names = ["worker_extension_cls", "logits_processors", "io_processor", "kv_connector"]
-    names += ["kv_transfer_timeout_s", "stat_loggers", "hooks"]
+    names = ["worker_extension_cls", "logits_processors", "step_extensions", "grammar_backend"]
+    names += ["io_processor", "kv_connector", "kv_transfer_timeout_s", "stat_loggers", "hooks"]
     assert list(ExtensionsConfig.model_fields) == names
 
 

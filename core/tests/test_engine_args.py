@@ -92,6 +92,8 @@ PUBLIC_NAMES = [
     "decision_log",
     "stat_loggers",
     "logits_processors",
+    "step_extensions",
+    "grammar_backend",
     "io_processor",
     "kv_connector",
     "kv_transfer_timeout_s",

@@ -147,6 +147,7 @@ SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "linear_method": _device,
     "kv_connector": _host,
     "logits_processor": _host,
+    "step_extension": _host,
     "model": _model,
     "ops": _device,
     "platform": _nothing,

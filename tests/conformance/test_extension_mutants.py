@@ -12,6 +12,7 @@ from dovetail_devkit.fakes.hooks import FakeHooks
 from dovetail_devkit.fakes.io_processor import FakeIOProcessor
 from dovetail_devkit.fakes.logits_processor import FakeLogitsProcessor
 from dovetail_devkit.fakes.stat_logger import FakeStatLogger
+from dovetail_devkit.fakes.step_extension import FakeStepExtension
 from dovetail_devkit.fakes.worker_extension import FakeWorkerExtension
 
 
@@ -179,7 +180,41 @@ class Useless:
     LIMIT = 3
 
 
+class LooksAtOtherRows(FakeStepExtension):
+    def logits(self, rows, logits_RV):
+        return logits_RV + len(rows)
+
+
+class ForgetsWhatWasGenerated(FakeStepExtension):
+    def join(self, row, request):
+        joins = super().join(row, request)
+        if joins:
+            self._last[row] = request.token_ids[request.num_prompt_tokens - 1]
+        return joins
+
+
+class JoinsAll(FakeStepExtension):
+    def join(self, row, request):
+        super().join(row, request)
+        return True
+
+
+class LosesHiddenStates(FakeStepExtension):
+    def hidden_states(self, batch, hidden_TD):
+        return hidden_TD[:0]
+
+
+class BringsTokensBack(FakeStepExtension):
+    def logits(self, rows, logits_RV):
+        return logits_RV.clamp_min(-50.0)
+
+
 MUTANTS = [
+    ("step_extension", LooksAtOtherRows, "beside others"),
+    ("step_extension", ForgetsWhatWasGenerated, "rejoined"),
+    ("step_extension", JoinsAll, "does not ask"),
+    ("step_extension", LosesHiddenStates, "returns shape"),
+    ("step_extension", BringsTokensBack, "-inf possible again"),
     ("logits_processor", TouchesAll, "takes no part"),
     ("logits_processor", Revives, "-inf possible again"),
     ("logits_processor", BansAll, "without any finite logit"),
@@ -210,6 +245,7 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("kind", "mutant", "law"), MUTANTS)
 def test_a_mutant_is_found(kind, mutant, law):
-    arguments = (torch.device("cpu"),) if kind == "logits_processor" else ()
+    on_device = ("logits_processor", "step_extension")
+    arguments = (torch.device("cpu"),) if kind in on_device else ()
     with pytest.raises(AssertionError, match=law.replace("(", r"\(")):
         load_suite(kind)(mutant, *arguments)

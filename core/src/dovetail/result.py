@@ -62,6 +62,8 @@ class ModelRunnerOutput:
     num_drafts: uint8, one a run: drafts that the worker now holds for its row, to be verified by
         the row's next run or dropped; 0 where nothing was sampled. Empty if no row has any.
     kv_transfer: what the KV connector's worker side tells its scheduler side; empty for nothing.
+    errors: run index to why its request cannot go on, a sentence for the user. The request ends
+        with an error, and what the run sampled is dropped; the other runs are not affected.
     """
 
     step_id: int
@@ -71,3 +73,4 @@ class ModelRunnerOutput:
     prompt_logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
     num_drafts: array[int] = field(default_factory=lambda: array("B"))
     kv_transfer: bytes = b""
+    errors: Mapping[int, str] = field(default_factory=dict)

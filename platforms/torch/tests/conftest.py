@@ -29,7 +29,9 @@ def model():
     return Model()
 
 
-def make_runner(model, backend, parts=TORCH_PARTS, num_blocks=NUM_BLOCKS, device="cpu"):
+def make_runner(
+    model, backend, parts=TORCH_PARTS, num_blocks=NUM_BLOCKS, device="cpu", extensions=None
+):
     """Return a runner of `model` whose cache is there."""
     limits = StepLimits(
         max_num_seqs=3,
@@ -53,7 +55,7 @@ def make_runner(model, backend, parts=TORCH_PARTS, num_blocks=NUM_BLOCKS, device
     config = KVCacheConfig(num_blocks=num_blocks, groups=(group,))
     zeros = partial(torch.zeros, dtype=torch.uint8, device=device)
     attention = make_attention(backend, layers, config, limits, options={}, zeros=zeros)
-    return ModelRunner(loaded, attention)
+    return ModelRunner(loaded, attention, extensions or {})
 
 
 @pytest.fixture(params=[Backend, CountingBackend])

@@ -11,7 +11,8 @@ from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.fakes.logits_processor import FakeLogitsProcessor
 from dovetail_torch.sampling import Sampler
 from dovetail_torch.sampling import sampler as sampler_module
-from dovetail_torch.sampling.processors import RowProcessors
+from dovetail_torch.sampling.processors import ProcessorExtension
+from dovetail_torch.step_extensions import StepExtensions
 from dovetail_torch.worker import TorchWorker
 
 VOCAB = 12
@@ -70,8 +71,30 @@ def new_request(row=0, tokens=(1, 2, 3), *, num_prompt=None, stop=(), **params):
     )
 
 
+class ExtendedSampler(Sampler):
+    """A sampler beside its extensions, which a model runner calls."""
+
+    def __init__(self, processors):
+        made = {str(i): ProcessorExtension(one) for i, one in enumerate(processors)}
+        self.extensions = StepExtensions(made, torch.from_numpy)
+        super().__init__(num_rows=8, vocab_size=VOCAB, device=HOST, extensions=self.extensions)
+
+    def join(self, request):
+        self.extensions.join(request)
+        super().join(request)
+
+    def end(self, row):
+        self.extensions.leave(row)
+        self.leave(row)
+
+    def sample(self, logits_SV, rows):
+        sampled = super().sample(logits_SV, rows)
+        self.extensions.after_sampling(rows, sampled.token_ids)
+        return sampled
+
+
 def new_sampler(*requests, processors):
-    sampler = Sampler(num_rows=8, vocab_size=VOCAB, device=HOST, processors=processors)
+    sampler = ExtendedSampler(processors)
     for request in requests:
         sampler.join(request)
     return sampler
@@ -119,8 +142,8 @@ def test_a_row_leaves_and_its_next_owner_is_somebody_else():
     processor = Watched()
     sampler = new_sampler(new_request(0), processors=[processor])
     assert sample(sampler, 0) == [4]
-    sampler.leave(0)
-    sampler.leave(0)
+    sampler.end(0)
+    sampler.end(0)
     assert processor.calls.count(("leave", 0)) == 1 + processor.calls.count(("join", 0))
     sampler.join(new_request(0, extra_args={}))
     assert sample(sampler, 0) == [0]
@@ -174,12 +197,18 @@ def test_the_distribution_knows_it_and_changes_nothing():
     assert sample(sampler, 0) == [4]
 
 
-def test_no_processor_costs_a_look_at_an_empty_set():
-    processors = RowProcessors((), torch.from_numpy)
-    logits = falling()
-    processors.join(new_request())
-    assert processors.apply(logits, [0]) is logits and not processors.rows
-    processors.accept([0], torch.tensor([1]))
+def test_a_processor_that_raises_fails_its_own_row_only():
+    class Broken(Watched):
+        def apply(self, logits_SV, rows):
+            if 1 in rows:
+                raise ValueError("no")
+            return super().apply(logits_SV, rows)
+
+    sampler = new_sampler(new_request(0), new_request(1, [9, 8]), processors=[Broken()])
+    assert sample(sampler, 0, 1) == [4, 0]
+    assert list(sampler.extensions.errors) == [1]
+    assert "0 failed in logits: ValueError: no" in sampler.extensions.errors[1]
+    assert sample(sampler, 0, 1) == [5, 0]
 
 
 def test_the_torch_worker_says_that_it_runs_them():

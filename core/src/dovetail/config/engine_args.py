@@ -199,6 +199,12 @@ class EngineArgs:
     logits_processors: tuple[str | type, ...] = field(
         default=(), metadata=_help("Logits processor plugins, in their order.")
     )
+    step_extensions: tuple[str | type, ...] = field(
+        default=(), metadata=_help("Step extension plugins, in their order.")
+    )
+    grammar_backend: str | type | None = field(
+        default=None, metadata=_help("Grammar plugin, for requests with structured_output.")
+    )
     io_processor: str | type | None = field(
         default=None, metadata=_help("IO processor plugin, for LLM.process.")
     )

@@ -246,6 +246,8 @@ class ExtensionsConfig(ConfigNode):
 
     worker_extension_cls: OptionalReference = None
     logits_processors: PluginReferences = ()
+    step_extensions: PluginReferences = ()
+    grammar_backend: OptionalReference = None
     io_processor: OptionalReference = None
     kv_connector: OptionalReference = None
     kv_transfer_timeout_s: Seconds = 30.0

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _FIELDS = {
     "attention": "compute.attention_backend",
     "executor": "parallel.executor_backend",
+    "grammar": "extensions.grammar_backend",
     "hooks": "extensions.hooks",
     "io_processor": "extensions.io_processor",
     "kv_connector": "extensions.kv_connector",
@@ -56,6 +57,7 @@ _FIELDS = {
     "policy": "scheduler.scheduler_cls",
     "scheduler": "scheduler.scheduler_cls",
     "stat_logger": "extensions.stat_loggers",
+    "step_extension": "extensions.step_extensions",
     "tokenizer": "model.tokenizer_mode",
     "weight_loader": "load.load_format",
     "worker": "parallel.worker_cls",

@@ -32,6 +32,8 @@ _OPTIONS = {
     "io_processor": "io_processor",
     "kv_connector": "kv_connector",
     "logits_processor": "logits_processors",
+    "step_extension": "step_extensions",
+    "grammar": "grammar_backend",
     "stat_logger": "stat_loggers",
     "hooks": "hooks",
 }
@@ -79,7 +81,10 @@ def _picks(config: EngineConfig) -> Iterator[tuple[str, str | type]]:
         yield "io_processor", extensions.io_processor
     if extensions.kv_connector is not None:
         yield "kv_connector", extensions.kv_connector
+    if extensions.grammar_backend is not None:
+        yield "grammar", extensions.grammar_backend
     yield from (("logits_processor", one) for one in extensions.logits_processors)
+    yield from (("step_extension", one) for one in extensions.step_extensions)
     yield from (("stat_logger", one) for one in extensions.stat_loggers)
     yield from (("hooks", one) for one in extensions.hooks)
 

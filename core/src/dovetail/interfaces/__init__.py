@@ -99,6 +99,11 @@ from dovetail.interfaces.scheduler import (
     SchedulerStats,
 )
 from dovetail.interfaces.stat_logger import StatLogger, StatLoggerContext, StepStats
+from dovetail.interfaces.step_extension import (
+    ExtensionBatch,
+    StepExtension,
+    StepExtensionContext,
+)
 from dovetail.interfaces.tokenizer import Tokenizer, TokenPieces
 from dovetail.interfaces.tool_parser import ToolCallDelta, ToolDelta, ToolParser, ToolParserContext
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
@@ -138,6 +143,7 @@ __all__ = [
     "Evict",
     "Executor",
     "ExecutorContext",
+    "ExtensionBatch",
     "Finished",
     "FullAttentionSpec",
     "GrammarAsk",
@@ -207,6 +213,8 @@ __all__ = [
     "StatLogger",
     "StatLoggerContext",
     "StateSpec",
+    "StepExtension",
+    "StepExtensionContext",
     "StepStats",
     "TokenPieces",
     "Tokenizer",

@@ -206,6 +206,9 @@ class SchedulerInterface(ABC):
     by the row's next run. A run that verifies drafts is not followed by another of its row before
     its result is in; `num_sampled` then tells how far the row has come.
 
+    Errors. A run that `ModelRunnerOutput.errors` names has failed: its request ends with an error
+    and that message, and nothing that the run sampled counts. The other runs are not affected.
+
     Gates. A request that a gate holds (`dovetail.interfaces.admission`) is scheduled when all its
     gates have let it pass, and holds nobody up; whom a gate fails ends with an error.
     provides: ids of the optional parts that the class does: "gates", "encoder" (content that is

@@ -52,6 +52,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             _kind("ops", "Ops"),
             _kind("tokenizer", "Tokenizer"),
             _kind("logits_processor", "LogitsProcessor"),
+            _kind("step_extension", "StepExtension"),
             _kind("io_processor", "IOProcessor"),
             _kind("stat_logger", "StatLogger"),
             _kind("hooks", "Hooks"),

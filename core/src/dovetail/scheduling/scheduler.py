@@ -9,7 +9,7 @@ request after the other (`steering`); either way the same mechanism grants.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from dovetail.errors import RequestError
@@ -158,6 +158,7 @@ class Scheduler(SchedulerInterface):
         holdings.kv_cache.executed(plan.step_id)
         if output.kv_transfer:
             self._settle_loads(holdings.loads.take_in(output.kv_transfer))
+        failed = self._end_failed_runs(output.errors) if output.errors else []
         record = self._in_flight.popleft()
         settlement = settle(record, plan, output)
         if self.limits.num_lookahead_tokens:
@@ -166,7 +167,7 @@ class Scheduler(SchedulerInterface):
             host.tell_output(zip(settlement.advanced, settlement.counts, strict=True))
         for request, status in settlement.ended:
             self._finish(request, status)
-        failed = self._end_failed() if holdings.lobby else ()
+        failed += self._end_failed() if holdings.lobby else ()
         return settlement.outputs(self._stats(plan, record.schedule_ns), failed)
 
     def depth(self) -> Depth:
@@ -238,6 +239,18 @@ class Scheduler(SchedulerInterface):
             self._end(request, ended)
             name, reason = request.request_id, FINISH_REASONS[ended]
             news.append(Finished(request_id=name, reason=reason, message=message))
+        return news
+
+    def _end_failed_runs(self, errors: Mapping[int, str]) -> list[Finished]:
+        """End the requests whose runs in the oldest plan have failed. errors: by run."""
+        requests, status = self._in_flight[0].requests, RequestStatus.FINISHED_ERROR
+        news = []
+        for run, message in errors.items():
+            request = requests[run]
+            if not request.status.finished:
+                self._finish(request, status)
+                name, reason = request.request_id, FINISH_REASONS[status]
+                news.append(Finished(request_id=name, reason=reason, message=message))
         return news
 
     def _settle_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:

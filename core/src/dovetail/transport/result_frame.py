@@ -7,7 +7,7 @@ which is empty in most steps. Whether a result fits its plan is for the schedule
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -30,17 +30,19 @@ class _Tail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     logprobs: dict[int, WireLogprobs]
     prompt_logprobs: dict[int, WireLogprobs]
     kv_transfer: bytes
+    errors: dict[int, str]
 
 
 def encode_result(output: ModelRunnerOutput) -> bytes:
     """Return the frame of a step's result."""
     tail = b""
-    if output.logprobs or output.prompt_logprobs or output.kv_transfer:
+    if output.logprobs or output.prompt_logprobs or output.kv_transfer or output.errors:
         tail = encode(
             _Tail(
                 {run: WireLogprobs.of(columns) for run, columns in output.logprobs.items()},
                 {run: WireLogprobs.of(columns) for run, columns in output.prompt_logprobs.items()},
                 output.kv_transfer,
+                dict(output.errors),
             )
         )
     columns: list[bytes | array[int]] = [
@@ -64,7 +66,8 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
     if num_drafts:
         check_lengths(len(num_sampled), num_drafts=num_drafts)
     content = found.columns[3]
-    tail = decode(content, _Tail) if content else _Tail({}, {}, b"")
+    tail = decode(content, _Tail) if content else _Tail({}, {}, b"", {})
+    _check_runs("errors", tail.errors, len(num_sampled))
     return ModelRunnerOutput(
         step_id=found.numbers[0],
         num_sampled=num_sampled,
@@ -73,10 +76,15 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
         prompt_logprobs=_by_run(tail.prompt_logprobs, len(num_sampled)),
         num_drafts=num_drafts,
         kv_transfer=tail.kv_transfer,
+        errors=tail.errors,
     )
 
 
 def _by_run(told: Mapping[int, WireLogprobs], num_runs: int) -> dict[int, LogprobColumns]:
-    if any(not 0 <= run < num_runs for run in told):
-        raise MessageError(f"log-probabilities of runs {sorted(told)}; there are {num_runs}.")
+    _check_runs("log-probabilities", told, num_runs)
     return {run: columns.columns() for run, columns in told.items()}
+
+
+def _check_runs(what: str, runs: Iterable[int], num_runs: int) -> None:
+    if any(not 0 <= run < num_runs for run in runs):
+        raise MessageError(f"{what} of runs {sorted(runs)}; there are {num_runs}.")

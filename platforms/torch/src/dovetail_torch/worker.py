@@ -28,8 +28,6 @@ from dovetail.interfaces import (
     KVCacheConfig,
     KVCacheSpec,
     LinearMethod,
-    LogitsProcessor,
-    LogitsProcessorContext,
     ModelContext,
     ModelInfo,
     OneRank,
@@ -43,7 +41,7 @@ from dovetail.plan import SchedulerOutput
 from dovetail.plugins.architecture import load_architecture
 from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
 from dovetail.plugins.construction import ask, construct
-from dovetail.plugins.instance import Options, make_instance
+from dovetail.plugins.instance import Options
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail_torch.batch_invariance import BatchInvariance
 from dovetail_torch.device_runtime import DeviceRuntime
@@ -53,6 +51,7 @@ from dovetail_torch.layers.attention import Attention, attention_layers, share_h
 from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.layers.torch_ops import CompletedOps
 from dovetail_torch.lazy_memory import lazy_zeros
+from dovetail_torch.making_extensions import make_extensions
 from dovetail_torch.memory_shortage import tells_shortage
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
 from dovetail_torch.runner.cache_buffers import DTYPES
@@ -79,7 +78,12 @@ _SMALLER_CACHE = "lower gpu_memory_utilization, kv_cache_memory_bytes or num_gpu
 class TorchWorker(WorkerBase):
     """One torch device, one model, or one rank's part of a model that several workers share."""
 
-    provides = FULL_SAMPLING | {"describes_attention", "kv_connector", "logits_processors"}
+    provides = FULL_SAMPLING | {
+        "describes_attention",
+        "kv_connector",
+        "logits_processors",
+        "step_extensions",
+    }
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -191,7 +195,7 @@ class TorchWorker(WorkerBase):
             tables=PositionTables(self._model),
             device_parts=self._device_parts(),
         )
-        self._processors = self._make_logits_processors()
+        self._extensions = make_extensions(context, self._loaded)
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
         """Fill and pack the weights of `model`, and return the bytes read.
@@ -259,7 +263,7 @@ class TorchWorker(WorkerBase):
             options=self._context.plugins.options_of("attention", self._backend),
             zeros=self.zeros,
         )
-        given = self._loaded, attention, self._processors
+        given = self._loaded, attention, self._extensions
         if self._context.config.extensions.kv_connector is None:
             self._runner = ModelRunner(*given)
         else:
@@ -285,7 +289,7 @@ class TorchWorker(WorkerBase):
         runner: ModelRunner | None = self.__dict__.get("_runner")
         if runner is not None:
             runner.shutdown()
-        for name in ("_runner", "_loaded", "_model", "_layers", "_ranks"):
+        for name in ("_runner", "_extensions", "_loaded", "_model", "_layers", "_ranks"):
             self.__dict__.pop(name, None)
 
     def _device_parts(self) -> DeviceParts:
@@ -351,23 +355,6 @@ class TorchWorker(WorkerBase):
             max_model_len=self._limits.max_model_len,
             options=options,
             ranks=self._ranks,
-        )
-
-    def _make_logits_processors(self) -> tuple[LogitsProcessor, ...]:
-        """Make those that the user named, in their order."""
-
-        def context(own: Options) -> LogitsProcessorContext:
-            return LogitsProcessorContext(
-                vocab_size=self._vocab_size(),
-                max_num_seqs=self._limits.max_num_seqs,
-                device=self._device,
-                options=own,
-            )
-
-        plugins = self._context.plugins
-        return tuple(
-            make_instance(plugins, "logits_processor", reference, context)
-            for reference in self._context.config.extensions.logits_processors
         )
 
     def _attention_facts(self) -> AttentionFacts:

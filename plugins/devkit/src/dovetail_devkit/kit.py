@@ -32,6 +32,7 @@ _TORCH_KINDS = frozenset(
         "logits_processor",
         "model",
         "ops",
+        "step_extension",
         "weight_loader",
         "worker",
     }

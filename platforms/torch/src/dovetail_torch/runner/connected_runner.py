@@ -6,8 +6,9 @@ connector by name, and not what the bytes mean that pass between its sides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import (
@@ -15,7 +16,7 @@ from dovetail.interfaces import (
     KVCacheConfig,
     KVConnectorContext,
     KVWorkerSide,
-    LogitsProcessor,
+    StepExtension,
     WorkerContext,
 )
 from dovetail.plan import SchedulerOutput
@@ -33,7 +34,7 @@ class ConnectedRunner(ModelRunner):
         self,
         loaded: LoadedModel,
         attention: AttentionState,
-        processors: Sequence[LogitsProcessor] = (),
+        extensions: Mapping[str, StepExtension] = MappingProxyType({}),
         *,
         side: KVWorkerSide,
     ) -> None:
@@ -47,7 +48,7 @@ class ConnectedRunner(ModelRunner):
                 "attention backend blocks do not come first; choose another attention_backend, or "
                 "leave the connector out."
             )
-        super().__init__(loaded, attention, processors)
+        super().__init__(loaded, attention, extensions)
         self._answer = b""
         self._side = side
         try:

@@ -7,13 +7,14 @@ scheduler, no blocks' owners and no device's name.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from dovetail.interfaces import GrammarOutput, LogitsProcessor
+from dovetail.interfaces import GrammarOutput, StepExtension
 from dovetail.plan import SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
 from dovetail_torch.graph_provider import BatchDescriptor
@@ -29,6 +30,7 @@ from dovetail_torch.runner.warm_up import warm_up
 from dovetail_torch.sampling import GrammarMask, SampledTokens, Sampler
 from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
 from dovetail_torch.sampling.logprobs import Measured, join_measured, measure
+from dovetail_torch.step_extensions import StepExtensions
 
 _WARM_UP_TOKENS = 8
 _POSITIONS_AT_ONCE = 256
@@ -56,11 +58,11 @@ class ModelRunner:
         self,
         loaded: LoadedModel,
         attention: AttentionState,
-        processors: Sequence[LogitsProcessor] = (),
+        extensions: Mapping[str, StepExtension] = MappingProxyType({}),
     ) -> None:
         """attention: the cache's memory and what reads it.
 
-        processors: change the logits of the rows that ask for it, in this order.
+        extensions: those of the steps, in order, by what messages call them.
         """
         self.model = loaded.model
         self.loaded = loaded
@@ -78,11 +80,12 @@ class ModelRunner:
                 upload=staging.upload, may_wait=False, draw_tokens=parts.draw_tokens
             )
         self._upload = access.upload
+        self._extensions = StepExtensions(extensions, access.upload)
         self._sampler = Sampler(
             num_rows=limits.max_num_seqs,
             vocab_size=loaded.vocab_size,
             device=limits.device,
-            processors=processors,
+            extensions=self._extensions,
             best_tokens=parts.best_tokens,
             access=access,
         )
@@ -126,9 +129,16 @@ class ModelRunner:
         else:
             sampled = self._sample(batch, outputs[1], grammar)
             token_ids_S, report = sampled.token_ids, sampled.report
+        extensions, errors = self._extensions, NO_REPORTS.errors
+        if extensions.rows:
+            extensions.after_sampling(batch.sampling_rows, token_ids_S)
+        if extensions.errors:
+            errors = extensions.run_errors(plan)
         reports = NO_REPORTS
-        if step.prompts or report is not None:
-            reports = StepReports(runs=batch.sampling_runs, sampled=report, prompts=step.prompts)
+        if step.prompts or report is not None or errors:
+            reports = StepReports(
+                runs=batch.sampling_runs, sampled=report, prompts=step.prompts, errors=errors
+            )
         return self._path.outputs.deliver(plan, batch, token_ids_S, reports)
 
     def warm_up(self) -> None:
@@ -158,13 +168,17 @@ class ModelRunner:
         """Apply the plan, gather its inputs and run the model."""
         self._path.continuation.end()
         for row in plan.leaves:
+            self._extensions.leave(row)
             self._sampler.leave(row)
         for request in plan.joins:
+            self._extensions.join(request)
             self._sampler.join(request)
         batch = self._path.inputs.take(plan)
         if batch is None:
             return _Step(plan=plan)
-        outputs = self._forward(batch)
+        if self._extensions.rows:
+            self._extensions.before_forward(plan)
+        outputs = self._forward(batch, plan)
         prompts = self._prompt_logprobs(batch, outputs[0])
         return _Step(plan=plan, batch=batch, outputs=outputs, prompts=prompts)
 
@@ -173,12 +187,14 @@ class ModelRunner:
         batch = self._path.continuation.batch
         assert batch is not None, "a plan follows one that was gathered"
         self._path.continuation.advance()
+        if self._extensions.rows:
+            self._extensions.before_forward(plan)
         outputs = self._graphs.replay(self._describe(batch))
         if outputs is None:
             outputs = self._run(batch)
         return _Step(plan=plan, batch=batch, outputs=outputs)
 
-    def _forward(self, batch: InputBatch) -> Outputs:
+    def _forward(self, batch: InputBatch, plan: SchedulerOutput) -> Outputs:
         """Return the hidden states of all tokens, and the logits of the runs that sample."""
         self._attention.table.metadata = [
             builder.build(batch.attention[group]) for builder, group in self._attention.builders
@@ -189,6 +205,8 @@ class ModelRunner:
             self._path.continuation.begin(batch)
             return outputs
         hidden_TD = outputs[0]
+        if self._reads_hidden_states(batch):
+            hidden_TD = self._extensions.hidden_states(plan, hidden_TD)
         if not batch.sampling_rows:
             return hidden_TD, hidden_TD[:0]
         if needed_S is None or len(hidden_TD) != len(needed_S):  # not every model narrows
@@ -207,6 +225,8 @@ class ModelRunner:
             return None
         if (self._path.rows.num_prompt_logprobs[batch.rows] >= 0).any():
             return None
+        if self._reads_hidden_states(batch):
+            return None
         return batch.last_S if batch.sampling_rows else self._first_1
 
     @torch.inference_mode()
@@ -219,13 +239,19 @@ class ModelRunner:
         )
 
     def _describe(self, batch: InputBatch) -> BatchDescriptor:
+        # Where an extension comes between the model and its head, they are not run as one.
         uniform = len(batch.sampling_rows) == batch.plan.total_num_tokens
+        uniform = uniform and not self._reads_hidden_states(batch)
         return BatchDescriptor(
             num_tokens=batch.plan.total_num_tokens,
             num_requests=len(batch.rows),
             uniform=uniform,
             greedy=uniform and self._sampler.takes_best(batch.sampling_rows),
         )
+
+    def _reads_hidden_states(self, batch: InputBatch) -> bool:
+        rows = self._extensions.hidden_rows
+        return bool(rows) and not rows.isdisjoint(batch.rows.tolist())
 
     @torch.inference_mode()
     def _sample(

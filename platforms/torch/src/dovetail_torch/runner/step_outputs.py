@@ -120,4 +120,5 @@ def _output(
         token_ids=token_ids,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        errors=reports.errors,
     )

@@ -25,12 +25,13 @@ class StepReports:
     """What the requests of a step asked to be told.
 
     sampled: of the tokens sampled, or None. runs: int64; the sampling runs' places in the plan.
-    prompts: of prompt tokens, by run.
+    prompts: of prompt tokens, by run. errors: why requests cannot go on, by run.
     """
 
     runs: np.ndarray
     sampled: RowReport | None = None
     prompts: Mapping[int, Measured] = field(default_factory=dict)
+    errors: Mapping[int, str] = field(default_factory=dict)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all that has to come to the host; contiguous."""

@@ -1,7 +1,7 @@
 """The sampler: logits of a step in, one token for each of their rows out.
 
 The order of things: raw log-probabilities are taken from the logits as they come; then grammar,
-the request's masks and biases, penalties, logits processors; then either the best token, or
+the request's masks and biases, penalties, step extensions; then either the best token, or
 temperature, min-p, top-k, top-p and a draw. Tokens do not depend on batch mates: every random
 number is a hash of the request's seed and its number of tokens. Whatever the logits hold, a token
 of the vocabulary comes out; -inf everywhere, or NaN, give some token and harm no other row.
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dovetail.interfaces import LogitsProcessor
 from dovetail.plan import NewRequest
 from dovetail.result import LogprobColumns
 from dovetail_torch.sampling.batch import Batch, RandomGroup
@@ -30,10 +29,10 @@ from dovetail_torch.sampling.history import TokenHistory
 from dovetail_torch.sampling.logprobs import RowReport, measure
 from dovetail_torch.sampling.masks import TokenMasks
 from dovetail_torch.sampling.penalties import apply_penalties
-from dovetail_torch.sampling.processors import RowProcessors
 from dovetail_torch.sampling.random_numbers import uniforms
 from dovetail_torch.sampling.row_table import RowTable
 from dovetail_torch.sampling.truncation import Nuclei, apply_min_p, cut
+from dovetail_torch.step_extensions import StepExtensions
 
 BestTokens = Callable[[torch.Tensor], torch.Tensor]
 """[R, V] to the column of each row's greatest number, as `Ops.best_tokens`."""
@@ -64,13 +63,14 @@ class Sampler:
         num_rows: int,
         vocab_size: int,
         device: torch.device,
-        processors: Sequence[LogitsProcessor] = (),
+        extensions: StepExtensions | None = None,
         best_tokens: BestTokens = best_tokens,
         access: DeviceAccess | None = None,
     ) -> None:
         """best_tokens: as the op provider has it. access: None for a device that computes at once.
 
-        num_rows, vocab_size: how many there are.
+        num_rows, vocab_size: how many there are. extensions: asked for logits; None for none. Rows
+        join and leave them before they do so here.
         """
         access = access or plain_access(device)
         self._device = device
@@ -83,7 +83,7 @@ class Sampler:
         )
         self._history = TokenHistory(vocab_size=vocab_size, device=device, upload=access.upload)
         self._masks = TokenMasks(vocab_size=vocab_size, upload=access.upload)
-        self._processors = RowProcessors(processors, access.upload)
+        self._extensions = extensions or StepExtensions({}, access.upload)
         self._float32 = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
         self._special: set[int] = set()
         self._no_batch = self._batch = self._describe(())
@@ -95,7 +95,6 @@ class Sampler:
         self.leave(row)
         self._table.join(request)
         self._masks.join(request)
-        self._processors.join(request)
         if self._table.penalised(row) or self._masks.looks_back(row):
             self._history.join(row, request.token_ids[:num_prompt], request.token_ids[num_prompt:])
         if row in self._masks.rows or not self._is_plain(row):
@@ -104,7 +103,6 @@ class Sampler:
     def leave(self, row: int) -> None:
         """Forget `row`; nothing happens if nobody has it."""
         self._masks.leave(row)
-        self._processors.leave(row)
         self._history.leave(row)
         self._special.discard(row)
         self._batch = self._no_batch
@@ -155,7 +153,6 @@ class Sampler:
         token_ids_S = self._choose(logits_SV, batch, numbers)
         if batch.tracked is not None:
             self._history.append(batch.tracked, token_ids_S)
-        self._processors.accept(batch.rows, token_ids_S)
         self._table.num_tokens[batch.host_rows] += 1
         if batch.reporting is None:
             return SampledTokens(token_ids=token_ids_S)
@@ -209,11 +206,13 @@ class Sampler:
         if batch.penalties is not None:
             past = self._history.read(batch.penalties.tracked)
             apply_penalties(logits_SV, batch.penalties, past)
-        return self._processors.apply(logits_SV, batch.rows)
+        if self._extensions.logits_rows:
+            logits_SV = self._extensions.logits(logits_SV, batch.rows)
+        return logits_SV
 
     def _is_plain(self, row: int) -> bool:
         """Whether the row, its masks aside, just takes the best token of the logits as they are."""
-        return row not in self._processors.rows and self._table.plain(row)
+        return row not in self._extensions.logits_rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:
         """Return the logits in float32: themselves, or a copy in memory that is used again."""

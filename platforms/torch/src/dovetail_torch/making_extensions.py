@@ -1,0 +1,55 @@
+"""The step extensions that a worker's configuration names, made in their order.
+
+Logits processors come first, each as an extension of its own.
+"""
+
+from __future__ import annotations
+
+from dovetail.interfaces import (
+    LogitsProcessorContext,
+    StepExtension,
+    StepExtensionContext,
+    WorkerContext,
+)
+from dovetail.plugins.instance import Options, make_instance, plugin_name
+from dovetail_torch.runner.loaded_model import LoadedModel
+from dovetail_torch.sampling.processors import ProcessorExtension
+
+
+def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, StepExtension]:
+    """Return the extensions, by what messages call them.
+
+    Raises PluginError for one that cannot be loaded or made, ConfigError for wrong options.
+    """
+    plugins, limits = context.plugins, loaded.limits
+
+    def processor_context(options: Options) -> LogitsProcessorContext:
+        return LogitsProcessorContext(
+            vocab_size=loaded.vocab_size,
+            max_num_seqs=limits.max_num_seqs,
+            device=limits.device,
+            options=options,
+        )
+
+    def extension_context(options: Options) -> StepExtensionContext:
+        return StepExtensionContext(
+            model=loaded.model,
+            vocab_size=loaded.vocab_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            device=limits.device,
+            rank=context.rank,
+            world_size=context.world_size,
+            options=options,
+        )
+
+    made: dict[str, StepExtension] = {}
+    for kind, references, make_context in (
+        ("logits_processor", context.config.extensions.logits_processors, processor_context),
+        ("step_extension", context.config.extensions.step_extensions, extension_context),
+    ):
+        for reference in references:
+            one = make_instance(plugins, kind, reference, make_context)
+            name = f"the {kind.replace('_', ' ')} {plugin_name(plugins, kind, reference)!r}"
+            made[name] = ProcessorExtension(one) if kind == "logits_processor" else one
+    return made

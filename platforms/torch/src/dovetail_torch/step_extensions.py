@@ -1,0 +1,280 @@
+"""The step extensions of a worker: who takes part in which, and the calls of their hooks.
+
+Keeps for each extension the rows that take part and the hooks that it overrides, so that a step
+without such rows costs one look at an empty set. An error in a hook ends the request at fault, not
+the step. Knows nothing of what an extension does.
+Legend: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from dovetail.errors import ContractError
+from dovetail.interfaces import ExtensionBatch, StepExtension
+from dovetail.plan import NewRequest, SchedulerOutput
+from dovetail.plugins.containment import describe_failure
+
+if TYPE_CHECKING:
+    from dovetail_torch.sampling.device_access import Upload
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+_HOOKS = ("before_forward", "hidden_states", "logits", "after_sampling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """An extension, the hooks that it overrides, and the rows that take part in it."""
+
+    extension: StepExtension
+    name: str
+    hooks: frozenset[str]
+    rows: set[int] = field(default_factory=set)
+
+
+class StepExtensions:
+    """Calls each extension as its contract says, in their order.
+
+    rows, logits_rows, hidden_rows: those that take part in any, that have a hook on logits, and
+    that have one on hidden states. errors: rows whose extension has failed, with the message.
+    """
+
+    def __init__(self, extensions: Mapping[str, StepExtension], upload: Upload) -> None:
+        """extensions: by what messages call them. upload: brings numbers to the device."""
+        self._upload = upload
+        self._members = [
+            _Member(extension=one, name=name, hooks=_hooks_of(type(one)))
+            for name, one in extensions.items()
+        ]
+        self.rows: set[int] = set()
+        self.logits_rows: set[int] = set()
+        self.hidden_rows: set[int] = set()
+        self.errors: dict[int, str] = {}
+
+    @torch.inference_mode()
+    def join(self, request: NewRequest) -> None:
+        """Ask each extension whether the request takes part, from scratch."""
+        if not self._members:
+            return
+        row = request.row
+        self.leave(row)
+        for member in self._members:
+            if any(self._call(member, "join", [row], partial(_join, member, request))):
+                self._add(member, row)
+
+    @torch.inference_mode()
+    def leave(self, row: int) -> None:
+        """Forget `row`."""
+        self.errors.pop(row, None)
+        if row not in self.rows:
+            return
+        for member in self._members:
+            if row in member.rows:
+                self._leave(member, row)
+        self._discard(row)
+
+    @torch.inference_mode()
+    def before_forward(self, plan: SchedulerOutput) -> None:
+        """Let the extensions prepare for the step."""
+        for member, own in self._taking_part("before_forward", plan.rows):
+            self._call(member, "before_forward", own, partial(_prepare, member, plan))
+
+    @torch.inference_mode()
+    def hidden_states(self, plan: SchedulerOutput, hidden_TD: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states of all tokens after all extensions."""
+        for member, own in self._taking_part("hidden_states", plan.rows):
+            hook = partial(self._hidden_states_of, member, plan, hidden_TD)
+            changes = [one for one in self._call(member, "hidden_states", own, hook) if one]
+            hidden_TD = hidden_TD.clone() if changes else hidden_TD
+            for index_T, new_TD in changes:
+                hidden_TD.index_copy_(0, index_T, new_TD)
+        return hidden_TD
+
+    @torch.inference_mode()
+    def logits(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Change float32 logits in place and return them. rows: those that sample, in order."""
+        place_of = {row: place for place, row in enumerate(rows)}
+        for member, own in self._taking_part("logits", rows):
+            hook = partial(self._logits_of, member, logits_SV, place_of)
+            for index_R, new_RV in self._call(member, "logits", own, hook):
+                logits_SV.index_copy_(0, index_R, new_RV)
+        return logits_SV
+
+    @torch.inference_mode()
+    def after_sampling(self, rows: Sequence[int], token_ids_S: torch.Tensor) -> None:
+        """Hand out the tokens that were chosen. rows: those that sample, in order."""
+        place_of = {row: place for place, row in enumerate(rows)}
+        for member, own in self._taking_part("after_sampling", rows):
+            hook = partial(self._tokens_of, member, token_ids_S, place_of)
+            self._call(member, "after_sampling", own, hook)
+
+    def run_errors(self, plan: SchedulerOutput) -> Mapping[int, str]:
+        """Return the errors of the plan's runs, by run."""
+        errors = self.errors
+        return {run: errors[row] for run, row in enumerate(plan.rows) if row in errors}
+
+    def _taking_part(self, hook: str, rows: Sequence[int]) -> Iterator[tuple[_Member, list[int]]]:
+        """Yield each extension that overrides the hook, with those of `rows` that take part."""
+        for member in self._members:
+            if hook in member.hooks and member.rows:
+                own = [row for row in rows if row in member.rows]
+                if own:
+                    yield member, own
+
+    def _hidden_states_of(
+        self,
+        member: _Member,
+        plan: SchedulerOutput,
+        hidden_TD: torch.Tensor,
+        rows: Sequence[int],
+    ) -> _Change | None:
+        batch = _batch_of(plan, rows)
+        runs = zip(batch.first_tokens, batch.num_tokens, strict=True)
+        index_T = self._index([first + place for first, count in runs for place in range(count)])
+        given_TD = hidden_TD.index_select(0, index_T)
+        shape = given_TD.shape
+        new_TD = member.extension.hidden_states(batch, given_TD)
+        if new_TD is None:
+            return None
+        _check_like("hidden_states", new_TD, given_TD, shape)
+        return index_T, new_TD
+
+    def _logits_of(
+        self,
+        member: _Member,
+        logits_SV: torch.Tensor,
+        place_of: Mapping[int, int],
+        rows: Sequence[int],
+    ) -> _Change:
+        index_R = self._index([place_of[row] for row in rows])
+        given_RV = logits_SV.index_select(0, index_R)
+        shape = given_RV.shape
+        new_RV = member.extension.logits(rows, given_RV)
+        _check_like("logits", new_RV, given_RV, shape)
+        return index_R, new_RV
+
+    def _tokens_of(
+        self,
+        member: _Member,
+        token_ids_S: torch.Tensor,
+        place_of: Mapping[int, int],
+        rows: Sequence[int],
+    ) -> None:
+        index_R = self._index([place_of[row] for row in rows])
+        member.extension.after_sampling(rows, token_ids_S.index_select(0, index_R))
+
+    def _index(self, places: Sequence[int]) -> torch.Tensor:
+        return self._upload(np.array(places, np.int64))
+
+    def _call(
+        self,
+        member: _Member,
+        hook: str,
+        rows: Sequence[int],
+        call: Callable[[Sequence[int]], Result],
+    ) -> list[Result]:
+        """Call a hook for all rows or, if that raises, for each alone; return what was given."""
+        try:
+            return [call(rows)]
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(member, hook, rows[0], error)
+                return []
+        return [found for row in rows for found in self._call(member, hook, [row], call)]
+
+    def _fail(self, member: _Member, hook: str, row: int, error: Exception) -> None:
+        """Note that the row's request cannot go on, and let it take part in nothing any more."""
+        self.errors.setdefault(
+            row,
+            f"{member.name} failed in {hook}: {describe_failure(error)}. "
+            "Correct the request's extra_args for it, leave them out, or correct the extension.",
+        )
+        for other in self._members:
+            if row in other.rows:
+                self._leave(other, row)
+        self._discard(row)
+
+    def _leave(self, member: _Member, row: int) -> None:
+        member.rows.discard(row)
+        try:
+            member.extension.leave(row)
+        except Exception as error:
+            failure = describe_failure(error)
+            logger.warning("On leave, %s failed: %s", member.name, failure)
+
+    def _add(self, member: _Member, row: int) -> None:
+        if row in self.errors:  # an extension before this one has failed
+            self._leave(member, row)
+            return
+        member.rows.add(row)
+        self.rows.add(row)
+        if "logits" in member.hooks:
+            self.logits_rows.add(row)
+        if "hidden_states" in member.hooks:
+            self.hidden_rows.add(row)
+
+    def _discard(self, row: int) -> None:
+        for rows in (self.rows, self.logits_rows, self.hidden_rows):
+            rows.discard(row)
+
+
+_Change = tuple[torch.Tensor, torch.Tensor]
+"""Places, int64, and what is to stand there."""
+
+
+def _join(member: _Member, request: NewRequest, rows: Sequence[int]) -> bool:
+    joins = member.extension.join(rows[0], request)
+    if not isinstance(joins, bool):
+        raise ContractError(f"join returned {joins!r:.80}; it must return True or False.")
+    return joins
+
+
+def _prepare(member: _Member, plan: SchedulerOutput, rows: Sequence[int]) -> None:
+    member.extension.before_forward(_batch_of(plan, rows))
+
+
+def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
+    """Return the batch of those runs of `plan` whose rows are `rows`."""
+    wanted = set(rows)
+    firsts = [0, *accumulate(plan.num_tokens)]
+    runs = [run for run, row in enumerate(plan.rows) if row in wanted]
+    return ExtensionBatch(
+        rows=[plan.rows[run] for run in runs],
+        starts=[plan.starts[run] for run in runs],
+        num_tokens=[plan.num_tokens[run] for run in runs],
+        samples=[bool(plan.samples[run]) for run in runs],
+        first_tokens=[firsts[run] for run in runs],
+        total_num_tokens=plan.total_num_tokens,
+    )
+
+
+def _check_like(hook: str, new: object, given: torch.Tensor, shape: torch.Size) -> None:
+    """Raise ContractError unless `new` can stand in the place of what the hook was given."""
+    if not isinstance(new, torch.Tensor):
+        raise ContractError(f"{hook} returned a {type(new).__name__}; it must return a tensor.")
+    for what, got, due in (
+        ("shape", tuple(new.shape), tuple(shape)),
+        ("dtype", new.dtype, given.dtype),
+        ("device", new.device, given.device),
+    ):
+        if got != due:
+            raise ContractError(f"{hook} returned {what} {got}; it must return {due}.")
+
+
+def _hooks_of(cls: type) -> frozenset[str]:
+    """Return the names of the hooks that a class implements itself."""
+    return frozenset(
+        hook
+        for hook in _HOOKS
+        if getattr(cls, hook, None) not in (None, getattr(StepExtension, hook))
+    )

@@ -1,0 +1,96 @@
+"""Step extensions through `LLM`: they act on the requests that ask, and on no other request."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, ContractError, RequestError
+from dovetail_devkit.fakes.step_extension import ARGUMENT, FakeStepExtension
+from dovetail_devkit.fakes.worker import FakeWorker
+from end_to_end.checkpoints import OPTIONS
+
+PROMPTS = ["The quick brown fox", "Sphinx of black quartz", "Paged attention"] * 3
+NUM_TOKENS = 40
+FEW_BLOCKS = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
+
+
+def greedy(wish=None):
+    extra_args = {} if wish is None else {ARGUMENT: wish}
+    params = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    return SamplingParams(**params, extra_args=extra_args)
+
+
+def seeded(wish=None):
+    extra_args = {} if wish is None else {ARGUMENT: wish}
+    return SamplingParams(max_tokens=NUM_TOKENS, seed=7, ignore_eos=True, extra_args=extra_args)
+
+
+def tokens_of(outputs):
+    return [one.outputs[0].token_ids for one in outputs]
+
+
+def counts_up(token_ids):
+    return all(after == before + 1 for before, after in pairwise(token_ids))
+
+
+PLACES = {
+    "depth 1": {"async_scheduling": False},
+    "depth 2": {"async_scheduling": True},
+    "worker process": {"async_scheduling": True, "executor_backend": "multiproc"},
+}
+
+
+@pytest.fixture(scope="module", params=PLACES.values(), ids=PLACES)
+def extended(request, model_dir):
+    """An engine with the fake extension, and so few blocks that requests are preempted."""
+    given = OPTIONS | FEW_BLOCKS | request.param
+    with LLM(model_dir, step_extensions=[FakeStepExtension], **given) as made:
+        yield made
+
+
+def test_only_requests_that_ask_are_changed(llm, extended):
+    plain = tokens_of(llm.generate(PROMPTS, [seeded() if i % 2 else greedy() for i in range(9)]))
+    asking = [seeded() if i % 2 else greedy("count_up" if i % 3 == 0 else None) for i in range(9)]
+    found = tokens_of(extended.generate(PROMPTS, asking))
+    assert extended.llm_engine.last_stats.num_preemptions > 0
+    for place, (changed, before) in enumerate(zip(found, plain, strict=True)):
+        if asking[place].extra_args:
+            first = extended.get_tokenizer().encode(PROMPTS[place])[-1] + 1
+            assert changed[0] == first and counts_up(changed[: 320 - first])
+        else:
+            assert changed == before
+
+
+@pytest.mark.parametrize("hook", ["join", "before_forward", "hidden_states", "after_sampling"])
+def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
+    plain = tokens_of(llm.generate(PROMPTS, greedy()))
+    asking = [greedy(hook if i == 4 else None) for i in range(9)]
+    outputs = extended.generate(PROMPTS, asking)
+    assert outputs[4].outputs[0].finish_reason == "error"
+    assert f"'FakeStepExtension' failed in {hook}: ValueError" in outputs[4].error
+    for place in range(9):
+        if place != 4:
+            assert outputs[place].outputs[0].token_ids == plain[place]
+    again = extended.generate(PROMPTS, greedy())  # nothing of it is left
+    assert tokens_of(again) == plain
+    assert extended.reset_prefix_cache()
+
+
+def test_wrong_arguments_are_refused_before_the_request_runs(extended):
+    with pytest.raises(RequestError, match="must be 'count_up' or one of") as refusal:
+        extended.generate(PROMPTS[0], greedy("fly"))
+    assert refusal.value.parameter == f"extra_args.{ARGUMENT}"
+
+
+def test_one_extension_is_named_once(model_dir, options):
+    named = [FakeStepExtension, FakeStepExtension]
+    with pytest.raises(ConfigError, match="step_extensions names 'FakeStepExtension' twice"):
+        LLM(model_dir, step_extensions=named, **options)
+
+
+def test_a_worker_that_does_not_run_them_is_refused(model_dir, options):
+    with pytest.raises(ContractError, match="FakeWorker does not declare 'step_extensions'"):
+        LLM(model_dir, step_extensions=[FakeStepExtension], worker_cls=FakeWorker, **options)
