@@ -20,6 +20,7 @@ from dovetail.decision_log import (
     decode_names,
     decode_output,
     decode_request,
+    encode_output,
     split_readings,
 )
 from dovetail.errors import ConfigError, RequestError, UserError
@@ -208,6 +209,14 @@ def test_codes_keep_which_tokens_are_equal(record, path):
     assert len({first.cache_salt, second.cache_salt, ""}) == 3 and third.cache_salt == ""
     (output,) = (decode_output(payload) for kind, _, payload in records if kind == 7)
     assert list(output.token_ids) == [1] and list(output.num_sampled) == [1]
+
+
+def test_runs_that_failed_are_kept_without_their_messages():
+    columns = {"num_sampled": array("B", [1, 1]), "token_ids": array("i", [4, 5])}
+    output = ModelRunnerOutput(step_id=3, errors={1: "the user's text"}, **columns)
+    payload = encode_output(output, Plain())
+    assert b"text" not in payload
+    assert decode_output(payload).errors == {1: ""}
 
 
 def test_plans_are_read_as_they_were_made():

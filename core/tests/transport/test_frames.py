@@ -57,6 +57,7 @@ def random_result(rng, num_runs):
         if rng.random() < 0.5
         else array("B"),
         kv_transfer=rng.choice((b"", b"\0moved")),
+        errors={run: f"run {run} failed" for run in runs if rng.random() < 0.2},
     )
 
 

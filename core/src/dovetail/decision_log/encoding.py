@@ -98,14 +98,20 @@ def decode_request(payload: bytes) -> EngineCoreRequest:
 def encode_output(output: ModelRunnerOutput, tokens: Codebook | Plain) -> bytes:
     """Return what a scheduler needs of a step's result."""
     columns = [output.num_sampled, tokens.codes(output.token_ids), output.num_drafts]
+    if output.errors:
+        columns.append(array("i", output.errors))
     return pack_columns([array("q", (output.step_id,)), *columns])
 
 
 def decode_output(payload: bytes) -> ModelRunnerOutput:
     """Return the result of an OUTPUT record; its tokens are codes."""
-    step, num_sampled, token_ids, num_drafts = unpack_columns(payload)
+    step, num_sampled, token_ids, num_drafts, *more = unpack_columns(payload)
     return ModelRunnerOutput(
-        step_id=step[0], num_sampled=num_sampled, token_ids=token_ids, num_drafts=num_drafts
+        step_id=step[0],
+        num_sampled=num_sampled,
+        token_ids=token_ids,
+        num_drafts=num_drafts,
+        errors=dict.fromkeys(more[0], "") if more else {},
     )
 
 
