@@ -20,9 +20,9 @@ from dovetail.decision_log import (
     decode_names,
     decode_output,
     decode_request,
-    encode_output,
     split_readings,
 )
+from dovetail.decision_log.encoding import encode_output
 from dovetail.errors import ConfigError, RequestError, UserError
 from dovetail.interfaces import (
     FullAttentionSpec,
