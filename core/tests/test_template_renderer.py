@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -289,25 +288,6 @@ def test_a_forked_copy_has_children_of_its_own(pool):
     assert os.waitpid(forked, 0)[1] == 0
     assert pool.call(text) == "[user]hi"
     assert set(before) <= set(children())
-
-
-def test_a_child_ends_with_its_parent(tmp_path):
-    program = (
-        "import os, signal\n"
-        "from dovetail.tokenizers.template_renderer import *\n"
-        "from dovetail.tokenizers.template_renderer import _pool\n"
-        f"TemplateRenderer().render({PLAIN!r}, {TALK!r}, {{}})\n"
-        "(child,) = _pool(DEFAULT_LIMITS)._children\n"
-        "print(child.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    pid = int(done.stdout)
-    for _ in range(200):
-        if not Path(f"/proc/{pid}").exists() or "Z (" in Path(f"/proc/{pid}/status").read_text():
-            return
-        time.sleep(0.05)
-    raise AssertionError("the child outlives its parent")
 
 
 def test_a_child_that_cannot_start_is_a_typed_error(monkeypatch):

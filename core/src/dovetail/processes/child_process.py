@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,37 +72,35 @@ def start_child(
     The child has this process's import path and working directory; where that was deleted, "/".
     Raises OSError or CapacityError if the system has no process, memory or descriptor left.
     """
-    liveness = LivenessReader(clock or MonotonicClock())
-    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        with theirs:
-            boot = Boot(
-                entry=entry,
-                parent_pid=os.getpid(),
-                control=theirs.fileno(),
-                liveness=liveness.descriptor,
-                folder=folder,
-                sys_path=import_path() if isolation is None else [],
-                descriptors=list(descriptors),
-                settings=settings,
-            )
-            process = _spawn(boot, isolation)
-        try:
-            return ChildProcess(name, process, mine, liveness, open_pidfd(process.pid))
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-    except BaseException:
-        mine.close()
-        liveness.close()
-        raise
+    with ExitStack() as undo, ExitStack() as passed:
+        liveness = LivenessReader(clock or MonotonicClock())
+        passed.callback(os.close, liveness.descriptor)
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        undo.callback(control.close)
+        passed.callback(theirs.close)
+        boot = Boot(
+            entry=entry,
+            parent_pid=os.getpid(),
+            control=theirs.fileno(),
+            liveness=liveness.descriptor,
+            folder=folder,
+            sys_path=import_path() if isolation is None else [],
+            descriptors=list(descriptors),
+            settings=settings,
+        )
+        process = _spawn(boot, isolation)
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        child = ChildProcess(name, process, control, liveness)
+        undo.pop_all()
+    return child
 
 
 class ChildProcess:
     """A child. Made by `start_child`.
 
-    phase: the phase of its start that it reported last; "" when it is ready.
+    phase: the phase of its start that it reported last; "" when it is ready. content: what it
+    returned when it was ready; None before.
     """
 
     def __init__(
@@ -111,18 +109,16 @@ class ChildProcess:
         process: subprocess.Popen[bytes],
         control: socket.socket,
         liveness: LivenessReader,
-        pidfd: int | None,
     ) -> None:
         control.setblocking(False)
-        liveness.release()
         self.name = name
         self.phase = FIRST_PHASE
         self.content: bytes | None = None
         self.liveness = liveness
         self._process = process
         self.control = control
-        self._pidfd = pidfd
-        self._end = finalize_in_owner(self, _end, process, control, liveness, pidfd)
+        self._pidfd = open_pidfd(process.pid)
+        self._end = finalize_in_owner(self, _end, process, control, liveness, self._pidfd)
         on_fork_in_child(self._disown)
 
     def __str__(self) -> str:

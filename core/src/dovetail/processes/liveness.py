@@ -49,16 +49,14 @@ class LivenessReader:
     """The parent's side. Several threads may use it."""
 
     def __init__(self, clock: Clock) -> None:
-        """Make the memory. descriptor: of the memory; -1 once `release` was called."""
+        """Make the memory. descriptor: of the memory; the caller closes it."""
         self.descriptor = anonymous_file(_NUM_BYTES)
-        self._mapping = mmap.mmap(self.descriptor, _NUM_BYTES)
+        self._words = _map(self.descriptor)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._last = bytes(_NUM_BYTES)
 
     def read(self) -> Liveness:
         """Return the signs; after `close`, those that there were when it was closed."""
-        words, now_ns = memoryview(self._read()).cast("Q"), self._clock.now_ns()
+        words, now_ns = self._words, self._clock.now_ns()
         process_s, children_s, step_s = (
             max(0, now_ns - time_ns) / 1e9 if time_ns else 0.0 for time_ns in words[: _STEP + 1]
         )
@@ -70,24 +68,9 @@ class LivenessReader:
             num_refused=words[_NUM_REFUSED],
         )
 
-    def release(self) -> None:
-        """Close the descriptor, once the child has it; what is mapped stays."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
     def close(self) -> None:
-        """Unmap the memory. May be called twice."""
-        self._read()
-        self.release()
-        with self._lock:
-            self._mapping.close()
-
-    def _read(self) -> bytes:
-        with self._lock:
-            if not self._mapping.closed:
-                self._last = self._mapping[:]
-            return self._last
+        """Keep a copy of the signs; the memory goes with its last user. May be called twice."""
+        self._words = memoryview(bytes(self._words)).cast("Q")
 
 
 class LivenessWriter:
@@ -95,7 +78,7 @@ class LivenessWriter:
 
     def __init__(self, descriptor: int, clock: Clock) -> None:
         """Map the memory, close its descriptor, and begin."""
-        self._words = memoryview(mmap.mmap(descriptor, _NUM_BYTES)).cast("Q")
+        self._words = _map(descriptor)
         os.close(descriptor)
         self._clock = clock
         self._silence_s: Callable[[], float] = float
@@ -132,3 +115,7 @@ class LivenessWriter:
             self._words[_CHILDREN] = now_ns - int(self._silence_s() * 1e9)
             if self._stopped.wait(INTERVAL_S):
                 return
+
+
+def _map(descriptor: int) -> memoryview[int]:
+    return memoryview(mmap.mmap(descriptor, _NUM_BYTES)).cast("Q")

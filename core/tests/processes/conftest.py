@@ -1,0 +1,50 @@
+"""Child processes; whatever a test does, nothing of them stays behind."""
+
+import gc
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from dovetail_devkit.contexts import write_fake_config
+
+HERE = Path(__file__).parent
+
+
+def residue():
+    """The descriptors, threads, children, shared memory and folders that there are now."""
+    gc.collect()
+    folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
+    shared = [name for name in os.listdir("/dev/shm") if name.startswith("dovetail")]
+    tasks = [Path(f"/proc/self/task/{task}/children") for task in os.listdir("/proc/self/task")]
+    children = sorted(child for task in tasks for child in task.read_text().split())
+    threads = sorted(thread.name for thread in threading.enumerate())
+    return len(os.listdir("/proc/self/fd")), children, threads, shared, folders
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    """The module of the three kinds."""
+    monkeypatch.syspath_prepend(str(HERE))
+    import child_kinds
+
+    yield child_kinds
+    sys.modules.pop("child_kinds", None)
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    return write_fake_config(tmp_path)
+
+
+@pytest.fixture
+def clean(monkeypatch, tmp_path_factory):
+    """Fail if something stays behind."""
+    # Of a short name: sockets lie in it.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
+    before = residue()
+    yield
+    assert residue() == before

@@ -1,0 +1,87 @@
+"""What every child process does, be it an engine, a worker or a child with limits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.faults import VARIABLE
+from dovetail.sandbox.child import ChildFailure
+
+HERE = Path(__file__).parent
+NOTICE_S = 2.0
+every_kind = pytest.mark.parametrize("name", ["engine", "worker", "sandbox"])
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(found, timeout_s=NOTICE_S):
+    end = time.monotonic() + timeout_s
+    while not found() and time.monotonic() < end:
+        time.sleep(0.01)
+    return found()
+
+
+@every_kind
+def test_a_stopped_child_is_silent_and_a_killed_one_is_named(kinds, clean, model_dir, name):
+    kind = kinds.KINDS[name](model_dir)
+    assert kind.use()
+    (child,) = kinds.running_children()
+    os.kill(child.pid, signal.SIGSTOP)
+    assert wait_until(lambda: child.liveness.read().silence_s > 0.8)
+    os.kill(child.pid, signal.SIGCONT)
+    assert wait_until(lambda: child.liveness.read().silence_s < 0.5)
+    assert kind.use()
+    os.kill(child.pid, signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises((EngineDeadError, ChildFailure), match="SIGKILL"):
+        kind.use()
+    assert time.monotonic() - begun < NOTICE_S
+    kind.close()
+    kind.close()
+    assert child.is_closed and not kinds.running_children()
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("exits", "status 3"), ("raises", "InjectedError|the handler melted")],
+)
+def test_a_child_that_fails_at_its_start_names_the_cause(
+    kinds, clean, model_dir, monkeypatch, name, how, message
+):
+    kind = kinds.KINDS[name]
+    given = {"handler": f"child_handlers:{how}"} if name == "sandbox" else {}
+    if name != "sandbox":
+        action = {"exits": "exit=3", "raises": "raise"}[how]
+        monkeypatch.setenv(VARIABLE, f"{kind.boot_fault}:{action}")
+    with pytest.raises(DovetailError, match=message):
+        kind(model_dir, **given)
+
+
+@every_kind
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_child_ends_when_its_parent_is_killed(model_dir, tmp_path_factory, name, stopped):
+    folder = tmp_path_factory.mktemp("t")
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "TMPDIR": str(folder)}
+    command = [sys.executable, str(HERE / "child_kinds.py"), name, str(model_dir)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        pids = json.loads(parent.stdout.readline())
+        assert pids and all(map(is_running, pids))
+        if stopped:
+            os.kill(pids[0], signal.SIGSTOP)
+        parent.kill()
+    assert wait_until(lambda: not any(map(is_running, pids)))
+    assert wait_until(lambda: not list(folder.glob("dovetail-*")))
