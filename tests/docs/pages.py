@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "plugins"
-OTHER_PAGES = {"README", "commands", "sketches"}
+OTHER_PAGES = {"README", "commands", "layers", "sketches"}
 """Pages that are about no single kind."""
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import tomllib
 from contextlib import ExitStack
 from dataclasses import fields
 
 import pytest
-import torch
 from docs.pages import GUIDE, kind_pages, page
 
 from dovetail import errors
@@ -33,43 +31,6 @@ LONGER = {"kv_connector": 95, "executor": 70, "worker": 75}
 signature of an executor's `collective_rpc` alone is nine lines. A worker has ten methods."""
 MAX_COLUMNS = 120
 PAGES = [pytest.param(one, id=one.kind) for one in kind_pages()]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are small, and the machine is shared
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """A function that installs the package of a page, and forgets it afterwards."""
-    site = tmp_path / "site-packages"
-    site.mkdir()
-    monkeypatch.syspath_prepend(str(site))
-    known = set(sys.modules)
-
-    def installed(name, files, entry_points):
-        package, info = site / name, site / f"{name}-1.0.dist-info"
-        for folder in (package, info):
-            folder.mkdir()
-        for file, text in files.items():
-            (package / file).write_text(text, "utf-8")
-        lines = [
-            line
-            for group, entries in entry_points.items()
-            for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
-        ]
-        (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        importlib.invalidate_caches()
-
-    yield installed
-    for name in set(sys.modules) - known:
-        if name.startswith("acme"):
-            del sys.modules[name]
 
 
 def declarations(one):

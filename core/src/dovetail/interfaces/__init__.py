@@ -60,6 +60,7 @@ from dovetail.interfaces.model import (
     ModelContext,
     OneRank,
     RankGroup,
+    WeightMapping,
 )
 from dovetail.interfaces.ops import Ops
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
@@ -224,6 +225,7 @@ __all__ = [
     "ToolParserContext",
     "WeightLoader",
     "WeightLoaderContext",
+    "WeightMapping",
     "Wish",
     "WishKind",
     "WorkerBase",

@@ -121,13 +121,32 @@ class AttentionContext(Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightMapping:
+    """Which weights of a model a checkpoint's weight fills, where names or layouts differ.
+
+    source: a name in the checkpoint, or the beginning of one up to a dot, so that a module's name
+        stands for its weight and its bias. `{}` stands for one component, such as a layer's number.
+    targets: the model's names, with as many `{}`. Several: the checkpoint's weight holds their
+        output features one after the other, in this order. None: the model does not use the weight.
+    transposed: the checkpoint has its matrices as [in, out], as GPT-2's Conv1D does.
+    """
+
+    source: str
+    targets: tuple[str, ...] = ()
+    transposed: bool = False
+
+
 class Model(Protocol):
     """A causal language model; in practice a `torch.nn.Module`.
 
     How a worker learns of its attention layers is between the two: workers of the torch layer find
     the `dovetail_torch.layers.Attention` modules; a model without any keeps no cache.
     Its parameters have the checkpoint's names. Fused layers say which names they fuse
-    (`LinearShape.part_names`); the weight loader's table does the rest.
+    (`LinearShape.part_names`); the weight loader's table does the rest. A model whose checkpoints
+    use other names or layouts has a class attribute `weight_mappings`, a sequence of
+    `WeightMapping`; the first one whose source matches a name applies. Weights come to the linear
+    method as [out, in] whatever the checkpoint's layout, so that they can be quantized.
     architectures: the names in config.json's "architectures" that it serves.
 
     A model whose class attribute `provides` has "tensor_parallel" may be shared by several ranks:

@@ -1,7 +1,12 @@
 """Loading of weights: the table from checkpoint names to parameters, and the built-in loaders."""
 
 from dovetail_torch.layers.linear import pack_linears
-from dovetail_torch.weights.assignment import Assignment, WeightTable, build_weight_table
+from dovetail_torch.weights.assignment import (
+    Assignment,
+    MappedAssignment,
+    WeightTable,
+    build_weight_table,
+)
 from dovetail_torch.weights.dummy_loader import DummyLoader
 from dovetail_torch.weights.safetensors_loader import SafetensorsLoader
 from dovetail_torch.weights.tied_weights import untie_different
@@ -9,6 +14,7 @@ from dovetail_torch.weights.tied_weights import untie_different
 __all__ = [
     "Assignment",
     "DummyLoader",
+    "MappedAssignment",
     "SafetensorsLoader",
     "WeightTable",
     "build_weight_table",

@@ -2,6 +2,7 @@
 
 It is built by walking the model's modules: a parameter has the checkpoint's name, except in a
 linear layer that fuses several, whose shape says which names it took in and how many rows each has.
+A model whose checkpoints use other names or layouts declares them (`weight_mappings`).
 Where several ranks share the model, the layers say which part of a weight this rank has.
 The table knows no file and no format; whoever reads weights asks it where they go.
 """
@@ -9,7 +10,7 @@ The table knows no file and no format; whoever reads weights asks it where they 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from dovetail.errors import WeightError, nearest
 from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
 from dovetail_torch.layers.linear import ParallelLinear
+from dovetail_torch.weights.weight_names import WeightNames
 
 NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
@@ -63,44 +65,106 @@ class Assignment:
 
     def check(self, shape: Collection[int], source: str) -> None:
         """Raise WeightError unless `shape` is the one it must be; `source` names the file."""
-        if tuple(shape) != self.shape:
-            raise WeightError(
-                f"{source}: weight {self.name} has the shape {list(shape)}, the model of "
-                f"config.json has {list(self.shape)}: config and weights do not belong together"
-            )
+        _check_shape(self, shape, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedAssignment:
+    """A checkpoint weight that fills several of the model's, or is stored transposed.
+
+    name: the checkpoint's. parts: what it fills, in the order of its output features; at least one.
+    transposed: the checkpoint has it as [in, out].
+    """
+
+    name: str
+    parts: tuple[Assignment, ...]
+    transposed: bool
+
+    @property
+    def target(self) -> torch.Tensor:
+        """The first part's target: its dtype is that of all parts."""
+        return self.parts[0].target
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the checkpoint's weight must have."""
+        num_rows = sum(part.shape[0] for part in self.parts)
+        shape = (num_rows, *self.parts[0].shape[1:])
+        return shape[::-1] if self._is_turned(shape) else shape
+
+    def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
+        """Copy `weight` to the places of its parts; see `Assignment.fill`."""
+        is_turned = self._is_turned(weight.shape)
+        pieces = (weight.T if is_turned else weight).split([part.shape[0] for part in self.parts])
+        # A layer borrows a weight only in the layout in which its linear method reads it.
+        lends = is_mapped and not is_turned
+        return sum(
+            part.fill(piece, is_mapped=lends)
+            for part, piece in zip(self.parts, pieces, strict=True)
+        )
+
+    def check(self, shape: Collection[int], source: str) -> None:
+        """Raise WeightError unless `shape` is the one it must be; `source` names the file."""
+        _check_shape(self, shape, source)
+
+    def _is_turned(self, shape: Collection[int]) -> bool:
+        return self.transposed and len(shape) == 2
+
+
+def _check_shape(one: Assignment | MappedAssignment, shape: Collection[int], source: str) -> None:
+    if tuple(shape) != one.shape:
+        raise WeightError(
+            f"{source}: weight {one.name} has the shape {list(shape)}, the model of "
+            f"config.json has {list(one.shape)}: config and weights do not belong together"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTable:
-    """All assignments by checkpoint name, and second names of weights that are shared.
+    """All assignments by the model's name, and second names of weights that are shared.
 
     aliases: second name to first, such as a tied "lm_head.weight" to "model.embed_tokens.weight".
     settled: names that are not to be read: the model has these weights, or another rank does.
+    names: what the checkpoint calls them.
     """
 
     assignments: dict[str, Assignment]
     aliases: dict[str, str]
     settled: frozenset[str] = frozenset()
+    names: WeightNames = field(default_factory=WeightNames)
 
-    def select(self, names: Collection[str], source: str) -> dict[str, Assignment]:
+    def select(
+        self, names: Collection[str], source: str
+    ) -> dict[str, Assignment | MappedAssignment]:
         """Return the assignment of each of `names` that is to be read; the rest can be skipped.
 
-        Together they fill every parameter exactly once. Raises WeightError, naming `source` and
-        the first few names, for weights that are missing or unexpected.
+        names: the checkpoint's. Together they fill every parameter exactly once. Raises
+        WeightError, naming `source` and the first few names, for weights that are missing or
+        unexpected.
         """
-        chosen: dict[str, Assignment] = {}
+        chosen: dict[str, Assignment | MappedAssignment] = {}
+        filled: set[str] = set()
         unexpected = []
+        present = {own for name in names for own in self.names.to_model(name)[0]}
         for name in names:
-            canonical = self.aliases.get(name, name)
-            if canonical in self.settled:
-                continue
-            if canonical not in self.assignments:
+            own, transposed = self.names.to_model(name)
+            first = tuple(self.aliases.get(one, one) for one in own)
+            if self.settled.issuperset(first):
+                continue  # nothing of it is to be read, or the model does not use it
+            if not all(one in self.assignments for one in first) or filled.intersection(own):
                 if not name.endswith(IGNORED_ENDINGS):
                     unexpected.append(name)
-            elif canonical == name or canonical not in names:
-                chosen[name] = self.assignments[canonical]
-        filled = {assignment.name for assignment in chosen.values()}
-        missing = [name for name in self.assignments if name not in filled]
+            elif first == own or not present.issuperset(first):
+                parts = tuple(self.assignments[one] for one in first)
+                plain = len(parts) == 1 and not transposed
+                chosen[name] = (
+                    replace(parts[0], name=name)
+                    if plain
+                    else MappedAssignment(name=name, parts=parts, transposed=transposed)
+                )
+                filled.update(first)
+        missing = [self.names.to_checkpoint(x) for x in self.assignments if x not in filled]
+        missing = list(dict.fromkeys(missing))
         if missing:
             raise WeightError(
                 f"{source}: {_listed(missing)} missing. The checkpoint is not complete, or "
@@ -147,7 +211,12 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         for number, part in enumerate(parts):
             lend = partial(layer.borrow, number) if borrows else None
             assignments[part.name] = replace(part, lend=lend)
-    return WeightTable(assignments=assignments, aliases=aliases, settled=frozenset(settled))
+    return WeightTable(
+        assignments=assignments,
+        aliases=aliases,
+        settled=frozenset(settled),
+        names=WeightNames.of(model),
+    )
 
 
 def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> Iterator[Assignment]:

@@ -29,8 +29,9 @@ def check_finite(model: nn.Module) -> None:
     # NaN is passed on by the smallest and largest, and infinities are one of them.
     if bool(torch.stack([extreme.float().isfinite().all() for extreme in extremes]).all()):
         return
-    assignments = build_weight_table(model).assignments.values()
-    wrong = [one.name for one in assignments if not bool(one.target.isfinite().all())]
+    table = build_weight_table(model)
+    found = [x.name for x in table.assignments.values() if not bool(x.target.isfinite().all())]
+    wrong = list(dict.fromkeys(map(table.names.to_checkpoint, found)))
     more = f" and {len(wrong) - _NUM_SHOWN} more" if len(wrong) > _NUM_SHOWN else ""
     raise WeightError(
         f"NaN or infinite values in {', '.join(wrong[:_NUM_SHOWN])}{more}: the checkpoint is "

@@ -16,7 +16,11 @@ from torch import nn
 
 from dovetail.errors import WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
-from dovetail_torch.weights.assignment import Assignment, build_weight_table
+from dovetail_torch.weights.assignment import (
+    Assignment,
+    MappedAssignment,
+    build_weight_table,
+)
 from dovetail_torch.weights.checkpoint_files import (
     WeightEntry,
     find_weight_files,
@@ -26,6 +30,8 @@ from dovetail_torch.weights.checkpoint_files import (
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 from dovetail_torch.weights.loading_progress import loading_progress
 from dovetail_torch.weights.tied_weights import untie_different
+
+Target = Assignment | MappedAssignment
 
 FLOAT_DTYPES = {
     "F64": torch.float64,
@@ -82,7 +88,7 @@ class SafetensorsLoader(WeightLoader):
             _check_entry(entries[name], assignment)
         return self._read(entries, chosen)
 
-    def _read(self, entries: Mapping[str, WeightEntry], chosen: Mapping[str, Assignment]) -> int:
+    def _read(self, entries: Mapping[str, WeightEntry], chosen: Mapping[str, Target]) -> int:
         """Copy the chosen weights, file by file, and return their bytes."""
         num_bytes = 0
         plan = [entries[name] for name in chosen]
@@ -94,9 +100,7 @@ class SafetensorsLoader(WeightLoader):
 
 
 @torch.no_grad()
-def _copy(
-    handle: Any, chosen: Mapping[str, Assignment], name: str, advance: Callable[[], None]
-) -> int:
+def _copy(handle: Any, chosen: Mapping[str, Target], name: str, advance: Callable[[], None]) -> int:
     """Copy one weight from its mapped file to its place and return the bytes read."""
     # A mapped tensor keeps its mapping: it outlives the handle. Pages that nobody reads stay away.
     num_bytes = chosen[name].fill(handle.get_tensor(name), is_mapped=True)
@@ -104,7 +108,7 @@ def _copy(
     return num_bytes
 
 
-def _check_entry(entry: WeightEntry, assignment: Assignment) -> None:
+def _check_entry(entry: WeightEntry, assignment: Target) -> None:
     assignment.check(entry.shape, str(entry.path))
     wanted = assignment.target.dtype
     if entry.dtype in FLOAT_DTYPES and wanted in FLOAT_DTYPES.values():

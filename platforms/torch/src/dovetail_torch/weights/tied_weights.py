@@ -29,10 +29,11 @@ def untie_different(
     Warns for each pair, naming both weights. The table of `model` is to be built again then.
     """
     untied = False
-    for name, source in table.aliases.items():
+    for own_name, own_source in table.aliases.items():
+        name, source = map(table.names.to_checkpoint, (own_name, own_source))
         if name not in entries or source not in entries:
             continue
-        parent_name, _, leaf = name.rpartition(".")
+        parent_name, _, leaf = own_name.rpartition(".")
         parent = model.get_submodule(parent_name)
         tied: nn.Parameter = getattr(parent, leaf)
         if _are_equal(entries[name], entries[source], tied.dtype):

@@ -1,0 +1,85 @@
+"""Names of weights: those of a checkpoint, and those of the model that they fill.
+
+They are equal except for what a model declares in `weight_mappings` (`WeightMapping`). Knows names
+only: no tensor, no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import WeightMapping
+
+_ANY = "{}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """One mapping, compiled. source, targets: match a whole name, or its beginning up to a dot."""
+
+    mapping: WeightMapping
+    source: re.Pattern[str]
+    targets: tuple[re.Pattern[str], ...]
+
+
+class WeightNames:
+    """The names of one model's weights. The first mapping whose source matches a name applies."""
+
+    def __init__(self, mappings: Sequence[WeightMapping] = (), *, owner: str = "the model") -> None:
+        """Compile `mappings`; raise ModelError, naming `owner`, for one that is wrong."""
+        self._rules = tuple(_compile(mapping, owner) for mapping in mappings)
+
+    @classmethod
+    def of(cls, model: object) -> WeightNames:
+        """Return the names of a model, by its `weight_mappings`."""
+        return cls(getattr(model, "weight_mappings", ()), owner=type(model).__name__)
+
+    def to_model(self, name: str) -> tuple[tuple[str, ...], bool]:
+        """Return the model's names of a checkpoint's weight, and whether it is stored transposed.
+
+        Several names: the weight holds their output features one after the other. None: the model
+        does not use the weight.
+        """
+        for rule in self._rules:
+            if found := rule.source.fullmatch(name):
+                *numbers, rest = found.groups()
+                targets = (target.format(*numbers) + rest for target in rule.mapping.targets)
+                return tuple(targets), rule.mapping.transposed and name.endswith(".weight")
+        return (name,), False
+
+    def to_checkpoint(self, name: str) -> str:
+        """Return the checkpoint's name of a model's weight."""
+        for rule in self._rules:
+            for target in rule.targets:
+                if found := target.fullmatch(name):
+                    *numbers, rest = found.groups()
+                    return rule.mapping.source.format(*numbers) + rest
+        return name
+
+
+def _compile(mapping: WeightMapping, owner: str) -> _Rule:
+    if not isinstance(mapping, WeightMapping):
+        raise ModelError(
+            f"weight_mappings of {owner}: expected WeightMapping objects, got {mapping!r}."
+        )
+    num_open = mapping.source.count(_ANY)
+    for target in mapping.targets:
+        if target.count(_ANY) != num_open:
+            raise ModelError(
+                f"weight_mappings of {owner}: {target!r} must have as many {_ANY} as "
+                f"{mapping.source!r}, which it replaces."
+            )
+    return _Rule(
+        mapping=mapping,
+        source=_pattern(mapping.source),
+        targets=tuple(map(_pattern, mapping.targets)),
+    )
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return the pattern: a group for each `{}`, and one for what follows, with its dot."""
+    parts = map(re.escape, name.split(_ANY))
+    return re.compile(r"([^.]+)".join(parts) + r"((?:\..+)?)")

@@ -1,0 +1,170 @@
+"""Models that declare how a checkpoint names and stores their weights."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dovetail.errors import ModelError, WeightError
+from dovetail.interfaces import ModelContext, OneRank, WeightLoaderContext, WeightMapping
+from dovetail_torch.layers import (
+    ColumnParallelLinear,
+    HeadShape,
+    QKVParallelLinear,
+    RowParallelLinear,
+    TorchLinearMethod,
+    TorchOps,
+)
+from dovetail_torch.weights import DummyLoader, SafetensorsLoader, build_weight_table
+from dovetail_torch.weights.finiteness import check_finite
+from dovetail_torch.weights.weight_names import WeightNames
+
+SIZE = 8
+MAPPINGS = (
+    WeightMapping(
+        source="h.{}.c_attn",
+        targets=("h.{}.q_proj", "h.{}.k_proj", "h.{}.v_proj"),
+        transposed=True,
+    ),
+    WeightMapping(source="h.{}.c_proj.weight", targets=("h.{}.out.weight",), transposed=True),
+    WeightMapping(source="h.{}.c_proj", targets=("h.{}.out",)),
+    WeightMapping(source="h.{}.mask"),
+    WeightMapping(source="h.{}.fc", targets=("h.{}.up",)),
+)
+
+
+class Block(nn.Module):
+    def __init__(self, context, index):
+        super().__init__()
+        heads = HeadShape(num_heads=4, num_kv_heads=2, head_size=2)
+        self.qkv = QKVParallelLinear(context, f"h.{index}.qkv", SIZE, heads, bias=True)
+        self.out = RowParallelLinear(context, f"h.{index}.out", SIZE, SIZE, bias=True)
+        self.up = ColumnParallelLinear(context, f"h.{index}.up", SIZE, 2 * SIZE)
+
+
+class Mapped(nn.Module):
+    weight_mappings = MAPPINGS
+
+    def __init__(self, ranks=None):
+        super().__init__()
+        context = ModelContext(
+            hf_config={},
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            linear_method=TorchLinearMethod(),
+            ops=TorchOps(),
+            max_model_len=16,
+            ranks=ranks or OneRank(),
+        )
+        self.h = nn.ModuleList(Block(context, index) for index in range(2))
+
+
+@pytest.fixture
+def weights():
+    """A checkpoint that fits; the matrices of c_attn and c_proj are [in, out]."""
+    found = {}
+    for index in range(2):
+        found |= {
+            f"h.{index}.c_attn.weight": torch.randn(SIZE, 2 * SIZE),
+            f"h.{index}.c_attn.bias": torch.randn(2 * SIZE),
+            f"h.{index}.c_proj.weight": torch.randn(SIZE, SIZE),
+            f"h.{index}.c_proj.bias": torch.randn(SIZE),
+            f"h.{index}.mask": torch.ones(4, 4),
+            f"h.{index}.fc.weight": torch.randn(2 * SIZE, SIZE),
+        }
+    return found
+
+
+@pytest.fixture
+def load(tmp_path, weights):
+    def filled(model):
+        save_file(weights, tmp_path / "model.safetensors")
+        num_bytes = SafetensorsLoader(WeightLoaderContext(model_dir=tmp_path)).load(model)
+        return model, num_bytes
+
+    return filled
+
+
+def test_every_weight_reaches_its_place_in_the_layout_of_linear_layers(load, weights):
+    model, num_bytes = load(Mapped())
+    for index, block in enumerate(model.h):
+        assert torch.equal(block.qkv.weight, weights[f"h.{index}.c_attn.weight"].T)
+        assert torch.equal(block.qkv.bias, weights[f"h.{index}.c_attn.bias"])
+        assert torch.equal(block.out.weight, weights[f"h.{index}.c_proj.weight"].T)
+        assert torch.equal(block.out.bias, weights[f"h.{index}.c_proj.bias"])
+        assert torch.equal(block.up.weight, weights[f"h.{index}.fc.weight"])
+    unused = sum(weights[f"h.{index}.mask"].nbytes for index in range(2))
+    assert num_bytes == sum(weight.nbytes for weight in weights.values()) - unused
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_reads_its_part_of_a_transposed_weight(load, weights, rank):
+    model, _ = load(Mapped(OneRank(rank=rank, size=2)))
+    q_k_v = weights["h.1.c_attn.weight"].T.split([8, 4, 4])
+    assert torch.equal(model.h[1].qkv.weight, torch.cat([x.chunk(2)[rank] for x in q_k_v]))
+    columns = weights["h.1.c_proj.weight"].T.chunk(2, dim=1)[rank]
+    assert torch.equal(model.h[1].out.weight, columns)
+
+
+def test_dummy_weights_fill_a_mapped_model(tmp_path):
+    model = Mapped()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    DummyLoader(WeightLoaderContext(model_dir=tmp_path)).load(model)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"h.0.c_attn.weight": None}, r"1 weight \(h\.0\.c_attn\.weight\) missing"),
+        ({"h.0.odd": torch.ones(1)}, r"1 weight \(h\.0\.odd\) unknown"),
+        (
+            {"h.0.c_attn.weight": torch.ones(2 * SIZE, SIZE)},
+            r"h\.0\.c_attn\.weight has the shape \[16, 8\], .* has \[8, 16\]",
+        ),
+        ({"h.0.up.weight": torch.ones(2 * SIZE, SIZE)}, r"\(h\.0\.\w+\.weight\) unknown"),
+    ],
+)
+def test_errors_name_the_weights_of_the_checkpoint(load, weights, change, told):
+    for name, weight in change.items():
+        weights.pop(name, None)
+        if weight is not None:
+            weights[name] = weight
+    with pytest.raises(WeightError, match=told):
+        load(Mapped())
+
+
+def test_infinite_values_are_reported_with_the_name_of_the_checkpoint(load, weights):
+    weights["h.1.c_attn.bias"][3] = torch.inf
+    model, _ = load(Mapped())
+    with pytest.raises(WeightError, match=r"in h\.1\.c_attn\.bias:"):
+        check_finite(model)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "told"),
+    [
+        (WeightMapping(source="h.{}.a", targets=("b",)), "'b' must have as many {}"),
+        (WeightMapping(source="a", targets=("b.{}",)), "'b.{}' must have as many {}"),
+        (("a", "b"), "expected WeightMapping objects, got"),
+    ],
+)
+def test_a_wrong_mapping_is_refused_with_the_model_named(mapping, told):
+    model = Mapped()
+    model.weight_mappings = (mapping,)
+    with pytest.raises(ModelError) as caught:
+        build_weight_table(model)
+    assert told in str(caught.value) and "Mapped" in str(caught.value)
+
+
+def test_names_go_both_ways_and_the_first_mapping_applies():
+    names = WeightNames(MAPPINGS)
+    assert names.to_model("h.3.c_proj.weight") == (("h.3.out.weight",), True)
+    assert names.to_model("h.3.c_proj.bias") == (("h.3.out.bias",), False)
+    assert names.to_model("h.3.mask") == ((), False)
+    assert names.to_model("h.3.c_projection.bias") == (("h.3.c_projection.bias",), False)
+    assert names.to_checkpoint("h.3.k_proj.bias") == "h.3.c_attn.bias"
+    assert names.to_checkpoint("h.3.up.weight") == "h.3.fc.weight"
+    assert names.to_checkpoint("other") == "other"
