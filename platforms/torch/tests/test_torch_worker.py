@@ -88,7 +88,7 @@ class Somewhere(Platform):
 class Tiny(nn.Module):
     """One layer of attention between an embedding and a fused head. Remembers its inputs."""
 
-    CONTRACT, CONTRACT_VERSION = "model", "0.4"
+    CONTRACT, CONTRACT_VERSION = "model", "0.5"
     architectures = ("Tiny",)
     soft_cap, sliding_window = 0.0, 0
 

@@ -162,7 +162,7 @@ class Model(Protocol):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

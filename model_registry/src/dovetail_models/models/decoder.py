@@ -278,7 +278,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     architectures: ClassVar[tuple[str, ...]]
     attention_cls: ClassVar[type[DecoderAttention]] = DecoderAttention

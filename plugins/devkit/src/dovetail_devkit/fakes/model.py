@@ -25,7 +25,7 @@ class FakeModel(nn.Module):  # type: ignore[misc]  # torch is a name to the core
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     architectures: ClassVar[tuple[str, ...]] = ("FakeModel",)
 
     def __init__(self, context: ModelContext) -> None:
