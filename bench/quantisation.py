@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from dovetail import LLM, SamplingParams
 from dovetail.config import ModelDirectory
-from dovetail.interfaces import ModelContext, Rotation, WeightLoaderContext
+from dovetail.interfaces import ModelContext, RotaryArgs, WeightLoaderContext
 from dovetail.plugins import PluginRegistry
 from dovetail_torch.layers import TorchOps, pack_linears
 from dovetail_torch.weights import SafetensorsLoader
@@ -77,11 +77,11 @@ class SequenceAttention:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Return [T, H, D]; heads without windows or caps."""
-        if rotation is not None:
-            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
+        if rotary_args is not None:
+            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q_THD, k_TKD, v_TKD))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out[0].transpose(0, 1)

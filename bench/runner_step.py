@@ -38,7 +38,7 @@ BLOCK_SIZE = 16
 PROMPT_LENGTH = 20
 MAX_MODEL_LEN = 4096
 NUM_IGNORED = 50
-WISHES: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "top-k 20": {"temperature": 1.0, "top_k": 20},
     "random": {"temperature": 1.0},
@@ -118,7 +118,7 @@ def make_runner(num_rows: int, parts: DeviceParts) -> ModelRunner:
     return ModelRunner(loaded, make_attention(None, {}, config, limits, options={}, zeros=zeros))
 
 
-def plans(num_rows: int, num_steps: int, wish: dict[str, Any]) -> Iterator[SchedulerOutput]:
+def plans(num_rows: int, num_steps: int, settings: dict[str, Any]) -> Iterator[SchedulerOutput]:
     """Yield the prompts, all in one plan, and then one plan for each token."""
     builder = StepBuilder()
     for row in range(num_rows):
@@ -129,7 +129,7 @@ def plans(num_rows: int, num_steps: int, wish: dict[str, Any]) -> Iterator[Sched
                 generation=1,
                 token_ids=array("i", range(PROMPT_LENGTH)),
                 num_prompt_tokens=PROMPT_LENGTH,
-                sampling_params=SamplingParams(max_tokens=MAX_MODEL_LEN, **wish),
+                sampling_params=SamplingParams(max_tokens=MAX_MODEL_LEN, **settings),
                 stop_token_ids=frozenset(),
                 bad_words_token_ids=(),
                 seed=row,
@@ -162,15 +162,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--steps", type=int, default=300)
-    wish = parser.parse_args()
+    settings = parser.parse_args()
     torch.set_num_threads(1)
     print("rows  sampling    host µs  device µs")
-    for num_rows in wish.rows:
-        for name, params in WISHES.items():
+    for num_rows in settings.rows:
+        for name, params in SETTINGS.items():
             figures = []
             for parts in (TORCH_PARTS, replace(TORCH_PARTS, asynchronous=AtOnce())):
                 runner = make_runner(num_rows, parts)
-                figures.append(measure(runner, list(plans(num_rows, wish.steps, params))))
+                figures.append(measure(runner, list(plans(num_rows, settings.steps, params))))
             print(f"{num_rows:>4}  {name:<10} {figures[0]:>8.0f}  {figures[1]:>9.0f}")
 
 

@@ -28,7 +28,7 @@ from dovetail.interfaces.attention import (
     AttentionBatch,
     AttentionGroupContext,
     AttentionLayerContext,
-    Rotation,
+    RotaryArgs,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
@@ -191,11 +191,11 @@ def time_layer(step: Step, device: torch.device) -> float:
     out = torch.empty(q.shape, dtype=q.dtype, device=device)
     cos_sin = torch.randn(step.seq_len, head_size, device=device)
     positions = torch.arange(num_tokens, device=device) % step.seq_len
-    rotation = Rotation(ops=TorchOps(), positions_T=positions, cos_sin_PR=cos_sin)
+    rotary_args = RotaryArgs(ops=TorchOps(), positions_T=positions, cos_sin_PR=cos_sin)
 
     def all_layers() -> None:
         for layer, cache in zip(layers, caches, strict=True):
-            layer.forward(q, k, v, cache, metadata, out, rotation)
+            layer.forward(q, k, v, cache, metadata, out, rotary_args)
 
     all_layers()  # compiles, and lists the work
     torch.cuda.synchronize()

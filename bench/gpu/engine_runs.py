@@ -118,7 +118,7 @@ class EngineOracle:
         return self._known[tuple(token_ids)]
 
 
-def tell_agreement(agreements: Sequence[Agreement], report: Report) -> None:
+def report_agreement(agreements: Sequence[Agreement], report: Report) -> None:
     """Report the worst of several agreements, and fail where the margin rule does not hold."""
     positions = sum(one.positions for one in agreements)
     clear = sum(one.qualifying + one.tokens_qualifying for one in agreements)

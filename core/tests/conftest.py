@@ -167,7 +167,7 @@ class Driver:
         assert plan.total_num_tokens <= self.limits.max_num_batched_tokens
         assert plan.num_requests <= self.limits.max_num_seqs
         self.out.append(plan)
-        names = {request.row: request.request_id for request in self.scheduler._holdings.running}
+        names = {request.row: request.request_id for request in self.scheduler._state.running}
         runs = zip(plan.rows, plan.starts, plan.num_tokens, strict=True)
         return {names[row]: (start, count) for row, start, count in runs}
 
@@ -207,7 +207,7 @@ class Driver:
         raise AssertionError(f"not done after {limit} steps")
 
     def running(self):
-        return [request.request_id for request in self.scheduler._holdings.running]
+        return [request.request_id for request in self.scheduler._state.running]
 
     def waiting(self):
         self.scheduler._host.begin_step()  # those that have just lost their row get their place

@@ -140,10 +140,12 @@ def test_attention_that_refuses_names_what_would_do(plugin_site):
     plugin_site.add("dovetail-box", {"attention": {"any": ".parts:Any"}}, parts=parts)
     registry = plugin_site.registry()
     platform = __import__("dovetail_box.parts").parts.Box()
-    ask = _ask()
-    assert choose_attention(registry, platform, "auto", ask) is registry.load("attention", "any")
+    requirements = _requirements()
+    assert choose_attention(registry, platform, "auto", requirements) is registry.load(
+        "attention", "any"
+    )
     with pytest.raises(PluginError) as refusal:
-        choose_attention(registry, platform, NarrowAttention, ask)
+        choose_attention(registry, platform, NarrowAttention, requirements)
     assert "head size 8 is asked" in str(refusal.value)
     assert str(refusal.value).endswith("What can be used here: any.")
 
@@ -155,10 +157,10 @@ class NarrowAttention(FakeAttentionBackend):
     capabilities = replace(FakeAttentionBackend.capabilities, head_sizes=frozenset({3}))
 
 
-def _ask():
-    from dovetail.interfaces import AttentionAsk
+def _requirements():
+    from dovetail.interfaces import AttentionRequirements
 
-    return AttentionAsk(
+    return AttentionRequirements(
         device_type="box",
         dtype="float32",
         kv_cache_dtype="float32",

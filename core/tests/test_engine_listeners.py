@@ -165,10 +165,10 @@ def test_a_step_in_several_messages_is_recorded_once(make):
         llm.generate("say", GREEDY)
         stats, num_steps = llm.llm_engine.last_stats, len(one.steps)
         ending = Finished(request_id="a", reason=FinishReason.LENGTH)
-        listeners.tell(EngineCoreOutputs(token_ids=array("i", [1, 2])))
-        listeners.tell(EngineCoreOutputs(token_ids=array("i", [3]), finished=(ending,)))
+        listeners.notify(EngineCoreOutputs(token_ids=array("i", [1, 2])))
+        listeners.notify(EngineCoreOutputs(token_ids=array("i", [3]), finished=(ending,)))
         assert len(one.steps) == num_steps
-        listeners.tell(EngineCoreOutputs(stats=stats))
+        listeners.notify(EngineCoreOutputs(stats=stats))
         assert len(one.steps) == num_steps + 1
         assert (one.steps[-1].num_new_tokens, one.steps[-1].num_finished) == (3, 1)
 

@@ -12,7 +12,7 @@ from dovetail.config import EngineArgs
 from dovetail.config.resolve import resolve
 from dovetail.engine.choice import explain_choice, wanted_of
 from dovetail.errors import ConfigError, PluginError, PluginNotFoundError
-from dovetail.interfaces import AttentionAsk
+from dovetail.interfaces import AttentionRequirements
 from dovetail.plugins import KINDS, PluginPolicy, PluginRegistry
 from dovetail.plugins.explanation import ABLE, FAILED, OUT, REFUSED, TAKEN, Wanted, explain
 from dovetail.plugins.selection import (
@@ -97,7 +97,7 @@ CLASSES = {
     "scheduler": ["GoodScheduler"],
 }
 NAMES = ["a", "b", "nobody", *(f"{letter}{n}" for letter in "abcd" for n in range(4))]
-ASK = AttentionAsk(
+ASK = AttentionRequirements(
     device_type="box",
     dtype="float32",
     kv_cache_dtype="float32",
@@ -180,7 +180,7 @@ def chosen_by_selection(registry, kind, wanted, platform):
         if kind == "platform":
             cls = type(choose_platform(registry, reference))
         elif kind == "attention":
-            cls = choose_attention(registry, platform, reference, wanted.ask)
+            cls = choose_attention(registry, platform, reference, wanted.requirements)
         elif kind in ("scheduler", "policy"):
             found = choose_scheduler(registry, reference)
             cls = found[0] if kind == "scheduler" else found[1]
@@ -260,7 +260,7 @@ def test_explanations_agree_with_selection(world, seed):
             reference = rng.choice(names)
         wanted = Wanted(
             references=(reference,),
-            ask=ASK if kind == "attention" else None,
+            requirements=ASK if kind == "attention" else None,
             platform="box",
             device_type="box",
             preferred=() if kind == "platform" else preferred,
@@ -317,7 +317,7 @@ def test_every_candidate_has_its_place_and_its_reason(world):
     world.install("rude", [("attention", "rude", "GoodAttention")])
     registry = world.registry(deny=("*:*@rude",))
     wanted = Wanted(
-        references=("auto",), ask=ASK, platform="box", preferred=("gone", "narrow", "good")
+        references=("auto",), requirements=ASK, platform="box", preferred=("gone", "narrow", "good")
     )
     explanation = explain(registry, "attention", wanted)
     assert states(explanation) == {

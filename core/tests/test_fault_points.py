@@ -11,7 +11,7 @@ import pytest
 
 import dovetail
 from dovetail.errors import ConfigError
-from dovetail.faults import POINTS, VARIABLE, InjectedError, arm, fault, read_wishes
+from dovetail.faults import POINTS, VARIABLE, InjectedError, arm, fault, read_fault_specs
 from dovetail.processes.startup_phases import PHASES
 
 CORE = Path(dovetail.__file__).parent
@@ -56,12 +56,12 @@ def test_a_record_names_each_point_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wish", "status"),
+    ("spec", "status"),
     [("kill", -signal.SIGKILL), ("exit=7", 7), ("exit", 3), ("raise", 1), ("delay=0", 0)],
 )
-def test_a_process_is_told_by_its_environment(wish, status):
+def test_a_process_is_told_by_its_environment(spec, status):
     code = "from dovetail.faults import fault; fault('core.launch')"
-    asked = os.environ | {VARIABLE: f"core.launch:{wish}"}
+    asked = os.environ | {VARIABLE: f"core.launch:{spec}"}
     done = subprocess.run([sys.executable, "-c", code], env=asked, capture_output=True, check=False)
     assert done.returncode == status
 
@@ -75,6 +75,6 @@ def test_a_process_is_told_by_its_environment(wish, status):
         ("core.launch:delay=long", "must be a number"),
     ],
 )
-def test_a_wish_that_is_none_is_refused(text, message):
+def test_a_spec_that_is_none_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
-        read_wishes(text)
+        read_fault_specs(text)

@@ -72,7 +72,7 @@ def test_the_hooks_are_these():
 
 
 def test_all_are_told_in_the_order_in_which_they_are_named(told):
-    load(Last, Plain, First).tell("on_engine_start", config="c")
+    load(Last, Plain, First).notify("on_engine_start", config="c")
     assert told == ["first of c", "last", "plain"]  # tryfirst, then as named
 
 
@@ -97,7 +97,7 @@ def test_inheriting_the_specification_subscribes_to_nothing():
 
 def test_who_raises_at_the_start_is_named():
     with pytest.raises(PluginError, match="'Exits' failed in on_engine_start: SystemExit: 3") as e:
-        load(Plain, Exits).tell("on_engine_start", config=None)
+        load(Plain, Exits).notify("on_engine_start", config=None)
     assert isinstance(e.value.__cause__, SystemExit)
 
 
@@ -105,7 +105,7 @@ def test_who_raises_at_the_end_harms_nobody(caplog):
     fake = FakeHooks(None)
     hooks = HookPlugins({"bad": Last(None), "fake": fake})
     with caplog.at_level(logging.WARNING):
-        hooks.tell_all("on_engine_stop")
+        hooks.notify_all("on_engine_stop")
     assert fake.heard == [("on_engine_stop", None)]
     assert caplog.messages == [
         "The hooks plugin 'bad' failed in on_engine_stop: RuntimeError: no end."
@@ -117,9 +117,9 @@ def test_the_users_interrupt_passes():
         def on_engine_start(self):
             raise KeyboardInterrupt
 
-    for tell in (load(Interrupted).tell, load(Interrupted).tell_all):
+    for notify in (load(Interrupted).notify, load(Interrupted).notify_all):
         with pytest.raises(KeyboardInterrupt):
-            tell("on_engine_start", config=None)
+            notify("on_engine_start", config=None)
 
 
 def method(name, function):

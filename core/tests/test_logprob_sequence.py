@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from dovetail.clock import ManualClock
-from dovetail.engine.output_portions import cut_outputs
+from dovetail.engine.output_chunks import cut_outputs
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.interfaces.scheduler import EngineCoreOutputs
 from dovetail.logprob_store import LogprobStore
@@ -112,7 +112,7 @@ def test_millions_of_logprobs_are_columns_until_somebody_looks(kind, no_collecto
     num_objects, longest_ns = len(gc.get_objects()), 0
     for piece in cut_outputs(outputs, 128):
         start_ns = time.thread_time_ns()
-        processor.take_in(piece)
+        processor.process_chunk(piece)
         longest_ns = max(longest_ns, time.thread_time_ns() - start_ns)
     start_ns = time.thread_time_ns()
     output = group.output()

@@ -55,7 +55,7 @@ class Table:
         return outputs
 
     def request(self, name):
-        return self.scheduler._holdings.requests[name]
+        return self.scheduler._state.requests[name]
 
 
 def runs(plan):

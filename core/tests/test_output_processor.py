@@ -65,11 +65,11 @@ def columns(*positions):
 
 
 def test_cumulative_outputs_hold_everything_so_far():
-    desk = Desk()
-    desk.add("r")
-    (first,) = desk.step({"r": b"He"}).request_outputs
-    (second,) = desk.step({"r": b"llo"}).request_outputs
-    (last,) = desk.step({"r": [EOS]}, [("r", STOP)]).request_outputs
+    processor = Desk()
+    processor.add("r")
+    (first,) = processor.step({"r": b"He"}).request_outputs
+    (second,) = processor.step({"r": b"llo"}).request_outputs
+    (last,) = processor.step({"r": [EOS]}, [("r", STOP)]).request_outputs
     assert [o.outputs[0].text for o in (first, second, last)] == ["He", "Hello", "Hello"]
     assert first.outputs[0].token_ids == list(b"He")
     assert last.outputs[0].token_ids == [*b"Hello", EOS]
@@ -77,14 +77,14 @@ def test_cumulative_outputs_hold_everything_so_far():
     assert [o.outputs[0].finish_reason for o in (first, second, last)] == [None, None, "stop"]
     assert last.outputs[0].stop_reason is None
     assert (last.prompt, last.prompt_token_ids) == ("say", [256, *b"say"])
-    assert desk.outputs.num_unfinished == 0
+    assert processor.outputs.num_unfinished == 0
 
 
 def test_delta_outputs_hold_what_is_new():
-    desk = Desk()
-    desk.add("r", DELTA)
+    processor = Desk()
+    processor.add("r", DELTA)
     steps = [({"r": b"a\xc3"}, ()), ({"r": b"\xa9"}, ()), ({"r": b"b"}, [("r", LENGTH)])]
-    outputs = [desk.step(*step).request_outputs[0].outputs[0] for step in steps]
+    outputs = [processor.step(*step).request_outputs[0].outputs[0] for step in steps]
     assert [o.text for o in outputs] == ["a", "é", "b"]
     assert [o.token_ids for o in outputs] == [[97, 0xC3], [0xA9], [98]]
     assert [o.finish_reason for o in outputs] == [None, None, "length"]
@@ -92,13 +92,13 @@ def test_delta_outputs_hold_what_is_new():
 
 @pytest.mark.parametrize("wishes", [{}, {"stop": "never"}, {"logprobs": 0}])
 def test_final_outputs_come_once(wishes):
-    desk = Desk()
-    desk.add("r", FINAL_ONLY, **wishes)
+    processor = Desk()
+    processor.add("r", FINAL_ONLY, **wishes)
     plain = wishes.get("logprobs") is None
     for piece in (b"H", b"e", b"llo \xc3"):
         logprobs = {} if plain else {"r": columns(*[(t, -1.0, 1, []) for t in piece])}
-        assert desk.step({"r": piece}, logprobs=logprobs).request_outputs == []
-    (output,) = desk.step(ends=[("r", LENGTH)]).request_outputs
+        assert processor.step({"r": piece}, logprobs=logprobs).request_outputs == []
+    (output,) = processor.step(ends=[("r", LENGTH)]).request_outputs
     assert output.outputs[0].text == "Hello \ufffd"
     assert output.outputs[0].token_ids == list(b"Hello \xc3")
     assert output.outputs[0].finish_reason == "length"
@@ -108,11 +108,11 @@ def test_final_outputs_come_once(wishes):
 def test_kinds_agree_on_the_whole():
     texts = {}
     for kind in RequestOutputKind:
-        desk = Desk()
-        desk.add("r", kind, stop=["END"], prompt=[1, 2])
+        processor = Desk()
+        processor.add("r", kind, stop=["END"], prompt=[1, 2])
         found = []
         for byte in "né E ENE EN END more".encode():
-            processed = desk.step({"r": [byte]})
+            processed = processor.step({"r": [byte]})
             found += [o.outputs[0] for o in processed.request_outputs]
         texts[kind] = "".join(o.text for o in found) if kind is DELTA else found[-1].text
         tokens = [t for o in found for t in o.token_ids] if kind is DELTA else found[-1].token_ids
@@ -121,10 +121,10 @@ def test_kinds_agree_on_the_whole():
 
 
 def test_a_stop_string_ends_the_request_and_asks_for_its_abort():
-    desk = Desk()
-    desk.add("r", stop=["lo w"])
-    assert desk.step({"r": b"Hel"}).to_abort == []
-    processed = desk.step({"r": b"lo world"})
+    processor = Desk()
+    processor.add("r", stop=["lo w"])
+    assert processor.step({"r": b"Hel"}).to_abort == []
+    processed = processor.step({"r": b"lo world"})
     assert processed.to_abort == ["r"]
     (output,) = processed.request_outputs
     done = output.outputs[0]
@@ -132,14 +132,14 @@ def test_a_stop_string_ends_the_request_and_asks_for_its_abort():
     assert done.token_ids == list(b"Hello w")
     assert output.finished
     # The core may have had a plan in flight: what it gives is dropped.
-    late = desk.step({"r": b"x"}, [("r", LENGTH)])
+    late = processor.step({"r": b"x"}, [("r", LENGTH)])
     assert late.request_outputs == late.to_abort == []
 
 
 def test_a_stop_string_in_the_cores_last_step_wins_without_an_abort():
-    desk = Desk()
-    desk.add("r", stop=["b"], include_stop_str_in_output=True)
-    processed = desk.step({"r": [*b"abc", EOS]}, [("r", STOP)])
+    processor = Desk()
+    processor.add("r", stop=["b"], include_stop_str_in_output=True)
+    processed = processor.step({"r": [*b"abc", EOS]}, [("r", STOP)])
     assert processed.to_abort == []
     (output,) = processed.request_outputs
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("ab", "b")
@@ -147,40 +147,40 @@ def test_a_stop_string_in_the_cores_last_step_wins_without_an_abort():
 
 
 def test_what_might_begin_a_stop_string_is_held_back_and_given_at_the_end():
-    desk = Desk()
-    desk.add("r", DELTA, stop=["<end>"])
-    (first,) = desk.step({"r": b"a<e"}).request_outputs
-    (last,) = desk.step({"r": b"n"}, [("r", LENGTH)]).request_outputs
+    processor = Desk()
+    processor.add("r", DELTA, stop=["<end>"])
+    (first,) = processor.step({"r": b"a<e"}).request_outputs
+    (last,) = processor.step({"r": b"n"}, [("r", LENGTH)]).request_outputs
     assert (first.outputs[0].text, last.outputs[0].text) == ("a", "<en")
 
 
 def test_no_stop_string_is_looked_for_before_min_tokens():
-    desk = Desk()
-    desk.add("r", stop=["ab"], min_tokens=4)
-    (output,) = desk.step({"r": b"ababab"}).request_outputs
+    processor = Desk()
+    processor.add("r", stop=["ab"], min_tokens=4)
+    (output,) = processor.step({"r": b"ababab"}).request_outputs
     assert (output.outputs[0].text, output.outputs[0].token_ids) == ("ab", list(b"abab"))
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
 def test_the_text_of_a_stop_token_is_shown_only_when_asked_for(kind):
-    desk = Desk()
+    processor = Desk()
     wishes = {"stop_token_ids": [ord("!")], "skip_special_tokens": False}
-    desk.add("r", kind, **wishes)
-    desk.add("s", kind, include_stop_str_in_output=True, **wishes)
-    desk.add("e", kind, **wishes)
+    processor.add("r", kind, **wishes)
+    processor.add("s", kind, include_stop_str_in_output=True, **wishes)
+    processor.add("e", kind, **wishes)
     ends = [("r", STOP, 33), ("s", STOP, 33), ("e", LENGTH)]
-    outputs = desk.step({"r": b"a!", "s": b"a!", "e": [97, EOS]}, ends).request_outputs
+    outputs = processor.step({"r": b"a!", "s": b"a!", "e": [97, EOS]}, ends).request_outputs
     assert [o.outputs[0].text for o in outputs] == ["a", "a!", "a<eos>"]
     assert [o.outputs[0].stop_reason for o in outputs] == [33, 33, None]
     assert outputs[0].outputs[0].token_ids == list(b"a!")
 
 
 def test_logprobs_are_one_mapping_a_token():
-    desk = Desk()
-    desk.add("r", logprobs=2)
+    processor = Desk()
+    processor.add("r", logprobs=2)
     best = [(98, -0.5), (97, -1.0)]
     given = columns((97, -1.0, 2, best), (120, -3.0, 9, best))
-    (output,) = desk.step({"r": b"ax"}, logprobs={"r": given}).request_outputs
+    (output,) = processor.step({"r": b"ax"}, logprobs={"r": given}).request_outputs
     first, second = output.outputs[0].logprobs
     assert list(first.items()) == [(97, Logprob(-1.0, 2, "a")), (98, Logprob(-0.5, 1, "b"))]
     assert second[120] == Logprob(-3.0, 9, "x")
@@ -189,11 +189,13 @@ def test_logprobs_are_one_mapping_a_token():
 
 
 def test_logprobs_are_cut_with_the_tokens_and_delta_gives_the_new_ones():
-    desk = Desk()
-    desk.add("r", DELTA, logprobs=0, stop=["bc"])
-    (first,) = desk.step({"r": b"a"}, logprobs={"r": columns((97, -1.0, 1, []))}).request_outputs
+    processor = Desk()
+    processor.add("r", DELTA, logprobs=0, stop=["bc"])
+    (first,) = processor.step(
+        {"r": b"a"}, logprobs={"r": columns((97, -1.0, 1, []))}
+    ).request_outputs
     given = columns(*[(token, -2.0, 1, []) for token in b"bcde"])
-    (last,) = desk.step({"r": b"bcde"}, logprobs={"r": given}).request_outputs
+    (last,) = processor.step({"r": b"bcde"}, logprobs={"r": given}).request_outputs
     assert first.outputs[0].logprobs == [{97: Logprob(-1.0, 1, "a")}]
     assert [set(here) for here in last.outputs[0].logprobs] == [{98}, {99}]
     assert last.outputs[0].token_ids == [98, 99]
@@ -201,123 +203,125 @@ def test_logprobs_are_cut_with_the_tokens_and_delta_gives_the_new_ones():
 
 
 def test_prompt_logprobs_begin_with_none_and_may_come_in_pieces():
-    desk = Desk()
-    desk.add("r", DELTA, prompt="abc", prompt_logprobs=0)
+    processor = Desk()
+    processor.add("r", DELTA, prompt="abc", prompt_logprobs=0)
     first = {"r": columns((97, -1.0, 1, []), (98, -2.0, 1, []))}
-    assert desk.step(prompt_logprobs=first).request_outputs == []
+    assert processor.step(prompt_logprobs=first).request_outputs == []
     second = {"r": columns((99, -3.0, 4, []))}
-    (output,) = desk.step({"r": b"x"}, prompt_logprobs=second).request_outputs
+    (output,) = processor.step({"r": b"x"}, prompt_logprobs=second).request_outputs
     assert output.prompt_logprobs[0] is None
     assert [list(here) for here in output.prompt_logprobs[1:]] == [[97], [98], [99]]
     assert output.prompt_logprobs[3][99] == Logprob(-3.0, 4, "c")
-    assert desk.step({"r": b"y"}).request_outputs[0].prompt_logprobs is None
+    assert processor.step({"r": b"y"}).request_outputs[0].prompt_logprobs is None
 
 
 def test_what_was_not_asked_for_is_none():
-    desk = Desk()
-    desk.add("r")
-    (output,) = desk.step({"r": b"x"}, [("r", LENGTH)]).request_outputs
+    processor = Desk()
+    processor.add("r")
+    (output,) = processor.step({"r": b"x"}, [("r", LENGTH)]).request_outputs
     assert output.prompt_logprobs is None
     assert output.outputs[0].logprobs is None
     assert output.outputs[0].cumulative_logprob is None
 
 
 def test_completions_of_one_prompt_are_one_output():
-    desk = Desk()
-    desk.add("r", n=3)
-    (output,) = desk.step({"r#2": b"c", "r#0": b"a"}).request_outputs
+    processor = Desk()
+    processor.add("r", n=3)
+    (output,) = processor.step({"r#2": b"c", "r#0": b"a"}).request_outputs
     assert [(o.index, o.text) for o in output.outputs] == [(0, "a"), (1, ""), (2, "c")]
     ends = [("r#0", LENGTH), ("r#2", STOP)]
-    (output,) = desk.step({"r#1": b"b"}, ends).request_outputs
+    (output,) = processor.step({"r#1": b"b"}, ends).request_outputs
     assert not output.finished
     assert [o.finish_reason for o in output.outputs] == ["length", None, "stop"]
-    (output,) = desk.step(ends=[("r#1", LENGTH)]).request_outputs
+    (output,) = processor.step(ends=[("r#1", LENGTH)]).request_outputs
     assert output.finished
     assert [o.text for o in output.outputs] == ["a", "b", "c"]
 
 
 def test_with_delta_only_completions_with_news_are_in():
-    desk = Desk()
-    desk.add("r", DELTA, n=2)
-    (output,) = desk.step({"r#1": b"b"}).request_outputs
+    processor = Desk()
+    processor.add("r", DELTA, n=2)
+    (output,) = processor.step({"r#1": b"b"}).request_outputs
     assert [o.index for o in output.outputs] == [1]
-    (output,) = desk.step({"r#0": b"a"}, [("r#1", LENGTH)]).request_outputs
+    (output,) = processor.step({"r#0": b"a"}, [("r#1", LENGTH)]).request_outputs
     assert [(o.index, o.text, o.finish_reason) for o in output.outputs] == [
         (0, "a", None),
         (1, "", "length"),
     ]
-    (output,) = desk.step(ends=[("r#0", LENGTH)]).request_outputs
+    (output,) = processor.step(ends=[("r#0", LENGTH)]).request_outputs
     assert [o.index for o in output.outputs] == [0]
 
 
 def test_final_only_waits_for_the_last_completion():
-    desk = Desk()
-    desk.add("r", FINAL_ONLY, n=2)
-    assert desk.step({"r#0": b"a", "r#1": b"b"}, [("r#0", LENGTH)]).request_outputs == []
-    (output,) = desk.step({"r#1": b"b"}, [("r#1", LENGTH)]).request_outputs
+    processor = Desk()
+    processor.add("r", FINAL_ONLY, n=2)
+    assert processor.step({"r#0": b"a", "r#1": b"b"}, [("r#0", LENGTH)]).request_outputs == []
+    (output,) = processor.step({"r#1": b"b"}, [("r#1", LENGTH)]).request_outputs
     assert [o.text for o in output.outputs] == ["a", "bb"]
 
 
 def test_abort_ends_all_completions():
-    desk = Desk()
-    desk.add("r", n=2)
-    desk.add("s")
-    desk.step({"r#0": b"a", "r#1": b"b", "s": b"s"}, [("r#0", LENGTH)])
-    aborted = desk.outputs.abort(["r", "unknown"])
+    processor = Desk()
+    processor.add("r", n=2)
+    processor.add("s")
+    processor.step({"r#0": b"a", "r#1": b"b", "s": b"s"}, [("r#0", LENGTH)])
+    aborted = processor.outputs.abort(["r", "unknown"])
     assert aborted.to_abort == ["r#1"]
     (output,) = aborted.request_outputs
     assert output.finished
     assert [(o.text, o.finish_reason) for o in output.outputs] == [("a", "length"), ("b", "abort")]
-    assert desk.outputs.num_unfinished == 1
-    assert desk.outputs.abort(["r"]).request_outputs == []
+    assert processor.outputs.num_unfinished == 1
+    assert processor.outputs.abort(["r"]).request_outputs == []
 
 
 def test_an_error_is_told():
-    desk = Desk()
-    desk.add("r", FINAL_ONLY)
+    processor = Desk()
+    processor.add("r", FINAL_ONLY)
     failure = Finished(request_id="r", reason=FinishReason.ERROR, message="the row broke")
-    (output,) = desk.outputs.process(EngineCoreOutputs(finished=(failure,))).request_outputs
+    (output,) = processor.outputs.process(EngineCoreOutputs(finished=(failure,))).request_outputs
     assert (output.error, output.outputs[0].finish_reason) == ("the row broke", "error")
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
 def test_metrics_and_cached_tokens(kind):
-    desk = Desk()
-    desk.add("r", kind)
-    desk.step(num_cached_tokens={"r": 3, "other": 9})
-    desk.step({"r": b"a"})
-    desk.step({"r": b"b"})
-    (output,) = desk.step(ends=[("r", LENGTH)]).request_outputs
+    processor = Desk()
+    processor.add("r", kind)
+    processor.step(num_cached_tokens={"r": 3, "other": 9})
+    processor.step({"r": b"a"})
+    processor.step({"r": b"b"})
+    (output,) = processor.step(ends=[("r", LENGTH)]).request_outputs
     metrics = output.metrics
     assert (metrics.arrival_ns, metrics.first_token_ns, metrics.finished_ns) == (10, 20, 30)
     assert output.num_cached_tokens == 3
 
 
 def test_an_id_in_use_is_refused_and_free_again_afterwards():
-    desk = Desk()
-    desk.add("r", n=2)
+    processor = Desk()
+    processor.add("r", n=2)
     for name in ("r", "r#0"):
         with pytest.raises(RequestError, match="in use"):
-            desk.add(name)
-    desk.outputs.abort(["r"])
-    desk.add("r#0")
+            processor.add(name)
+    processor.outputs.abort(["r"])
+    processor.add("r#0")
 
 
 def test_without_tokenizer_or_detokenize_there_is_no_text():
-    for desk, wishes in ((Desk(tokenizer=False), {}), (Desk(), {"detokenize": False})):
-        desk.add("r", prompt=[1], logprobs=0, **wishes)
+    for processor, wishes in ((Desk(tokenizer=False), {}), (Desk(), {"detokenize": False})):
+        processor.add("r", prompt=[1], logprobs=0, **wishes)
         given = {"r": columns((97, -1.0, 1, []))}
-        (output,) = desk.step({"r": b"a"}, [("r", LENGTH)], logprobs=given).request_outputs
+        (output,) = processor.step({"r": b"a"}, [("r", LENGTH)], logprobs=given).request_outputs
         assert (output.prompt, output.outputs[0].text) == (None, "")
         assert output.outputs[0].token_ids == [97]
         assert output.outputs[0].logprobs == [{97: Logprob(-1.0, 1, None)}]
 
 
 def test_outputs_given_away_do_not_change_any_more():
-    desk = Desk()
-    desk.add("r", logprobs=0)
-    (first,) = desk.step({"r": b"a"}, logprobs={"r": columns((97, -1.0, 1, []))}).request_outputs
-    desk.step({"r": b"b"}, logprobs={"r": columns((98, -1.0, 1, []))})
+    processor = Desk()
+    processor.add("r", logprobs=0)
+    (first,) = processor.step(
+        {"r": b"a"}, logprobs={"r": columns((97, -1.0, 1, []))}
+    ).request_outputs
+    processor.step({"r": b"b"}, logprobs={"r": columns((98, -1.0, 1, []))})
     assert first.outputs[0].token_ids == [97]
     assert len(first.outputs[0].logprobs) == 1
 
@@ -333,35 +337,35 @@ def test_the_text_of_a_long_output_is_not_all_left_for_the_end():
             Counting.num_decoded += 1
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    desk = Desk()
-    desk.outputs = OutputProcessor(Counting(), clock=desk.clock)
-    desk.add("r", FINAL_ONLY, max_tokens=400)
+    processor = Desk()
+    processor.outputs = OutputProcessor(Counting(), clock=processor.clock)
+    processor.add("r", FINAL_ONLY, max_tokens=400)
     most = 0
     for number in range(300):
         Counting.num_decoded = 0
         ends = [("r", LENGTH)] if number == 299 else []
-        outputs = desk.step({"r": b"a"}, ends).request_outputs
+        outputs = processor.step({"r": b"a"}, ends).request_outputs
         most = max(most, Counting.num_decoded)
     assert outputs[0].outputs[0].text == "a" * 300
     assert 0 < most < 100
 
 
 def test_the_outputs_of_a_request_share_its_prompt():
-    desk = Desk()
-    desk.add("r", DELTA)
-    desk.add("s", DELTA)
-    first, other = desk.step({"r": b"a", "s": b"a"}).request_outputs
-    second, _ = desk.step({"r": b"b", "s": b"b"}).request_outputs
+    processor = Desk()
+    processor.add("r", DELTA)
+    processor.add("s", DELTA)
+    first, other = processor.step({"r": b"a", "s": b"a"}).request_outputs
+    second, _ = processor.step({"r": b"b", "s": b"b"}).request_outputs
     assert first.prompt_token_ids is second.prompt_token_ids
     assert first.prompt_token_ids is not other.prompt_token_ids
     assert first.prompt_token_ids == [256, *b"say"]
 
 
 def test_log_probabilities_show_the_text_that_a_token_adds():
-    desk = Desk()
-    desk.add("r", logprobs=1)
+    processor = Desk()
+    processor.add("r", logprobs=1)
     given = columns((0xC3, -1.0, 2, [(EOS, -0.5)]), (32, -1.0, 1, [(32, -1.0)]))
-    (output,) = desk.step({"r": b"\xc3 "}, logprobs={"r": given}).request_outputs
+    (output,) = processor.step({"r": b"\xc3 "}, logprobs={"r": given}).request_outputs
     first, second = output.outputs[0].logprobs
     assert [one.decoded_token for one in first.values()] == ["\ufffd", "<eos>"]
     assert [one.decoded_token for one in second.values()] == [" "]

@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.clock import ManualClock
 from dovetail.errors import ConfigError, PluginLoadError
-from dovetail.plugins.construction import ask, construct
+from dovetail.plugins.construction import call_plugin, construct
 from dovetail.plugins.containment import contained, describe_failure
 
 POLICY = "from dovetail.interfaces import Policy\nclass Fair(Policy):\n    pass\n"
@@ -141,13 +141,13 @@ def test_our_own_errors_and_ctrl_c_pass(error):
         construct("ops", fails(error))
     assert failure.value is error
     with pytest.raises(type(error)):
-        ask("platform 'x'", "capabilities", fails(error))
+        call_plugin("platform 'x'", "capabilities", fails(error))
 
 
 def test_a_question_that_fails_is_told_as_the_plugins():
     with pytest.raises(PluginLoadError, match=r"platform 'x' failed when it was asked for its cap"):
-        ask("platform 'x'", "capabilities", fails(SystemExit()))
-    assert ask("platform 'x'", "capabilities", lambda: 3) == 3
+        call_plugin("platform 'x'", "capabilities", fails(SystemExit()))
+    assert call_plugin("platform 'x'", "capabilities", lambda: 3) == 3
 
 
 def test_a_failure_is_described_with_its_place():

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from dovetail.errors import PolicyError
-from dovetail.interfaces import CONTINUE, Denied, Displace, Grant, PauseScope, Policy, Run
+from dovetail.interfaces import CONTINUE, Denied, Grant, PauseScope, Policy, PreemptAndAdmit, Run
 
 
 class Failing(Policy):
@@ -45,7 +45,7 @@ class Failing(Policy):
 
 
 class FailingPlan(Failing):
-    """Fails in its plan, after some wishes."""
+    """Fails in its plan, after some actions."""
 
     def plan(self, view):
         yield CONTINUE
@@ -182,8 +182,8 @@ def test_what_is_no_policy_has_failed(drive, alone, cls, error):
         play(driver, alone, 1)
 
 
-@pytest.mark.parametrize("make_wish", [Run, Displace])
-def test_a_wish_for_a_request_that_a_pause_holds_is_not_granted(drive, make_wish):
+@pytest.mark.parametrize("make_action", [Run, PreemptAndAdmit])
+def test_a_action_for_a_request_that_a_pause_holds_is_not_granted(drive, make_action):
     """A policy may remember requests that no view shows it."""
     grants = []
 
@@ -198,7 +198,7 @@ def test_a_wish_for_a_request_that_a_pause_holds_is_not_granted(drive, make_wish
             yield CONTINUE
             for request in self.known:
                 if request.num_computed_tokens == 0:
-                    grants.append((yield make_wish(request)))
+                    grants.append((yield make_action(request)))
 
     driver = drive(policy=Remembers, strict=True)
     driver.scheduler.pause(PauseScope.NEW)

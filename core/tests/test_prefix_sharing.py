@@ -160,7 +160,7 @@ def test_a_step_hashes_and_passes_over_a_bounded_number(drive, alone, monkeypatc
     prompts = {f"r{number}": [number, *range(200)] for number in range(30)}
     for name, prompt in prompts.items():
         driver.add(name, prompt, max_tokens=1)
-    requests = driver.scheduler._holdings.requests
+    requests = driver.scheduler._state.requests
     num_hashed, num_steps = 0, 0
     while requests:
         driver.step()
@@ -188,7 +188,7 @@ class AsksOfAll(Policy):
 
 
 def test_policies_that_ask_what_is_cached_of_all_do_not_hash_all(drive, monkeypatch):
-    monkeypatch.setattr("dovetail.scheduling.holdings.MAX_BLOCKS_HASHED", 500)
+    monkeypatch.setattr("dovetail.scheduling.scheduler_state.MAX_BLOCKS_HASHED", 500)
     driver = drive(
         policy=AsksOfAll,
         **(BIG | {"block_size": 4, "max_num_seqs": 1}),
@@ -202,7 +202,7 @@ def test_policies_that_ask_what_is_cached_of_all_do_not_hash_all(drive, monkeypa
     driver.add("like", SHARED[:1000])
     driver.add("copy", SHARED[:1000])
     driver.step()
-    requests = driver.scheduler._holdings.requests.values()
+    requests = driver.scheduler._state.requests.values()
     assert sum(len(one.block_hashes) for one in requests) < 20 * 64
     for _ in range(4):
         driver.step()

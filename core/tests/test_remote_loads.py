@@ -71,7 +71,7 @@ def test_a_load_that_takes_holds_blocks_and_no_row(referee):
     assert plan.empty and not plan.joins and plan.kv_transfer
     depth = referee.scheduler.depth()
     assert (depth.num_waiting, depth.num_running, depth.num_transfers) == (1, 0, 1)
-    (held,) = referee.scheduler._holdings.loads
+    (held,) = referee.scheduler._state.loads
     assert len(held.blocks[0]) == BLOCKS + 1
     referee.settle()
     plan = referee.schedule()
@@ -86,7 +86,7 @@ def test_a_load_that_fails_is_computed(referee, loads):
     lose(referee, 1)
     referee.add(request("a"))
     referee.drain()  # the referee knows the right tokens
-    remote = referee.scheduler._holdings.loads._remote
+    remote = referee.scheduler._state.loads._remote
     assert remote.num_failed_loads == 1
     assert referee.num_cached["a"] == 4  # the block before the lost one
 
@@ -138,7 +138,7 @@ def test_who_is_loaded_is_next_for_a_seat():
     referee.add(request("loading"))
     referee.schedule()
     referee.settle()
-    loaded = referee.scheduler._holdings.requests["loading"]
+    loaded = referee.scheduler._state.requests["loading"]
     assert loaded.status is RequestStatus.WAITING and loaded.blocks
     referee.add(request("first in the queue", first=9))
     (join,) = referee.schedule().joins
@@ -155,7 +155,7 @@ def test_random_programs_with_a_connector_that_errs():
         program = replace(program, limits=limits)
         referee = Referee(Scheduler, program, after_step=Scheduler.check_integrity)
         play(program, referee)
-        remote = referee.scheduler._holdings.loads._remote
+        remote = referee.scheduler._state.loads._remote
         counted.update(
             loaded=remote.num_loaded_blocks,
             stored=remote.num_stored_blocks,
@@ -186,7 +186,7 @@ def evict_while_its_load_fails():
     assert referee.schedule().kv_transfer
     referee.add(replace(request("b", first=7), priority=-1))
     referee.schedule()
-    assert referee.scheduler._holdings.requests["a"].status is RequestStatus.PREEMPTED
+    assert referee.scheduler._state.requests["a"].status is RequestStatus.PREEMPTED
     return referee, referee.settle()
 
 

@@ -1,4 +1,5 @@
-"""Ways that must give the same plans: together or one by one; the inlined loop or wish by wish."""
+"""Ways that must give the same plans: together or one by one; the inlined loop or action by
+action."""
 
 import random
 
@@ -16,7 +17,7 @@ class OneByOne(Scheduler):
 
     def __init__(self, context):
         super().__init__(context)
-        self._mechanism.runs_together = False
+        self._mechanism.in_decode_batch = False
 
 
 class Priority(Policy):
@@ -97,7 +98,7 @@ def test_together_or_one_by_one(drive, policy, depth):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_inlined_or_wish_by_wish(policy):
+def test_inlined_or_action_by_action(policy):
     for seed in range(10):
         ways = [
             check_program(cls, random_program(seed), policy=each)
@@ -117,13 +118,13 @@ def test_those_that_decode_are_together(drive):
         driver.add(name, 6, max_tokens=20)
     for _ in range(5):
         driver.step()
-    cohort = driver.scheduler._holdings.cohort
-    assert [one.request_id for one in cohort] == ["a", "b", "c"] and not cohort.apart
+    decode_batch = driver.scheduler._state.decode_batch
+    assert [one.request_id for one in decode_batch] == ["a", "b", "c"] and not decode_batch.apart
     driver = drive(cls=OneByOne)
     driver.add("a", 6, max_tokens=20)
     for _ in range(5):
         driver.step()
-    assert not len(driver.scheduler._holdings.cohort)
+    assert not len(driver.scheduler._state.decode_batch)
 
 
 def test_one_with_very_many_stop_tokens_stands_apart(drive):
@@ -134,8 +135,8 @@ def test_one_with_very_many_stop_tokens_stands_apart(drive):
     driver.add("b", 6, max_tokens=9)
     for _ in range(3):
         driver.step()
-    cohort = driver.scheduler._holdings.cohort
-    assert [one.request_id for one in cohort] == ["a", "b"]
+    decode_batch = driver.scheduler._state.decode_batch
+    assert [one.request_id for one in decode_batch] == ["a", "b"]
     assert driver.step().keys() == {"a", "b", "many"}
     driver.run()
     assert set(driver.reasons.values()) == {"length"}

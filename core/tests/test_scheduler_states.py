@@ -92,7 +92,7 @@ WAYS = {
 
 
 def status(referee):
-    alive = referee.scheduler._holdings.requests
+    alive = referee.scheduler._state.requests
     return alive["r"].status if "r" in alive else None
 
 

@@ -15,7 +15,7 @@ def test_statistics_say_what_stands_where(drive):
     assert (stats.num_running, stats.num_waiting, stats.num_scheduled_tokens) == (2, 1, 18)
     assert (stats.num_blocks, stats.num_used_blocks, stats.num_cached_blocks) == (10, 6, 4)
     assert stats.kv_cache_usage == 0.6
-    assert (stats.policy, stats.policy_failures, stats.num_illegal_wishes) == ("Policy", 0, 0)
+    assert (stats.policy, stats.policy_failures, stats.num_illegal_actions) == ("Policy", 0, 0)
     driver.run()
     assert (driver.stats.num_used_blocks, driver.stats.num_running) == (0, 0)
     assert driver.stats.num_cached_blocks == 6

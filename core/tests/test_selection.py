@@ -6,7 +6,7 @@ from importlib.metadata import distributions
 import pytest
 
 from dovetail.errors import ContractError, PluginError, PluginLoadError, PluginNotFoundError
-from dovetail.interfaces import AttentionAsk
+from dovetail.interfaces import AttentionRequirements
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.selection import (
     attention_refusals,
@@ -254,10 +254,10 @@ def test_what_is_neither_is_refused_as_a_scheduler(make):
 # --- attention --------------------------------------------------------------------------------
 
 
-def ask(**changes):
+def requirements(**changes):
     fields = {"device_type": "box", "dtype": "float32", "kv_cache_dtype": "float32"}
     sizes = {"head_size": 8, "num_heads": 2, "num_kv_heads": 1, "block_size": 16}
-    return AttentionAsk(**(fields | sizes | changes))
+    return AttentionRequirements(**(fields | sizes | changes))
 
 
 WINDOW = frozenset({"sliding_window"})
@@ -270,39 +270,44 @@ def backends(make):
 
 def test_the_first_backend_that_is_able_is_taken(make):
     registry, order = backends(make), ("unbuilt", "plain", "windowed")
-    assert choose_attention(registry, box(attention=order), "auto", ask()).name == "plain"
-    wished = ask(features=WINDOW)
+    assert choose_attention(registry, box(attention=order), "auto", requirements()).name == "plain"
+    wished = requirements(features=WINDOW)
     assert choose_attention(registry, box(attention=order), "auto", wished).name == "windowed"
     assert choose_attention(registry, box(), "auto", wished).name == "windowed"
 
 
 def test_an_explicit_backend_that_is_not_able_is_refused(make):
     with pytest.raises(PluginError, match="'plain' was asked for, but: sliding_window is asked"):
-        choose_attention(backends(make), box(), "plain", ask(features=WINDOW))
+        choose_attention(backends(make), box(), "plain", requirements(features=WINDOW))
 
 
 def test_where_no_backend_is_able_each_says_why(make):
     with pytest.raises(PluginNotFoundError) as refusal:
-        choose_attention(backends(make), box(), "auto", ask(dtype="float16", block_size=4))
+        choose_attention(backends(make), box(), "auto", requirements(dtype="float16", block_size=4))
     lines = str(refusal.value).splitlines()
     assert lines[1].startswith("plain: dtype float16 is asked; it does float32;")
     assert "multiples of 8" in lines[1]
     assert lines[2].startswith("unbuilt: ") and lines[2].endswith("its library is not installed")
     with pytest.raises(PluginNotFoundError, match="pip install dovetail-attn-torch"):
-        choose_attention(PluginRegistry(distributions=[]), box(), "auto", ask())
+        choose_attention(PluginRegistry(distributions=[]), box(), "auto", requirements())
 
 
 def test_an_outside_backend_is_not_taken_unasked(make):
     registry = make(acme=section("attention", plain="Plain"))
     with pytest.raises(PluginNotFoundError):
-        choose_attention(registry, box(), "auto", ask())
-    assert choose_attention(registry, box(), "plain", ask()).name == "plain"
-    assert choose_attention(registry, box(attention=("plain",)), "auto", ask()).name == "plain"
+        choose_attention(registry, box(), "auto", requirements())
+    assert choose_attention(registry, box(), "plain", requirements()).name == "plain"
+    assert (
+        choose_attention(registry, box(attention=("plain",)), "auto", requirements()).name
+        == "plain"
+    )
 
 
 def test_refusals_are_those_of_both_sources(make):
     backends(make)
     import parts
 
-    reasons = attention_refusals(parts.Unbuilt, ask(dtype="bfloat16", kv_cache_dtype="bfloat16"))
+    reasons = attention_refusals(
+        parts.Unbuilt, requirements(dtype="bfloat16", kv_cache_dtype="bfloat16")
+    )
     assert len(reasons) == 2

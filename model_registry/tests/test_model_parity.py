@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import nn
 
-from dovetail.interfaces.attention import Rotation
+from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.model import ModelContext
 from dovetail.interfaces.weight_loader import WeightLoaderContext
 from dovetail_models.models.llama import LlamaForCausalLM
@@ -118,11 +118,11 @@ class DenseAttention:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         self.calls.append(index)
-        if rotation is not None:
-            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
+        if rotary_args is not None:
+            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
         layer = self.layers[index]
         num_tokens, num_heads, _ = q_THD.shape
         group = num_heads // k_TKD.shape[1]

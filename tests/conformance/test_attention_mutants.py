@@ -79,8 +79,8 @@ class SharedByAll(FakeAttentionBuilder):
 class Beside(FakeAttentionLayer):
     """Adds the rounding of a sum whose order depends on the number of rows."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args)
         out_THD *= 1 + 2e-7 * (len(metadata.runs) > 1)
 
 
@@ -94,14 +94,14 @@ class InPieces(FakeAttentionLayer):
 class CastsToInt8(FakeAttentionLayer):
     """Cuts numbers to integers instead of scaling them."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         heads, size = self.context.num_kv_heads, self.context.head_size
         num_blocks, page = kv_cache.shape
         block_size = page // (2 * heads * (size + 4))
         count = 2 * num_blocks * block_size * heads * size
         own = kv_cache.view(-1)[:count].view(2, num_blocks, block_size, heads, size)
         k, v = k_TKD.to(torch.int8), v_TKD.to(torch.int8)
-        super().forward(q_THD, k, v, own, metadata, out_THD, rotation)
+        super().forward(q_THD, k, v, own, metadata, out_THD, rotary_args)
 
 
 class PagesOfInt8:
@@ -150,7 +150,7 @@ MUTANTS = {
         type("Cast", (PagesOfInt8, claiming(kv_cache_dtypes=INT8, layer=CastsToInt8)), {}),
         "attention is wrong: .* cache of int8",
     ),
-    "cannot count on": (claiming("counts_on"), r"the builder has no count_on\(\)"),
+    "cannot count on": (claiming("supports_advance"), r"the builder has no advance\(\)"),
     "no padded pages": (
         claiming("padded_pages"),
         "padded_pages is claimed, and blocks do not come first",
@@ -181,21 +181,21 @@ class Counts(FakeAttentionBuilder):
         self.metadata = super().build(batch)
         return self.metadata
 
-    def count_on(self):
+    def advance(self):
         lengths = self.batch.seq_lens_R.tolist()
         new = super().build(replace(self.batch, seq_lens=lengths))
         self.metadata.runs[:] = new.runs
 
 
 class CountsNothing(Counts):
-    def count_on(self):
+    def advance(self):
         pass
 
 
 def test_counting_is_held_against_the_next_step():
-    run(claiming("counts_on", builder=Counts))
-    with pytest.raises(AssertionError, match=r"1 tokens after the last build, by count_on\(\)"):
-        run(claiming("counts_on", builder=CountsNothing))
+    run(claiming("supports_advance", builder=Counts))
+    with pytest.raises(AssertionError, match=r"1 tokens after the last build, by advance\(\)"):
+        run(claiming("supports_advance", builder=CountsNothing))
 
 
 def test_a_feature_without_a_case_is_named():

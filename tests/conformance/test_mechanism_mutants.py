@@ -10,7 +10,7 @@ from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.scheduling import Scheduler
 from dovetail.scheduling.mechanism import Mechanism
-from dovetail.scheduling.steering import Steering
+from dovetail.scheduling.policy_driver import PolicyDriver
 from dovetail.scheduling.waiting_queue import HeapQueue
 from dovetail_devkit.fakes.policy import AgeingPolicy, FakePolicy
 from dovetail_devkit.fakes.scheduler import FakeScheduler
@@ -73,7 +73,7 @@ class SilentOnGrants(Scheduler):
     """Tells no policy what was granted."""
 
     def schedule(self):
-        self._host.hears_granted = False
+        self._host.wants_granted = False
         return super().schedule()
 
 
@@ -81,7 +81,7 @@ class SilentOnOutput(Scheduler):
     """Tells no policy of tokens."""
 
     def update_from_output(self, plan, output):
-        self._host.hears_output = False
+        self._host.wants_output = False
         return super().update_from_output(plan, output)
 
 
@@ -121,7 +121,7 @@ class AdmitsOne(Mechanism):
     def admit_waiting(self):
         request = self._host.peek()
         if request is not None:
-            (self.displace if self._host.policy.preempts else self.admit)(request)
+            (self.preempt_and_admit if self._host.policy.preempts else self.admit)(request)
 
 
 class NeverDisplaces(Mechanism):
@@ -134,10 +134,10 @@ class NeverDisplaces(Mechanism):
 class DisplacesTooMany(Mechanism):
     """Goes on displacing while the row that was given up is still named by a step."""
 
-    def displace(self, request, max_tokens=0):
-        grant = super().displace(request, max_tokens)
-        while grant.denied is Denied.NOT_READY and self._holdings.running:
-            self.evict(self._holdings.running[-1])
+    def preempt_and_admit(self, request, max_tokens=0):
+        grant = super().preempt_and_admit(request, max_tokens)
+        while grant.denied is Denied.NOT_READY and self._state.running:
+            self.evict(self._state.running[-1])
         return grant
 
 
@@ -145,8 +145,8 @@ class DisplacesAnybody(Mechanism):
     """Lets running requests give way, whatever the policy says."""
 
     def admit(self, request, *given):
-        if not self._holdings.rows.num_free:
-            self.evict(self._holdings.running[-1])
+        if not self._state.rows.num_free:
+            self.evict(self._state.running[-1])
         return super().admit(request, *given)
 
 
@@ -154,7 +154,7 @@ class DisplacesInVain(Mechanism):
     """Lets those of worse ranks give way before it knows whether that is enough."""
 
     def _find_victims(self, request, hit, num_tokens):
-        for victim in self._host.worse_than(request, self._holdings.running):
+        for victim in self._host.worse_than(request, self._state.running):
             self.evict(victim)
         return super()._find_victims(request, hit, num_tokens)
 
@@ -163,18 +163,18 @@ class TellsTheWrongLoss(Mechanism):
     """Tells a policy that nothing was lost."""
 
     def evict(self, request):
-        self._cohort.dissolve()
+        self._decode_batch.dissolve()
         request.num_computed_tokens = 0
         super().evict(request)
 
 
-class ContinuesFewer(Steering):
-    """Forgets one of those that run when a policy wishes for all."""
+class ContinuesFewer(PolicyDriver):
+    """Forgets one of those that run when a policy actions for all."""
 
-    def _answer(self, wish):
-        for request in self._holdings.running[3:]:
+    def _answer(self, action):
+        for request in self._state.running[3:]:
             self._mechanism.hold(request)
-        return super()._answer(wish)
+        return super()._answer(action)
 
 
 MECHANISMS = [
@@ -188,7 +188,7 @@ MECHANISMS = [
     (with_part("_mechanism", DisplacesAnybody), FakePolicy),
     (with_part("_mechanism", DisplacesInVain), PriorityPolicy),
     (with_part("_mechanism", TellsTheWrongLoss), FakePolicy),
-    (with_part("_steering", ContinuesFewer), FakePolicy),
+    (with_part("_policy_driver", ContinuesFewer), FakePolicy),
 ]
 
 

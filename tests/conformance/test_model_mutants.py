@@ -112,7 +112,7 @@ class _Unrotated:
     def __init__(self, attention):
         self._attention = attention
 
-    def attend(self, index, q_THD, k_TKD, v_TKD, rotation=None):
+    def attend(self, index, q_THD, k_TKD, v_TKD, rotary_args=None):
         return self._attention.attend(index, q_THD, k_TKD, v_TKD)
 
     def narrow(self, x_TD):

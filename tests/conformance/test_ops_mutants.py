@@ -11,7 +11,7 @@ from dovetail.plan import NewRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.fakes.ops import FakeOps
 from dovetail_devkit.ops.draw import NUM_DRAWS, chi_squared, draw_cases
-from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_devkit.ops.inputs import input_cases
 from dovetail_devkit.suites.ops import ops_cases
 from dovetail_torch.layers.torch_ops import TorchOps
@@ -250,7 +250,7 @@ def test_chi_squared_knows_its_mean():
     assert chi_squared([100, 0], [1.0, 0.0]) == 0.0
 
 
-def request_of(wish):
+def request_of(settings):
     return NewRequest(
         request_id="one",
         row=0,
@@ -258,7 +258,10 @@ def request_of(wish):
         token_ids=array("i", [1, 2, 3]),
         num_prompt_tokens=3,
         sampling_params=SamplingParams(
-            temperature=wish.temperature, top_k=wish.top_k, top_p=wish.top_p, min_p=wish.min_p
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
         ),
         stop_token_ids=frozenset(),
         bad_words_token_ids=(),
@@ -267,23 +270,23 @@ def request_of(wish):
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "settings",
     [
-        DrawWish(temperature=0.0),
-        DrawWish(temperature=0.6),
-        DrawWish(temperature=1.7, min_p=0.07),
-        DrawWish(top_k=5),
-        DrawWish(top_p=0.77),
-        DrawWish(temperature=2.5, top_k=9, top_p=0.66, min_p=0.03),
+        DrawParams(temperature=0.0),
+        DrawParams(temperature=0.6),
+        DrawParams(temperature=1.7, min_p=0.07),
+        DrawParams(top_k=5),
+        DrawParams(top_p=0.77),
+        DrawParams(temperature=2.5, top_k=9, top_p=0.66, min_p=0.03),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("coarse", [False, True], ids=["all different", "equals"])
-def test_the_law_is_that_of_the_torch_sampler(wish, coarse):
+def test_the_law_is_that_of_the_torch_sampler(settings, coarse):
     logits = torch.randn(200, generator=torch.Generator().manual_seed(31)) * 2
     logits = logits.round() if coarse else logits
     sampler = Sampler(num_rows=1, vocab_size=200, device=HOST)
-    sampler.join(request_of(wish))
+    sampler.join(request_of(settings))
     (got,) = sampler.distribution(logits[None].clone(), [0])
-    want = torch.tensor(probabilities(logits.tolist(), wish))
+    want = torch.tensor(probabilities(logits.tolist(), settings))
     assert torch.allclose(got, want, atol=1e-6) and torch.equal(got > 0, want > 0)

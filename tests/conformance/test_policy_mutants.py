@@ -7,7 +7,7 @@ import random
 import pytest
 from conformance.messages import expect_rule_first
 
-from dovetail.interfaces import CONTINUE, Displace, Evict, Hold, Policy, Run
+from dovetail.interfaces import CONTINUE, Evict, Hold, Policy, PreemptAndAdmit, Run
 from dovetail_devkit.fakes.policy import FakePolicy
 from dovetail_devkit.suites.policy import check_policy
 
@@ -114,7 +114,7 @@ class ShortestFirst(Policy):
 
 
 class Planning(Policy):
-    """Plans step by step; each mutant below wishes wrongly."""
+    """Plans step by step; each mutant below actions wrongly."""
 
     def plan(self, view):
         yield CONTINUE
@@ -149,7 +149,7 @@ class EvictsTheWaiting(Planning):
 class DisplacesForTheRunning(Planning):
     def plan(self, view):
         for request in view.running[:1]:
-            yield Displace(request)
+            yield PreemptAndAdmit(request)
         yield from super().plan(view)
 
 

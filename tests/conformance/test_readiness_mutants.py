@@ -6,10 +6,10 @@ from dovetail.interfaces import PauseScope, Policy
 from dovetail.kv_cache.encoder_cache import EncoderCacheManager
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.scheduling import Scheduler
+from dovetail.scheduling.admission_gates import AdmissionGates
 from dovetail.scheduling.draft import StepRecord
 from dovetail.scheduling.encoder_budget import EncoderBudget
-from dovetail.scheduling.gatehouse import Gatehouse
-from dovetail.scheduling.lobby import Lobby
+from dovetail.scheduling.held_requests import HeldRequests
 from dovetail.scheduling.lookahead import DraftCounts, VerifyingDraft
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.remote_loads import RemoteLoads
@@ -45,7 +45,7 @@ def do_nothing(*args, **kwargs):
 
 emit_runs, settle, reach = VerifyingDraft._emit_runs, DraftCounts.settle, EncoderBudget.reach
 evict, withdraw = Mechanism.evict, Mechanism.withdraw
-enter, take_in = Lobby.enter, RemoteLoads.take_in
+enter, add = HeldRequests.enter, RemoteLoads.add
 
 
 def follow_runs_that_verify(draft, builder):
@@ -85,12 +85,12 @@ def pause_for_good(scheduler):
     scheduler._pause = None
 
 
-def let_all_pass(lobby, request, gates):
-    return enter(lobby, request, [])
+def let_all_pass(held_requests, request, gates):
+    return enter(held_requests, request, [])
 
 
 def trust_every_load(loads, answer):
-    return [(request, True) for request, _ in take_in(loads, answer)]
+    return [(request, True) for request, _ in add(loads, answer)]
 
 
 def pin_nothing(kv_cache, blocks):
@@ -100,7 +100,7 @@ def pin_nothing(kv_cache, blocks):
 
 def withdraw_what_was_computed(mechanism, request):
     kept = request.num_computed_tokens
-    mechanism._holdings.kv_cache.commit(request)
+    mechanism._state.kv_cache.commit(request)
     withdraw(mechanism, request)
     request.num_computed_tokens = kept
 
@@ -112,16 +112,16 @@ MISTAKES = {
     "keeps drafts of the evicted": (Mechanism, "evict", keep_drafts_of_the_evicted),
     "pauses nothing": (Scheduler, "pause", pause_nothing),
     "pauses for good": (Scheduler, "resume", pause_for_good),
-    "lets all pass the gates": (Lobby, "enter", let_all_pass),
-    "opens no gate": (Gatehouse, "take_ready", lambda house: []),
-    "hears of no failure at a gate": (Gatehouse, "take_failed", lambda house: []),
-    "forgets whom a pause held": (Lobby, "reopen", lambda lobby: []),
+    "lets all pass the gates": (HeldRequests, "enter", let_all_pass),
+    "opens no gate": (AdmissionGates, "take_ready", lambda house: []),
+    "hears of no failure at a gate": (AdmissionGates, "take_failed", lambda house: []),
+    "forgets whom a pause held": (HeldRequests, "reopen", lambda held_requests: []),
     "encodes without limits": (EncoderBudget, "reach", lambda budget, request, start, end: end),
     "encodes for the evicted": (EncoderBudget, "revoke", do_nothing),
     "keeps content for good": (EncoderCacheManager, "free_input", do_nothing),
     "keeps content of those that left": (EncoderBudget, "free", do_nothing),
     "tells of no content freed": (EncoderCacheManager, "take_evicted", lambda cache: []),
-    "trusts every load": (RemoteLoads, "take_in", trust_every_load),
+    "trusts every load": (RemoteLoads, "add", trust_every_load),
     "keeps results on failed loads": (StepRecord, "void", do_nothing),
     "goes on after a failed load": (Mechanism, "withdraw", do_nothing),
     "comes back to a failed load": (Mechanism, "withdraw", withdraw_what_was_computed),

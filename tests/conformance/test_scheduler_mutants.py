@@ -34,7 +34,7 @@ class ForgetsLeaves(Mechanism):
     """Gives rows up without telling the worker."""
 
     def release(self, request, *, known_to_worker=True):
-        builder = self._holdings.builder
+        builder = self._state.builder
         leaves = builder._leaves[:]
         super().release(request, known_to_worker=known_to_worker)
         builder._leaves = leaves
@@ -46,7 +46,7 @@ class OverBudget(Mechanism):
 
     def begin_step(self):
         super().begin_step()
-        self._holdings.draft.tokens_left += 1
+        self._state.draft.tokens_left += 1
 
 
 class FreesTooEarly(Scheduler):
@@ -54,8 +54,8 @@ class FreesTooEarly(Scheduler):
 
     def schedule(self):
         plan = super().schedule()
-        pool = self._holdings.kv_cache._pool
-        for request in self._holdings.running[:1]:
+        pool = self._state.kv_cache._pool
+        for request in self._state.running[:1]:
             pool._free[request.blocks[0][0]] = None
             pool._free.move_to_end(request.blocks[0][0], last=False)
         return plan
@@ -68,7 +68,7 @@ class LosesPreempted(Mechanism):
     def evict(self, request):
         super().evict(request)
         self._host.waiting.discard(request)
-        del self._holdings.requests[request.request_id]
+        del self._state.requests[request.request_id]
 
 
 @with_mechanism
@@ -78,7 +78,7 @@ class KeepsComputed(Mechanism):
     def _take(self, request, *given):
         taken = super()._take(request, *given)
         if taken and request.num_preemptions and request.num_computed_tokens == 0:
-            counts = self._holdings.draft.counts
+            counts = self._state.draft.counts
             request.num_computed_tokens = min(1, counts[request] - 1)
             counts[request] -= request.num_computed_tokens
         return taken
@@ -89,21 +89,21 @@ class ReusesRowsEarly(Mechanism):
     """Hands a row out while a step that names it is still out."""
 
     def release(self, request, *, known_to_worker=True):
-        holdings = self._holdings
-        holdings.last_step, last_step = -1, holdings.last_step
+        state = self._state
+        state.last_step, last_step = -1, state.last_step
         super().release(request, known_to_worker=known_to_worker)
-        holdings.last_step = last_step
+        state.last_step = last_step
 
 
 @with_mechanism
 class StepsTogetherTooLong(Mechanism):
     """Lets those that decode go on beyond their last token."""
 
-    def _continue_together(self):
-        for request in self._holdings.running:
+    def _continue_decode_batch(self):
+        for request in self._state.running:
             request.max_total_tokens += 1
-        done = super()._continue_together()
-        for request in self._holdings.running:
+        done = super()._continue_decode_batch()
+        for request in self._state.running:
             request.max_total_tokens -= 1
         return done
 
@@ -112,9 +112,9 @@ class StepsTogetherTooLong(Mechanism):
 class GrowsNobodyTogether(Mechanism):
     """Forgets that those that decode together need blocks."""
 
-    def _continue_together(self):
-        self._cohort.take_due = lambda: []
-        return super()._continue_together()
+    def _continue_decode_batch(self):
+        self._decode_batch.take_due = lambda: []
+        return super()._continue_decode_batch()
 
 
 @with_mechanism
@@ -123,7 +123,7 @@ class GrowsWithoutTelling(Mechanism):
 
     def _grow(self, request, num_tokens):
         done = super()._grow(request, num_tokens)
-        self._holdings.draft._grown.clear()
+        self._state.draft._grown.clear()
         return done
 
 
@@ -131,7 +131,7 @@ class StopsForNobody(Scheduler):
     """Looks for no stop token where requests decode together."""
 
     def schedule(self):
-        self._holdings.cohort._all_stop_ids = frozenset
+        self._state.decode_batch._all_stop_ids = frozenset
         return super().schedule()
 
 
@@ -208,8 +208,8 @@ class Capricious(Scheduler):
 
     def schedule(self):
         if random.random() < 0.2:
-            self._holdings.cohort.dissolve()
-            self._holdings.cohort.apart.reverse()
+            self._state.decode_batch.dissolve()
+            self._state.decode_batch.apart.reverse()
         return super().schedule()
 
 
@@ -220,8 +220,8 @@ class Idle(Scheduler):
         self.turn = getattr(self, "turn", 0) + 1
         if self.turn % 7:
             return super().schedule()
-        plan, record = StepDraft(0).emit(self._holdings.builder)
-        self._holdings.last_step = plan.step_id
+        plan, record = StepDraft(0).emit(self._state.builder)
+        self._state.last_step = plan.step_id
         self._in_flight.append(record)
         return plan
 
@@ -242,7 +242,7 @@ class TakesAnything(Scheduler):
         try:
             super().add_request(request)
         except RequestError:
-            if request.request_id in self._holdings.requests:
+            if request.request_id in self._state.requests:
                 raise
 
 

@@ -266,7 +266,7 @@ def test_every_statistic_is_counted(model_dir, options):
         one.name: max(getattr(step, one.name) for step in steps) for one in fields(SchedulerStats)
     }
     unused = {
-        "num_illegal_wishes",
+        "num_illegal_actions",
         "policy_failures",
         "num_idle_steps",
         "num_drafts",

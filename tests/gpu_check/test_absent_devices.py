@@ -13,7 +13,7 @@ import torch
 from dovetail import LLM
 from dovetail.engine.choice import explain_choice
 from dovetail.errors import PluginError
-from dovetail.interfaces import AttentionAsk
+from dovetail.interfaces import AttentionRequirements
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.explanation import REFUSED, TAKEN
 from dovetail.plugins.selection import attention_refusals
@@ -95,10 +95,10 @@ def test_what_kernels_do_not_do_is_refused_with_the_reason(change, reason):
         "block_size": 16,
     }
     backend = PluginRegistry().load("attention", "triton")
-    reasons = backend.capabilities.refusals(AttentionAsk(**{**asked, **change}))
+    reasons = backend.capabilities.refusals(AttentionRequirements(**{**asked, **change}))
     assert any(reason in text for text in reasons), reasons
-    assert not backend.capabilities.refusals(AttentionAsk(**asked))
-    assert attention_refusals(backend, AttentionAsk(**{**asked, **change}))
+    assert not backend.capabilities.refusals(AttentionRequirements(**asked))
+    assert attention_refusals(backend, AttentionRequirements(**{**asked, **change}))
 
 
 @pytest.mark.parametrize(

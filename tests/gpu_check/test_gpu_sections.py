@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from gpu.engine_runs import tell_agreement
+from gpu.engine_runs import report_agreement
 from gpu.report import Report, read_report
 from gpu.sections.conformance import _PARTS, read_counts
 from gpu.sections.synchronisation import _WARM_STEPS, watched_worker
@@ -60,7 +60,7 @@ def test_agreements_are_told_by_the_worst_of_them(tmp_path):
     good = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")
-    tell_agreement([Agreement(**good), Agreement(**bad)], report)
+    report_agreement([Agreement(**good), Agreement(**bad)], report)
     told = {figure["name"]: figure["value"] for figure in report.figures}
     assert told == {
         "max_error": 1e-3,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.interfaces import AttentionContext, Rotation, WorkerContext
+from dovetail.interfaces import AttentionContext, RotaryArgs, WorkerContext
 from dovetail.plan import SchedulerOutput
 from dovetail_torch.worker import TorchWorker
 
@@ -37,10 +37,10 @@ class Unnarrowed:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Attend as ever."""
-        return self.attention.attend(index, q_THD, k_TKD, v_TKD, rotation)
+        return self.attention.attend(index, q_THD, k_TKD, v_TKD, rotary_args)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""

@@ -49,10 +49,10 @@ from dovetail.transport.order_frame import (
     encode_sample,
 )
 from dovetail.transport.plan_frame import decode_plan, encode_plan
+from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.result_frame import decode_result, encode_result
 from dovetail.transport.ring import make_ring
 from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
-from dovetail.transport.told_error import ToldError
 from dovetail.transport.wire_types import decode, encode, read_request, wire_request
 from dovetail_cpu.packed_cache.packed_file import PackedEntry, read_packed, write_packed
 
@@ -149,7 +149,7 @@ def _log_header() -> bytes:
 def _to_engine(content: bytes) -> None:
     message: Any = messages.engine_reader().read(content)
     given = [message.request] if isinstance(message, messages.Add) else []
-    if isinstance(message, messages.AddTogether):
+    if isinstance(message, messages.AddBatch):
         given = [request for _, request in message.requests]
     for request in given:
         read_request(request)
@@ -263,7 +263,7 @@ def _engine_doors() -> dict[str, Door]:
     boot = EngineBoot(config, "/tmp", 1.0)
     to_engine = (
         messages.Add("a", _request()),
-        messages.AddTogether(1, (("a", _request()),)),
+        messages.AddBatch(1, (("a", _request()),)),
         messages.Abort(("a",)),
         messages.Call(1, "get_model_info", (1, "x"), {"deep": {"er": True}}),
     )
@@ -308,7 +308,7 @@ def _worker_doors() -> dict[str, Door]:
         args=[1, "x", NDArray("uint8", (2,), b"ab"), ModelInfo(vocab_size=9)],
         kwargs={"deep": {"er": None}},
     )
-    told = ToldError("ModelError", "no", "x")
+    told = RemoteError("ModelError", "no", "x")
     frames = {
         "a plan": (_plan(), decode_plan),
         "a result": (_result(), decode_result),

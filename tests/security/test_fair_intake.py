@@ -18,7 +18,7 @@ from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
 from dovetail.errors import RequestError
 from dovetail.outputs import RequestOutputKind
 from dovetail.request import EngineCoreRequest
-from dovetail.transport.messages import Add, AddTogether
+from dovetail.transport.messages import Add, AddBatch
 from dovetail.transport.wire_types import wire_request
 from dovetail_devkit.fakes.worker import FakeWorker
 
@@ -156,7 +156,7 @@ def test_requests_that_come_together_are_admitted_over_several_steps(busy, turns
     core = SlowCore(clock, busy)
     intake = RequestIntake(core, clock)
     intake.begin_turn()
-    intake.add_together(AddTogether(7, tuple(map(wire, range(10)))))
+    intake.add_batch(AddBatch(7, tuple(map(wire, range(10)))))
     answers = [intake.go_on()]
     while intake.is_waiting:
         intake.begin_turn()

@@ -17,10 +17,10 @@ import torch
 import dovetail_cpu_kernels as native
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces.attention import (
-    AttentionAsk,
     AttentionBatch,
     AttentionGroupContext,
     AttentionLayerContext,
+    AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_attn_cpu import availability
@@ -313,7 +313,7 @@ def test_caches_that_it_cannot_do_are_refused(changes, message):
 
 
 def test_other_dtypes_are_left_to_other_backends():
-    ask = AttentionAsk(
+    requirements = AttentionRequirements(
         device_type="cpu",
         dtype="float32",
         kv_cache_dtype="float32",
@@ -322,7 +322,9 @@ def test_other_dtypes_are_left_to_other_backends():
         num_kv_heads=2,
         block_size=16,
     )
-    assert any("dtype float32" in why for why in CPUAttentionBackend.capabilities.refusals(ask))
+    assert any(
+        "dtype float32" in why for why in CPUAttentionBackend.capabilities.refusals(requirements)
+    )
 
 
 def test_without_a_library_it_says_why(monkeypatch):

@@ -143,8 +143,8 @@ class ForgetsToWriteDecodes(FakeAttentionLayer):
         self.kept = slots_2SKD[:, slots_T].clone(), slots_2SKD, slots_T
         super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
         before, slots_2SKD, slots_T = self.kept
         if len(slots_T) < 4:
             slots_2SKD[:, slots_T] = before
@@ -161,53 +161,53 @@ class TouchesEarlierTokens(FakeAttentionLayer):
 class ScalesQueriesInPlace(FakeAttentionLayer):
     """Changes its input, and gives the right result."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
         q_THD *= 2
 
 
 class LeavesLastRowOut(FakeAttentionLayer):
     """Does not write the result of the last row."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
         metadata = replace(metadata, runs=metadata.runs[:-1])
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
 
 
 class MasksGarbageByWeight(FakeAttentionLayer):
     """Multiplies an unused slot by zero instead of not reading it."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation):
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotation)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
         out_THD += 0 * kv_cache[0, 0, 0, 0, 0]
 
 
 class TurnsKeysAlone(FakeAttentionLayer):
     """Forgets to turn the queries."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
-        if rotation is not None:
-            _, k_TKD = rotation.turn(q_THD, k_TKD)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
+        if rotary_args is not None:
+            _, k_TKD = rotary_args.apply(q_THD, k_TKD)
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
 
 
 class TurnsByPlace(FakeAttentionLayer):
     """Turns by the places in the rows, and not by the positions that it is given."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
-        if rotation is not None:
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
+        if rotary_args is not None:
             places = [len(slots) - n + i for n, slots in metadata.runs for i in range(n)]
-            limit = len(rotation.cos_sin_PR)
-            rotation = replace(rotation, positions_T=torch.tensor(places) % limit)
-        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation)
+            limit = len(rotary_args.cos_sin_PR)
+            rotary_args = replace(rotary_args, positions_T=torch.tensor(places) % limit)
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args)
 
 
 class TurnsInPlace(FakeAttentionLayer):
     """Turns its inputs where they lie."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
-        if rotation is not None:
-            turned = rotation.turn(q_THD, k_TKD)
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
+        if rotary_args is not None:
+            turned = rotary_args.apply(q_THD, k_TKD)
             q_THD.copy_(turned[0])
             k_TKD.copy_(turned[1])
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD)
@@ -251,15 +251,15 @@ class RefusesItsClaim(FakeAttentionBackend):
     """Claims half precision, and refuses it when asked."""
 
     @classmethod
-    def refusals(cls, ask):
-        return ["not today"] if ask.dtype == "float16" else []
+    def refusals(cls, requirements):
+        return ["not today"] if requirements.dtype == "float16" else []
 
 
 class RefusesNothing(FakeAttentionBackend):
     """Has capabilities that say yes to everything."""
 
     class Obliging(AttentionCapabilities):
-        def refusals(self, ask):
+        def refusals(self, requirements):
             return []
 
     capabilities = Obliging(dtypes=frozenset({"float32"}))

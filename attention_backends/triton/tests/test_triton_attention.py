@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
-    AttentionAsk,
     AttentionGroupContext,
     AttentionLayerContext,
+    AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_attn_triton import availability, backend
@@ -38,7 +38,7 @@ def test_kernels_in_the_interpreter():
     assert counts.passed >= LEAST_CASES, counts.told
 
 
-def ask(**changes):
+def requirements(**changes):
     values = {
         "device_type": "cuda",
         "dtype": "bfloat16",
@@ -48,7 +48,7 @@ def ask(**changes):
         "num_kv_heads": 2,
         "block_size": 16,
     }
-    return AttentionAsk(**(values | changes))
+    return AttentionRequirements(**(values | changes))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def gpu(monkeypatch):
 
 
 def test_without_a_gpu_the_device_is_refused():
-    reasons = TritonAttentionBackend.capabilities.refusals(ask(device_type="cpu"))
+    reasons = TritonAttentionBackend.capabilities.refusals(requirements(device_type="cpu"))
     assert reasons == ["device cpu is asked; it does cuda, xpu"]
 
 
@@ -87,21 +87,23 @@ def test_without_a_gpu_the_device_is_refused():
 )
 def test_old_gpus_are_refused(gpu, capability, cache, reasons):
     gpu(capability)
-    assert TritonAttentionBackend.refusals(ask(kv_cache_dtype=cache)) == reasons
+    assert TritonAttentionBackend.refusals(requirements(kv_cache_dtype=cache)) == reasons
 
 
 def test_cache_of_another_dtype_is_refused(gpu):
     gpu(90)
-    (reason,) = TritonAttentionBackend.refusals(ask(kv_cache_dtype="float16"))
+    (reason,) = TritonAttentionBackend.refusals(requirements(kv_cache_dtype="float16"))
     assert "a KV cache of float16 is asked for a model in bfloat16" in reason
 
 
 def test_fp8_is_for_cuda_devices(gpu, monkeypatch):
-    (reason,) = TritonAttentionBackend.refusals(ask(device_type="xpu", kv_cache_dtype="fp8_e4m3"))
+    (reason,) = TritonAttentionBackend.refusals(
+        requirements(device_type="xpu", kv_cache_dtype="fp8_e4m3")
+    )
     assert "CUDA devices only" in reason
     gpu(94)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    (reason,) = TritonAttentionBackend.refusals(ask())
+    (reason,) = TritonAttentionBackend.refusals(requirements())
     assert "ROCm" in reason
 
 
@@ -109,7 +111,7 @@ def test_without_triton_it_says_why(monkeypatch):
     monkeypatch.setattr(availability, "find_spec", lambda name: None)
     assert not availability.probe().usable
     assert "Triton is not installed" in availability.probe().reasons[0]
-    (reason,) = TritonAttentionBackend.refusals(ask(device_type="xpu"))
+    (reason,) = TritonAttentionBackend.refusals(requirements(device_type="xpu"))
     assert "Triton is not installed" in reason
 
 

@@ -13,7 +13,7 @@ from dovetail import SamplingParams
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
 from dovetail_demo_model import model_dir
 from dovetail_demo_model.tasks import TASKS, held_out_set
-from gpu.engine_runs import EngineOracle, run_engine, tell_agreement
+from gpu.engine_runs import EngineOracle, report_agreement, run_engine
 from gpu.report import Report, Task
 from parity.margin_rule import measure
 
@@ -36,7 +36,7 @@ def run(task: Task, report: Report) -> None:
     sequences = [request.token_ids for request in ran.requests.values()]
     oracle = EngineOracle(model_dir(), sequences, task.parts, **{**common, **reading})
     agreement = measure(ran.requests, ran.recorded, oracle)
-    tell_agreement([agreement], report)
+    report_agreement([agreement], report)
     try:
         agreement.check()
     except AssertionError as error:

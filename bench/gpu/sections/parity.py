@@ -14,7 +14,7 @@ from typing import Any
 
 from dovetail import SamplingParams
 from dovetail.errors import PluginError
-from gpu.engine_runs import Ran, random_prompts, run_engine, tell_agreement
+from gpu.engine_runs import Ran, random_prompts, report_agreement, run_engine
 from gpu.report import Report, Task, describe_error
 from parity.checkpoints import LLAMA3_ROPE, VOCAB_SIZE, Checkpoint, make_checkpoint
 from parity.margin_rule import Agreement, measure
@@ -62,7 +62,7 @@ def run(task: Task, report: Report) -> None:
     if not found.agreements:
         report.fail("no attention backend took any of the models")
         return
-    tell_agreement(found.agreements, report)
+    report_agreement(found.agreements, report)
     if found.distances:
         report.figure("bf16_kl", max(kl for kl, _ in found.distances))
         report.figure("bf16_top1", 100 * min(top1 for _, top1 in found.distances))

@@ -91,7 +91,7 @@ class InjectedError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class FaultSpec:
     """A fault that is asked for. point: "*" for all. value: "" for none. hit: which, from 1."""
 
     point: str
@@ -103,8 +103,8 @@ class Wish:
 class _Switchboard:
     """The faults that are asked for, and how often each point was reached."""
 
-    def __init__(self, wishes: tuple[Wish, ...]) -> None:
-        self._wishes = wishes
+    def __init__(self, specs: tuple[FaultSpec, ...]) -> None:
+        self._specs = specs
         self._hits: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -114,9 +114,9 @@ class _Switchboard:
             raise ConfigError(f"{point!r} is no fault point.{nearest(point, POINTS)}")
         with self._lock:
             hit = self._hits[point] = self._hits.get(point, 0) + 1
-        for wish in self._wishes:
-            if wish.hit == hit and wish.point in (point, "*"):
-                _do(wish, point)
+        for spec in self._specs:
+            if spec.hit == hit and spec.point in (point, "*"):
+                _do(spec, point)
 
 
 _switchboard: _Switchboard | None = None
@@ -129,26 +129,26 @@ def fault(point: str) -> None:
 
 
 @contextmanager
-def arm(wishes: str) -> Iterator[None]:
+def arm(specs: str) -> Iterator[None]:
     """Ask for faults in this process, in the block; raise ConfigError for wishes that are none.
 
     Processes that are started are told by the environment variable instead. Not for threads that
     arm at the same time.
     """
     global _switchboard
-    before, _switchboard = _switchboard, _Switchboard(read_wishes(wishes))
+    before, _switchboard = _switchboard, _Switchboard(read_fault_specs(specs))
     try:
         yield
     finally:
         _switchboard = before
 
 
-def read_wishes(text: str) -> tuple[Wish, ...]:
+def read_fault_specs(text: str) -> tuple[FaultSpec, ...]:
     """Return the faults that a text asks for; raise ConfigError that says what is wrong with it."""
-    return tuple(_read_wish(part.strip()) for part in text.split(";") if part.strip())
+    return tuple(_read_spec(part.strip()) for part in text.split(";") if part.strip())
 
 
-def _read_wish(text: str) -> Wish:
+def _read_spec(text: str) -> FaultSpec:
     point, _, rest = text.partition(":")
     rest, _, hit = rest.partition("@")
     action, _, value = rest.partition("=")
@@ -166,11 +166,11 @@ def _read_wish(text: str) -> Wish:
         raise ConfigError(
             f"the fault {text!r}: what stands behind '=' and '@' must be a number."
         ) from None
-    return Wish(point=point, action=action, value=value, hit=number)
+    return FaultSpec(point=point, action=action, value=value, hit=number)
 
 
-def _do(wish: Wish, point: str) -> None:
-    _ACTIONS[wish.action](point, wish.value)
+def _do(spec: FaultSpec, point: str) -> None:
+    _ACTIONS[spec.action](point, spec.value)
 
 
 def _raise(point: str, value: str) -> None:
@@ -208,4 +208,4 @@ _ACTIONS = {
 }
 
 if _asked := os.environ.get(VARIABLE):
-    _switchboard = _Switchboard(read_wishes(_asked))
+    _switchboard = _Switchboard(read_fault_specs(_asked))

@@ -77,7 +77,7 @@ class HookPlugins:
         found = getattr(self._manager.hook, hook).get_hookimpls()
         return tuple(_subscriber(hook, implementation) for implementation in reversed(found))
 
-    def tell(self, hook: str, **values: object) -> None:
+    def notify(self, hook: str, **values: object) -> None:
         """Call everybody; raise PluginError, naming the plugin, for the first that raises."""
         for subscriber in self.subscribers(hook):
             try:
@@ -89,7 +89,7 @@ class HookPlugins:
                     f"{failure(subscriber, error)}. Leave it out of hooks."
                 ) from error
 
-    def tell_all(self, hook: str, **values: object) -> None:
+    def notify_all(self, hook: str, **values: object) -> None:
         """Call everybody; what one raises is a warning, and the others are called."""
         for subscriber in self.subscribers(hook):
             try:

@@ -96,7 +96,7 @@ class EngineCoreRequest:
     encoder_inputs: tuple[EncoderInput, ...] = ()
 
 
-class Pace:
+class SharedStepCounter:
     """Steps that requests have run side by side, one token each: one counter for all of them."""
 
     __slots__ = ("num_steps",)
@@ -105,7 +105,7 @@ class Pace:
         self.num_steps = 0
 
 
-STANDING = Pace()
+STATIC_COUNTER = SharedStepCounter()
 """Of requests that keep their own count; it never moves."""
 
 
@@ -155,7 +155,6 @@ class Request:
         "num_preemptions",
         "num_prompt_logprobs",
         "num_prompt_tokens",
-        "pace",
         "priority",
         "request_id",
         "row",
@@ -163,6 +162,7 @@ class Request:
         "seed",
         "sequence",
         "status",
+        "step_counter",
         "stop_reason",
         "stop_token_ids",
         "tenant",
@@ -190,7 +190,7 @@ class Request:
         self.sequence = sequence
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
-        self.pace = STANDING
+        self.step_counter = STATIC_COUNTER
         self._computed = 0
         self._with_pending = self.num_prompt_tokens
         self.admission = -1
@@ -210,27 +210,27 @@ class Request:
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose keys and values are in the cache, or on their way."""
-        return self._computed + self.pace.num_steps
+        return self._computed + self.step_counter.num_steps
 
     @num_computed_tokens.setter
     def num_computed_tokens(self, count: int) -> None:
-        self._computed = count - self.pace.num_steps
+        self._computed = count - self.step_counter.num_steps
 
     @property
     def num_tokens_with_pending(self) -> int:
         """Tokens known or on their way."""
-        return self._with_pending + self.pace.num_steps
+        return self._with_pending + self.step_counter.num_steps
 
     @num_tokens_with_pending.setter
     def num_tokens_with_pending(self, count: int) -> None:
-        self._with_pending = count - self.pace.num_steps
+        self._with_pending = count - self.step_counter.num_steps
 
-    def keep_pace(self, pace: Pace) -> None:
-        """Move with `pace` from now on; the counts are what they were."""
-        behind = self.pace.num_steps - pace.num_steps
+    def use_counter(self, step_counter: SharedStepCounter) -> None:
+        """Move with `step_counter` from now on; the counts are what they were."""
+        behind = self.step_counter.num_steps - step_counter.num_steps
         self._computed += behind
         self._with_pending += behind
-        self.pace = pace
+        self.step_counter = step_counter
 
     @property
     def num_tokens(self) -> int:

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from dovetail import SamplingParams
-from dovetail.engine.output_portions import cut_logprobs, cut_outputs
-from dovetail.engine.streaming import desk
+from dovetail.engine.output_chunks import cut_logprobs, cut_outputs
+from dovetail.engine.streaming import request_streamer
 from dovetail.engine.streaming.output_stream import OutputStream
 from dovetail.errors import EngineDeadError
 from dovetail.interfaces import EngineCoreOutputs, Finished
@@ -121,17 +121,17 @@ def test_the_loop_runs_on_under_heavy_log_probabilities(
     bench, wide, no_collector, monkeypatch, sliced
 ):
     """Each portion is made to take 1 ms; a step brings far more than 50 of them."""
-    process = wide._front.outputs.take_in
+    process = wide._front.outputs.process_chunk
 
-    def process_slowly(portion):
+    def process_slowly(chunk):
         start = time.thread_time()
         while time.thread_time() - start < 0.001:
             pass
-        return process(portion)
+        return process(chunk)
 
-    monkeypatch.setattr(wide._front.outputs, "take_in", process_slowly)
+    monkeypatch.setattr(wide._front.outputs, "process_chunk", process_slowly)
     if not sliced:
-        monkeypatch.setattr(desk, "SLICE_NS", 1 << 60)
+        monkeypatch.setattr(request_streamer, "SLICE_NS", 1 << 60)
     params = SamplingParams(max_tokens=2, prompt_logprobs=20, detokenize=False)
     rng = Random(SEED)
     prompts = [[rng.randrange(256) for _ in range(400)] for _ in range(32)]
@@ -275,7 +275,7 @@ def output(finished):
 def test_news_are_read_before_the_error():
     async def read():
         stream = OutputStream(lambda: output(False))
-        stream.tell()
+        stream.notify()
         error = EngineDeadError("gone", digest="rows: 3")
         stream.fail(error)
         assert not (await stream.next()).finished
@@ -293,8 +293,8 @@ def test_a_reader_that_was_cancelled_may_come_again():
         stream = OutputStream(lambda: output(True))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.next(), 0.01)
-        stream.tell()
-        stream.tell()
+        stream.notify()
+        stream.notify()
         assert (await stream.next()).finished and stream.ended
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.next(), 0.01)

@@ -30,7 +30,7 @@ def test_attention_is_held_against_the_model(tmp_path, capsys):
     arguments = ["--model", str(model), "--block-size", "32", "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
     told = capsys.readouterr().out
-    assert "Asked of it: head size 8, 4 heads over 2 key-value heads, float32" in told
+    assert "Required of it: head size 8, 4 heads over 2 key-value heads, float32" in told
     assert "blocks of 32" in told and "sliding_window" in told
 
 
@@ -39,8 +39,8 @@ def test_json_is_one_object_with_the_ask(tmp_path, capsys):
     arguments = ["--json", "--model", str(model), "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["ask"]["head_size"] == 8
-    assert told["ask"]["features"] == []
+    assert told["requirements"]["head_size"] == 8
+    assert told["requirements"]["features"] == []
     assert told["chosen"] == [v["name"] for v in told["verdicts"] if v["state"] == "taken"]
     assert told["error"] == ""
 
@@ -73,7 +73,7 @@ def test_mistakes_are_told_briefly(arguments, told, capsys):
     assert told in error and len(error.splitlines()) <= 3
 
 
-def test_the_ask_needs_no_tensor_library(tmp_path):
+def test_attention_requirements_need_no_tensor_library(tmp_path):
     """Only loading a backend may import one: with none installed but asked for, nothing does."""
     write_tiny_llama(tmp_path)
     program = (
@@ -82,8 +82,8 @@ def test_the_ask_needs_no_tensor_library(tmp_path):
         "from dovetail.config import EngineArgs\n"
         "from dovetail.engine.choice import explain_choice\n"
         f"args = EngineArgs(model={str(tmp_path)!r}, platform='cpu')\n"
-        "explanation = explain_choice('attention', args)\n"
-        "print(explanation.wanted.ask.head_size, [v.state for v in explanation.verdicts])\n"
+        "given = explain_choice('attention', args)\n"
+        "print(given.wanted.requirements.head_size, [v.state for v in given.verdicts])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ

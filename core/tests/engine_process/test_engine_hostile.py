@@ -15,7 +15,7 @@ from dovetail.transport.messages import (
     MAX_MESSAGE_BYTES,
     Abort,
     Add,
-    AddTogether,
+    AddBatch,
     Call,
     Pause,
     ResetPrefixCache,
@@ -37,7 +37,7 @@ def valid_messages(talk):
     add = wire_request(talk.request("evil", [5] * 20, 3, stop_token_ids=[1], logprobs=2))
     return [
         pack(Add("evil", add)),
-        pack(AddTogether(FIRST_CALL, (("evil", add), ("worse", add)))),
+        pack(AddBatch(FIRST_CALL, (("evil", add), ("worse", add)))),
         pack(Abort(("nobody", "evil"), FIRST_CALL + 1)),
         pack(Pause(FIRST_CALL + 2, PauseScope.NEW)),
         pack(Resume(FIRST_CALL + 3)),

@@ -5,7 +5,7 @@ import pytest
 from dovetail.clock import ManualClock
 from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
 from dovetail.errors import RequestError
-from dovetail.transport.messages import AddTogether
+from dovetail.transport.messages import AddBatch
 from dovetail.transport.wire_types import wire_request
 from dovetail_devkit.suites.scheduler import make_request
 
@@ -33,8 +33,8 @@ def test_no_turn_is_long_and_plans_wait_only_where_nothing_runs(runs):
     intake = RequestIntake(core, clock)
     names = ["a", "bad", "c", "d", "e", "f", "g", "h"]
     intake.begin_turn()
-    together = [(name, wire_request(make_request(name))) for name in names]
-    intake.add_together(AddTogether(7, tuple(together)))
+    batch = [(name, wire_request(make_request(name))) for name in names]
+    intake.add_batch(AddBatch(7, tuple(batch)))
     answers = []
     for _ in range(3):
         assert intake.is_waiting and intake.holds_steps is not runs

@@ -8,8 +8,8 @@ from zlib import crc32
 
 from dovetail.transport.ring import RingPlace
 
-index, memory, bell, count = map(int, sys.argv[1:])
-reader = RingPlace(index=index, descriptors=(memory, bell)).take()
+index, memory, wakeup, count = map(int, sys.argv[1:])
+reader = RingPlace(index=index, descriptors=(memory, wakeup)).take()
 print("ready", flush=True)
 checksum = 0
 for _ in range(count):

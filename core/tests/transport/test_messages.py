@@ -22,7 +22,7 @@ from dovetail.transport import messages
 from dovetail.transport.messages import (
     Abort,
     Add,
-    AddTogether,
+    AddBatch,
     Answer,
     Call,
     Died,
@@ -81,7 +81,7 @@ REQUEST = EngineCoreRequest(
 )
 TO_ENGINE = (
     Add("a", wire_request(REQUEST)),
-    AddTogether(5, (("a", wire_request(REQUEST)), ("b", b""))),
+    AddBatch(5, (("a", wire_request(REQUEST)), ("b", b""))),
     Abort(("a", "b")),
     Pause(1, PauseScope.NEW),
     Resume(2),

@@ -38,7 +38,7 @@ from dovetail.transport.order_frame import (
     encode_call,
     encode_sample,
 )
-from dovetail.transport.told_error import ToldError
+from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.values import pack_value, unpack_value
 from dovetail.transport.wire_types import decode, encode
 
@@ -157,7 +157,7 @@ def test_orders_come_as_they_are():
     for answer in (
         CallAnswer(number=3, value={"y": [1]}),
         CallAnswer(number=4),
-        CallAnswer(number=5, error=ToldError.of(CapacityError("full"))),
+        CallAnswer(number=5, error=RemoteError.of(CapacityError("full"))),
     ):
         assert decode_answer(encode_answer(answer)) == answer
     kinds = (encode_sample(None), encode_call(call), encode_answer(CallAnswer(number=3)))
@@ -173,7 +173,7 @@ def test_mutated_orders_are_refused_or_orders(tmp_path):
         (decode_sample, encode_sample(GrammarOutput(runs=(1,), bitmask=b"abcd"))),
         (decode_call, encode_call(call)),
         (decode_answer, encode_answer(CallAnswer(number=2, value=[RECORDS[2]]))),
-        (decode_answer, encode_answer(CallAnswer(number=2, error=ToldError("", "x")))),
+        (decode_answer, encode_answer(CallAnswer(number=2, error=RemoteError("", "x")))),
     )
     num_refused = 0
     for _ in range(3000):
@@ -206,7 +206,7 @@ class OwnError(WeightError):
     ],
 )
 def test_errors_keep_their_kind_where_it_is_ours(error, kind, text):
-    told = decode(encode(ToldError.of(error)), ToldError).error("w")
+    told = decode(encode(RemoteError.of(error)), RemoteError).error("w")
     assert type(told) is kind and str(told) == text
     assert getattr(told, "parameter", "") == getattr(error, "parameter", "")
     assert getattr(told, "digest", "") == getattr(error, "digest", "")
@@ -214,4 +214,4 @@ def test_errors_keep_their_kind_where_it_is_ours(error, kind, text):
 
 @pytest.mark.parametrize("kind", ["nearest", "Iterable", "__builtins__", "SystemExit", ""])
 def test_no_name_but_an_errors_is_looked_up(kind):
-    assert type(ToldError(kind, "x").error()) is DovetailError
+    assert type(RemoteError(kind, "x").error()) is DovetailError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_devkit.triton.compiled_kernels import check_kernel
 from dovetail_devkit.triton.interpreted import run_interpreted
 from dovetail_ops_triton import availability
@@ -90,10 +90,10 @@ def test_no_call_waits_or_allocates_more_than_its_result():
         assert made <= 1, f"{what} allocates {made} times"
 
 
-def gpu_columns(num_rows, device, **wish):
+def gpu_columns(num_rows, device, **settings):
     from dovetail.interfaces.ops import DrawColumns
 
-    asked = DrawWish(**wish)
+    asked = DrawParams(**settings)
     return DrawColumns(
         temperature_R=torch.full((num_rows,), asked.temperature, device=device),
         top_k_R=torch.full((num_rows,), asked.top_k or 1 << 30, device=device, dtype=torch.int32),
@@ -106,13 +106,13 @@ def gpu_columns(num_rows, device, **wish):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("wish", [{}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.1}], ids=str)
-def test_many_draws_follow_the_law(wish):
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.1}], ids=str)
+def test_many_draws_follow_the_law(settings):
     from dovetail_devkit.ops.draw import chi_squared
 
     device, num_rows, vocab_size = torch.device("cuda"), 1 << 16, 100
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(3)) * 2
     rows = logits.to(device).expand(num_rows, -1).contiguous()
-    drawn = TritonOps().draw_tokens(rows, gpu_columns(num_rows, device, **wish))
+    drawn = TritonOps().draw_tokens(rows, gpu_columns(num_rows, device, **settings))
     counts = drawn.bincount(minlength=vocab_size).tolist()
-    assert abs(chi_squared(counts, probabilities(logits.tolist(), DrawWish(**wish)))) < 4
+    assert abs(chi_squared(counts, probabilities(logits.tolist(), DrawParams(**settings)))) < 4

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ContractError
-from dovetail.interfaces import AttentionContext, Rotation
+from dovetail.interfaces import AttentionContext, RotaryArgs
 from dovetail_torch.attention_table import AttentionTable, NoAttention
 from dovetail_torch.layers import TorchOps
 
@@ -16,8 +16,8 @@ T, H, K, D = 5, 4, 2, 8
 class Turning:
     """A layer that turns: keeps the rotation, gives back its queries."""
 
-    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotation=None):
-        self.rotation = rotation
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
+        self.rotary_args = rotary_args
         out_THD.copy_(q_THD)
 
 
@@ -59,32 +59,32 @@ def test_each_index_has_its_layer_its_cache_and_its_metadata(qkv):
 
 
 @pytest.fixture
-def rotation():
+def rotary_args():
     angle_PF = torch.linspace(0, 3, T)[:, None] * torch.ones(D // 2)
     table_PR = torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1)
-    return Rotation(ops=TorchOps(), positions_T=torch.arange(T), cos_sin_PR=table_PR)
+    return RotaryArgs(ops=TorchOps(), positions_T=torch.arange(T), cos_sin_PR=table_PR)
 
 
-def test_who_turns_is_given_the_rotation(qkv, rotation):
+def test_who_turns_is_given_the_rotary_args(qkv, rotary_args):
     layer = Turning()
     table = AttentionTable([layer], [torch.zeros(2)], (0,), rotates=True)
     table.metadata = [None]
-    assert torch.equal(table.attend(0, *qkv, rotation), qkv[0])
-    assert layer.rotation is rotation
+    assert torch.equal(table.attend(0, *qkv, rotary_args), qkv[0])
+    assert layer.rotary_args is rotary_args
     table.attend(0, *qkv)
-    assert layer.rotation is None
+    assert layer.rotary_args is None
 
 
-def test_for_others_the_ops_turn(qkv, rotation):
+def test_for_others_the_ops_apply(qkv, rotary_args):
     table, layers, _ = make_table()
-    turned = rotation.turn(*qkv[:2])
+    turned = rotary_args.apply(*qkv[:2])
     assert (turned[0] - qkv[0]).abs().max() > 0.5
-    assert torch.equal(table.attend(0, *qkv, rotation), turned[0] + 1)
+    assert torch.equal(table.attend(0, *qkv, rotary_args), turned[0] + 1)
     given = layers[0].calls[0]
     assert torch.equal(given[0], turned[0]) and torch.equal(given[1], turned[1])
 
 
-def test_without_a_cache_turning_takes_its_memory_all_the_same(qkv, rotation):
+def test_without_a_cache_turning_takes_its_memory_all_the_same(qkv, rotary_args):
     class Counting(TorchOps):
         num_turned = 0
 
@@ -93,17 +93,17 @@ def test_without_a_cache_turning_takes_its_memory_all_the_same(qkv, rotation):
             return super().rotary_embedding(*tensors)
 
     ops = Counting()
-    out_THD = NoAttention(1).attend(0, *qkv, replace(rotation, ops=ops))
+    out_THD = NoAttention(1).attend(0, *qkv, replace(rotary_args, ops=ops))
     assert ops.num_turned == 1 and out_THD.shape == qkv[0].shape and not out_THD.any()
 
 
-def test_in_a_compiled_graph_the_ops_turn(qkv, rotation):
+def test_in_a_compiled_graph_the_ops_apply(qkv, rotary_args):
     layer = Turning()
     table = AttentionTable([layer], [torch.zeros(2)], (0,), rotates=True)
     table.metadata = [None]
-    compiled = torch.compile(lambda *x: table.attend(0, *x, rotation), backend="eager")
-    torch.testing.assert_close(compiled(*qkv), rotation.turn(*qkv[:2])[0])
-    assert layer.rotation is None
+    compiled = torch.compile(lambda *x: table.attend(0, *x, rotary_args), backend="eager")
+    torch.testing.assert_close(compiled(*qkv), rotary_args.apply(*qkv[:2])[0])
+    assert layer.rotary_args is None
 
 
 def test_the_result_is_new_and_contiguous(qkv):

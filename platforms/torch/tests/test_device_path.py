@@ -101,13 +101,13 @@ def test_the_op_provider_draws_for_all_rows_at_once(runner_of):
 
     runner = runner_of(Model(), Backend, late_parts(draw_tokens=draw_tokens))
     builder = StepBuilder()
-    wishes = (
+    all_settings = (
         {},
         {"temperature": 0.5, "top_k": 4},
         {"temperature": 1.0, "top_p": 0.5, "min_p": 0.1},
     )
-    for row, wish in enumerate(wishes):
-        builder.join(new_request(row, PROMPT[: row + 1], **wish))
+    for row, settings in enumerate(all_settings):
+        builder.join(new_request(row, PROMPT[: row + 1], **settings))
         builder.grow(row, [row + 1])
         builder.run(row, 0, row + 1, samples=True)
     runner.execute_model(builder.build())

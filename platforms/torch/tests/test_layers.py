@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from dovetail.errors import ContractError, ModelError
-from dovetail.interfaces.attention import Rotation
+from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.linear_method import LinearMethod, LinearShape
 from dovetail.interfaces.model import ModelContext
 from dovetail_torch.layers import (
@@ -283,9 +283,9 @@ class OrderOfCalls:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        self.rotation = rotation
+        self.rotary_args = rotary_args
         return q_THD + index + v_TKD[:, :1] - k_TKD[:, :1]
 
 
@@ -295,9 +295,9 @@ def test_attention_hands_its_index_over_and_flattens_the_heads() -> None:
     k_TKD = torch.ones(2, 1, 3)
     context = OrderOfCalls()
     out = layer(q_THD, k_TKD, 3 * k_TKD, context)
-    assert torch.equal(out, (q_THD + 6).view(2, 6)) and context.rotation is None
-    rotation = Rotation(
+    assert torch.equal(out, (q_THD + 6).view(2, 6)) and context.rotary_args is None
+    rotary_args = RotaryArgs(
         ops=TorchOps(), positions_T=torch.tensor([0, 1]), cos_sin_PR=torch.ones(2, 2)
     )
-    layer(q_THD, k_TKD, 3 * k_TKD, context, rotation)
-    assert context.rotation is rotation
+    layer(q_THD, k_TKD, 3 * k_TKD, context, rotary_args)
+    assert context.rotary_args is rotary_args

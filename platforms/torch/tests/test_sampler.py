@@ -176,7 +176,7 @@ def test_bit_mask_of_wrong_length_is_refused():
         GrammarMask.of(output, [0], VOCAB, torch.from_numpy)
 
 
-def test_contradicting_wishes_leave_a_token():
+def test_contradicting_all_settings_leave_a_token():
     row = {"temperature": 0, "allowed_token_ids": [7, 9], "min_tokens": 1}
     # Everything allowed is forbidden: what is forbidden gives way.
     sampler = new_sampler(new_request(bad=[(7,)], stop=[9], **row))
@@ -196,15 +196,15 @@ def test_contradicting_wishes_leave_a_token():
 @pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan])
 @pytest.mark.parametrize("vocab", [VOCAB, 5000])
 def test_broken_logits_harm_no_other_row(value, vocab):
-    wishes = [
+    all_settings = [
         {"temperature": 0},
         {"temperature": 1.0},
         {"temperature": 1.0, "top_k": 3},
         {"temperature": 1.0, "top_p": 0.5},
         {"temperature": 1.0, "min_p": 0.5, "repetition_penalty": 1.3, "allowed_token_ids": [1]},
     ]
-    broken = [new_request(r, **w) for r, w in enumerate(wishes)]
-    sound = [new_request(r + 5, **w) for r, w in enumerate(wishes)]
+    broken = [new_request(r, **w) for r, w in enumerate(all_settings)]
+    sound = [new_request(r + 5, **w) for r, w in enumerate(all_settings)]
     sampler = new_sampler(*broken, *sound, vocab=vocab)
     alone = new_sampler(*sound, vocab=vocab)
     logits = torch.randn(10, vocab, generator=torch.Generator().manual_seed(1))
@@ -258,13 +258,13 @@ def test_row_reuse_leaks_nothing():
         seed=9,
     )
     for with_leave in (False, True):
-        for wish in ({"temperature": 1.0}, {"temperature": 0, "repetition_penalty": 1.1}):
-            fresh = new_sampler(new_request(seed=4, **wish))
+        for settings in ({"temperature": 1.0}, {"temperature": 0, "repetition_penalty": 1.1}):
+            fresh = new_sampler(new_request(seed=4, **settings))
             used = new_sampler(everything)
             used.sample(logits.clone(), [0])
             if with_leave:
                 used.leave(0)
-            used.join(new_request(seed=4, **wish))
+            used.join(new_request(seed=4, **settings))
             expected = fresh.distribution(logits.clone(), [0])
             assert torch.equal(used.distribution(logits.clone(), [0]), expected)
             for _ in range(5):
@@ -302,12 +302,12 @@ def test_many_rows_come_and_go():
 
 def test_works_inside_and_outside_of_inference_mode():
     sampler = new_sampler(num_rows=64)
-    wish = {"temperature": 1.0, "repetition_penalty": 1.2}
+    settings = {"temperature": 1.0, "repetition_penalty": 1.2}
     with torch.inference_mode():
-        sampler.join(new_request(0, **wish))
+        sampler.join(new_request(0, **settings))
         sampler.sample(falling(), [0])
     for row in range(1, 20):
-        sampler.join(new_request(row, prompt=range(30), **wish))
+        sampler.join(new_request(row, prompt=range(30), **settings))
     sampler.sample(falling(20), list(range(20)))
     with torch.inference_mode():
         sampler.sample(falling(20), list(range(20)))

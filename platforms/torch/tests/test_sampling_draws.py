@@ -62,7 +62,7 @@ def test_random_numbers_are_uniform_and_uncorrelated():
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "settings",
     [
         {"temperature": 0.8},
         {"top_k": 5},
@@ -71,7 +71,7 @@ def test_random_numbers_are_uniform_and_uncorrelated():
         {"repetition_penalty": 1.5, "logit_bias": {4: 2.0}},
     ],
 )
-def test_draws_follow_the_distribution(wish):
+def test_draws_follow_the_distribution(settings):
     """256 requests, 24 positions each, the same logits at each: 6144 draws."""
     num_rows, vocab = 256, 40
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(2)) * 1.5
@@ -79,9 +79,9 @@ def test_draws_follow_the_distribution(wish):
     observed = torch.zeros(vocab, dtype=torch.float64)
     rows = list(range(num_rows))
     for position in range(24):
-        for row in rows if "repetition_penalty" in wish or not position else ():
+        for row in rows if "repetition_penalty" in settings or not position else ():
             prompt = [1] * (3 + position)  # rejoined at each position, so that penalties stay
-            sampler.join(new_request(row, seed=1000 + row, prompt=prompt, **wish))
+            sampler.join(new_request(row, seed=1000 + row, prompt=prompt, **settings))
         probs = sampler.distribution(logits.clone(), [0])[0].double()
         tokens = sampler.sample(logits.repeat(num_rows, 1), rows).token_ids
         observed += torch.bincount(tokens, minlength=vocab)
@@ -123,7 +123,7 @@ def test_exponentiate_keeps_zero_at_zero():
     assert weights[1].tolist() == [0.0, 0.0, 0.0]
 
 
-WISHES = [
+SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 1.0},
     {"top_k": 4},
@@ -139,26 +139,26 @@ def test_tokens_do_not_depend_on_mates_preemption_or_order():
     """bfloat16 logits, so that there are ties to break; flat, so that top-p needs many."""
     vocab, steps = 5000, 12
     random = torch.Generator().manual_seed(8)
-    logits = torch.randn(len(WISHES), steps, vocab, generator=random).bfloat16()
+    logits = torch.randn(len(SETTINGS), steps, vocab, generator=random).bfloat16()
     alone = {}
-    for row, wish in enumerate(WISHES):
+    for row, settings in enumerate(SETTINGS):
         sampler = Sampler(num_rows=1, vocab_size=vocab, device=HOST)
-        sampler.join(new_request(0, seed=50 + row, **wish))
+        sampler.join(new_request(0, seed=50 + row, **settings))
         alone[row] = [
             sampler.sample(logits[row, step][None].clone(), [0]).token_ids.item()
             for step in range(steps)
         ]
     together = Sampler(num_rows=16, vocab_size=vocab, device=HOST)
-    for row, wish in enumerate(WISHES):
-        together.join(new_request(15 - row, seed=50 + row, **wish))
+    for row, settings in enumerate(SETTINGS):
+        together.join(new_request(15 - row, seed=50 + row, **settings))
     got = {row: [] for row in alone}
     for step in range(steps):
-        order = [(row + step) % len(WISHES) for row in range(len(WISHES))]
+        order = [(row + step) % len(SETTINGS) for row in range(len(SETTINGS))]
         if step == 5:  # all are preempted and come back into other rows
             for row in alone:
                 together.leave(15 - row)
-            for row, wish in enumerate(WISHES):
-                request = new_request(15 - row, seed=50 + row, output=got[row], **wish)
+            for row, settings in enumerate(SETTINGS):
+                request = new_request(15 - row, seed=50 + row, output=got[row], **settings)
                 together.join(request)
         batch = torch.stack([logits[row, step] for row in order])
         tokens = together.sample(batch, [15 - row for row in order]).token_ids.tolist()

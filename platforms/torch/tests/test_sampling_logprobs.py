@@ -62,20 +62,20 @@ def test_sampled_logprobs_are_raw_and_of_the_token_chosen(dtype):
     logits = (torch.randn(4, 50, generator=random) * 2).to(dtype)
     sampler = Sampler(num_rows=8, vocab_size=50, device=HOST)
     worst = int(logits[2].argmin())
-    wishes = [
+    all_settings = [
         {"temperature": 0.0, "logprobs": 0},
         {"temperature": 1.0},
         {"temperature": 0.2, "logprobs": 3, "allowed_token_ids": [worst]},
         {"temperature": 2.0, "top_k": 5, "logprobs": 6, "presence_penalty": 1.0},
     ]
-    for row, wish in enumerate(wishes):
-        sampler.join(new_request(row, **wish))
+    for row, settings in enumerate(all_settings):
+        sampler.join(new_request(row, **settings))
     out = sampler.sample(logits.clone(), [0, 1, 2, 3])
     tokens, expected = out.token_ids.tolist(), logits.float().log_softmax(-1)
     assert sorted(out.logprobs) == [0, 2, 3]
     assert tokens[2] == worst
     for i, columns in out.logprobs.items():
-        num_logprobs = wishes[i]["logprobs"]
+        num_logprobs = all_settings[i]["logprobs"]
         assert list(columns.counts) == [num_logprobs + 1]
         assert columns.token_ids[0] == tokens[i]
         assert list(columns.token_ids[1:]) == expected[i].topk(num_logprobs).indices.tolist()

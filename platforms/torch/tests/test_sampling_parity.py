@@ -60,7 +60,7 @@ def oracle(logits, tokens, params, bad=()):
     return steps(torch.tensor([tokens]), logits[None].clone()).softmax(-1)[0]
 
 
-WISHES = [
+SETTINGS = [
     {"temperature": 0.7},
     {"temperature": 1.0},
     {"top_k": 1},
@@ -87,24 +87,24 @@ WISHES = [
 def test_distribution_is_that_of_transformers(vocab, spread):
     """All wishes in one batch, mixed with a greedy row; flat and sharp distributions."""
     random = torch.Generator().manual_seed(vocab)
-    num_rows = len(WISHES)
+    num_rows = len(SETTINGS)
     logits = torch.randn(num_rows + 1, vocab, generator=random) * spread
     tokens = torch.randint(0, vocab, (num_rows + 1, 40), generator=random).tolist()
     sampler = Sampler(num_rows=32, vocab_size=vocab, device=HOST)
-    for row, wish in enumerate([*WISHES, {"temperature": 0.0}]):
-        params = SamplingParams(**wish)
+    for row, settings in enumerate([*SETTINGS, {"temperature": 0.0}]):
+        params = SamplingParams(**settings)
         sampler.join(new_request(row, tokens[row][:30], tokens[row][30:], params))
     rows = [num_rows, *range(num_rows)]
     got = sampler.distribution(logits[rows].clone(), rows)
     assert got[0, logits[num_rows].argmax()] == 1
-    for row, wish in enumerate(WISHES):
-        params = SamplingParams(**wish)
-        clipped = SamplingParams(**{**wish, "top_k": min(params.top_k, vocab)})
+    for row, settings in enumerate(SETTINGS):
+        params = SamplingParams(**settings)
+        clipped = SamplingParams(**{**settings, "top_k": min(params.top_k, vocab)})
         expected = oracle(logits[row], tokens[row], clipped)
         torch.testing.assert_close(got[row + 1], expected, rtol=2e-5, atol=1e-7)
         differing = ((got[row + 1] > 0) != (expected > 0)).sum().item()
         # Where the mass just reaches p, rounding in float32 may decide about one token.
-        assert differing <= (1 if params.top_p < 1 else 0), wish
+        assert differing <= (1 if params.top_p < 1 else 0), settings
 
 
 def test_bad_words_like_transformers():
@@ -126,21 +126,21 @@ def test_penalties_by_formula_while_tokens_are_sampled(dtype):
     random = torch.Generator().manual_seed(11)
     vocab, prompt = 60, [1, 2, 2, 3]
     sampler = Sampler(num_rows=4, vocab_size=vocab, device=HOST)
-    wishes = {
+    all_settings = {
         0: {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.7},
         1: {"frequency_penalty": -0.5},
         2: {"presence_penalty": 1.5, "top_k": 4},
         3: {},
     }
-    outputs = {row: [3, 5, 5] if row == 0 else [] for row in wishes}
-    for row, wish in wishes.items():
-        sampler.join(new_request(row, prompt, outputs[row], SamplingParams(**wish)))
+    outputs = {row: [3, 5, 5] if row == 0 else [] for row in all_settings}
+    for row, settings in all_settings.items():
+        sampler.join(new_request(row, prompt, outputs[row], SamplingParams(**settings)))
     rows = [2, 0, 3, 1]
     for _ in range(30):
         logits = (torch.randn(4, vocab, generator=random) * 3).to(dtype)
         got = sampler.distribution(logits.clone(), rows)
         for i, row in enumerate(rows):
-            params, x = SamplingParams(**wishes[row]), logits[i].float()
+            params, x = SamplingParams(**all_settings[row]), logits[i].float()
             seen = torch.zeros(vocab, dtype=torch.bool)
             seen[prompt + outputs[row]] = True
             scaled = torch.where(
@@ -160,8 +160,8 @@ def test_penalties_by_formula_while_tokens_are_sampled(dtype):
 
 def test_tiny_temperature_and_penalty_give_no_nan():
     sampler = Sampler(num_rows=1, vocab_size=20, device=HOST)
-    wish = SamplingParams(temperature=1e-5, repetition_penalty=1e-300)
-    sampler.join(new_request(0, [3, 4], [], wish))
+    settings = SamplingParams(temperature=1e-5, repetition_penalty=1e-300)
+    sampler.join(new_request(0, [3, 4], [], settings))
     logits = torch.linspace(-50, 50, 20)[None]
     probs = sampler.distribution(logits, [0])
     assert probs[0, 19] + probs[0, 3] + probs[0, 4] == 1

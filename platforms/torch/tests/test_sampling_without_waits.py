@@ -19,7 +19,7 @@ ASKING = {
     torch.ops.aten.equal.default,
     torch.ops.aten.masked_select.default,
 }
-WISHES = [
+SETTINGS = [
     {"temperature": 1.0, "top_p": 0.4},
     {"temperature": 1.0, "top_p": 0.999, "min_p": 0.0001},
     {"temperature": 2.0, "top_k": 2000},
@@ -42,8 +42,8 @@ class NobodyAsks(TorchDispatchMode):
 
 
 def new_sampler(access=None):
-    sampler = Sampler(num_rows=len(WISHES), vocab_size=V, device=HOST, access=access)
-    for row, wish in enumerate(WISHES):
+    sampler = Sampler(num_rows=len(SETTINGS), vocab_size=V, device=HOST, access=access)
+    for row, settings in enumerate(SETTINGS):
         sampler.join(
             NewRequest(
                 request_id=str(row),
@@ -51,7 +51,7 @@ def new_sampler(access=None):
                 generation=1,
                 token_ids=array("i", [5, 6, 7]),
                 num_prompt_tokens=3,
-                sampling_params=SamplingParams(**wish),
+                sampling_params=SamplingParams(**settings),
                 stop_token_ids=frozenset(),
                 bad_words_token_ids=(),
                 seed=row,
@@ -67,7 +67,7 @@ def test_tokens_are_the_same_and_nobody_asks(at_once, monkeypatch):
     plain = new_sampler()
     other = new_sampler(DeviceAccess(upload=plain_access(HOST).upload, may_wait=False))
     for step in range(6):
-        rows = [row for row in range(len(WISHES)) if row != step]
+        rows = [row for row in range(len(SETTINGS)) if row != step]
         logits_SV = 2 * torch.randn(len(rows), V, generator=generator)
         logits_SV[0, 1::2] = logits_SV[0, ::2]  # many are equal
         expected = plain.sample(logits_SV.clone(), rows)
@@ -85,7 +85,7 @@ def test_who_asks_is_found():
 
 def test_numbers_of_the_host_may_come_along():
     plain, other = new_sampler(), new_sampler()
-    rows = list(range(len(WISHES)))
+    rows = list(range(len(SETTINGS)))
     logits_SV = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2))
     (uniforms_S,) = other.host_numbers(rows)
     assert len(uniforms_S) == len(rows)

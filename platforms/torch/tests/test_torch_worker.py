@@ -305,36 +305,41 @@ def test_plans_become_tokens(loaded, backend):
 
 
 def test_the_backend_is_asked_for_what_the_model_needs(loaded, model_dir, monkeypatch):
-    asks = []
-    refusals = classmethod(lambda cls, ask: asks.append(ask) or ())
+    all_requirements = []
+    refusals = classmethod(lambda cls, requirements: all_requirements.append(requirements) or ())
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
     write_config(model_dir, architectures=["Capped"])
     loaded()
-    (ask,) = asks
-    assert ask.features == {"soft_cap", "sliding_window"}
-    assert (ask.head_size, ask.num_heads, ask.num_kv_heads, ask.block_size) == (D, 1, 1, 4)
-    assert ask.dtype == ask.kv_cache_dtype == "float32"
+    (requirements,) = all_requirements
+    assert requirements.features == {"soft_cap", "sliding_window"}
+    assert (
+        requirements.head_size,
+        requirements.num_heads,
+        requirements.num_kv_heads,
+        requirements.block_size,
+    ) == (D, 1, 1, 4)
+    assert requirements.dtype == requirements.kv_cache_dtype == "float32"
 
 
 def test_sinks_are_asked_for_and_handed_on(loaded, model_dir, monkeypatch):
-    asks, contexts = [], []
+    all_requirements, contexts = [], []
 
     def create_layer(context):
         contexts.append(context)
         return FakeAttentionLayer(context)
 
-    refusals = classmethod(lambda cls, ask: asks.append(ask) or ())
+    refusals = classmethod(lambda cls, requirements: all_requirements.append(requirements) or ())
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
     monkeypatch.setattr(FakeAttentionBackend, "create_layer", staticmethod(create_layer))
     write_config(model_dir, architectures=["Sinking"])
     worker, _ = loaded()
     start(worker)
-    assert asks[0].features == {"sinks"}
+    assert all_requirements[0].features == {"sinks"}
     assert contexts[0].sinks is worker._model.attn.sinks
 
 
 def test_a_backend_that_refuses_is_not_used(loaded, monkeypatch):
-    refusals = classmethod(lambda cls, ask: ["it is Sunday"])
+    refusals = classmethod(lambda cls, requirements: ["it is Sunday"])
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
     with pytest.raises(PluginError, match="'fake' was asked for, but: it is Sunday"):
         loaded()

@@ -13,7 +13,7 @@ from dovetail.plugins.contract import contract_version
 from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, examine
 from dovetail_devkit.doctor import devices as devices_module
 from dovetail_devkit.doctor import surroundings as surroundings_module
-from dovetail_devkit.doctor.devices import judge_devices, tell_verified
+from dovetail_devkit.doctor.devices import judge_devices, verified_findings
 from dovetail_devkit.doctor.path_files import check_path_files, site_folders
 from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try
 from dovetail_devkit.doctor.surroundings import check_environment, check_machine
@@ -326,7 +326,7 @@ def test_a_device_whose_platform_refuses_is_told_with_the_reason(install, monkey
 def test_a_device_that_is_used_needs_no_word(install):
     trial, registry = accelerator_trial(install)
     assert not list(judge_devices(CHIP, [trial], registry))
-    (note,) = tell_verified([trial.plugin], registry)
+    (note,) = verified_findings([trial.plugin], registry)
     assert note.verdict == NOTE and note.text == "verified: never run on its device"
 
 

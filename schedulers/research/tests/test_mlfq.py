@@ -69,7 +69,7 @@ def mlfq_displacing_is_asked_for(policy, lab):
     jobs = behind_long_ones(lab, num_long=4)
     patient = lab.play(policy, jobs, seats=4, options=OPTIONS)
     assert patient.stats.num_preemptions == 0
-    eager = lab.play(policy, jobs, seats=4, options={**OPTIONS, "displace": True})
+    eager = lab.play(policy, jobs, seats=4, options={**OPTIONS, "preempt": True})
     assert eager["s0"].latency_ns < patient["s0"].latency_ns / 10
     assert eager.stats.num_recomputed_tokens > 1000  # the tax on recomputing
 
@@ -83,7 +83,7 @@ def mlfq_everybody_finishes_where_blocks_are_short(policy, lab):
 
 
 class Forgives(MLFQPolicy):
-    """Lets everybody sink and be displaced, however often."""
+    """Lets everybody sink and be preempted, however often."""
 
     def rank(self, request, view):
         return self._places[request.sequence].level, request.sequence
@@ -118,7 +118,7 @@ class Evicts(MLFQPolicy):
         self.max_batch = float("inf")
         yield from super().plan(view)
 
-    def may_displace(self, request, running, view):
+    def may_preempt(self, request, running, view):
         return self.rank(request, view) < self.rank(running, view)
 
 

@@ -16,10 +16,10 @@ from dovetail_sched_research.sarathi import SarathiPolicy
 NUM_PROGRAMS = 12
 OPTIONS = {
     "dlpm": [{"quantum": 3.0}],
-    "edf": [{}, {"displace": False}],
+    "edf": [{}, {"preempt": False}],
     "hrrn": [{"predictor": "bucketed:2"}],
     "lpm": [{"max_wait_s": 0.003}],
-    "mlfq": [{"max_batch": 2, "quantum": 1, "promote_s": 0.02, "displace": on} for on in (0, 1)],
+    "mlfq": [{"max_batch": 2, "quantum": 1, "promote_s": 0.02, "preempt": on} for on in (0, 1)],
     "sarathi": [{"chunk": 3}, {"chunk": 1}],
     "sjf": [{"predictor": "noisy:1"}],
     "srpt": [{"hysteresis": 1.0}],

@@ -47,7 +47,7 @@ def srpt_the_mean_is_far_below_sjf(policy, lab):
     )
 
 
-def srpt_equals_do_not_displace_each_other(policy, lab):
+def srpt_equals_do_not_preempt_each_other(policy, lab):
     jobs = [
         lab.Job(name=f"j{n}", output=100 - n, expected=100 - n, arrival_ns=n * lab.MS)
         for n in range(9)
@@ -118,7 +118,7 @@ def edf_an_early_deadline_takes_the_seat_of_a_late_one(policy, lab):
     ]
     game = lab.play(policy, jobs, seats=1)
     assert misses(game) == 0 and game.stats.num_preemptions == 1
-    patient = lab.play(policy, jobs, seats=1, options={"displace": False})
+    patient = lab.play(policy, jobs, seats=1, options={"preempt": False})
     assert patient.stats.num_preemptions == 0
 
 
@@ -146,12 +146,12 @@ class Nearly(SJFPolicy):
 
 
 class NeverDisplaces(SRPTPolicy):
-    def may_displace(self, request, running, view):
+    def may_preempt(self, request, running, view):
         return False
 
 
 class Jumps(SRPTPolicy):
-    def may_displace(self, request, running, view):
+    def may_preempt(self, request, running, view):
         return self.rank(running, view) > self.rank(request, view)
 
 
@@ -164,7 +164,7 @@ class DisplacesTheShortest(SRPTPolicy):
     def victim(self, running, view):
         return min(running, key=lambda one: self.rank(one, view))
 
-    def may_displace(self, request, running, view):
+    def may_preempt(self, request, running, view):
         return False
 
 
@@ -185,7 +185,7 @@ class NoneIsNow(EDFPolicy):
 
 class Patient(EDFPolicy):
     def __init__(self, options=None):
-        super().__init__({"displace": False})
+        super().__init__({"preempt": False})
 
 
 class AlwaysDisplaces(EDFPolicy):
@@ -198,7 +198,7 @@ MUTANTS = [
     (SJFPolicy, AsAllowed, sjf_the_mean_is_the_optimum),
     (SJFPolicy, Nearly, sjf_the_mean_is_the_optimum),
     (SRPTPolicy, NeverDisplaces, srpt_the_mean_is_far_below_sjf),
-    (SRPTPolicy, Jumps, srpt_equals_do_not_displace_each_other),
+    (SRPTPolicy, Jumps, srpt_equals_do_not_preempt_each_other),
     (SRPTPolicy, ForgetsProgress, srpt_what_is_nearly_done_is_not_displaced),
     (SRPTPolicy, DisplacesTheShortest, srpt_displaced_work_is_finished),
     (HRRNPolicy, SJFPolicy, hrrn_nobody_waits_for_ever),

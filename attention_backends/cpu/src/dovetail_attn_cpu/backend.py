@@ -12,11 +12,11 @@ from typing import ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
-    AttentionAsk,
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
     AttentionLayerContext,
+    AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec
 from dovetail_attn_cpu.availability import probe
@@ -40,12 +40,12 @@ class CPUAttentionBackend(AttentionBackend):
         head_sizes=frozenset(range(16, 257, 16)),
         block_size_multiple=BLOCK_MULTIPLE,
         features=frozenset(
-            {"sliding_window", "soft_cap", "padded_pages", "batch_invariant", "counts_on"}
+            {"sliding_window", "soft_cap", "padded_pages", "batch_invariant", "supports_advance"}
         ),
     )
 
     @classmethod
-    def refusals(cls, ask: AttentionAsk) -> Sequence[str]:
+    def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
         """Return why the native library cannot be used, or ()."""
         return probe().reasons
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dovetail.int_columns import increment
 from dovetail.interfaces.attention import (
     AttentionBatch,
     AttentionGroupContext,
     AttentionMetadataBuilder,
 )
-from dovetail.lanes import count_on
 from dovetail_cpu_kernels.attention import CACHE_BF16, CACHE_INT8, AttentionBatchSize
 
 CACHE_KINDS = {"bfloat16": CACHE_BF16, "int8": CACHE_INT8}
@@ -94,8 +94,8 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         metadata.size.num_tokens = num_tokens
         return metadata
 
-    def count_on(self) -> None:
+    def advance(self) -> None:
         """Bring the last metadata, of runs of one token, to the next positions in their blocks."""
         num_runs = self._metadata.size.num_runs
-        count_on(memoryview(self._seq_lens_R), num_runs)
-        count_on(memoryview(self._slot_mapping_T), num_runs)
+        increment(memoryview(self._seq_lens_R), num_runs)
+        increment(memoryview(self._slot_mapping_T), num_runs)

@@ -15,11 +15,11 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
     ROTARY,
-    AttentionAsk,
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
     AttentionLayerContext,
+    AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES, SCALE_BYTES, FullAttentionSpec
 from dovetail_attn_triton.availability import INTERPRETED, probe
@@ -54,18 +54,18 @@ class TritonAttentionBackend(AttentionBackend):
     )
 
     @classmethod
-    def refusals(cls, ask: AttentionAsk) -> Sequence[str]:
+    def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
         """Return why Triton or the device cannot be used, or ()."""
         reasons = list(probe().reasons)
-        if ask.kv_cache_dtype not in (ask.dtype, FP8):
+        if requirements.kv_cache_dtype not in (requirements.dtype, FP8):
             reasons.append(
-                f"a KV cache of {ask.kv_cache_dtype} is asked for a model in {ask.dtype}; "
-                f"it keeps {ask.dtype} or {FP8}"
+                f"kv_cache_dtype {requirements.kv_cache_dtype}, dtype {requirements.dtype}; "
+                f"it keeps {requirements.dtype} or {FP8}"
             )
-        if ask.device_type == "xpu" and ask.kv_cache_dtype == FP8:
+        if requirements.device_type == "xpu" and requirements.kv_cache_dtype == FP8:
             reasons.append(f"a KV cache of {FP8} is done on CUDA devices only")
-        if ask.device_type == "cuda" and torch.cuda.is_available():
-            reasons += _device_refusals(ask)
+        if requirements.device_type == "cuda" and torch.cuda.is_available():
+            reasons += _device_refusals(requirements)
         return reasons
 
     @staticmethod
@@ -108,7 +108,7 @@ class TritonAttentionBackend(AttentionBackend):
         return TritonAttentionLayer(context, device_facts(context.device), options.max_splits)
 
 
-def _device_refusals(ask: AttentionAsk) -> list[str]:
+def _device_refusals(requirements: AttentionRequirements) -> list[str]:
     """Return why this process's GPU cannot do what is asked."""
     if torch.version.hip:
         return ["torch is built for ROCm, whose GPUs the kernels' tiles are not made for"]
@@ -116,6 +116,6 @@ def _device_refusals(ask: AttentionAsk) -> list[str]:
     shown = f"the GPU has compute capability {found.capability / 10}"
     if found.capability < LEAST_CAPABILITY:
         return [f"{shown}; it needs {LEAST_CAPABILITY / 10} (Ampere) or newer"]
-    if ask.kv_cache_dtype == FP8 and found.capability < LEAST_CAPABILITY_OF_FP8:
+    if requirements.kv_cache_dtype == FP8 and found.capability < LEAST_CAPABILITY_OF_FP8:
         return [f"{shown}; a KV cache of {FP8} needs {LEAST_CAPABILITY_OF_FP8 / 10} (Ada) or newer"]
     return []

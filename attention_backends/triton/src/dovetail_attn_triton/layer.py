@@ -21,7 +21,7 @@ from dovetail.interfaces.attention import (
     AttentionBatch,
     AttentionLayer,
     AttentionLayerContext,
-    Rotation,
+    RotaryArgs,
 )
 from dovetail_attn_triton.attention_kernels import attend, combine
 from dovetail_attn_triton.availability import INTERPRETED
@@ -86,7 +86,7 @@ class TritonAttentionLayer(AttentionLayer):
         kv_cache: torch.Tensor,
         metadata: TritonAttentionMetadata,
         out_THD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
@@ -96,10 +96,10 @@ class TritonAttentionLayer(AttentionLayer):
         """
         if kv_cache is not self._kv_cache:
             self._bind(kv_cache, metadata)
-        if rotation is None:
+        if rotary_args is None:
             self._write(k_TKD, v_TKD, metadata.batch)
         else:
-            self._turn_and_write(q_THD, k_TKD, v_TKD, metadata.batch, rotation, out_THD)
+            self._turn_and_write(q_THD, k_TKD, v_TKD, metadata.batch, rotary_args, out_THD)
             # A program that attends has read its queries before it writes their results, and
             # nobody else reads or writes them: `out` holds the one, then the other.
             q_THD = out_THD
@@ -148,7 +148,7 @@ class TritonAttentionLayer(AttentionLayer):
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
         batch: AttentionBatch,
-        rotation: Rotation,
+        rotary_args: RotaryArgs,
         turned_THD: torch.Tensor,
     ) -> None:
         """Write the cache, and the turned queries to `turned_THD`."""
@@ -162,17 +162,17 @@ class TritonAttentionLayer(AttentionLayer):
             self._kv_cache,
             self._scales,
             batch.slot_mapping_T,
-            rotation.positions_T,
-            rotation.cos_sin_PR,
+            rotary_args.positions_T,
+            rotary_args.cos_sin_PR,
             num_tokens,
             *q_THD.stride()[:2],
             *k_TKD.stride()[:2],
             *v_TKD.stride()[:2],
             *turned_THD.stride()[:2],
-            rotation.cos_sin_PR.stride(0),
+            rotary_args.cos_sin_PR.stride(0),
             *self._strides,
             **self._write_constants,
-            HALF=rotation.cos_sin_PR.shape[1] // 2,
+            HALF=rotary_args.cos_sin_PR.shape[1] // 2,
         )
 
     def _attend(

@@ -20,7 +20,7 @@ from dovetail.interfaces.attention import (
     AttentionBatch,
     AttentionGroupContext,
     AttentionLayerContext,
-    Rotation,
+    RotaryArgs,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_attn_triton.availability import INTERPRETED
@@ -107,13 +107,13 @@ class Rows:
         parts = [self.qkv[row][self.done[row] : self.done[row] + n] for row, n in runs]
         q, k, v = torch.cat(parts).split(self.heads, dim=1)
         out = torch.full(q.shape, torch.nan, dtype=self.dtype, device=DEVICE)
-        rotation = ()
+        rotary_args = ()
         if self.cos_sin_PR is not None:
             places = [place for row, n in runs for place in far_apart(self.done[row], n)]
             positions_T = torch.tensor(places, device=DEVICE)
             given = {"positions_T": positions_T, "cos_sin_PR": self.cos_sin_PR}
-            rotation = (Rotation(ops=FakeOps(), **given),)
-        layer.forward(q, k, v, self.cache, metadata, out, *rotation)
+            rotary_args = (RotaryArgs(ops=FakeOps(), **given),)
+        layer.forward(q, k, v, self.cache, metadata, out, *rotary_args)
         for row, n in runs:
             self.done[row] += n
         return out.split([n for _, n in runs])

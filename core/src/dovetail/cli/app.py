@@ -131,7 +131,7 @@ def _let_hooks_register(app: App, tokens: Sequence[str]) -> None:
             no_plugins="--no-plugins" in tokens, trust_local_code="--trust-local-code" in tokens
         )
         registry = PluginRegistry(policy=policy)
-        load_hooks([name.strip() for name in names], registry).tell("register_cli", app=app)
+        load_hooks([name.strip() for name in names], registry).notify("register_cli", app=app)
 
 
 def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:

@@ -17,7 +17,7 @@ from dovetail.cli.chat_input import Ask, keyboard, read_message
 from dovetail.cli.chat_session import ChatSession
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import (
-    NO_WISHES,
+    NO_OVERRIDES,
     SETTINGS,
     SamplingOptions,
     named_settings,
@@ -50,7 +50,7 @@ def chat(
     *,
     system: Annotated[str, Parameter(help=_SYSTEM_HELP)] = "",
     chat_template: Annotated[Path | None, Parameter(help=_TEMPLATE_HELP)] = None,
-    sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_WISHES,
+    sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:
     """Talk with a model."""
@@ -99,7 +99,7 @@ def _answer(session: ChatSession, text: str) -> None:
     with watch_for_interrupt() as interrupted:
         for piece in session.answer(text, interrupted=interrupted):
             if session.num_dropped and not told:
-                _tell_dropped(session.num_dropped)
+                _print_dropped(session.num_dropped)
                 told = True
             print(shown(piece), end="", flush=True)
         print()
@@ -107,7 +107,7 @@ def _answer(session: ChatSession, text: str) -> None:
             tell("(interrupted)")
 
 
-def _tell_dropped(count: int) -> None:
+def _print_dropped(count: int) -> None:
     many = "The oldest message is" if count == 1 else f"The {count} oldest messages are"
     tell(f"({many} left out: the conversation is longer than the model reads.)")
 

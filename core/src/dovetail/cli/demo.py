@@ -16,7 +16,7 @@ from dovetail.cli.demo_questions import Subject, demo_subject
 from dovetail.cli.demo_run import NUM_ROUNDS, PLUGIN_FIELDS, DemoRun, Part, run_demo, summary_of
 from dovetail.cli.terminal import forgive_encodings, printable
 from dovetail.config import EngineArgs
-from dovetail.engine.plugin_picks import check_picks, make_registry
+from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.selection import AUTO, choose_platform
@@ -72,7 +72,7 @@ def demo(
         # Report a wrong name now, not after the first run.
         args = EngineArgs(subject.model, trust_local_code=trust_local_code, **asked)
         config = args.create_engine_config()
-        check_picks(config, make_registry(config))
+        check_plugin_choices(config, make_registry(config))
         console.print(f"[bold]Dovetail[/] asks {subject.description}.\n")
         first = run_demo(subject, {})
         _print_answers(console, subject, first)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from dovetail.cli.engine_options import EngineOptions, engine_args
-from dovetail.cli.sampling_options import NO_WISHES, SamplingOptions
+from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
 from dovetail.cli.terminal import forgive_encodings, printable, tell
 from dovetail.cli.text_files import read_text_file
 from dovetail.entrypoints.llm import LLM
@@ -40,7 +40,7 @@ def generate(
     ] = None,
     chat: Annotated[bool, Parameter(negative="", help=_CHAT_HELP)] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
-    sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_WISHES,
+    sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:
     """Answer prompts."""
@@ -57,7 +57,7 @@ def generate(
         _show(shown)
     else:
         print("\n\n".join(_text(output) for output in shown if output.error is None))
-    return _tell_refusals(shown)
+    return _print_refusals(shown)
 
 
 def _answer(
@@ -115,7 +115,7 @@ def _facts(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def _tell_refusals(outputs: Sequence[RequestOutput]) -> int:
+def _print_refusals(outputs: Sequence[RequestOutput]) -> int:
     refused = [(place, out.error) for place, out in enumerate(outputs, 1) if out.error is not None]
     for place, error in refused:
         where = f"prompt {place}: " if len(outputs) > 1 else ""

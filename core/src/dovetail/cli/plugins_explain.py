@@ -20,7 +20,7 @@ from dovetail.plugins.batch_promise import SEED_NOTE
 from dovetail.plugins.explanation import UNKNOWN, Explanation, Verdict
 
 if TYPE_CHECKING:
-    from dovetail.interfaces import AttentionAsk
+    from dovetail.interfaces import AttentionRequirements
 
 _KIND_HELP = "The kind of plugin, such as attention."
 _JSON_HELP = "Write a JSON object instead of a table."
@@ -77,7 +77,7 @@ def _facts(explanation: Explanation) -> dict[str, Any]:
         "platform": wanted.platform,
         "references": [reference_name(reference) for reference in wanted.references],
         "why": wanted.why,
-        "ask": wanted.ask,
+        "requirements": wanted.requirements,
         "chosen": [verdict.name for verdict in explanation.chosen],
         "error": explanation.error,
         "verdicts": explanation.verdicts,
@@ -89,8 +89,8 @@ def _show(explanation: Explanation) -> None:
     print_line(_headline(explanation), style="bold")
     if any(verdict.batch_invariant is False for verdict in explanation.chosen):
         print_line(SEED_NOTE)
-    if wanted.ask is not None:
-        print_line(f"Asked of it: {_ask_text(wanted.ask)}.")
+    if wanted.requirements is not None:
+        print_line(f"Required of it: {_requirements_text(wanted.requirements)}.")
     if explanation.verdicts:
         print()
         headings = ("", "", explanation.kind, "distribution", "why")
@@ -114,14 +114,14 @@ def _headline(explanation: Explanation) -> str:
     return f"{kind}{where}: none ({wanted.why})."
 
 
-def _ask_text(ask: AttentionAsk) -> str:
+def _requirements_text(requirements: AttentionRequirements) -> str:
     parts = [
-        f"head size {ask.head_size}",
-        f"{ask.num_heads} heads over {ask.num_kv_heads} key-value heads",
-        ask.dtype,
-        f"a KV cache of {ask.kv_cache_dtype} in blocks of {ask.block_size}",
-        f"device {ask.device_type}",
-        *sorted(ask.features),
+        f"head size {requirements.head_size}",
+        f"{requirements.num_heads} heads over {requirements.num_kv_heads} key-value heads",
+        requirements.dtype,
+        f"a KV cache of {requirements.kv_cache_dtype} in blocks of {requirements.block_size}",
+        f"device {requirements.device_type}",
+        *sorted(requirements.features),
     ]
     return ", ".join(parts)
 

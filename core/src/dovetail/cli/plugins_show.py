@@ -9,10 +9,10 @@ from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_json, print_table
 from dovetail.errors import PluginError
-from dovetail.plugins.dossier import (
-    Dossier,
+from dovetail.plugins.plugin_details import (
     LoadedClass,
-    compile_dossier,
+    PluginDetails,
+    collect_plugin_details,
     load_class,
     parse_plugin,
 )
@@ -39,7 +39,7 @@ def show(
     """
     registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
     kind, reference = parse_plugin(plugin, registry)
-    dossier = compile_dossier(registry, kind, reference)
+    details = collect_plugin_details(registry, kind, reference)
     loaded, problem = None, ""
     if load:
         try:
@@ -47,33 +47,33 @@ def show(
         except PluginError as error:
             problem = str(error)
     if as_json:
-        print_json({"plugin": dossier, "loaded": loaded, "problem": problem})
+        print_json({"plugin": details, "loaded": loaded, "problem": problem})
     else:
-        rows = [*_described(dossier), *(_declared(loaded) if loaded is not None else ())]
+        rows = [*_described(details), *(_declared(loaded) if loaded is not None else ())]
         print_table(("", ""), rows)
     if problem:
         print(f"dovetail: {problem}", file=sys.stderr)
     return 1 if problem else 0
 
 
-def _described(dossier: Dossier) -> list[tuple[str, str]]:
-    about, entry = dossier.description, dossier.description.entry
+def _described(details: PluginDetails) -> list[tuple[str, str]]:
+    about, entry = details.description, details.description.entry
     whose = f"{about.distribution} {about.version}".strip() or "none: the class is named directly"
-    sketch = "; a sketch that may still change" if dossier.is_sketch else ""
+    sketch = "; a sketch that may still change" if details.is_sketch else ""
     rows = [
         ("plugin", f"{about.kind}:{about.name}"),
         ("class", about.target),
         ("distribution", whose + (" (first-party)" if about.first_party else "")),
-        ("source", str(dossier.source or "not found without importing")),
-        ("contract", f"{dossier.contract} {dossier.core_version}{sketch}"),
+        ("source", str(details.source or "not found without importing")),
+        ("contract", f"{details.contract} {details.core_version}{sketch}"),
         ("manifest", "dovetail.toml" if about.in_manifest else "none; these are defaults"),
-        ("api", _api_text(dossier)),
+        ("api", _api_text(details)),
         ("provides", _listed(entry.provides)),
         ("needs", _listed(entry.needs)),
         ("rank", str(entry.rank)),
         ("roles", _listed(entry.roles)),
         ("probe", entry.probe or "none"),
-        ("options", _options_text(dossier)),
+        ("options", _options_text(details)),
     ]
     if entry.verified:
         rows.append(("verified", entry.verified))
@@ -82,23 +82,23 @@ def _described(dossier: Dossier) -> list[tuple[str, str]]:
     return rows
 
 
-def _api_text(dossier: Dossier) -> str:
-    api = dossier.description.entry.api
+def _api_text(details: PluginDetails) -> str:
+    api = details.description.entry.api
     if not api:
         return "any"
-    verdict = "takes in" if dossier.fits else "does NOT take in"
-    return f"{api}, which {verdict} this core's {dossier.core_version}"
+    verdict = "takes in" if details.fits else "does NOT take in"
+    return f"{api}, which {verdict} this core's {details.core_version}"
 
 
-def _options_text(dossier: Dossier) -> str:
-    model = dossier.description.entry.options
+def _options_text(details: PluginDetails) -> str:
+    model = details.description.entry.options
     if not model:
         return "none"
-    if dossier.options is None:
+    if details.options is None:
         return f"{model} (its fields cannot be read without importing it)"
     lines = [
         f"{one.name}: {one.type}" + (f" = {one.default}" if one.default else " (must be given)")
-        for one in dossier.options
+        for one in details.options
     ]
     return "\n".join([model, *lines])
 

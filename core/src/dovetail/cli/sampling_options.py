@@ -64,7 +64,7 @@ class SamplingOptions:
         return replace(params, **{"max_tokens": max_tokens, **wishes})
 
 
-NO_WISHES = SamplingOptions()
+NO_OVERRIDES = SamplingOptions()
 
 
 def named_settings(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from dovetail.config.field_types import MODEL_DTYPES, reference_name
 from dovetail.config.tensor_parallel import check_tensor_parallel
 from dovetail.errors import ConfigError, ContractError, ModelError, nearest
 from dovetail.interfaces.platform import ConfigPatch, Platform
-from dovetail.plugins.construction import ask
+from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.platform_answers import check_problems, provided_capabilities
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -50,7 +50,7 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     wish of the platform that names no field or has an impossible value.
     """
     draft = _Draft(config)
-    _take_wishes(draft, platform)
+    _take_requested(draft, platform)
     _resolve_dtype(draft, platform)
     _resolve_max_model_len(draft)
     _resolve_step(draft)
@@ -64,7 +64,7 @@ def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
     _resolve_executor(draft)
     resolved = draft.finish()
     whose = f"platform {platform.info.name!r}"
-    answer = ask(whose, "problems", lambda: platform.problems(resolved))
+    answer = call_plugin(whose, "problems", lambda: platform.problems(resolved))
     problems = check_problems(platform, answer)
     if problems:
         raise ConfigError(
@@ -148,10 +148,10 @@ class _Draft:
         return EngineConfig(**{**dict(self.config), **groups, "changes": changes})
 
 
-def _take_wishes(draft: _Draft, platform: Platform) -> None:
+def _take_requested(draft: _Draft, platform: Platform) -> None:
     name = platform.info.name
     whose = f"platform {name!r}"
-    patch: object = ask(whose, "defaults", lambda: platform.defaults(draft.config))
+    patch: object = call_plugin(whose, "defaults", lambda: platform.defaults(draft.config))
     if not isinstance(patch, ConfigPatch):
         raise ContractError(
             f"The {whose} returned {shown(patch)} for defaults; a ConfigPatch is due."
@@ -162,13 +162,13 @@ def _take_wishes(draft: _Draft, platform: Platform) -> None:
                 f"The platform {name!r} wishes for {path!r}, which is no field that it may set."
                 f"{nearest(path, draft.paths)}"
             )
-        value, reason = _read_wish(whose, path, wish)
+        value, reason = _read_requested(whose, path, wish)
         if path in draft.open:
-            checked = _check_wish(draft, path, value, name)
+            checked = _check_requested(draft, path, value, name)
             draft.put(path, checked, f"platform {name}: {reason}")
 
 
-def _read_wish(whose: str, path: str, wish: object) -> tuple[object, str]:
+def _read_requested(whose: str, path: str, wish: object) -> tuple[object, str]:
     """Return value and reason; a value that nobody can explain to the user is refused."""
     if isinstance(wish, tuple) and len(wish) == 2 and isinstance(wish[1], str) and wish[1].strip():
         return wish
@@ -178,7 +178,7 @@ def _read_wish(whose: str, path: str, wish: object) -> tuple[object, str]:
     )
 
 
-def _check_wish(draft: _Draft, path: str, value: object, platform_name: str) -> object:
+def _check_requested(draft: _Draft, path: str, value: object, platform_name: str) -> object:
     """Return the wish in its normal form. Checked alone: the user's other values come later."""
     group_name, field = path.split(".")
     group = draft.group(group_name)

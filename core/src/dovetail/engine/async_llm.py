@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineArgs
-from dovetail.engine.front_end import AskedRequest, FrontEnd, Preparation
+from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
 from dovetail.engine.process.factory import make_client
-from dovetail.engine.request_checks import read_pause_scope, request_id_portions
-from dovetail.engine.streaming.desk import MAX_TIMEOUT_S, RequestDesk
+from dovetail.engine.request_checks import read_pause_scope, request_id_chunks
+from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer
 from dovetail.engine.supervision.async_client import AsyncSupervisedClient
 from dovetail.engine.supervision.rules import EngineState, SupervisionRules
 from dovetail.errors import (
@@ -79,7 +79,7 @@ class AsyncLLM:
         if not isinstance(rules, SupervisionRules | None):
             raise ConfigError(f"rules={shorten(rules)} must be a SupervisionRules, or None.")
         clock = clock or MonotonicClock()
-        prepared = Preparation.of(config)
+        prepared = FrontEndParts.of(config)
         self.client: AsyncMPClient | AsyncSupervisedClient = (
             make_client(config, "async")
             if rules is None
@@ -91,7 +91,7 @@ class AsyncLLM:
             self.client.shutdown()
             raise
         max_asked = max_waiting + (self.config.scheduler.max_num_seqs or 1)
-        self._desk = RequestDesk(self._front, self.client, max_asked=max_asked, clock=clock)
+        self._streamer = RequestStreamer(self._front, self.client, max_asked=max_asked, clock=clock)
 
     @classmethod
     def from_engine_args(
@@ -137,7 +137,7 @@ class AsyncLLM:
     @property
     def last_stats(self) -> SchedulerStats | None:
         """The scheduler's statistics of the latest step, or None before the first."""
-        return self._desk.last_stats
+        return self._streamer.last_stats
 
     def default_sampling_params(self) -> SamplingParams:
         """Return what a request gets that brings no parameters: the model's own defaults."""
@@ -169,7 +169,7 @@ class AsyncLLM:
         their end; EngineDeadError, after the outputs that were there.
         """
         self._front.check_can_generate()
-        asked = AskedRequest(
+        user_request = UserRequest(
             request_id=request_id,
             prompt=prompt,
             params=params,
@@ -177,18 +177,18 @@ class AsyncLLM:
             cache_salt=cache_salt,
             output_kind=output_kind,
         )
-        return self._desk.serve(asked, timeout_s)
+        return self._streamer.serve(user_request, timeout_s)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; their readers get a last output. Unknown ids are ignored."""
-        self._desk.begin()
-        portions: list[list[str]] = []
-        for portion in request_id_portions(request_ids):
-            if portions:
+        self._streamer.begin()
+        chunks: list[list[str]] = []
+        for chunk in request_id_chunks(request_ids):
+            if chunks:
                 await asyncio.sleep(0)  # others have a turn
-            portions.append(portion)
-        for portion in portions:
-            await self._desk.end(portion)
+            chunks.append(chunk)
+        for chunk in chunks:
+            await self._streamer.end(chunk)
 
     async def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
         """Hold requests where they are until `resume`; others may come and wait meanwhile.
@@ -196,23 +196,23 @@ class AsyncLLM:
         scope: "all": nothing runs; or "new": those that have begun run on to their end. Raises
         UserError for any other scope.
         """
-        asked = read_pause_scope(scope)
-        self._desk.begin()
-        await self.client.pause(asked)
+        pause_scope = read_pause_scope(scope)
+        self._streamer.begin()
+        await self.client.pause(pause_scope)
 
     async def resume(self) -> None:
         """Lift a pause; do nothing if there is none."""
-        self._desk.begin()
+        self._streamer.begin()
         await self.client.resume()
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False if requests are under way."""
-        self._desk.begin()
+        self._streamer.begin()
         return await self.client.reset_prefix_cache()
 
     async def collective_rpc(self, operation: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every worker by name; return the answers, plain data, by rank."""
-        self._desk.begin()
+        self._streamer.begin()
         return await self.client.call_workers(operation, args, kwargs)
 
     async def check_health(self, *, max_silence_s: float = MAX_SILENCE_S) -> None:
@@ -222,7 +222,7 @@ class AsyncLLM:
         UnavailableError while it is started again.
         """
         most_s = check_number("max_silence_s", max_silence_s, 0.0, MAX_TIMEOUT_S)
-        self._desk.begin()
+        self._streamer.begin()
         client = self.client
         if not isinstance(client, AsyncSupervisedClient):
             await client.check_alive()
@@ -248,7 +248,7 @@ class AsyncLLM:
 
         Blocks until its process is gone, some seconds at most.
         """
-        self._desk.close(EngineDeadError("the engine was shut down; make a new one."))
+        self._streamer.close(EngineDeadError("the engine was shut down; make a new one."))
         try:
             self._front.listeners.stop()
         finally:

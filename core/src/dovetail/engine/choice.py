@@ -14,18 +14,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engine.plugin_picks import make_registry
+from dovetail.engine.plugin_choices import make_registry
 from dovetail.engine.quantized_checkpoints import choose_quantized_method
 from dovetail.errors import AttentionUnknownError, ContractError, DovetailError, PluginError
 from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.worker import WorkerContext
-from dovetail.plugins.attention_ask import (
+from dovetail.plugins.attention_requirements import (
     AttentionFacts,
-    attention_ask,
+    attention_requirements,
     read_attention_facts,
 )
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
-from dovetail.plugins.construction import ask
+from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.explanation import (
     ABLE,
     TAKEN,
@@ -135,8 +135,8 @@ def _explain(kind: str, config: EngineConfig, *, has_model: bool) -> Explanation
     if not has_model and is_open:
         wanted = replace(wanted, dtype="")
     elif kind == "attention":
-        without_heads = attention_ask(_NO_HEADS, config, platform.info.device_type)
-        wanted = replace(wanted, config_ask=without_heads)
+        without_heads = attention_requirements(_NO_HEADS, config, platform.info.device_type)
+        wanted = replace(wanted, config_requirements=without_heads)
     if kind in _OF_MODEL and not has_model:
         references = () if kind == "model" else wanted.references
         return explain(registry, kind, replace(wanted, references=references, why=_NO_MODEL))
@@ -161,7 +161,9 @@ def _explain_attention(
     except DovetailError as error:
         problem = str(error)
     if facts is not None:
-        wanted = replace(wanted, ask=attention_ask(facts, config, platform.info.device_type))
+        wanted = replace(
+            wanted, requirements=attention_requirements(facts, config, platform.info.device_type)
+        )
     explanation = explain(registry, "attention", wanted)
     if unknown:
         return _with_state(explanation, UNKNOWN, unknown)
@@ -183,7 +185,7 @@ def _described(
         options=registry.options_of("worker", worker_cls),
     )
     whose = f"worker {worker_cls.__module__}:{worker_cls.__qualname__}"
-    answer: object = ask(whose, "attention", lambda: worker_cls.describe_attention(context))
+    answer: object = call_plugin(whose, "attention", lambda: worker_cls.describe_attention(context))
     if answer is None or isinstance(answer, AttentionFacts):
         return answer
     raise ContractError(

@@ -13,7 +13,7 @@ from dovetail.config.model_directory import default_sampling_params, eos_token_i
 from dovetail.engine.input_processor import InputFacts, InputProcessor, core_request_id
 from dovetail.engine.listeners import Listeners
 from dovetail.engine.output_processor import OutputProcessor
-from dovetail.engine.plugin_picks import check_picks, make_registry
+from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.engine.prompt_reading import ReadPrompt, read_prompt
 from dovetail.engine.request_checks import check_place, check_request_id
 from dovetail.engine.tokenizer_checks import usable_eos_token_ids
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedRequest:
+class UserRequest:
     """What a user asks for: the arguments of `LLMEngine.add_request`, as one.
 
     Subclasses of str become plain strings: no method of a caller's own is called later.
@@ -63,14 +63,14 @@ class CheckedRequest:
     read: its prompt. core_id: what the core calls it. arrival_ns: on the front end's clock.
     """
 
-    asked: AskedRequest
+    user_request: UserRequest
     read: ReadPrompt
     core_id: str
     arrival_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparation:
+class FrontEndParts:
     """What a front end has before its core is started. tokenizer: None if there is to be none."""
 
     plugins: PluginRegistry
@@ -78,11 +78,11 @@ class Preparation:
     tokenizer: Tokenizer | None
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Preparation:
+    def of(cls, config: EngineConfig) -> FrontEndParts:
         """Check the picks and load hooks and tokenizer; raise a DovetailError for what is unfit."""
         plugins = make_registry(config)
         # Before the tokenizer: a wrong name is told at once, whatever the size of its files.
-        check_picks(config, plugins)
+        check_plugin_choices(config, plugins)
         hooks = load_hooks(config.extensions.hooks, plugins)
         return cls(plugins=plugins, hooks=hooks, tokenizer=_load_tokenizer(config, plugins))
 
@@ -90,7 +90,7 @@ class Preparation:
 class FrontEnd:
     """The parts around a core that has started. Not thread-safe; stop the listeners at the end."""
 
-    def __init__(self, prepared: Preparation, facts: EngineFacts, clock: Clock) -> None:
+    def __init__(self, prepared: FrontEndParts, facts: EngineFacts, clock: Clock) -> None:
         """Make them; raise a DovetailError for what is unfit. The core stays the caller's."""
         self.facts = facts
         self.tokenizer = prepared.tokenizer
@@ -127,35 +127,37 @@ class FrontEnd:
                 f"{', '.join(tasks)}."
             )
 
-    def expect(self, asked: AskedRequest) -> tuple[list[EngineCoreRequest], CompletionGroup]:
+    def expect(self, user_request: UserRequest) -> tuple[list[EngineCoreRequest], CompletionGroup]:
         """Make the core's requests of a user's and expect their outputs; return both.
 
         Raises RequestError, naming the parameter; nothing is expected then.
         """
-        checked = self.check(asked)
+        checked = self.check(user_request)
         return self.register(checked, self.prepare(checked))
 
-    def check(self, asked: AskedRequest) -> CheckedRequest:
+    def check(self, user_request: UserRequest) -> CheckedRequest:
         """Check what costs little; raise RequestError, naming the parameter."""
         self.check_can_generate()
         limits = self.facts.config.limits
-        request_id = check_request_id(asked.request_id, limits)
-        check_place(priority=asked.priority, cache_salt=asked.cache_salt, limits=limits)
-        if not isinstance(asked.output_kind, RequestOutputKind):
+        request_id = check_request_id(user_request.request_id, limits)
+        check_place(
+            priority=user_request.priority, cache_salt=user_request.cache_salt, limits=limits
+        )
+        if not isinstance(user_request.output_kind, RequestOutputKind):
             raise RequestError(
-                f"output_kind={shorten(asked.output_kind)} is no RequestOutputKind; it can be "
+                f"output_kind={shorten(user_request.output_kind)} is no RequestOutputKind; use "
                 f"{', '.join(f'RequestOutputKind.{kind.name}' for kind in RequestOutputKind)}.",
                 parameter="output_kind",
             )
-        read = read_prompt(asked.prompt, limits)
+        read = read_prompt(user_request.prompt, limits)
         # The core gets an id that never comes again: tokens of an aborted request, still on their
         # way, must not be taken for those of another one with the same id.
         self._num_checked += 1
-        params = asked.params
+        params = user_request.params
         if isinstance(params, SamplingParams) and type(params) is not SamplingParams:
             params = params.own_copy()  # fields of a subclass may be anything
         return CheckedRequest(
-            asked=replace(asked, request_id=request_id, params=params),
+            user_request=replace(user_request, request_id=request_id, params=params),
             read=read,
             core_id=core_request_id(request_id, self._num_checked),
             arrival_ns=self._clock.now_ns(),
@@ -163,13 +165,13 @@ class FrontEnd:
 
     def prepare(self, checked: CheckedRequest) -> EngineCoreRequest:
         """Check the rest and tokenize; may run in another thread. Raises RequestError."""
-        asked = checked.asked
+        user_request = checked.user_request
         return self.inputs.prepare(
             checked.core_id,
             checked.read,
-            asked.params,
-            priority=asked.priority,
-            cache_salt=asked.cache_salt,
+            user_request.params,
+            priority=user_request.priority,
+            cache_salt=user_request.cache_salt,
             arrival_ns=checked.arrival_ns,
         )
 
@@ -180,10 +182,13 @@ class FrontEnd:
 
         Raises RequestError if the user's id is in use.
         """
-        asked = checked.asked
+        user_request = checked.user_request
         requests = self.inputs.complete(prepared)
         group = self.outputs.add_request(
-            asked.request_id, requests, prompt=checked.read.text, kind=asked.output_kind
+            user_request.request_id,
+            requests,
+            prompt=checked.read.text,
+            kind=user_request.output_kind,
         )
         return requests, group
 

@@ -44,8 +44,8 @@ class Listeners:
         self._num_new_tokens = self._num_finished = self._num_failed = 0
         with ExitStack() as undo:
             self._stat_loggers = _make_stat_loggers(config, plugins, clock, undo)
-            undo.callback(hooks.tell_all, "on_engine_stop")
-            hooks.tell("on_engine_start", config=config)
+            undo.callback(hooks.notify_all, "on_engine_stop")
+            hooks.notify("on_engine_start", config=config)
             undo.pop_all()
         self._step_subscribers = hooks.subscribers("on_step")
         self._error_subscribers = hooks.subscribers("on_request_error")
@@ -58,19 +58,19 @@ class Listeners:
         def watched() -> EngineCoreOutputs | None:
             given = step()
             if given is not None:
-                self.tell(given)
+                self.notify(given)
             return given
 
         return watched
 
-    def tell(self, given: EngineCoreOutputs) -> None:
+    def notify(self, given: EngineCoreOutputs) -> None:
         """Tell those who listen to steps what one gave, once its statistics are there."""
         failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
         self._num_new_tokens += len(given.token_ids)
         self._num_finished += len(given.finished)
         self._num_failed += len(failed)
         if given.stats is not None:
-            self._tell_step(
+            self._notify_step(
                 StepStats(
                     scheduler=given.stats,
                     now_ns=self._clock.now_ns(),
@@ -98,11 +98,11 @@ class Listeners:
         if self._stopped:
             return
         self._stopped = True
-        self._hooks.tell_all("on_engine_stop")
+        self._hooks.notify_all("on_engine_stop")
         for stat_logger in self._stat_loggers:
             _close(stat_logger)
 
-    def _tell_step(self, step: StepStats) -> None:
+    def _notify_step(self, step: StepStats) -> None:
         for stat_logger in self._stat_loggers:
             try:
                 stat_logger.record(step)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import MonotonicClock
 from dovetail.config import EngineArgs
-from dovetail.engine.front_end import AskedRequest, FrontEnd, Preparation
+from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
 from dovetail.engine.process.client import EngineClient
 from dovetail.engine.process.factory import make_client
 from dovetail.engine.process.outgoing import MAX_UNREAD_MESSAGES
@@ -52,7 +52,7 @@ class LLMEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Start everything; raise a DovetailError that names the part at fault."""
         self.guard = ThreadGuard()
-        prepared = Preparation.of(config)
+        prepared = FrontEndParts.of(config)
         self.plugins = prepared.plugins
         self.tokenizer = prepared.tokenizer
         self.client: EngineClient = make_client(
@@ -104,7 +104,7 @@ class LLMEngine:
         With `engine_process`, what only the scheduler or a logits processor refuses comes with the
         outputs instead: the request ends with "error". `add_requests` waits for that.
         """
-        asked = AskedRequest(
+        user_request = UserRequest(
             request_id=request_id,
             prompt=prompt,
             params=params,
@@ -113,24 +113,24 @@ class LLMEngine:
             output_kind=output_kind,
         )
         try:
-            requests, _ = self.front.expect(asked)
-            self._hand_over(asked.request_id, requests)
+            requests, _ = self.front.expect(user_request)
+            self._hand_over(user_request.request_id, requests)
         except RequestError as error:
-            self._tell_refused(asked.request_id, error)
+            self._tell_refused(user_request.request_id, error)
             raise
 
     @one_thread_at_a_time
-    def add_requests(self, asked: Sequence[AskedRequest]) -> dict[str, RequestError]:
+    def add_requests(self, user_request: Sequence[UserRequest]) -> dict[str, RequestError]:
         """Take requests in before anything more runs; return the refusals by request id.
 
         A request is refused as a whole, all others go on. Raises RequestError, before anything is
         taken in, if an id is no string or given twice.
         """
-        _check_different(asked)
+        _check_different(user_request)
         refused: dict[str, RequestError] = {}
         ready: list[EngineCoreRequest] = []
         owners: dict[str, str] = {}
-        for one in asked:
+        for one in user_request:
             try:
                 requests, _ = self.front.expect(one)
             except RequestError as error:
@@ -272,10 +272,10 @@ class LLMEngine:
             raise
 
 
-def _check_different(asked: Sequence[AskedRequest]) -> None:
+def _check_different(user_request: Sequence[UserRequest]) -> None:
     """Raise RequestError unless the ids are strings, each given once."""
     seen: set[str] = set()
-    for one in asked:
+    for one in user_request:
         if not isinstance(one.request_id, str):
             raise refuse("request_id", one.request_id, "a string")
         if one.request_id in seen:

@@ -188,9 +188,9 @@ class OutputProcessor:
 
     def process(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
         """Take in what one step gave; return the outputs due, in the order of their tokens."""
-        return self.take_in(outputs).processed()
+        return self.process_chunk(outputs).processed()
 
-    def take_in(self, outputs: EngineCoreOutputs) -> DueGroups:
+    def process_chunk(self, outputs: EngineCoreOutputs) -> DueGroups:
         """Take in what one step gave, and leave it to others when outputs are made of it."""
         to_abort: list[str] = []
         now_ns = self._clock.now_ns()

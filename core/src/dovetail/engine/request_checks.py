@@ -13,9 +13,9 @@ from itertools import chain
 from dovetail.config.engine_config import LimitsConfig
 from dovetail.engine.prompt_reading import DEFAULT_LIMITS
 from dovetail.errors import RequestError, UserError
+from dovetail.int_columns import all_below
 from dovetail.interfaces.sampling_support import missing_capability
 from dovetail.interfaces.scheduler import PauseScope
-from dovetail.lanes import all_below
 from dovetail.request import EncoderInput, EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import (
@@ -34,7 +34,7 @@ CORE_ID_CHARS = 64
 MAX_REQUEST_IDS = 2**20
 """Ids in one call of abort."""
 
-ID_PORTION = 2**12
+ID_CHUNK = 2**12
 """Ids that are read at a time."""
 
 MAX_TOKENS_PER_CHAR = 4
@@ -196,11 +196,11 @@ def read_request_ids(request_ids: object) -> list[str]:
 
     Raises RequestError for anything else, and for more than `MAX_REQUEST_IDS`.
     """
-    return [one for portion in request_id_portions(request_ids) for one in portion]
+    return [one for chunk in request_id_chunks(request_ids) for one in chunk]
 
 
-def request_id_portions(request_ids: object) -> Iterator[list[str]]:
-    """Yield what `read_request_ids` returns in lists of `ID_PORTION`: a millisecond of work."""
+def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
+    """Yield what `read_request_ids` returns in lists of `ID_CHUNK`: a millisecond of work."""
     if issubclass(type(request_ids), str):
         request_ids = [request_ids]
     if not isinstance(request_ids, Iterable) or isinstance(
@@ -208,12 +208,12 @@ def request_id_portions(request_ids: object) -> Iterator[list[str]]:
     ):
         raise refuse("request_ids", request_ids, "a request id or a list of them")
     ids = take_items("request_ids", request_ids, MAX_REQUEST_IDS, what="ids")
-    for start in range(0, len(ids), ID_PORTION):
-        portion = ids[start : start + ID_PORTION]
-        for one in portion:
+    for start in range(0, len(ids), ID_CHUNK):
+        chunk = ids[start : start + ID_CHUNK]
+        for one in chunk:
             if not issubclass(type(one), str):
                 raise refuse("request_ids", one, "a string")
-        yield [plain_text(one) for one in portion]
+        yield [plain_text(one) for one in chunk]
 
 
 def read_pause_scope(scope: object) -> PauseScope:

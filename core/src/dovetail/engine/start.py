@@ -20,7 +20,7 @@ from dovetail.decision_log import DecisionRecorder, RecordedScheduler
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.params_checks import load_params_checks
-from dovetail.engine.plugin_picks import check_picks, make_registry
+from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.engine.quantized_checkpoints import choose_quantized_method
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import (
@@ -70,22 +70,22 @@ def start_engine(
     *,
     clock: Clock | None = None,
     plugins: PluginRegistry | None = None,
-    tell_phase: Callable[[str], None] | None = None,
+    notify_phase: Callable[[str], None] | None = None,
 ) -> StartedEngine:
     """Choose, make and connect all parts; raise a DovetailError that names the part at fault.
 
     wishes: resolved or not; what is returned is resolved. plugins: None for one of its own.
-    tell_phase: is given the name of each phase of the start as it begins. The phase in which an
+    notify_phase: is given the name of each phase of the start as it begins. The phase in which an
     error was raised is in its `phase`; nothing is left of what was made before.
     """
     check_working_directory()
     clock = clock or MonotonicClock()
     deadline_s = wishes.parallel.start_timeout_s
-    with StartUp(clock, deadline_s=deadline_s, tell=tell_phase) as start:
+    with StartUp(clock, deadline_s=deadline_s, notify=notify_phase) as start:
         start.enter("plugins")
         plugins = plugins or make_registry(wishes)
         plugins.warn_of_impostors()
-        check_picks(wishes, plugins)
+        check_plugin_choices(wishes, plugins)
         started = _start_parts(start, wishes, plugins, clock)
     logger.info(describe_phases(start.records))
     return replace(started, phases=tuple(start.records))
@@ -132,7 +132,7 @@ def _start_parts(
     scheduler = _make_scheduler(scheduler_cls, given, config.observability.decision_log)
     start.undo(scheduler.shutdown)
     start.enter("core")
-    _tell(config, platform, kv_cache, max_model_len)
+    _log_start(config, platform, kv_cache, max_model_len)
     core = EngineCore(
         executor,
         scheduler,
@@ -267,7 +267,7 @@ def _limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
     )
 
 
-def _tell(
+def _log_start(
     config: EngineConfig, platform: Platform, kv_cache: KVCacheConfig, max_model_len: int
 ) -> None:
     logger.info(

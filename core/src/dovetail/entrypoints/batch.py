@@ -15,7 +15,7 @@ from dovetail.value_checks import shorten
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from dovetail.engine.front_end import AskedRequest
+    from dovetail.engine.front_end import UserRequest
     from dovetail.engine.llm_engine import LLMEngine
     from dovetail.inputs import Prompt
 
@@ -24,7 +24,7 @@ SHOWN_PROMPT_CHARS = 4096
 
 
 def run_batch(
-    engine: LLMEngine, requests: Sequence[AskedRequest], *, use_tqdm: bool, on_error: str
+    engine: LLMEngine, requests: Sequence[UserRequest], *, use_tqdm: bool, on_error: str
 ) -> list[RequestOutput]:
     """Return one output a request, in their order.
 
@@ -57,7 +57,7 @@ def run_batch(
 
 
 def _first_refusal(
-    requests: Sequence[AskedRequest], refused: Mapping[str, RequestError]
+    requests: Sequence[UserRequest], refused: Mapping[str, RequestError]
 ) -> RequestError:
     place, error = next(
         (place, refused[one.request_id])
@@ -102,7 +102,7 @@ def _progress(num_requests: int) -> tuple[Progress, TaskID]:
     return bar, bar.add_task("Answering", total=num_requests, rates="")
 
 
-def _withdraw(engine: LLMEngine, requests: Sequence[AskedRequest]) -> None:
+def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
     """Leave the engine as it was: nothing of these requests stays behind."""
     ids = [one.request_id for one in requests]
     with watch_for_interrupt() as interrupted:

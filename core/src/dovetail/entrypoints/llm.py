@@ -60,7 +60,7 @@ class LLM:
             (RequestError, naming its place); "return" gives that request an output with `error`
             set, and serves the others.
         """
-        from dovetail.engine.front_end import AskedRequest  # with the engine, not before
+        from dovetail.engine.front_end import UserRequest  # with the engine, not before
         from dovetail.entrypoints.batch import run_batch
         from dovetail.entrypoints.call_arguments import check_choice, list_prompts, one_each
 
@@ -75,7 +75,7 @@ class LLM:
         with engine.guard:  # the outputs of all steps are this call's until it returns
             first, self._num_requests = self._num_requests, self._num_requests + len(several)
             requests = [
-                AskedRequest(
+                UserRequest(
                     request_id=str(first + place),
                     prompt=prompt,
                     params=params[place],

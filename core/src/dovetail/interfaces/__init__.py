@@ -6,7 +6,6 @@ request objects, not by parameters. Each has a fake and a contract suite in `dov
 
 from dovetail.interfaces.admission import AdmissionGate
 from dovetail.interfaces.attention import (
-    AttentionAsk,
     AttentionBackend,
     AttentionBatch,
     AttentionCapabilities,
@@ -14,11 +13,12 @@ from dovetail.interfaces.attention import (
     AttentionLayer,
     AttentionLayerContext,
     AttentionMetadataBuilder,
-    Rotation,
+    AttentionRequirements,
+    RotaryArgs,
 )
 from dovetail.interfaces.compile_backend import CompileBackend, CompileContext
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
-from dovetail.interfaces.grammar import GrammarAsk, GrammarBackend, GrammarContext, GrammarMatcher
+from dovetail.interfaces.grammar import GrammarBackend, GrammarContext, GrammarMatcher, GrammarSpec
 from dovetail.interfaces.hooks import Hooks, HooksContext, HookSpecs
 from dovetail.interfaces.http_routes import (
     HTTPRequest,
@@ -66,19 +66,19 @@ from dovetail.interfaces.ops import Ops
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail.interfaces.policy import (
     CONTINUE,
+    Action,
+    ActionKind,
     Denied,
-    Displace,
     Evict,
     Grant,
     Hold,
     Policy,
+    PreemptAndAdmit,
     RequestView,
     Run,
     SchedulerView,
-    Wish,
-    WishKind,
 )
-from dovetail.interfaces.proposer import Drafts, ProposalAsk, Proposer, ProposerContext
+from dovetail.interfaces.proposer import Drafts, Proposer, ProposerContext, ProposerInput
 from dovetail.interfaces.reasoning_parser import (
     ReasoningDelta,
     ReasoningParser,
@@ -123,8 +123,9 @@ __all__ = [
     "FULL_SAMPLING",
     "ONE_RANK",
     "SAMPLING_CAPABILITIES",
+    "Action",
+    "ActionKind",
     "AdmissionGate",
-    "AttentionAsk",
     "AttentionBackend",
     "AttentionBatch",
     "AttentionCapabilities",
@@ -133,12 +134,12 @@ __all__ = [
     "AttentionLayer",
     "AttentionLayerContext",
     "AttentionMetadataBuilder",
+    "AttentionRequirements",
     "CompileBackend",
     "CompileContext",
     "ConfigPatch",
     "Denied",
     "Depth",
-    "Displace",
     "Drafts",
     "EngineCoreOutputs",
     "Evict",
@@ -147,11 +148,11 @@ __all__ = [
     "ExtensionBatch",
     "Finished",
     "FullAttentionSpec",
-    "GrammarAsk",
     "GrammarBackend",
     "GrammarContext",
     "GrammarMatcher",
     "GrammarOutput",
+    "GrammarSpec",
     "Grant",
     "HTTPRequest",
     "HTTPResponse",
@@ -192,18 +193,19 @@ __all__ = [
     "Platform",
     "PlatformInfo",
     "Policy",
+    "PreemptAndAdmit",
     "Probe",
     "Profiles",
-    "ProposalAsk",
     "Proposer",
     "ProposerContext",
+    "ProposerInput",
     "RankGroup",
     "Ready",
     "ReasoningDelta",
     "ReasoningParser",
     "ReasoningParserContext",
     "RequestView",
-    "Rotation",
+    "RotaryArgs",
     "Run",
     "SchedulerContext",
     "SchedulerInterface",
@@ -226,8 +228,6 @@ __all__ = [
     "WeightLoader",
     "WeightLoaderContext",
     "WeightMapping",
-    "Wish",
-    "WishKind",
     "WorkerBase",
     "WorkerContext",
     "WorkerExtension",

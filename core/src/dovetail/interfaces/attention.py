@@ -1,6 +1,6 @@
 """The contract of an attention backend: capabilities, metadata builder, layer.
 
-The core holds what a model asks (`AttentionAsk`) against what a backend declares
+The core holds what a model asks (`AttentionRequirements`) against what a backend declares
 (`AttentionCapabilities`); what is asked and not declared is a refusal. Tensors appear in signatures
 only: this module imports no tensor library.
 
@@ -31,7 +31,7 @@ SMALL_HEAD_SIZE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionAsk:
+class AttentionRequirements:
     """What a model on a platform demands of an attention backend.
 
     dtype, kv_cache_dtype: names such as "bfloat16". device_type: as tensors are told it.
@@ -76,22 +76,22 @@ class AttentionCapabilities:
         most = max(2 * head_size, SMALL_HEAD_SIZE)
         return min((size for size in self.head_sizes if head_size < size <= most), default=0)
 
-    def refusals(self, ask: AttentionAsk) -> list[str]:
-        """Return why `ask` is beyond these capabilities, each a sentence; empty if it is not."""
+    def refusals(self, requirements: AttentionRequirements) -> list[str]:
+        """Return one sentence for each of `requirements` that is not met; empty if all are met."""
         reasons = []
-        if self.device_types and ask.device_type not in self.device_types:
-            reasons.append(_reason("device", ask.device_type, self.device_types))
-        if ask.dtype not in self.dtypes:
-            reasons.append(_reason("dtype", ask.dtype, self.dtypes))
-        cache_dtypes = self.kv_cache_dtypes or frozenset({ask.dtype})
-        if ask.kv_cache_dtype not in cache_dtypes:
-            reasons.append(_reason("KV cache dtype", ask.kv_cache_dtype, cache_dtypes))
-        if not self.stored_head_size(ask.head_size):
-            reasons.append(_reason("head size", ask.head_size, self.head_sizes))
-        if ask.block_size % self.block_size_multiple:
+        if self.device_types and requirements.device_type not in self.device_types:
+            reasons.append(_reason("device", requirements.device_type, self.device_types))
+        if requirements.dtype not in self.dtypes:
+            reasons.append(_reason("dtype", requirements.dtype, self.dtypes))
+        cache_dtypes = self.kv_cache_dtypes or frozenset({requirements.dtype})
+        if requirements.kv_cache_dtype not in cache_dtypes:
+            reasons.append(_reason("KV cache dtype", requirements.kv_cache_dtype, cache_dtypes))
+        if not self.stored_head_size(requirements.head_size):
+            reasons.append(_reason("head size", requirements.head_size, self.head_sizes))
+        if requirements.block_size % self.block_size_multiple:
             multiples = f"multiples of {self.block_size_multiple}"
-            reasons.append(f"block size {ask.block_size} is asked; it does {multiples}")
-        missing = sorted(ask.features - self.features)
+            reasons.append(f"block size {requirements.block_size} is asked; it does {multiples}")
+        missing = sorted(requirements.features - self.features)
         reasons += [f"{feature} is asked; it does not declare it" for feature in missing]
         return reasons
 
@@ -168,7 +168,7 @@ class AttentionLayerContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotation:
+class RotaryArgs:
     """The rotary embedding of a step's tokens, as words to be carried out by whoever does it best.
 
     positions_T: int64. cos_sin_PR: float32 [P positions, rotary size], as
@@ -179,7 +179,7 @@ class Rotation:
     positions_T: torch.Tensor
     cos_sin_PR: torch.Tensor
 
-    def turn(self, q_THD: torch.Tensor, k_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def apply(self, q_THD: torch.Tensor, k_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q and k, turned by the ops."""
         return self.ops.rotary_embedding(q_THD, k_TKD, self.positions_T, self.cos_sin_PR)
 
@@ -207,7 +207,7 @@ class AttentionLayer(ABC):
         kv_cache: torch.Tensor,
         metadata: Any,
         out_THD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
@@ -230,7 +230,7 @@ class AttentionBackend(ABC):
     capabilities: ClassVar[AttentionCapabilities]
 
     @classmethod
-    def refusals(cls, ask: AttentionAsk) -> Sequence[str]:
+    def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
         """Return reasons beyond the declared capabilities (a missing library, say), or ()."""
         return ()
 

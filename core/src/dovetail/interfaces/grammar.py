@@ -25,7 +25,7 @@ class GrammarContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrammarAsk:
+class GrammarSpec:
     """What a request wants its output to be. form: one of the backend's `forms`."""
 
     form: str
@@ -55,7 +55,7 @@ class GrammarBackend(ABC):
     """Compiles grammars. forms: "json_schema", "regex", "ebnf", …, as far as it knows them."""
 
     CONTRACT: ClassVar[str] = "grammar"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     forms: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -63,7 +63,7 @@ class GrammarBackend(ABC):
         """Prepare for a vocabulary; this may take seconds, once."""
 
     @abstractmethod
-    def compile(self, ask: GrammarAsk) -> GrammarMatcher:
+    def compile(self, ask: GrammarSpec) -> GrammarMatcher:
         """Return a matcher at its beginning; raise RequestError for a text that is no grammar.
 
         May be called from several threads, and must bound its own time and memory: the text is

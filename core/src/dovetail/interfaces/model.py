@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from dovetail.interfaces.attention import Rotation
+    from dovetail.interfaces.attention import RotaryArgs
     from dovetail.interfaces.linear_method import LinearMethod
     from dovetail.interfaces.ops import Ops
 
@@ -105,12 +105,12 @@ class AttentionContext(Protocol):
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Return the attention of layer `index` (counted in the order of making), [T, H, D].
 
         rotation: by which q and k are still to be turned; None for those that are as they should
-        be. A context that has nothing better to do with it calls `rotation.turn`.
+        be. A context that has nothing better to do with it calls `rotary_args.turn`.
         """
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The contract of a scheduling policy: it wishes, the scheduler grants.
+"""The contract of a scheduling policy: it actions, the scheduler grants.
 
 A policy orders requests, picks victims and, if it wants, plans whole steps. It never touches rows,
 blocks, budgets or plans: those are the scheduler's (`dovetail.scheduling.Scheduler`). Everything
@@ -6,7 +6,7 @@ here has a default, so the smallest policy is one method. Pure Python, no clock 
 randomness but `SchedulerView.rng`.
 
 Three levels. `rank` alone orders admission: the scheduler then runs an inlined loop. `plan` is a
-generator for full control of a step: it yields wishes and is sent a `Grant` for each. `victim`
+generator for full control of a step: it yields actions and is sent a `Grant` for each. `victim`
 picks who gives way when blocks run out. The `on_…` hooks are for accounts.
 """
 
@@ -134,63 +134,63 @@ class SchedulerView(Protocol):
         """
 
 
-class WishKind(IntEnum):
-    """What a wish asks for: its first field."""
+class ActionKind(IntEnum):
+    """What an action asks for: its first field."""
 
     RUN = 0
-    DISPLACE = 1
+    PREEMPT_AND_ADMIT = 1
     EVICT = 2
     HOLD = 3
     CONTINUE = 4
 
 
-Wish = tuple[WishKind, RequestView | None, int, int, bool]
-"""(kind, request, max_tokens, reserve, whole). Plain tuples: an object a wish costs a step more
-than twice as much. Make them with `Run`, `Displace`, `Evict`, `Hold` and `CONTINUE`."""
+Action = tuple[ActionKind, RequestView | None, int, int, bool]
+"""(kind, request, max_tokens, reserve, whole). Plain tuples: an object an action costs a step more
+than twice as much. Make them with `Run`, `PreemptAndAdmit`, `Evict`, `Hold` and `CONTINUE`."""
 
 
 def Run(  # noqa: N802  # reads as the wish that it makes
     request: RequestView, max_tokens: int = 0, *, reserve: int = 0, whole: bool = False
-) -> Wish:
-    """Wish that a running or waiting request computes tokens in this step.
+) -> Action:
+    """Ask that a running or waiting request computes tokens in this step.
 
     max_tokens: at most so many of its uncomputed tokens; 0 for as many as there are.
     reserve: total tokens, prompt included, to hold blocks for from now on; 0 for what is computed.
     whole: all of them or nothing.
     """
-    return WishKind.RUN, request, max_tokens, reserve, whole
+    return ActionKind.RUN, request, max_tokens, reserve, whole
 
 
-def Displace(request: RequestView, max_tokens: int = 0) -> Wish:  # noqa: N802
-    """Wish to admit a waiting request at the cost of running ones of a worse rank.
+def PreemptAndAdmit(request: RequestView, max_tokens: int = 0) -> Action:  # noqa: N802
+    """Ask to admit a waiting request at the cost of running ones of a worse rank.
 
     The scheduler takes victims by `Policy.victim` until it fits. It is all or nothing: if the
     request would not fit even so, nobody is evicted.
     """
-    return WishKind.DISPLACE, request, max_tokens, 0, False
+    return ActionKind.PREEMPT_AND_ADMIT, request, max_tokens, 0, False
 
 
-def Evict(request: RequestView) -> Wish:  # noqa: N802
-    """Wish that a running request loses its row and blocks and waits again.
+def Evict(request: RequestView) -> Action:  # noqa: N802
+    """Ask that a running request loses its row and blocks and waits again.
 
     What it was granted in this step is taken back.
     """
-    return WishKind.EVICT, request, 0, 0, False
+    return ActionKind.EVICT, request, 0, 0, False
 
 
-def Hold(request: RequestView) -> Wish:  # noqa: N802
-    """Wish that a running request keeps row and blocks and computes nothing in this step."""
-    return WishKind.HOLD, request, 0, 0, False
+def Hold(request: RequestView) -> Action:  # noqa: N802
+    """Ask that a running request keeps row and blocks and computes nothing in this step."""
+    return ActionKind.HOLD, request, 0, 0, False
 
 
-CONTINUE: Wish = (WishKind.CONTINUE, None, 0, 0, False)
-"""Wish that every running request not yet granted or held computes what it has left: first those
+CONTINUE: Action = (ActionKind.CONTINUE, None, 0, 0, False)
+"""Ask that every running request not yet granted or held computes what it has left: first those
 that decode, then the others, each in the order of admission. Those that decode come first in the
-plan, too. Victims give way where blocks are short. The cheapest wish: one for all."""
+plan, too. Victims give way where blocks are short. The cheapest action: one for all."""
 
 
 class Denied(StrEnum):
-    """Why a wish was not granted."""
+    """Why an action was not granted."""
 
     BUDGET = "budget"
     SEATS = "seats"
@@ -209,7 +209,7 @@ class Denied(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What became of a wish; true if it was granted.
+    """What became of an action; true if it was granted.
 
     num_tokens: granted in this step (all requests' together for CONTINUE; 0 for Evict and Hold, and
         for an admission that waits for blocks: they are loaded, or another request computes them in
@@ -232,14 +232,14 @@ class Policy:
 
     static_rank: True promises that `rank` of a waiting request depends on that request alone and
         never changes while it waits; the scheduler then keeps a heap. False: asked at every step.
-    preempts: True makes the default `plan` admit by `Displace`: a waiting request displaces running
-        ones of a worse rank when seats or blocks are short. False: by `Run`.
+    preempts: True makes the default `plan` admit by `PreemptAndAdmit`: a waiting request preempts
+        running ones of a worse rank when seats or blocks are short. False: by `Run`.
     work_conserving: False for a policy that leaves room unused on purpose (static batching, say);
         the scheduler's watchdog then keeps quiet.
     """
 
     CONTRACT: ClassVar[str] = "policy"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     static_rank: ClassVar[bool] = True
     preempts: ClassVar[bool] = False
     work_conserving: ClassVar[bool] = True
@@ -254,15 +254,15 @@ class Policy:
         """Return a sortable key: the lowest is admitted first. Ties go by arrival."""
         return request.sequence
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
-        """Yield the wishes of one step; each is answered by a `Grant` at once.
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
+        """Yield the actions of one step; each is answered by a `Grant` at once.
 
         Default: continue all that run, then admit by rank until one is denied. A policy that does
         not override it gets the same plans from an inlined loop. Wrap another policy's generator
         with `yield from` to compose.
         """
         yield CONTINUE
-        admit = Displace if self.preempts else Run
+        admit = PreemptAndAdmit if self.preempts else Run
         for request in view.waiting:
             if not (yield admit(request)):
                 return

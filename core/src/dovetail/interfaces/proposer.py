@@ -30,7 +30,7 @@ class ProposerContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalAsk:
+class ProposerInput:
     """The rows to draft for.
 
     rows: each once. hidden_RD: the model's last hidden state of each, where the proposer wants it
@@ -56,7 +56,7 @@ class Proposer(ABC):
     """
 
     CONTRACT: ClassVar[str] = "proposer"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     inputs: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -80,5 +80,5 @@ class Proposer(ABC):
         """Append to rows[i] its counts[i] tokens of `token_ids`: what was verified and sampled."""
 
     @abstractmethod
-    def propose(self, ask: ProposalAsk) -> Drafts:
+    def propose(self, ask: ProposerInput) -> Drafts:
         """Return drafts for the rows asked for."""

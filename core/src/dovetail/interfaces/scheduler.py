@@ -124,7 +124,7 @@ class SchedulerStats:
     num_aborted (sum): requests that were aborted.
     schedule_ns, update_ns: time that planning this step and taking its result in took.
     policy: the class that is in charge; another one than was asked for after a failure.
-    num_illegal_wishes (sum): wishes that its contract forbids, denied.
+    num_illegal_actions (sum): actions that its contract forbids, denied.
     policy_failures (sum): exceptions out of it; the first one puts FCFS in charge.
     num_idle_steps (sum): steps in which it let nothing run though something could.
     num_drafts, num_accepted (sum): draft tokens that were verified, and those that were right.
@@ -147,7 +147,7 @@ class SchedulerStats:
     schedule_ns: int = 0
     update_ns: int = 0
     policy: str = ""
-    num_illegal_wishes: int = 0
+    num_illegal_actions: int = 0
     policy_failures: int = 0
     num_idle_steps: int = 0
     num_drafts: int = 0

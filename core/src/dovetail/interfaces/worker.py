@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.executor import Handle
     from dovetail.interfaces.platform import Platform
     from dovetail.plugins import PluginRegistry
-    from dovetail.plugins.attention_ask import AttentionFacts
+    from dovetail.plugins.attention_requirements import AttentionFacts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from dovetail.plugins.containment import describe_failure
 T = TypeVar("T")
 
 
-def ask(whose: str, what: str, question: Callable[[], T]) -> T:
+def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
     """Return a plugin's answer to a question of the start; its failure becomes a PluginLoadError.
 
     whose, what: the plugin and what it is asked for, for messages. A DovetailError passes.

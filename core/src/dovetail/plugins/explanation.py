@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.errors import PluginError
-from dovetail.interfaces.attention import AttentionAsk, AttentionCapabilities
+from dovetail.interfaces.attention import AttentionCapabilities, AttentionRequirements
 from dovetail.interfaces.platform import Probe
 from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.batch_promise import missing_promise, promises_equal_bits
@@ -51,16 +51,17 @@ class Wanted:
 
     references: what is asked for, in order; ("auto",) for the first that is able, () for none.
     why: where that comes from. ask: what an attention backend has to do; None if that is not known.
-    config_ask: the part of an ask that the configuration alone decides (heads of size 0), for
-    attention whose `ask` is None. platform, device_type, preferred: the platform's name, its device
-    as tensors are told it, and the plugins of this kind that it prefers. dtype: of the model; "" if
-    it is not known. batch_invariant: only parts that promise equal bits in every batch will do.
+    config_requirements: the part of an ask that the configuration alone decides (heads of size 0),
+    for attention whose `requirements` is None. platform, device_type, preferred: the platform's
+    name, its device as tensors are told it, and the plugins of this kind that it prefers. dtype: of
+    the model; "" if it is not known. batch_invariant: only parts that promise equal bits in every
+    batch will do.
     """
 
     references: tuple[str | type, ...]
     why: str = ""
-    ask: AttentionAsk | None = None
-    config_ask: AttentionAsk | None = None
+    requirements: AttentionRequirements | None = None
+    config_requirements: AttentionRequirements | None = None
     platform: str = ""
     device_type: str = ""
     preferred: tuple[str, ...] = ()
@@ -314,13 +315,13 @@ def _judge(
 
 def _attention_reasons(backend: type[Any], wanted: Wanted) -> list[str]:
     """Return every reason against a backend that is known: without heads, those of the config."""
-    if wanted.ask is not None:
-        return attention_refusals(backend, wanted.ask)
-    if wanted.config_ask is None:
+    if wanted.requirements is not None:
+        return attention_refusals(backend, wanted.requirements)
+    if wanted.config_requirements is None:
         return []
     capabilities: AttentionCapabilities = backend.capabilities
     fitting = min(capabilities.head_sizes, default=1)
-    return capabilities.refusals(replace(wanted.config_ask, head_size=fitting))
+    return capabilities.refusals(replace(wanted.config_requirements, head_size=fitting))
 
 
 def _probed(platform_cls: type[Any], verdict: Verdict) -> Verdict:

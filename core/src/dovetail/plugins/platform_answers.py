@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from dovetail.errors import ContractError, PluginError
 from dovetail.interfaces.platform import Platform, PlatformInfo
-from dovetail.plugins.construction import ask
+from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.reference import parse_reference
 from dovetail.value_checks import shorten
 
@@ -83,7 +83,7 @@ def check_problems(platform: Platform, answer: object) -> Sequence[str]:
 
 
 def _ask(platform: Platform, what: str, question: Callable[[], object]) -> object:
-    return ask(f"platform {platform.info.name!r}", what, question)
+    return call_plugin(f"platform {platform.info.name!r}", what, question)
 
 
 def _wrong(platform: Platform, what: str, answer: object, due: str) -> ContractError:

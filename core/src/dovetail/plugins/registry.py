@@ -25,12 +25,12 @@ from dovetail.plugins.first_party import first_party_owner
 from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.manifest import PluginEntry
 from dovetail.plugins.options import PluginOptions, names_of
+from dovetail.plugins.pinned_resolver import PinnedResolver, check_versions
 from dovetail.plugins.platform_answers import provided_capabilities
 from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.refusals import denied, namesake_note
 from dovetail.plugins.resolution import Resolution
 from dovetail.plugins.resolver import Resolver
-from dovetail.plugins.shipped import ShippedResolver, check_versions
 
 if TYPE_CHECKING:
     from dovetail.interfaces.platform import Platform, Probe
@@ -107,7 +107,7 @@ class PluginRegistry:
     def _resolver(self) -> Resolver:
         if self._shipped is None:
             return Resolver(self._discovery, self._describer, self.policy)
-        return ShippedResolver(self._shipped, self._discovery, self._describer, self.policy)
+        return PinnedResolver(self._shipped, self._discovery, self._describer, self.policy)
 
     @cached_property
     def _class_rules(self) -> ClassRules:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError, UnfitPluginError
-from dovetail.interfaces.attention import AttentionAsk, AttentionBackend
+from dovetail.interfaces.attention import AttentionBackend, AttentionRequirements
 from dovetail.interfaces.platform import Platform, Probe
 from dovetail.plugins.admission import check_probe, probe_failure
-from dovetail.plugins.construction import ask as ask_plugin
+from dovetail.plugins.construction import call_plugin as ask_plugin
 from dovetail.plugins.construction import construct
 from dovetail.plugins.contract import OtherContractError
 from dovetail.plugins.device_fit import device_refusal
@@ -195,14 +195,14 @@ def require_usable(
     kind: str,
     reference: str | type,
     platform: Platform,
-    ask: AttentionAsk | None = None,
+    requirements: AttentionRequirements | None = None,
 ) -> None:
     """Raise PluginError if the probe of an explicit pick says that it cannot be used here."""
     probe = registry.probe(kind, reference)
     if not probe.usable:
         raise PluginError(
             f"The {kind} {reference!r} was asked for, but it cannot be used here: "
-            f"{'; '.join(probe.reasons)}.{_alternatives(registry, kind, platform, ask)}"
+            f"{'; '.join(probe.reasons)}.{_alternatives(registry, kind, platform, requirements)}"
         )
 
 
@@ -210,12 +210,12 @@ def _alternatives(
     registry: PluginRegistry,
     kind: str,
     platform: Platform | None = None,
-    ask: AttentionAsk | None = None,
+    requirements: AttentionRequirements | None = None,
 ) -> str:
     """Return a sentence that names what would do instead of a pick that does not; "" for none."""
     from dovetail.plugins.explanation import Wanted, alternatives  # needed only where one fails
 
-    wanted = Wanted(references=(AUTO,), ask=ask)
+    wanted = Wanted(references=(AUTO,), requirements=requirements)
     if platform is not None:
         info, preferred = platform.info, preferred_names(platform, kind)
         wanted = replace(
@@ -275,20 +275,23 @@ def is_known(registry: PluginRegistry, kind: str, reference: str | type) -> bool
 
 
 def choose_attention(
-    registry: PluginRegistry, platform: Platform, reference: str | type, ask: AttentionAsk
+    registry: PluginRegistry,
+    platform: Platform,
+    reference: str | type,
+    requirements: AttentionRequirements,
 ) -> type[AttentionBackend]:
     """Return the backend for what a model asks: the user's pick, else the first that is able.
 
     Raises UnfitPluginError with every reason if the pick refuses, PluginError if all candidates do.
     """
     if reference != AUTO:
-        require_usable(registry, "attention", reference, platform, ask)
+        require_usable(registry, "attention", reference, platform, requirements)
         backend: type[AttentionBackend] = registry.load("attention", reference)
-        if reasons := attention_refusals(backend, ask):
+        if reasons := attention_refusals(backend, requirements):
             raise UnfitPluginError(
                 f"attention_backend={backend.name!r}: the attention backend {backend.name!r} was "
                 f"asked for, but: {'; '.join(reasons)}."
-                f"{_alternatives(registry, 'attention', platform, ask)}"
+                f"{_alternatives(registry, 'attention', platform, requirements)}"
             )
         registry.note_choice("attention", backend)
         return backend
@@ -296,7 +299,7 @@ def choose_attention(
     preferred = preferred_names(platform, "attention")
     for candidate in automatic_order(registry, "attention", preferred, platform.info.name):
         found, reason = try_candidate(registry, candidate)
-        reasons = [reason] if found is None else attention_refusals(found, ask)
+        reasons = [reason] if found is None else attention_refusals(found, requirements)
         if found is not None and not reasons:
             registry.note_choice("attention", found)
             return found
@@ -305,12 +308,14 @@ def choose_attention(
     raise PluginNotFoundError(f"No attention backend does what this model asks.\n{names}")
 
 
-def attention_refusals(backend: type[AttentionBackend], ask: AttentionAsk) -> list[str]:
+def attention_refusals(
+    backend: type[AttentionBackend], requirements: AttentionRequirements
+) -> list[str]:
     """Return every reason why `backend` cannot do what is asked."""
     whose = f"attention backend {backend.name!r}"
-    own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(ask))
+    own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(requirements))
     if not isinstance(own, (list, tuple)) or not all(isinstance(one, str) for one in own):
         raise ContractError(
             f"The {whose} returned {shorten(own)} for refusals; it has to return a list of reasons."
         )
-    return [*backend.capabilities.refusals(ask), *own]
+    return [*backend.capabilities.refusals(requirements), *own]

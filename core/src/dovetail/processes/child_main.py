@@ -17,7 +17,7 @@ from dovetail.processes.boot import Boot, read_boot
 from dovetail.processes.liveness import LivenessWriter
 from dovetail.processes.parent_death import watch_parent
 from dovetail.processes.start_report import StartReport, send_report
-from dovetail.transport.told_error import ToldError
+from dovetail.transport.remote_error import RemoteError
 
 _DISMISSAL_S = 1.0
 
@@ -43,7 +43,7 @@ class ChildContext:
 
     def failed(self, error: BaseException) -> None:
         """Report that this process cannot go on, and ends."""
-        remote = ToldError.of(error)
+        remote = RemoteError.of(error)
         send_report(self._control, StartReport("failed", remote.kind, remote.text, remote.detail))
 
     def await_dismissal(self) -> None:

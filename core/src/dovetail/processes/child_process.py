@@ -27,9 +27,9 @@ from dovetail.processes.liveness import LivenessReader
 from dovetail.processes.ownership import finalize_in_owner, on_fork_in_child
 from dovetail.processes.parent_death import open_pidfd
 from dovetail.processes.start_report import StartReport, receive_report
-from dovetail.transport.bell import hang_up
+from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.ring_memory import anonymous_file
-from dovetail.transport.told_error import ToldError
+from dovetail.transport.wakeup_socket import hang_up
 
 END_TIMEOUT_S = 5.0
 """How long a process that was killed may take to end."""
@@ -243,7 +243,7 @@ class ChildProcess:
 
 def error_of(report: StartReport, whose: str = "") -> DovetailError:
     """Return the error of a "failed" report. whose: what its text begins with."""
-    return ToldError(report.name, report.text, report.detail).error(whose)
+    return RemoteError(report.name, report.text, report.detail).error(whose)
 
 
 def import_path() -> list[str]:

@@ -94,14 +94,14 @@ class StartUp:
         *,
         deadline_s: float,
         report_s: float = REPORT_S,
-        tell: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] | None = None,
     ) -> None:
         """deadline_s: for each phase. tell: is given the name of each phase that begins."""
         self.records: list[PhaseRecord] = []
         self._clock = clock
         self._deadline_s = deadline_s
         self._report_s = report_s
-        self._tell = tell
+        self._notify = notify
         self._undo = ExitStack()
         self._running: _Running | None = None
         self._late: _Running | None = None
@@ -160,8 +160,8 @@ class StartUp:
                 name=name, begun_ns=self._clock.now_ns(), before_bytes=read_resident_bytes()
             )
             self._changed.notify_all()
-        if self._tell is not None:
-            self._tell(name)
+        if self._notify is not None:
+            self._notify(name)
         if name in PHASES:
             fault(f"start.{name}")
 

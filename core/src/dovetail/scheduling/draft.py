@@ -14,7 +14,7 @@ from itertools import chain
 from dovetail.plan import NewRequest, SchedulerOutput, StepBuilder
 from dovetail.request import EngineCoreRequest, Request, RequestStatus
 from dovetail.sampling_params import SamplingParams
-from dovetail.scheduling.cohort import Cohort, Together
+from dovetail.scheduling.decode_batch import DecodeBatch, DecodeStepRecord
 from dovetail.scheduling.encoder_budget import EncoderBudget
 from dovetail.scheduling.life_cycle import change_status
 
@@ -37,15 +37,15 @@ class StepRecord:
     how many tokens of each, in plan order. schedule_ns: how long planning it took.
     """
 
-    together: Together | None
+    decode_record: DecodeStepRecord | None
     counts: dict[Request, int]
     schedule_ns: int = 0
 
     @property
     def requests(self) -> list[Request]:
         """All of them, in plan order; in place of those that count for nothing, ended ones."""
-        members = self.together.members if self.together else []
-        gone = self.together.gone if self.together else ()
+        members = self.decode_record.members if self.decode_record else []
+        gone = self.decode_record.gone if self.decode_record else ()
         for place in gone:
             members = [*members[:place], _nobody(), *members[place + 1 :]]
         return [*members, *self.counts]
@@ -60,20 +60,21 @@ class StepRecord:
 
     def drop(self, request: Request) -> None:
         """Note that `request` has ended: what the step gives it is nobody's."""
-        if self.together is not None and (place := self.together.place(request)) >= 0:
-            self.together.gone[place] = request
+        if self.decode_record is not None and (place := self.decode_record.place(request)) >= 0:
+            self.decode_record.gone[place] = request
 
     @property
     def grants(self) -> Iterator[tuple[Request, int]]:
         """All of them, in plan order, with how many tokens of each."""
-        members = self.together.members if self.together else ()
+        members = self.decode_record.members if self.decode_record else ()
         return chain(((request, 1) for request in members), self.counts.items())
 
 
 class StepDraft:
     """Grants of one step, in plan order.
 
-    cohort: its members run one token each, before all others; None if they do not run together.
+    decode batch: its members run one token each, before all others; None if they do not run
+    together.
     counts: the others that run, to how many tokens of each. held: those that a policy lets pause.
     computing: keys of the blocks that runs of known tokens begin with, and whose runs they are.
     num_blocks_hashed: blocks of waiting prompts whose hashes were computed in this step.
@@ -90,7 +91,7 @@ class StepDraft:
         self.held: set[Request] = set()
         self.joined: dict[Request, None] = {}
         self.evicted: set[Request] = set()
-        self.cohort: Cohort | None = None
+        self.decode_batch: DecodeBatch | None = None
         self._grown: dict[Request, list[list[list[int]]]] = {}
 
     def grant(self, request: Request, num_tokens: int) -> None:
@@ -101,10 +102,10 @@ class StepDraft:
         if start < request.encoder_end:
             self._encoder.want(request, start, start + num_tokens)
 
-    def continue_together(self, cohort: Cohort) -> None:
-        """Let each member of `cohort` run one token, before all others."""
-        self.cohort = cohort
-        self.tokens_left -= len(cohort)
+    def continue_decode_batch(self, decode_batch: DecodeBatch) -> None:
+        """Let each member of `decode_batch` run one token, before all others."""
+        self.decode_batch = decode_batch
+        self.tokens_left -= len(decode_batch)
 
     def move_back(self, requests: Iterable[Request]) -> None:
         """Let those of `requests` that have grants run after all others that have some."""
@@ -115,11 +116,13 @@ class StepDraft:
     @property
     def empty(self) -> bool:
         """Whether nobody runs in this step."""
-        return not self.counts and not self.cohort
+        return not self.counts and not self.decode_batch
 
     def has_grant(self, request: Request) -> bool:
         """Return whether `request` runs in this step."""
-        return request in self.counts or (self.cohort is not None and request in self.cohort)
+        return request in self.counts or (
+            self.decode_batch is not None and request in self.decode_batch
+        )
 
     def join(self, request: Request) -> None:
         """Note that `request` takes its row, and its blocks, with this step."""
@@ -132,7 +135,7 @@ class StepDraft:
 
     def revoke(self, request: Request) -> bool:
         """Take back whatever the step has given to `request`; return whether it joined in it."""
-        if self.cohort is not None and request in self.cohort:
+        if self.decode_batch is not None and request in self.decode_batch:
             self.tokens_left += 1
         self.tokens_left += self.counts.pop(request, 0)
         self._encoder.revoke(request)
@@ -145,12 +148,12 @@ class StepDraft:
         """Build the plan and advance the granted requests to what it will have computed."""
         self._emit_rows(builder)
         self._encoder.emit(builder)
-        together = None
-        if self.cohort is not None:
-            together = self.cohort.take_step()
-            builder.run_decodes(together.rows, together.starts)
+        decode_record = None
+        if self.decode_batch is not None:
+            decode_record = self.decode_batch.take_step()
+            builder.run_decodes(decode_record.rows, decode_record.starts)
         self._emit_runs(builder)
-        return builder.build(), StepRecord(together, self.counts)
+        return builder.build(), StepRecord(decode_record, self.counts)
 
     def _emit_rows(self, builder: StepBuilder) -> None:
         for request in self.joined:

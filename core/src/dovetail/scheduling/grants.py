@@ -1,4 +1,4 @@
-"""Answers to a policy's wishes. As few objects as there are reasons and budgets."""
+"""Answers to a policy's actions. As few objects as there are reasons and budgets."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ tokens on their way (`Request.num_tokens_with_pending`), so that budget and bloc
 them like for any other token. What a run that samples leaves behind is unknown until its result is
 in, so nothing more of its request is planned until then; the others go on.
 
-Used in place of the plain draft and settlement only where `num_lookahead_tokens` is set.
+Used in place of the plain draft and step result only where `num_lookahead_tokens` is set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What can be done in a step: continue, admit, displace, evict. The only place that grants.
+"""What can be done in a step: continue, admit, preempt, evict. The only place that grants.
 
-Rows, blocks, the budget and the lengths of pieces are kept here, whatever a policy wishes. A
+Rows, blocks, the budget and the lengths of pieces are kept here, whatever a policy actions. A
 running request that needs a block takes it from a victim of the policy's choice, who loses its row
 and its work and waits again; a step that does so is under pressure and admits nobody. What a
 request gives up that a step which is out still names comes free when that has been executed; until
@@ -14,44 +14,44 @@ from collections.abc import Sequence
 from dovetail.interfaces.policy import Denied, Grant
 from dovetail.kv_cache.hit import Hit
 from dovetail.request import Request, RequestStatus
-from dovetail.scheduling.cohort import ADMISSION, decodes
+from dovetail.scheduling.decode_batch import ADMISSION, decodes
 from dovetail.scheduling.draft import StepDraft
 from dovetail.scheduling.grants import DENIALS, DONE, admitted, granted
-from dovetail.scheduling.holdings import Holdings
 from dovetail.scheduling.life_cycle import change_status
 from dovetail.scheduling.lookahead import VerifyingDraft
 from dovetail.scheduling.policy_host import PolicyHost
 from dovetail.scheduling.prefix_sharing import PrefixSharing
+from dovetail.scheduling.scheduler_state import SchedulerState
 
 
 class Mechanism:
     """Grants and takes back, one step after the other.
 
-    max_piece: tokens of a prompt in one step. runs_together: whether those that decode may take
+    max_piece: tokens of a prompt in one step. in_decode_batch: whether those that decode may take
     their steps together; the plans are the same, and cost less. under_pressure: whether this step
     has preempted for want of blocks.
     """
 
-    def __init__(self, holdings: Holdings, host: PolicyHost) -> None:
-        limits = holdings.limits
-        self._holdings = holdings
+    def __init__(self, state: SchedulerState, host: PolicyHost) -> None:
+        limits = state.limits
+        self._state = state
         self._host = host
-        self._cohort = holdings.cohort
-        self._encoder = holdings.encoder
+        self._decode_batch = state.decode_batch
+        self._encoder = state.encoder
         self._budget = limits.max_num_batched_tokens
         self._chunks = limits.enable_chunked_prefill
         self._lookahead = limits.num_lookahead_tokens
         self._draft_cls = VerifyingDraft if self._lookahead else StepDraft
         self.max_piece = min(limits.long_prefill_token_threshold or self._budget, self._budget)
-        self.runs_together = not self._lookahead
+        self.in_decode_batch = not self._lookahead
         self.under_pressure = self._is_short = False
-        self._shortage = Denied.BUDGET
-        self._sharing = PrefixSharing(holdings, host)
+        self._oom_message = Denied.BUDGET
+        self._sharing = PrefixSharing(state, host)
         self.num_preemptions = self.num_recomputed_tokens = 0
 
     def begin_step(self) -> None:
         """Begin a new draft."""
-        self._holdings.draft = self._draft_cls(self._budget, self._encoder)
+        self._state.draft = self._draft_cls(self._budget, self._encoder)
         self.under_pressure = self._is_short = False
         self._sharing.begin_step()
         self._host.begin_step()
@@ -60,50 +60,50 @@ class Mechanism:
 
     def continue_running(self) -> Grant:
         """Let all that run, and have neither grant nor pause, compute; those that decode first."""
-        draft = self._holdings.draft
+        draft = self._state.draft
         before = draft.tokens_left
-        if draft.cohort is None and not self._continue_together():
-            self._cohort.dissolve()
-        self._continue_apart()
+        if draft.decode_batch is None and not self._continue_decode_batch():
+            self._decode_batch.dissolve()
+        self._continue_outside_batch()
         return granted(before - draft.tokens_left)
 
-    def _continue_together(self) -> bool:
+    def _continue_decode_batch(self) -> bool:
         """Let all that decode run side by side, if the budget lasts for all of them."""
-        draft, cohort = self._holdings.draft, self._cohort
-        if not self.runs_together:
+        draft, decode_batch = self._state.draft, self._decode_batch
+        if not self.in_decode_batch:
             return False
         decoding = [
             request
-            for request in cohort.apart
+            for request in decode_batch.apart
             if decodes(request) and request not in draft.counts and request not in draft.held
         ]
-        if len(cohort) + len(decoding) > draft.tokens_left:
+        if len(decode_batch) + len(decoding) > draft.tokens_left:
             return False
         if decoding:
-            cohort.step_in(decoding)
-        for request in sorted(cohort.take_due(), key=ADMISSION):
-            if request in cohort and not self._hold_blocks(
+            decode_batch.step_in(decoding)
+        for request in sorted(decode_batch.take_due(), key=ADMISSION):
+            if request in decode_batch and not self._hold_blocks(
                 request, request.num_computed_tokens + 1
             ):
                 self._stand_apart(request)
-        draft.continue_together(cohort)
+        draft.continue_decode_batch(decode_batch)
         return True
 
-    def _continue_apart(self) -> None:
-        """Let those that are no members of the cohort run one by one."""
-        apart = tuple(self._cohort.apart)
+    def _continue_outside_batch(self) -> None:
+        """Let those that are no members of the decode batch run one by one."""
+        apart = tuple(self._decode_batch.apart)
         decoding: list[Request] = []
         if not self._lookahead:  # with drafts nothing tells those that decode from the others
             decoding = [request for request in apart if decodes(request)]
         if decoding:
-            earlier = tuple(self._holdings.draft.counts)
+            earlier = tuple(self._state.draft.counts)
             self._continue_each(decoding)
-            self._holdings.draft.move_back(earlier)
+            self._state.draft.move_back(earlier)
         if len(decoding) < len(apart):
             self._continue_each(apart)  # those that decode have their grants, or cannot have one
 
     def _continue_each(self, requests: Sequence[Request]) -> None:
-        draft = self._holdings.draft
+        draft = self._state.draft
         for request in requests:
             if not draft.tokens_left:
                 break
@@ -113,7 +113,7 @@ class Mechanism:
             start = request.num_computed_tokens
             num_tokens = self._piece(request, start, 0, whole=False)
             # Nobody is admitted past one that runs and gets nothing.
-            self._is_short |= not num_tokens and self._shortage is Denied.BUDGET
+            self._is_short |= not num_tokens and self._oom_message is Denied.BUDGET
             if num_tokens and self._hold_blocks(request, start + num_tokens):
                 draft.grant(request, num_tokens)
                 if start < request.num_prompt_tokens or start + 1 < len(request.token_ids):
@@ -122,18 +122,18 @@ class Mechanism:
     def hold(self, request: Request) -> None:
         """Let one that runs, and has no grant yet, pause in this step."""
         self._stand_apart(request)
-        self._holdings.draft.held.add(request)
+        self._state.draft.held.add(request)
 
     def _stand_apart(self, request: Request) -> None:
-        if request in self._cohort:
-            self._cohort.step_out(request)
+        if request in self._decode_batch:
+            self._decode_batch.step_out(request)
 
     def _hold_blocks(self, request: Request, num_tokens: int) -> bool:
         """Return whether a running request has blocks for `num_tokens`, now or as before."""
         if num_tokens + self._lookahead > request.capacity:
             return self._grow(request, num_tokens)
-        if not request.num_computed_tokens % self._holdings.kv_cache.block_size:
-            self._holdings.kv_cache.commit(request)
+        if not request.num_computed_tokens % self._state.kv_cache.block_size:
+            self._state.kv_cache.commit(request)
         return True
 
     def run(self, request: Request, max_tokens: int, reserve: int, whole: bool) -> Grant:
@@ -142,7 +142,7 @@ class Mechanism:
             return DENIALS[Denied.NOTHING]
         num_tokens = self._piece(request, request.num_computed_tokens, max_tokens, whole)
         if not num_tokens:
-            return DENIALS[self._shortage]
+            return DENIALS[self._oom_message]
         end = request.num_computed_tokens + num_tokens
         hold = max(end, min(reserve, request.max_total_tokens))
         self._stand_apart(request)
@@ -152,26 +152,26 @@ class Mechanism:
         return granted(num_tokens)
 
     def _grant(self, request: Request, num_tokens: int) -> None:
-        self._holdings.draft.grant(request, num_tokens)
+        self._state.draft.grant(request, num_tokens)
         self._sharing.note_run(request)
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Give a running request blocks for `num_tokens`; victims give way where they are short."""
-        holdings = self._holdings
+        state = self._state
         num_tokens = self._with_lookahead(request, num_tokens)
         if num_tokens <= request.capacity:
             return True
-        kv_cache = holdings.kv_cache
+        kv_cache = state.kv_cache
         kv_cache.commit(request)
         while (blocks := kv_cache.grow(request, num_tokens)) is None:
-            if holdings.comes_free:
+            if state.comes_free:
                 return False
-            victim = self._host.victim(tuple(holdings.running))
+            victim = self._host.victim(tuple(state.running))
             self.under_pressure = True
             self.evict(victim)
             if victim is request:
                 return False
-        holdings.draft.grow(request, blocks)
+        state.draft.grow(request, blocks)
         return True
 
     def _with_lookahead(self, request: Request, num_tokens: int) -> int:
@@ -182,9 +182,9 @@ class Mechanism:
 
     def admit_waiting(self) -> None:
         """Admit in the policy's order until somebody is denied."""
-        host, holdings = self._host, self._holdings
-        while holdings.draft.tokens_left and (request := host.peek()) is not None:
-            admit = self.displace if host.policy.preempts else self.admit
+        host, state = self._host, self._state
+        while state.draft.tokens_left and (request := host.peek()) is not None:
+            admit = self.preempt_and_admit if host.policy.preempts else self.admit
             if not admit(request):
                 break
 
@@ -194,7 +194,7 @@ class Mechanism:
         """Give one that waits a row and blocks, if there are some, and let it compute."""
         if denied := self._not_now(request):
             return DENIALS[denied]
-        if not self._holdings.rows.num_free:
+        if not self._state.rows.num_free:
             return DENIALS[Denied.SEATS]
         if self._sharing.must_wait(request):
             return DONE
@@ -203,20 +203,20 @@ class Mechanism:
             return DONE
         num_tokens = self._first_piece(request, hit, max_tokens, whole)
         if not num_tokens:
-            return DENIALS[self._shortage]
+            return DENIALS[self._oom_message]
         if not self._take(request, hit, num_tokens, min(reserve, request.max_total_tokens)):
             return DENIALS[Denied.BLOCKS]
         return admitted(request, hit, num_tokens)
 
-    def displace(self, request: Request, max_tokens: int = 0) -> Grant:
+    def preempt_and_admit(self, request: Request, max_tokens: int = 0) -> Grant:
         """Admit one that waits; those of a worse rank give way for it, if that is enough.
 
         What they give up may come free only when the step that is out has been executed; then it is
         not ready, and first in line for the next.
         """
-        holdings = self._holdings
+        state = self._state
         grant = self.admit(request, max_tokens)
-        if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or holdings.comes_free:
+        if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or state.comes_free:
             return grant
         if self._sharing.must_wait(request):
             return DONE
@@ -225,38 +225,38 @@ class Mechanism:
             return DONE
         num_tokens = self._first_piece(request, hit, max_tokens, whole=False)
         if not num_tokens:
-            return DENIALS[self._shortage]
+            return DENIALS[self._oom_message]
         leaving = self._find_victims(request, hit, hit.num_tokens + num_tokens)
         if not leaving:
             return grant
         for victim in leaving:
             self.evict(victim)
-        if not holdings.rows.num_free or not self._take(request, hit, num_tokens):
+        if not state.rows.num_free or not self._take(request, hit, num_tokens):
             return DENIALS[Denied.NOT_READY]
         return admitted(request, hit, num_tokens)
 
     def can_grant(self) -> bool:
         """Return whether one that runs, or the first that waits, could be granted something now."""
-        holdings = self._holdings
-        if self.under_pressure or holdings.comes_free or not holdings.draft.tokens_left:
+        state = self._state
+        if self.under_pressure or state.comes_free or not state.draft.tokens_left:
             return False
-        can_grow = holdings.kv_cache.num_free_blocks >= holdings.num_groups
-        for request in holdings.running:
+        can_grow = state.kv_cache.num_free_blocks >= state.num_groups
+        for request in state.running:
             has_room = can_grow or request.num_computed_tokens < request.capacity
             start = request.num_computed_tokens
             if has_room and request.num_uncomputed_tokens and self._piece(request, start, 0, False):
                 return True
         first = self._host.peek()
-        if first is None or not holdings.rows.num_free or self._not_now(first):
+        if first is None or not state.rows.num_free or self._not_now(first):
             return False
-        hit = holdings.kv_cache.lookup(first)
+        hit = state.kv_cache.lookup(first)
         num_tokens = self._first_piece(first, hit, 0, whole=False)
         span = self._with_lookahead(first, hit.num_tokens + num_tokens)
-        return num_tokens > 0 and holdings.kv_cache.fits(first, hit, span)
+        return num_tokens > 0 and state.kv_cache.fits(first, hit, span)
 
     def _not_now(self, request: Request) -> Denied | None:
         """Return why a waiting request cannot be admitted in this step whatever there is."""
-        draft = self._holdings.draft
+        draft = self._state.draft
         if self.under_pressure:
             return Denied.PRESSURE
         if not draft.tokens_left or self._is_short or self._sharing.is_enough:
@@ -270,7 +270,7 @@ class Mechanism:
         # Work lost to a preemption may have outgrown a step: it comes back in pieces, or never.
         keep_whole = not self._chunks and wanted <= self.max_piece
         if keep_whole and 0 < max_tokens < wanted:
-            self._shortage = Denied.BUDGET
+            self._oom_message = Denied.BUDGET
             return 0
         return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
 
@@ -281,23 +281,23 @@ class Mechanism:
         """
         wanted = request.num_tokens_with_pending - start
         asked = min(wanted, max_tokens) if max_tokens else wanted
-        most = min(self._holdings.draft.tokens_left, self.max_piece)
+        most = min(self._state.draft.tokens_left, self.max_piece)
         num_tokens = 0 if whole and asked > most else min(asked, most)
-        self._shortage = Denied.BUDGET
+        self._oom_message = Denied.BUDGET
         in_pieces = self._chunks or request.num_tokens > self.max_piece
         if not in_pieces and start + num_tokens < request.num_tokens:
             return 0  # the rest of a prompt of which some was loaded
         if not num_tokens or start >= request.encoder_end:
             return num_tokens
-        self._shortage = Denied.ENCODER
+        self._oom_message = Denied.ENCODER
         encodable = self._encoder.reach(request, start, start + num_tokens) - start
         return 0 if encodable < num_tokens and (whole or not in_pieces) else encodable
 
     def _find_victims(self, request: Request, hit: Hit, num_tokens: int) -> list[Request]:
         """Return who has to leave for `request` to fit; nobody if it would not fit even so."""
-        fits = self._holdings.kv_cache.fits
+        fits = self._state.kv_cache.fits
         num_tokens = self._with_lookahead(request, num_tokens)
-        candidates = self._host.worse_than(request, self._holdings.running)
+        candidates = self._host.worse_than(request, self._state.running)
         # All of them first: one that is hopeless asks again at every step, and is to cost little.
         if not candidates or not fits(request, hit, num_tokens, leaving=candidates):
             return []
@@ -313,13 +313,13 @@ class Mechanism:
 
         If keys and values have to be loaded first, and that takes, it gets blocks alone.
         """
-        holdings = self._holdings
+        state = self._state
         start = hit.num_tokens
         span = self._with_lookahead(request, start + num_tokens)
-        if not holdings.kv_cache.admit(request, hit, span, reserve=reserve):
+        if not state.kv_cache.admit(request, hit, span, reserve=reserve):
             return False
         self._host.waiting.discard(request)
-        if hit.missing and holdings.loads.begin(request, hit):
+        if hit.missing and state.loads.begin(request, hit):
             change_status(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
             return True
         self._seat(request, start)
@@ -328,24 +328,24 @@ class Mechanism:
 
     def seat_loaded(self) -> None:
         """Give rows to those whose keys and values have come; the longest waiting first."""
-        holdings = self._holdings
-        while holdings.rows.num_free and (arrived := holdings.loads.take_arrived()):
+        state = self._state
+        while state.rows.num_free and (arrived := state.loads.take_arrived()):
             self._seat(*arrived)
 
     def _seat(self, request: Request, num_computed_tokens: int) -> None:
         """Give a row to `request`, which has its blocks."""
-        holdings = self._holdings
-        request.row, request.generation = holdings.rows.acquire()
+        state = self._state
+        request.row, request.generation = state.rows.acquire()
         change_status(request, RequestStatus.RUNNING)
         request.num_computed_tokens = num_computed_tokens
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed_tokens
-        self._cohort.admit(request)
-        holdings.draft.join(request)
+        self._decode_batch.admit(request)
+        state.draft.join(request)
 
     def count_returns(self) -> None:
         """Count what those that come back with this step have to compute again."""
-        for request in self._holdings.draft.joined:
+        for request in self._state.draft.joined:
             lost, request.num_lost_tokens = request.num_lost_tokens, 0
             self.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
 
@@ -353,7 +353,7 @@ class Mechanism:
 
     def evict(self, request: Request) -> None:
         """Take row, blocks and this step's grant from a running request; it waits again."""
-        joined = self._holdings.draft.revoke(request)
+        joined = self._state.draft.revoke(request)
         lost = 0 if joined else request.num_computed_tokens
         self.release(request, known_to_worker=not joined)
         if self._lookahead:
@@ -387,14 +387,14 @@ class Mechanism:
         self, request: Request, *, known_to_worker: bool = True, finished: bool = False
     ) -> None:
         """Take row and blocks from a running request; finished: it will not come back."""
-        holdings = self._holdings
-        last_step = holdings.last_step if known_to_worker else -1
-        holdings.kv_cache.commit(request)
-        holdings.loads.release(request, finished=finished)
-        holdings.kv_cache.free(request, last_step=last_step)
+        state = self._state
+        last_step = state.last_step if known_to_worker else -1
+        state.kv_cache.commit(request)
+        state.loads.release(request, finished=finished)
+        state.kv_cache.free(request, last_step=last_step)
         self._encoder.free(request)
-        self._cohort.release(request)
+        self._decode_batch.release(request)
         if known_to_worker:
-            holdings.builder.leave(request.row)
-        holdings.rows.release(request.row, last_step=last_step)
+            state.builder.leave(request.row)
+        state.rows.release(request.row, last_step=last_step)
         request.row = -1

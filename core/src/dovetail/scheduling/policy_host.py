@@ -14,7 +14,7 @@ from dovetail.errors import PolicyError
 from dovetail.interfaces.policy import Policy
 from dovetail.interfaces.scheduler import SchedulerContext
 from dovetail.request import Request
-from dovetail.scheduling.holdings import Holdings
+from dovetail.scheduling.scheduler_state import SchedulerState
 from dovetail.scheduling.view import View
 from dovetail.scheduling.waiting_queue import HeapQueue, SortedQueue, WaitingQueue
 
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 class PolicyHost:
     """Asks a policy, and keeps the queue that it orders.
 
-    policy, view: who is asked, and what it sees. waiting: the queue. plans, hears_granted,
-    hears_output: whether the policy brings a method of its own.
+    policy, view: who is asked, and what it sees. waiting: the queue. plans, wants_granted,
+    wants_output: whether the policy brings a method of its own.
     """
 
-    def __init__(self, context: SchedulerContext, policy: Policy, holdings: Holdings) -> None:
+    def __init__(self, context: SchedulerContext, policy: Policy, state: SchedulerState) -> None:
         self.strict = context.strict
         self.num_failures = 0
-        self.num_illegal_wishes = 0
+        self.num_illegal_actions = 0
         self.num_idle_steps = 0
-        self.view = View(holdings, lambda: self.waiting, context.seed)
-        self._holdings = holdings
+        self.view = View(state, lambda: self.waiting, context.seed)
+        self._state = state
         self._take_charge(policy)
 
     @property
@@ -49,8 +49,8 @@ class PolicyHost:
         except Exception as error:
             self.fail("it ranked", error)
 
-    def tell_arrival(self, request: Request) -> None:
-        """Tell the policy of a new request, which stands in the queue or in the lobby."""
+    def notify_arrival(self, request: Request) -> None:
+        """Notify the policy of a new request, which is queued or held."""
         try:
             self.policy.on_arrival(request, self.view)
         except Exception as error:
@@ -108,7 +108,7 @@ class PolicyHost:
             self.fail("it ranked", error)
             return []
 
-    def tell_granted(self, grants: Iterable[tuple[Request, int]]) -> None:
+    def notify_granted(self, grants: Iterable[tuple[Request, int]]) -> None:
         """Tell the policy of the tokens that a step brings each request forward."""
         hear, view = self.policy.on_granted, self.view
         try:
@@ -117,7 +117,7 @@ class PolicyHost:
         except Exception as error:
             self.fail("it heard of a grant", error)
 
-    def tell_output(self, news: Iterable[tuple[Request, int]]) -> None:
+    def notify_output(self, news: Iterable[tuple[Request, int]]) -> None:
         """Tell the policy of the tokens that each request got."""
         hear, view = self.policy.on_output, self.view
         try:
@@ -126,7 +126,7 @@ class PolicyHost:
         except Exception as error:
             self.fail("it heard of output", error)
 
-    def tell_finished(self, request: Request) -> None:
+    def notify_finished(self, request: Request) -> None:
         """Tell the policy that a request has ended."""
         try:
             self.policy.on_finish(request, self.view)
@@ -134,8 +134,8 @@ class PolicyHost:
             self.fail("it heard of an end", error)
 
     def refuse(self, mistake: str) -> None:
-        """Count an illegal wish; strict: raise PolicyError that names policy and `mistake`."""
-        self.num_illegal_wishes += 1
+        """Count an illegal action; strict: raise PolicyError that names policy and `mistake`."""
+        self.num_illegal_actions += 1
         if self.strict:
             raise PolicyError(f"the policy {self.name}, at step {self.view.step_id}: {mistake}")
 
@@ -165,10 +165,10 @@ class PolicyHost:
             exc_info=error,
         )
         self._take_charge(Policy())
-        holdings = self._holdings
-        evicted = holdings.draft.evicted
-        for request in holdings.requests.values():
-            if request.row >= 0 or request in holdings.lobby or request in holdings.loads:
+        state = self._state
+        evicted = state.draft.evicted
+        for request in state.requests.values():
+            if request.row >= 0 or request in state.held_requests or request in state.loads:
                 continue
             (self.waiting.defer if request in evicted else self.waiting.push)(request)
 
@@ -178,5 +178,5 @@ class PolicyHost:
         queue = HeapQueue if policy.static_rank else SortedQueue
         self.waiting: WaitingQueue = queue(lambda request: policy.rank(request, view))
         self.plans = cls.plan is not Policy.plan
-        self.hears_granted = cls.on_granted is not Policy.on_granted
-        self.hears_output = cls.on_output is not Policy.on_output
+        self.wants_granted = cls.on_granted is not Policy.on_granted
+        self.wants_output = cls.on_output is not Policy.on_output

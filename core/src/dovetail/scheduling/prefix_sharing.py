@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dovetail.kv_cache.hit import Hit
 from dovetail.request import Request
-from dovetail.scheduling.holdings import MAX_BLOCKS_HASHED, Holdings
 from dovetail.scheduling.policy_host import PolicyHost
+from dovetail.scheduling.scheduler_state import MAX_BLOCKS_HASHED, SchedulerState
 
 MAX_BLOCKS_FOUND = 32_768
 """Cached blocks that one step gives to requests that it admits: each takes time, too."""
@@ -29,8 +29,8 @@ BLOCKS_A_LOOKUP = 64
 class PrefixSharing:
     """Looks up prefixes, and finds out who waits for whose blocks."""
 
-    def __init__(self, holdings: Holdings, host: PolicyHost) -> None:
-        self._holdings = holdings
+    def __init__(self, state: SchedulerState, host: PolicyHost) -> None:
+        self._state = state
         self._host = host
         self._leaders: dict[Request, Request] = {}
         self._leaders_before: dict[Request, Request] = {}
@@ -48,9 +48,9 @@ class PrefixSharing:
 
         Its prompt is too long to be hashed in one step, or it still follows who led it.
         """
-        draft = self._holdings.draft
+        draft = self._state.draft
         most = max(MIN_BLOCKS_HASHED, MAX_BLOCKS_HASHED - draft.num_blocks_hashed)
-        num_hashed = self._holdings.kv_cache.prepare_lookup(request, most)
+        num_hashed = self._state.kv_cache.prepare_lookup(request, most)
         draft.num_blocks_hashed += num_hashed
         if num_hashed >= most:
             self._pass_over(request)
@@ -60,7 +60,7 @@ class PrefixSharing:
     @property
     def is_enough(self) -> bool:
         """Whether this step has looked up so much already that nobody more is admitted in it."""
-        draft = self._holdings.draft
+        draft = self._state.draft
         return (
             self._num_passed_over >= MAX_PASSED_OVER
             or draft.num_blocks_hashed > 2 * MAX_BLOCKS_HASHED
@@ -69,8 +69,8 @@ class PrefixSharing:
 
     def lookup(self, request: Request) -> Hit:
         """Return the longest prefix that is cached here or can be loaded."""
-        hit = self._holdings.loads.lookup(request)
-        num_looked_up = request.num_tokens // self._holdings.kv_cache.block_size
+        hit = self._state.loads.lookup(request)
+        num_looked_up = request.num_tokens // self._state.kv_cache.block_size
         self._num_blocks_found += len(hit.blocks[0]) + num_looked_up // BLOCKS_A_LOOKUP
         return hit
 
@@ -79,17 +79,17 @@ class PrefixSharing:
         start = request.num_computed_tokens
         if start >= request.num_prompt_tokens and start + 1 >= len(request.token_ids):
             return  # it decodes
-        kv_cache = self._holdings.kv_cache
+        kv_cache = self._state.kv_cache
         key = kv_cache.block_key(request, start // kv_cache.block_size)
         if key:
-            self._holdings.draft.computing[key] = request
+            self._state.draft.computing[key] = request
 
     def follows(self, request: Request, hit: Hit) -> bool:
         """Return whether another one computes the block after `hit` in this step.
 
         `request` is passed over then.
         """
-        draft, kv_cache = self._holdings.draft, self._holdings.kv_cache
+        draft, kv_cache = self._state.draft, self._state.kv_cache
         if not draft.computing or not kv_cache.shares(request):
             return False
         position = hit.num_tokens // kv_cache.block_size
@@ -108,9 +108,9 @@ class PrefixSharing:
         One comparison, however long the prompts and many the copies.
         """
         leader = self._leaders_before.get(request)
-        if leader is None or leader not in self._holdings.draft.counts:
+        if leader is None or leader not in self._state.draft.counts:
             return False
-        kv_cache = self._holdings.kv_cache
+        kv_cache = self._state.kv_cache
         position = leader.num_computed_tokens // kv_cache.block_size
         if position >= (request.num_tokens - 1) // kv_cache.block_size:
             return False

@@ -65,12 +65,12 @@ class RemoteLoads:
             self._under_way[request] = hit.num_tokens
         return waits
 
-    def take_in(self, answer: bytes) -> list[tuple[Request, bool]]:
+    def add(self, answer: bytes) -> list[tuple[Request, bool]]:
         """Take in what a worker answered; return whose loads have ended, and whether well."""
         return [] if self._remote is None else self._remote.update(answer)
 
     def give_up_late(self) -> list[tuple[Request, bool]]:
-        """Give up loads that have not ended in time; return whose they are, as `take_in` does."""
+        """Give up loads that have not ended in time; return whose they are, as `add` does."""
         if self._remote is None or not self._remote.num_transfers:
             return []
         return self._remote.give_up_late()

@@ -2,8 +2,8 @@
 
 No phases: a request has tokens, some of them computed, and a step brings some forward. By default
 running requests are served first, those that decode before the others; then waiting ones in the
-policy's order, while budget, rows and blocks last. A policy with a plan of its own wishes, one
-request after the other (`steering`); either way the same mechanism grants.
+policy's order, while budget, rows and blocks last. A policy with a plan of its own actions, one
+request after the other (`policy_driver`); either way the same mechanism grants.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dovetail.plugins.construction import construct
 from dovetail.request import FINISH_REASONS, EngineCoreRequest, Request, RequestStatus
 from dovetail.result import ModelRunnerOutput
 from dovetail.scheduling.draft import StepRecord
-from dovetail.scheduling.holdings import Holdings
 from dovetail.scheduling.life_cycle import change_status
 from dovetail.scheduling.lookahead import DraftCounts
 from dovetail.scheduling.mechanism import Mechanism
+from dovetail.scheduling.policy_driver import PolicyDriver
 from dovetail.scheduling.policy_host import PolicyHost
-from dovetail.scheduling.settlement import settle
-from dovetail.scheduling.steering import Steering
+from dovetail.scheduling.scheduler_state import SchedulerState
+from dovetail.scheduling.step_result import settle
 from dovetail.scheduling.view import View
 
 
@@ -49,10 +49,10 @@ class Scheduler(SchedulerInterface):
         policy_cls = context.policy or self.policy_cls
         policy: Policy = construct("policy", policy_cls, options=context.policy_options)
         self._clock = context.clock
-        self._holdings = Holdings(context)
-        self._host = PolicyHost(context, policy, self._holdings)
-        self._mechanism = Mechanism(self._holdings, self._host)
-        self._steering = Steering(self._holdings, self._mechanism, self._host)
+        self._state = SchedulerState(context)
+        self._host = PolicyHost(context, policy, self._state)
+        self._mechanism = Mechanism(self._state, self._host)
+        self._policy_driver = PolicyDriver(self._state, self._mechanism, self._host)
         self._in_flight: deque[StepRecord] = deque()
         self._draft_counts = DraftCounts()
         self._sequence = 0
@@ -71,10 +71,10 @@ class Scheduler(SchedulerInterface):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Take a request in. Raise RequestError if it can never run or its id is in use."""
-        holdings = self._holdings
-        if request.request_id in holdings.requests:
+        state = self._state
+        if request.request_id in state.requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another.")
-        limit = min(self.limits.max_model_len, holdings.kv_cache.max_tokens)
+        limit = min(self.limits.max_model_len, state.kv_cache.max_tokens)
         num_tokens, max_whole = len(request.prompt_token_ids), self._mechanism.max_piece
         if not 0 < num_tokens < limit:
             raise RequestError(
@@ -88,22 +88,22 @@ class Scheduler(SchedulerInterface):
                 parameter="prompt",
             )
         if request.encoder_inputs:
-            holdings.encoder.check(request)
-        gates = holdings.lobby.ask(request)
-        holdings.now_ns = self._clock.now_ns()
+            state.encoder.check(request)
+        gates = state.held_requests.ask(request)
+        state.now_ns = self._clock.now_ns()
         taken = Request(request, max_model_len=limit, sequence=self._sequence)
         self._sequence += 1
-        holdings.requests[taken.request_id] = taken
-        if not holdings.lobby.enter(taken, gates):
+        state.requests[taken.request_id] = taken
+        if not state.held_requests.enter(taken, gates):
             self._host.push(taken)
-        self._host.tell_arrival(taken)
+        self._host.notify_arrival(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests at once, in any state; return the ids that were alive. Unknown: ignored."""
-        self._holdings.now_ns = self._clock.now_ns()
+        self._state.now_ns = self._clock.now_ns()
         aborted = []
         for request_id in request_ids:
-            request = self._holdings.requests.get(request_id)
+            request = self._state.requests.get(request_id)
             if request is not None:
                 self._finish(request, RequestStatus.FINISHED_ABORTED)
                 aborted.append(request_id)
@@ -112,37 +112,37 @@ class Scheduler(SchedulerInterface):
 
     def schedule(self) -> SchedulerOutput:
         """Plan the next step. The plan is empty if nothing can run."""
-        holdings, mechanism, host = self._holdings, self._mechanism, self._host
-        holdings.now_ns = self._clock.now_ns()
-        if holdings.lobby:
-            for request in holdings.lobby.take_ready():
+        state, mechanism, host = self._state, self._mechanism, self._host
+        state.now_ns = self._clock.now_ns()
+        if state.held_requests:
+            for request in state.held_requests.take_ready():
                 host.push(request)
-        if late := holdings.loads.give_up_late():
+        if late := state.loads.give_up_late():
             self._settle_loads(late)
         mechanism.begin_step()
         if self._pause is not PauseScope.ALL:
             self._plan_step()
         mechanism.count_returns()
-        draft = holdings.draft
-        holdings.builder.transfer(holdings.loads.take_instructions())
-        plan, record = draft.emit(holdings.builder)
+        draft = state.draft
+        state.builder.transfer(state.loads.take_instructions())
+        plan, record = draft.emit(state.builder)
         for request, count in draft.counts.items():
             if count > 1:
-                holdings.kv_cache.commit(request)
-                holdings.loads.offer(request)
-        holdings.last_step = plan.step_id
+                state.kv_cache.commit(request)
+                state.loads.offer(request)
+        state.last_step = plan.step_id
         self._in_flight.append(record)
-        if host.hears_granted:
-            host.tell_granted(record.grants)
-        record.schedule_ns = self._clock.now_ns() - holdings.now_ns
+        if host.wants_granted:
+            host.notify_granted(record.grants)
+        record.schedule_ns = self._clock.now_ns() - state.now_ns
         return plan
 
     def _plan_step(self) -> None:
         mechanism, host = self._mechanism, self._host
-        if self._holdings.loads:
+        if self._state.loads:
             mechanism.seat_loaded()
         if host.plans:
-            self._steering.plan_step()
+            self._policy_driver.plan_step()
         else:
             mechanism.continue_running()
             if not mechanism.under_pressure:
@@ -152,34 +152,38 @@ class Scheduler(SchedulerInterface):
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
         """Take in the result of the oldest plan that is out; return what it gave to whom."""
-        holdings, host = self._holdings, self._host
-        holdings.now_ns = self._clock.now_ns()
-        holdings.rows.executed(plan.step_id)
-        holdings.kv_cache.executed(plan.step_id)
+        state, host = self._state, self._host
+        state.now_ns = self._clock.now_ns()
+        state.rows.executed(plan.step_id)
+        state.kv_cache.executed(plan.step_id)
         if output.kv_transfer:
-            self._settle_loads(holdings.loads.take_in(output.kv_transfer))
+            self._settle_loads(state.loads.add(output.kv_transfer))
         failed = self._end_failed_runs(output.errors) if output.errors else []
         record = self._in_flight.popleft()
-        settlement = settle(record, plan, output)
+        step_result = settle(record, plan, output)
         if self.limits.num_lookahead_tokens:
             self._draft_counts.settle(record.requests, plan, output)
-        if host.hears_output:
-            host.tell_output(zip(settlement.advanced, settlement.counts, strict=True))
-        for request, status in settlement.ended:
+        if host.wants_output:
+            host.notify_output(zip(step_result.advanced, step_result.counts, strict=True))
+        for request, status in step_result.ended:
             self._finish(request, status)
-        failed += self._end_failed() if holdings.lobby else ()
-        return settlement.outputs(self._stats(plan, record.schedule_ns), failed)
+        failed += self._end_failed() if state.held_requests else ()
+        return step_result.outputs(self._stats(plan, record.schedule_ns), failed)
 
     def depth(self) -> Depth:
         """Return how many requests wait and run. None active: there is nothing to do now."""
-        lobby, num_running = self._holdings.lobby, len(self._holdings.running)
+        held_requests, num_running = self._state.held_requests, len(self._state.running)
         num_waiting = self.view.num_waiting
-        paused = {None: 0, PauseScope.NEW: len(lobby), PauseScope.ALL: num_waiting + num_running}
+        paused = {
+            None: 0,
+            PauseScope.NEW: len(held_requests),
+            PauseScope.ALL: num_waiting + num_running,
+        }
         return Depth(
             num_waiting=num_waiting,
             num_running=num_running,
             num_paused=paused[self._pause],
-            num_transfers=self._holdings.loads.num_transfers + self._holdings.kv_cache.num_due,
+            num_transfers=self._state.loads.num_transfers + self._state.kv_cache.num_due,
         )
 
     def pause(self, scope: PauseScope) -> None:
@@ -187,55 +191,59 @@ class Scheduler(SchedulerInterface):
         self.resume()
         self._pause = scope
         if scope is PauseScope.NEW:
-            waiting, lobby, loads = self._host.waiting, self._holdings.lobby, self._holdings.loads
+            waiting, held_requests, loads = (
+                self._host.waiting,
+                self._state.held_requests,
+                self._state.loads,
+            )
             new = [
                 request
-                for request in self._holdings.requests.values()
+                for request in self._state.requests.values()
                 if request.status is RequestStatus.WAITING
-                and not (request in lobby or request in loads)
+                and not (request in held_requests or request in loads)
             ]
             for request in new:
                 waiting.discard(request)
-            lobby.close(new)
+            held_requests.close(new)
 
     def resume(self) -> None:
         """Lift a pause; do nothing if there is none."""
         self._pause = None
-        for request in self._holdings.lobby.reopen():
+        for request in self._state.held_requests.reopen():
             self._host.push(request)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False, changing nothing, if blocks are in use."""
-        return self._holdings.kv_cache.reset_prefix_cache()
+        return self._state.kv_cache.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Let go of everything; nothing is called after it. May be called twice."""
-        self.abort_requests(list(self._holdings.requests))
-        self._holdings.loads.shutdown()
+        self.abort_requests(list(self._state.requests))
+        self._state.loads.shutdown()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if requests, rows and blocks do not fit together. For tests."""
-        holdings, waiting = self._holdings, self._host.waiting
-        running, rows = holdings.running, holdings.rows
-        loads = list(holdings.loads)
-        holdings.kv_cache.check_integrity([*running, *loads])
-        holdings.encoder.check_integrity(running)
-        holdings.cohort.check_integrity()
+        state, waiting = self._state, self._host.waiting
+        running, rows = state.running, state.rows
+        loads = list(state.loads)
+        state.kv_cache.check_integrity([*running, *loads])
+        state.encoder.check_integrity(running)
+        state.decode_batch.check_integrity()
         taken = [request.row for request in running]
         assert len(set(taken)) == len(taken), "two requests share a row"
         assert all(row >= 0 for row in taken), "a request runs without a row"
-        idle = [one for one in holdings.requests.values() if one.row < 0]
+        idle = [one for one in state.requests.values() if one.row < 0]
         assert all(one.blocks for one in loads), "a request that is loaded has no blocks"
         assert sum(bool(one.blocks) for one in idle) == len(loads), "blocks and no row"
-        num_waiting = len(waiting) + len(holdings.lobby) + len(loads)
+        num_waiting = len(waiting) + len(state.held_requests) + len(loads)
         assert len(idle) == num_waiting, "a queue has lost a request, or has too many"
-        assert len(idle) + len(running) == len(holdings.requests), "a request is not registered"
+        assert len(idle) + len(running) == len(state.requests), "a request is not registered"
         assert rows.num_free + rows.num_retiring + len(taken) == rows.num_rows, "a row is lost"
 
     def _end_failed(self) -> list[Finished]:
         """End those that gates have failed; return what their owners are told."""
         news, ended = [], RequestStatus.FINISHED_ERROR
-        for request, message in self._holdings.lobby.take_failed():
+        for request, message in self._state.held_requests.take_failed():
             self._end(request, ended)
             name, reason = request.request_id, FINISH_REASONS[ended]
             news.append(Finished(request_id=name, reason=reason, message=message))
@@ -255,7 +263,7 @@ class Scheduler(SchedulerInterface):
 
     def _settle_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
         """Let those run whose keys and values have come; the others are to compute them."""
-        loads = self._holdings.loads
+        loads = self._state.loads
         for request, is_well in ended:
             if request in loads:
                 change_status(request, RequestStatus.WAITING)
@@ -271,38 +279,38 @@ class Scheduler(SchedulerInterface):
 
     def _drop_load(self, request: Request, *, finished: bool) -> None:
         """Take the blocks from a request that has no row."""
-        holdings = self._holdings
-        holdings.loads.discard(request)
-        holdings.loads.release(request, finished=finished)
-        holdings.kv_cache.free(request, last_step=-1)
+        state = self._state
+        state.loads.discard(request)
+        state.loads.release(request, finished=finished)
+        state.kv_cache.free(request, last_step=-1)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         for record in self._in_flight:
             record.drop(request)
         if request.row >= 0:
             self._mechanism.release(request, finished=True)
-        elif request in self._holdings.loads:
+        elif request in self._state.loads:
             self._drop_load(request, finished=True)
         else:
-            if not self._holdings.lobby.discard(request):
+            if not self._state.held_requests.discard(request):
                 self._host.waiting.discard(request)
-            self._holdings.loads.release(request, finished=True)  # it may have run before
+            self._state.loads.release(request, finished=True)  # it may have run before
         self._end(request, status)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         """Note that a request is done, which has neither row nor place in a queue."""
-        del self._holdings.requests[request.request_id]
+        del self._state.requests[request.request_id]
         change_status(request, status)
-        self._host.tell_finished(request)
+        self._host.notify_finished(request)
 
     def _stats(self, plan: SchedulerOutput, schedule_ns: int) -> SchedulerStats:
-        holdings, host, mechanism = self._holdings, self._host, self._mechanism
-        kv_cache = holdings.kv_cache
+        state, host, mechanism = self._state, self._host, self._mechanism
+        kv_cache = state.kv_cache
         num_blocks = kv_cache.num_blocks - 1  # block 0 is nobody's
         return SchedulerStats(
             step_id=plan.step_id,
             num_waiting=self.view.num_waiting,
-            num_running=len(holdings.running),
+            num_running=len(state.running),
             num_scheduled_tokens=plan.total_num_tokens,
             kv_cache_usage=kv_cache.usage,
             prefix_queries=kv_cache.prefix_queries,
@@ -315,9 +323,9 @@ class Scheduler(SchedulerInterface):
             num_evictions=kv_cache.num_evictions,
             num_aborted=self._num_aborted,
             schedule_ns=schedule_ns,
-            update_ns=self._clock.now_ns() - holdings.now_ns,
+            update_ns=self._clock.now_ns() - state.now_ns,
             policy=host.name,
-            num_illegal_wishes=host.num_illegal_wishes,
+            num_illegal_actions=host.num_illegal_actions,
             policy_failures=host.num_failures,
             num_idle_steps=host.num_idle_steps,
             num_drafts=self._draft_counts.num_drafts,

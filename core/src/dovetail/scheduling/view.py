@@ -9,7 +9,7 @@ from typing import cast, overload
 
 from dovetail.interfaces.policy import RequestView
 from dovetail.request import Request
-from dovetail.scheduling.holdings import Holdings
+from dovetail.scheduling.scheduler_state import SchedulerState
 from dovetail.scheduling.waiting_queue import WaitingQueue
 
 
@@ -44,21 +44,21 @@ class WaitingView(Sequence[RequestView]):
 class View:
     """Implements `dovetail.interfaces.policy.SchedulerView`; one for a scheduler's life."""
 
-    def __init__(self, holdings: Holdings, queue: Callable[[], WaitingQueue], seed: int) -> None:
+    def __init__(self, state: SchedulerState, queue: Callable[[], WaitingQueue], seed: int) -> None:
         """queue: returns those that wait; another one after a policy has failed."""
-        self._holdings = holdings
+        self._state = state
         self._queue = queue
         self._rng = Random(f"policy {seed}")
 
     @property
     def now_ns(self) -> int:
         """The time of this step, in nanoseconds of the engine's clock."""
-        return self._holdings.now_ns
+        return self._state.now_ns
 
     @property
     def step_id(self) -> int:
         """The number of the step that is being planned."""
-        return self._holdings.builder.step_id
+        return self._state.builder.step_id
 
     @property
     def rng(self) -> Random:
@@ -68,7 +68,7 @@ class View:
     @property
     def running(self) -> Sequence[RequestView]:
         """Requests that hold a row, in the order of their admission."""
-        return tuple(self._holdings.running)
+        return tuple(self._state.running)
 
     @property
     def waiting(self) -> Sequence[RequestView]:
@@ -78,32 +78,32 @@ class View:
     @property
     def num_waiting(self) -> int:
         """Requests without a row, ready or not."""
-        holdings = self._holdings
-        return len(self._queue()) + len(holdings.lobby) + len(holdings.loads)
+        state = self._state
+        return len(self._queue()) + len(state.held_requests) + len(state.loads)
 
     @property
     def tokens_left(self) -> int:
         """Tokens of this step's budget that are not granted yet."""
-        return self._holdings.draft.tokens_left
+        return self._state.draft.tokens_left
 
     @property
     def seats_left(self) -> int:
         """Rows that could be handed out now."""
-        return self._holdings.rows.num_free
+        return self._state.rows.num_free
 
     @property
     def num_free_blocks(self) -> int:
         """KV blocks that could be handed out now."""
-        return self._holdings.kv_cache.num_free_blocks
+        return self._state.kv_cache.num_free_blocks
 
     @property
     def block_size(self) -> int:
         """Tokens a block."""
-        return self._holdings.kv_cache.block_size
+        return self._state.kv_cache.block_size
 
     def num_cached_tokens(self, request: RequestView) -> int:
         """Return how many of its tokens the prefix cache holds; changes nothing."""
-        return self._holdings.num_cached_tokens(cast("Request", request))
+        return self._state.num_cached_tokens(cast("Request", request))
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
         """Return the tokens known or on their way that are still to be computed."""

@@ -40,7 +40,7 @@ class Add(Message, frozen=True, tag="add"):
     request: bytes
 
 
-class AddTogether(Message, frozen=True, tag="add_all"):
+class AddBatch(Message, frozen=True, tag="add_all"):
     """Take several requests in before the next step; the answer lists [id, reason, parameter].
 
     requests: (id, bytes) as in `Add`. The answer names those that were not taken in.
@@ -116,7 +116,7 @@ class Answer(Message, frozen=True, tag="answer"):
 class Outputs(Message, frozen=True, tag="outputs"):
     """What one step gave: `EngineCoreOutputs` as columns of bytes.
 
-    answers: to `AddTogether`, where requests of it ran in this step.
+    answers: to `AddBatch`, where requests of it ran in this step.
     """
 
     request_ids: list[str]
@@ -185,7 +185,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     num_refused: int
 
 
-Question = AddTogether | Abort | Pause | Resume | ResetPrefixCache | Call
+Question = AddBatch | Abort | Pause | Resume | ResetPrefixCache | Call
 ToEngine = Add | Question | Taken | Stop
 FromEngine = Ready | Outputs | Refused | Answer | Died | Heartbeat
 

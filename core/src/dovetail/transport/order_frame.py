@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.errors import MessageError
 from dovetail.interfaces.worker import GrammarOutput
 from dovetail.transport.columns import counts32, pack_columns, unpack_columns
-from dovetail.transport.told_error import ToldError
+from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.values import pack_value, unpack_value
 from dovetail.transport.wire_types import decode, encode
 
@@ -41,7 +41,7 @@ class CallAnswer:
 
     number: int
     value: Any = None
-    error: ToldError | None = None
+    error: RemoteError | None = None
 
 
 def encode_sample(grammar: GrammarOutput | None) -> bytes:
@@ -96,6 +96,6 @@ def decode_answer(frame: bytes) -> CallAnswer:
     found = unpack_columns(frame, ANSWER, least=1)
     number, failed = found.numbers
     if failed:
-        error = ToldError(*decode(found.columns[0], tuple[str, str, str]))
+        error = RemoteError(*decode(found.columns[0], tuple[str, str, str]))
         return CallAnswer(number=number, error=error)
     return CallAnswer(number=number, value=unpack_value(found.columns[0]))

@@ -2,11 +2,11 @@
 
 Frames are bytes; what they mean is the business of `columns`. They go through shared memory; one
 that is longer than a slot goes around it, as a memory file whose descriptor is handed over. Nobody
-waits without an end: a send has a deadline, and who dies is noticed by its closed bell. Waiting is
-a short spin, then sleep until the bell rings.
+waits without an end: a send has a deadline, and who dies is noticed by its closed wakeup socket.
+Waiting is a short spin, then sleep until the wakeup socket rings.
 
 Give a reader's place to a process that is started with exec (`pass_fds`), and close it here: a
-bell sounds the end only when no other process holds its descriptor. One thread at a time.
+wakeup socket sounds the end only when no other process holds its descriptor. One thread at a time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from zlib import crc32
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import MessageError, PeerLostError, TransportError
 from dovetail.faults import fault
-from dovetail.transport.bell import Bell, BellRoom
 from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
+from dovetail.transport.wakeup_socket import WakeupPoller, WakeupSocket
 
 MAX_FRAME_BYTES = 1 << 30
 SEND_TIMEOUT_S = 10.0
 NUM_SPINS = 100
 _NAP_MS = 20
-"""Longest sleep without a look at the counters: what a bell that was missed may cost."""
+"""Longest sleep without a look at the counters: what a wakeup socket that was missed may cost."""
 _NUM_LOOKS = 20
 
 
@@ -36,8 +36,8 @@ _NUM_LOOKS = 20
 class _Place:
     """A place at a ring that is not taken yet: what its process needs to take it.
 
-    descriptors: of the memory and of the bells, owned by the place; their numbers stay the same in
-    a process that they are passed to.
+    descriptors: of the memory and of the wakeup sockets, owned by the place; their numbers stay the
+    same in a process that they are passed to.
     """
 
     descriptors: tuple[int, ...]
@@ -47,16 +47,16 @@ class _Place:
         for descriptor in self.descriptors:
             os.close(descriptor)
 
-    def _attach(self) -> tuple[RingMemory, list[Bell]]:
-        """Return memory and bells, which own the descriptors from now on."""
-        memory_file, *bell_files = self.descriptors
+    def _attach(self) -> tuple[RingMemory, list[WakeupSocket]]:
+        """Return memory and wakeup sockets, which own the descriptors from now on."""
+        memory_file, *wakeup_files = self.descriptors
         try:
             memory = RingMemory.attach(memory_file)
         except BaseException:
             self.close()
             raise
         os.close(memory_file)
-        return memory, [Bell(socket.socket(fileno=one)) for one in bell_files]
+        return memory, [WakeupSocket(socket.socket(fileno=one)) for one in wakeup_files]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +67,24 @@ class RingPlace(_Place):
 
     def take(self, *, clock: Clock | None = None, num_spins: int = NUM_SPINS) -> RingReader:
         """Become this reader; the place's descriptors are the reader's from now on, or closed."""
-        memory, (bell,) = self._attach()
+        memory, (wakeup,) = self._attach()
         if not 0 <= self.index < memory.shape.num_readers:
             memory.close()
-            bell.close()
+            wakeup.close()
             raise MessageError(
                 f"reader {self.index} is asked for; the ring has {memory.shape.num_readers}."
             )
-        return RingReader(memory, bell, self.index, clock=clock, num_spins=num_spins)
+        return RingReader(memory, wakeup, self.index, clock=clock, num_spins=num_spins)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RingWriterPlace(_Place):
-    """The writer's place; it has a bell for each reader."""
+    """The writer's place; it has a wakeup socket for each reader."""
 
     def take(self, *, clock: Clock | None = None) -> RingWriter:
         """Become the writer; the place's descriptors are the writer's from now on, or closed."""
-        memory, bells = self._attach()
-        return RingWriter(memory, bells, clock=clock)
+        memory, wakeups = self._attach()
+        return RingWriter(memory, wakeups, clock=clock)
 
 
 def make_ring_places(shape: RingShape) -> tuple[RingWriterPlace, tuple[RingPlace, ...]]:
@@ -94,16 +94,16 @@ def make_ring_places(shape: RingShape) -> tuple[RingWriterPlace, tuple[RingPlace
         memory_file = anonymous_file(shape.num_bytes)
         undo.callback(os.close, memory_file)
         RingMemory.format(memory_file, shape).close()
-        bells, places = [], []
+        wakeups, places = [], []
         for index in range(shape.num_readers):
             pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             mine, theirs, memory_copy = pair[0].detach(), pair[1].detach(), os.dup(memory_file)
             for descriptor in (mine, theirs, memory_copy):
                 undo.callback(os.close, descriptor)
-            bells.append(mine)
+            wakeups.append(mine)
             places.append(RingPlace(index=index, descriptors=(memory_copy, theirs)))
         undo.pop_all()
-    return RingWriterPlace(descriptors=(memory_file, *bells)), tuple(places)
+    return RingWriterPlace(descriptors=(memory_file, *wakeups)), tuple(places)
 
 
 def make_ring(
@@ -118,17 +118,17 @@ class RingWriter:
     """The one who writes. Use it as a context manager, or call `close`."""
 
     def __init__(
-        self, memory: RingMemory, bells: Sequence[Bell], *, clock: Clock | None = None
+        self, memory: RingMemory, wakeups: Sequence[WakeupSocket], *, clock: Clock | None = None
     ) -> None:
-        """Own memory and bells; `make_ring` makes both."""
+        """Own memory and wakeup sockets; `make_ring` makes both."""
         self._memory = memory
-        self._bells = bells
-        self._room = BellRoom(bells)
+        self._wakeups = wakeups
+        self._poller = WakeupPoller(wakeups)
         self._clock: Clock = clock or MonotonicClock()
         self._num_slots = memory.shape.num_slots
         self._written = 0
         self._slowest = 0
-        self._rung = [0] * len(bells)
+        self._rung = [0] * len(wakeups)
         self._broken = ""
 
     def send(self, frame: bytes, *, timeout_s: float = SEND_TIMEOUT_S) -> None:
@@ -151,18 +151,18 @@ class RingWriter:
             self._send_around(number, frame, deadline_ns)
         self._written = number
         self._memory.set_count(0, number)
-        for index, bell in enumerate(self._bells):
+        for index, wakeup in enumerate(self._wakeups):
             wanted = self._memory.wanted(1 + index)
             if wanted and wanted != self._rung[index]:
                 self._rung[index] = wanted
-                bell.ring()
-                if bell.lost:
+                wakeup.notify()
+                if wakeup.lost:
                     raise self._reader_lost()
 
     def check_readers(self) -> None:
         """Raise PeerLostError if a reader is gone; does not wait."""
-        self._room.listen(0)
-        if any(bell.lost for bell in self._bells):
+        self._poller.wait(0)
+        if any(wakeup.lost for wakeup in self._wakeups):
             raise self._reader_lost()
 
     def num_unread(self) -> tuple[int, ...]:
@@ -174,8 +174,8 @@ class RingWriter:
         if self._broken != "it is closed.":
             self._broken = "it is closed."
             self._memory.close()
-            for bell in self._bells:
-                bell.close()
+            for wakeup in self._wakeups:
+                wakeup.close()
 
     def __enter__(self) -> RingWriter:
         return self
@@ -184,7 +184,7 @@ class RingWriter:
         self.close()
 
     def _counts(self) -> list[int]:
-        counts = [self._memory.count(1 + index) for index in range(len(self._bells))]
+        counts = [self._memory.count(1 + index) for index in range(len(self._wakeups))]
         for index, count in enumerate(counts):
             if not self._written - self._num_slots <= count <= self._written:
                 self._broken = f"reader {index} says it has read {count} of {self._written}."
@@ -210,8 +210,8 @@ class RingWriter:
                 f"the ring's readers have {self.num_unread()} frames to take in, in this order; "
                 f"it has {self._num_slots} slots."
             )
-        self._room.listen(min(left_ms, _NAP_MS))
-        if any(bell.lost for bell in self._bells):
+        self._poller.wait(min(left_ms, _NAP_MS))
+        if any(wakeup.lost for wakeup in self._wakeups):
             raise self._reader_lost()
 
     def _send_around(self, number: int, frame: bytes, deadline_ns: int) -> None:
@@ -221,8 +221,8 @@ class RingWriter:
         try:
             _write_all(descriptor, frame)
             self._broken = f"frame {number} reached some readers and not others."
-            for bell in self._bells:
-                while not bell.send_parcel(number, descriptor):
+            for wakeup in self._wakeups:
+                while not wakeup.send_descriptor(number, descriptor):
                     self._nap(deadline_ns)
             self._broken = ""
         finally:
@@ -230,7 +230,7 @@ class RingWriter:
         self._memory.write_overflow(number, len(frame), crc32(frame))
 
     def _reader_lost(self) -> PeerLostError:
-        gone = [index for index, bell in enumerate(self._bells) if bell.lost]
+        gone = [index for index, wakeup in enumerate(self._wakeups) if wakeup.lost]
         self._broken = f"reader {gone} is gone; start its process again, with a new ring."
         return PeerLostError(self._broken)
 
@@ -241,20 +241,20 @@ class RingReader:
     def __init__(
         self,
         memory: RingMemory,
-        bell: Bell,
+        wakeup: WakeupSocket,
         index: int,
         *,
         clock: Clock | None = None,
         num_spins: int = NUM_SPINS,
     ) -> None:
-        """Own memory and bell; `RingPlace.take` makes both.
+        """Own memory and wakeup socket; `RingPlace.take` makes both.
 
         num_spins: looks at the counter (0.1 µs each) before going to sleep.
         """
         self._memory = memory
-        self._bell = bell
+        self._wakeup = wakeup
         self._who = 1 + index
-        self._room = BellRoom([bell])
+        self._poller = WakeupPoller([wakeup])
         self._clock: Clock = clock or MonotonicClock()
         self._num_spins = num_spins
         self._read = 0
@@ -283,7 +283,7 @@ class RingReader:
         if not self._closed:
             self._closed = True
             self._memory.close()
-            self._bell.close()
+            self._wakeup.close()
 
     def __enter__(self) -> RingReader:
         return self
@@ -303,8 +303,8 @@ class RingReader:
                 if left_s <= 0:
                     raise TimeoutError(f"no frame came within {timeout_s} s.")
                 nap_ms = min(nap_ms, 1 + int(left_s * 1000))
-            self._room.listen(nap_ms)
-            if self._bell.lost and memory.count(0) == read:
+            self._poller.wait(nap_ms)
+            if self._wakeup.lost and memory.count(0) == read:
                 raise PeerLostError("the ring's writer is gone, and all that it sent is read.")
         memory.set_wanted(self._who, 0)
 
@@ -318,25 +318,25 @@ class RingReader:
         for _ in range(_NUM_LOOKS):
             if frame is not None:
                 break
-            self._room.listen(1)  # stores of another processor may come in late
+            self._poller.wait(1)  # stores of another processor may come in late
             frame = self._memory.read(number)
         if frame is None:
             raise MessageError(f"frame {number} is not in its slot, or not whole.")
         content = frame.content
         if content is None:
-            content = self._take_parcel(number, frame.size, frame.checksum)
+            content = self._take_descriptor(number, frame.size, frame.checksum)
         self._read = number
         self._memory.set_count(self._who, number)
         wanted = self._memory.wanted(0)
         if 0 < wanted <= number and wanted != self._rung:
             self._rung = wanted
-            self._bell.ring()
+            self._wakeup.notify()
         return content
 
-    def _take_parcel(self, number: int, size: int, checksum: int) -> bytes:
+    def _take_descriptor(self, number: int, size: int, checksum: int) -> bytes:
         """Return a frame that went around the memory; it was sent before its slot was written."""
-        self._bell.hear()
-        descriptor = self._bell.parcels.pop(number, None)
+        self._wakeup.receive()
+        descriptor = self._wakeup.descriptors.pop(number, None)
         if descriptor is None:
             raise MessageError(f"frame {number} goes around the ring, but has not come.")
         try:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from dovetail.interfaces.ops import DrawColumns
 from dovetail_devkit.ops.draw import chi_squared
-from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_ops_triton.kernels import best_columns, drawing
 from dovetail_ops_triton.kernels.cuts import cuts_kernel
 from dovetail_ops_triton.kernels.order import column_of, image_of, number_of, place_of
@@ -25,13 +25,15 @@ def normal(*shape, scale=1.0, seed=1):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def columns_of(wishes, *, seeds=None, positions=None, vocab_size):
-    counted = range(len(wishes))
+def columns_of(all_settings, *, seeds=None, positions=None, vocab_size):
+    counted = range(len(all_settings))
     return DrawColumns(
-        temperature_R=torch.tensor([wish.temperature for wish in wishes]),
-        top_k_R=torch.tensor([wish.top_k or vocab_size for wish in wishes], dtype=torch.int32),
-        top_p_R=torch.tensor([wish.top_p for wish in wishes]),
-        min_p_R=torch.tensor([wish.min_p for wish in wishes]),
+        temperature_R=torch.tensor([settings.temperature for settings in all_settings]),
+        top_k_R=torch.tensor(
+            [settings.top_k or vocab_size for settings in all_settings], dtype=torch.int32
+        ),
+        top_p_R=torch.tensor([settings.top_p for settings in all_settings]),
+        min_p_R=torch.tensor([settings.min_p for settings in all_settings]),
         seeds_R=torch.tensor(list(seeds or counted)),
         positions_R=torch.tensor(list(positions or counted)),
     )
@@ -58,10 +60,10 @@ def test_images_keep_the_order_and_lead_back():
     assert column.tolist() == list(range(16))
 
 
-def kept_by_cuts(logits_RV, wishes):
+def kept_by_cuts(logits_RV, all_settings):
     """The columns that the kernel's cuts leave of each row."""
     num_rows, vocab_size = logits_RV.shape
-    columns = columns_of(wishes, vocab_size=vocab_size)
+    columns = columns_of(all_settings, vocab_size=vocab_size)
     cuts = torch.zeros(num_rows, dtype=torch.int64)
     block = min(drawing.CUT_BLOCK, triton.next_power_of_2(vocab_size))
     limits = (columns.temperature_R, columns.top_k_R, columns.top_p_R, columns.min_p_R)
@@ -84,46 +86,48 @@ ROWS = {
     "a peak": normal(1, 700, seed=9)[0].index_fill(0, torch.tensor([431]), 60.0),
     "small": normal(1, 700, seed=10)[0] * 1e-39,
 }
-WISHES = [
-    DrawWish(top_k=1),
-    DrawWish(top_k=5, temperature=0.7),
-    DrawWish(top_k=333),
-    DrawWish(top_p=0.31, temperature=1.7),
-    DrawWish(top_p=0.97),
-    DrawWish(min_p=0.21),
-    DrawWish(top_k=50, top_p=0.83, min_p=0.011, temperature=1.3),
+SETTINGS = [
+    DrawParams(top_k=1),
+    DrawParams(top_k=5, temperature=0.7),
+    DrawParams(top_k=333),
+    DrawParams(top_p=0.31, temperature=1.7),
+    DrawParams(top_p=0.97),
+    DrawParams(min_p=0.21),
+    DrawParams(top_k=50, top_p=0.83, min_p=0.011, temperature=1.3),
 ]
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_cuts_leave_what_the_law_leaves(row):
-    logits_RV = ROWS[row].expand(len(WISHES), -1).contiguous()
-    kept = kept_by_cuts(logits_RV, WISHES)
-    for wish, columns in zip(WISHES, kept, strict=True):
-        probs = probabilities(ROWS[row].tolist(), wish)
+    logits_RV = ROWS[row].expand(len(SETTINGS), -1).contiguous()
+    kept = kept_by_cuts(logits_RV, SETTINGS)
+    for settings, columns in zip(SETTINGS, kept, strict=True):
+        probs = probabilities(ROWS[row].tolist(), settings)
         due = {column for column, prob in enumerate(probs) if prob > 0}
         # What has no probability may stay; it is never drawn.
         extra = {column for column in columns - due if probs[column] == 0}
-        weightless = {c for c in extra if ROWS[row][c] < ROWS[row].max() - 80 * wish.temperature}
-        assert due <= columns and extra == weightless, wish
-        if wish.top_k:
-            assert len(columns) <= wish.top_k
+        weightless = {
+            c for c in extra if ROWS[row][c] < ROWS[row].max() - 80 * settings.temperature
+        }
+        assert due <= columns and extra == weightless, settings
+        if settings.top_k:
+            assert len(columns) <= settings.top_k
 
 
 def test_cuts_among_equals_of_several_tiles():
     """One of many equals stays after top-k, and top-p may drop it, but not call others back."""
     row = normal(1, 2 * drawing.CUT_BLOCK + 100, seed=11)[0].round()
     num_better = int((row > 1).sum())
-    wishes = [
-        DrawWish(top_k=num_better + 1, top_p=0.9999999),
-        DrawWish(top_k=num_better + 1500),
-        DrawWish(top_k=num_better + 1500, top_p=0.9),
+    all_settings = [
+        DrawParams(top_k=num_better + 1, top_p=0.9999999),
+        DrawParams(top_k=num_better + 1500),
+        DrawParams(top_k=num_better + 1500, top_p=0.9),
     ]
     equals = (row == 1).nonzero().flatten().tolist()
     better = set((row > 1).nonzero().flatten().tolist())
-    kept = kept_by_cuts(row.expand(3, -1).contiguous(), wishes)
+    kept = kept_by_cuts(row.expand(3, -1).contiguous(), all_settings)
     assert kept[0] == better | {equals[0]} and kept[1] == better | set(equals[:1500])
-    probs = probabilities(row.tolist(), wishes[2])
+    probs = probabilities(row.tolist(), all_settings[2])
     due = {column for column, prob in enumerate(probs) if prob > 0}
     # A sum of float32 may be a token off.
     assert len(kept[2] ^ due) <= 1 and better < kept[2] < kept[1]
@@ -132,9 +136,9 @@ def test_cuts_among_equals_of_several_tiles():
 def test_cuts_of_a_whole_vocabulary():
     vocab_size = 151_936
     logits_RV = normal(1, vocab_size, scale=2.5, seed=12)
-    (best,) = kept_by_cuts(logits_RV, [DrawWish(top_k=1000)])
+    (best,) = kept_by_cuts(logits_RV, [DrawParams(top_k=1000)])
     assert best == set(logits_RV[0].topk(1000).indices.tolist())
-    (likely,) = kept_by_cuts(logits_RV, [DrawWish(top_p=0.6)])
+    (likely,) = kept_by_cuts(logits_RV, [DrawParams(top_p=0.6)])
     probs, order = logits_RV[0].double().softmax(-1).sort(descending=True)
     wanted = int((probs.cumsum(0) < 0.6).sum()) + 1
     # Sums of float32 may move the edge by a token or two among ten thousand.
@@ -231,8 +235,12 @@ def test_parts_of_a_row_change_nothing(parts, monkeypatch):
     # Equals in other tiles, among them one of the same lane.
     logits_RV[0, [7, 7 + 2 * best_columns.TILE, 9000, 16000]] = 9.0
     logits_RV[1, -1] = 9.5
-    wishes = [DrawWish(temperature=0.0), DrawWish(), DrawWish(temperature=2.0, top_k=4000)]
-    columns = columns_of(wishes, vocab_size=vocab_size)
+    all_settings = [
+        DrawParams(temperature=0.0),
+        DrawParams(),
+        DrawParams(temperature=2.0, top_k=4000),
+    ]
+    columns = columns_of(all_settings, vocab_size=vocab_size)
     ops = TritonOps()
     best, drawn = ops.best_tokens(logits_RV), ops.draw_tokens(logits_RV, columns)
     for module in (best_columns, drawing):
@@ -243,7 +251,7 @@ def test_parts_of_a_row_change_nothing(parts, monkeypatch):
 
 def test_each_tile_has_noise_of_its_own():
     vocab_size, num_rows = 3 * best_columns.TILE, 12
-    columns = columns_of([DrawWish()] * num_rows, vocab_size=vocab_size)
+    columns = columns_of([DrawParams()] * num_rows, vocab_size=vocab_size)
     drawn = TritonOps().draw_tokens(torch.zeros(num_rows, vocab_size), columns)
     # Of three alike, twelve draws leave one out once in 40 times, two once in 170,000 times.
     assert len((drawn // best_columns.TILE).unique()) >= 2

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from dovetail.errors import ContractError
-from dovetail.interfaces import AttentionLayer, Rotation
+from dovetail.interfaces import AttentionLayer, RotaryArgs
 
 _SLOTS = itertools.count()
 _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
@@ -56,20 +56,20 @@ class AttentionTable:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
         compiles = torch.compiler.is_compiling()
-        if rotation is not None and (compiles or not self._rotates):
+        if rotary_args is not None and (compiles or not self._rotates):
             # The custom operator has no place for it, and a compiler fuses what torch turns.
-            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
-            rotation = None
+            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
+            rotary_args = None
         if compiles:
             attended: torch.Tensor = torch.ops.dovetail.attend(
                 q_THD, k_TKD, v_TKD, self.slot, index
             )
             return attended
-        return self.run(index, q_THD, k_TKD, v_TKD, rotation)
+        return self.run(index, q_THD, k_TKD, v_TKD, rotary_args)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the rows that are still needed; all of them in a compiled graph."""
@@ -83,16 +83,16 @@ class AttentionTable:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Do what `attend` does, now. rotation: only where the layers turn."""
         out_THD = q_THD.new_empty(q_THD.shape)
         place = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
         layer = self._layers[index]
-        if rotation is None:  # an argument that only layers which turn have
+        if rotary_args is None:  # an argument that only layers which turn have
             layer.forward(q_THD, k_TKD, v_TKD, *place)
         else:
-            layer.forward(q_THD, k_TKD, v_TKD, *place, rotation)
+            layer.forward(q_THD, k_TKD, v_TKD, *place, rotary_args)
         return out_THD
 
 
@@ -111,7 +111,7 @@ class NoAttention:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Return zeros, contiguous [T, H, D]; raise ContractError for an undeclared layer."""
         if not 0 <= index < self._num_layers:
@@ -120,7 +120,7 @@ class NoAttention:
                 "modules (dovetail_torch.layers.Attention), one for each layer from 0 on."
             )
         # As much memory as a step of a backend that does not turn by itself.
-        turned = (q_THD, k_TKD) if rotation is None else rotation.turn(q_THD, k_TKD)
+        turned = (q_THD, k_TKD) if rotary_args is None else rotary_args.apply(q_THD, k_TKD)
         return turned[0].new_zeros(q_THD.shape)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from dovetail.interfaces import AttentionLayer, Rotation
+from dovetail.interfaces import AttentionLayer, RotaryArgs
 
 
 class PaddedAttention(AttentionLayer):
@@ -31,7 +31,7 @@ class PaddedAttention(AttentionLayer):
         kv_cache: torch.Tensor,
         metadata: Any,
         out_THD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> None:
         """Attend as the contract says; `kv_cache` has the larger heads."""
         q, k, v = (pad(x, self._padding) for x in (q_THD, k_TKD, v_TKD))

@@ -39,8 +39,8 @@ from dovetail.interfaces import (
 )
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.architecture import load_architecture
-from dovetail.plugins.attention_ask import AttentionFacts, attention_ask
-from dovetail.plugins.construction import ask, construct
+from dovetail.plugins.attention_requirements import AttentionFacts, attention_requirements
+from dovetail.plugins.construction import call_plugin, construct
 from dovetail.plugins.instance import Options
 from dovetail.plugins.selection import choose, choose_attention
 from dovetail_torch.batch_invariance import BatchInvariance
@@ -52,7 +52,8 @@ from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.layers.torch_ops import CompletedOps
 from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.making_extensions import make_extensions
-from dovetail_torch.memory_shortage import tells_shortage
+from dovetail_torch.meta_model import fails_on_any_device
+from dovetail_torch.out_of_memory import explain_oom
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
 from dovetail_torch.runner.cache_buffers import DTYPES
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
@@ -62,7 +63,6 @@ from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.runner.model_runner import ModelRunner
 from dovetail_torch.runner.step_limits import StepLimits
 from dovetail_torch.runner.step_outputs import Output
-from dovetail_torch.unmade_model import fails_on_any_device
 from dovetail_torch.weights.finiteness import check_finite
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class TorchWorker(WorkerBase):
         """Return the platform's runtime; raise PluginError if it has none for torch workers."""
         platform = self._context.platform
         name = platform.info.name
-        runtime = ask(f"platform {name!r}", "runtime", platform.runtime)
+        runtime = call_plugin(f"platform {name!r}", "runtime", platform.runtime)
         if not callable(getattr(runtime, "activate", None)):
             cls = type(self)
             raise PluginError(
@@ -160,7 +160,7 @@ class TorchWorker(WorkerBase):
         share_heads(self._model, self._ranks)
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
 
-    @tells_shortage("the model", _SMALLER_MODEL)
+    @explain_oom("the model", _SMALLER_MODEL)
     @torch.inference_mode()
     def load_model(self) -> None:
         """Make the model of the checkpoint's architecture, fill and pack its weights."""
@@ -230,7 +230,7 @@ class TorchWorker(WorkerBase):
             dtype=cache.kv_cache_dtype,
         )
 
-    @tells_shortage("a step of the largest size", _SMALLER_STEP)
+    @explain_oom("a step of the largest size", _SMALLER_STEP)
     def determine_available_memory(self) -> int:
         """Run a step of the largest size and return what is left of the share we may use."""
         runtime, limits = self._runtime, self._limits
@@ -252,7 +252,7 @@ class TorchWorker(WorkerBase):
             )
         return left
 
-    @tells_shortage("the KV cache", _SMALLER_CACHE)
+    @explain_oom("the KV cache", _SMALLER_CACHE)
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Take the cache's memory and make the model runner."""
         attention = make_attention(
@@ -270,7 +270,7 @@ class TorchWorker(WorkerBase):
             side = make_worker_side(self._context, kv_cache_config)
             self._runner = ConnectedRunner(*given, side=side)
 
-    @tells_shortage("a first step", _SMALLER_STEP)
+    @explain_oom("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:
         """Run what the first steps would be the first to run."""
         self._runner.warm_up()
@@ -371,6 +371,8 @@ class TorchWorker(WorkerBase):
 
     def _choose_attention(self) -> type[AttentionBackend]:
         context = self._context
-        ask = attention_ask(self._attention_facts(), context.config, self._device.type)
+        requirements = attention_requirements(
+            self._attention_facts(), context.config, self._device.type
+        )
         reference = context.config.compute.attention_backend
-        return choose_attention(context.plugins, context.platform, reference, ask)
+        return choose_attention(context.plugins, context.platform, reference, requirements)

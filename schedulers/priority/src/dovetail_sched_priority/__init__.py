@@ -1,6 +1,6 @@
 """Priority: the lower number first, then the order of arrival.
 
-A waiting request displaces running ones of a worse rank when seats or blocks are short, so that no
+A waiting request preempts running ones of a worse rank when seats or blocks are short, so that no
 request waits for one that matters less.
 """
 

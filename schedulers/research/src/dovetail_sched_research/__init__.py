@@ -1,5 +1,5 @@
 """Scheduling policies from the literature: one module, one policy, one paper.
 
-A policy wishes and the core's scheduler grants; nothing here touches rows, blocks or plans. Each is
-imported when it is chosen, so this package imports none of them.
+A policy actions and the core's scheduler grants; nothing here touches rows, blocks or plans. Each
+is imported when it is chosen, so this package imports none of them.
 """

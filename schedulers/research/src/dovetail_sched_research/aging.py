@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
-from dovetail.interfaces import Grant, Policy, RequestView, SchedulerView, Wish
+from dovetail.interfaces import Action, Grant, Policy, RequestView, SchedulerView
 
 
 class AgingPolicy(Policy):
@@ -30,8 +30,8 @@ class AgingPolicy(Policy):
         young = view.now_ns - request.arrival_ns <= self.max_wait_s * 1e9
         return young, self._inner.rank(request, view) if young else request.sequence
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
-        """Wish what the inner policy wishes, who sees those that wait in this order."""
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
+        """Wish what the inner policy actions, who sees those that wait in this order."""
         yield from self._inner.plan(view)
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.interfaces import CONTINUE, Grant, Policy, RequestView, Run, SchedulerView, Wish
+from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Run, SchedulerView
 
 
 class DLPMOptions(BaseModel):
@@ -41,7 +41,7 @@ class DLPMPolicy(Policy):
         refills = max(0, 1 + math.floor(-self._credits[request.tenant] / self._options.quantum))
         return refills, -view.num_cached_tokens(request), request.sequence
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue all that run; admit the best of a tenant in credit until one is denied."""
         yield CONTINUE
         waiting = list(view.waiting) if view.seats_left else []

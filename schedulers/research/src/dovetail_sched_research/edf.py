@@ -14,22 +14,22 @@ from pydantic import BaseModel, ConfigDict
 
 from dovetail.interfaces import (
     CONTINUE,
-    Displace,
+    Action,
     Grant,
     Policy,
+    PreemptAndAdmit,
     RequestView,
     Run,
     SchedulerView,
-    Wish,
 )
 
 
 class EDFOptions(BaseModel):
-    """The options. displace: whether a later deadline gives up its seat to an earlier one."""
+    """The options. preempt: whether a later deadline gives up its seat to an earlier one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    displace: bool = True
+    preempt: bool = True
 
 
 class EDFPolicy(Policy):
@@ -39,14 +39,14 @@ class EDFPolicy(Policy):
     options_model: ClassVar[type[BaseModel]] = EDFOptions
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
-        displace = EDFOptions.model_validate(options or {}).displace
-        self._admit = Displace if displace else Run
+        preempt = EDFOptions.model_validate(options or {}).preempt
+        self._admit = PreemptAndAdmit if preempt else Run
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int, int]:
         """Return (whether it has no deadline, the deadline, place in the order of arrival)."""
         return not request.deadline_ns, request.deadline_ns, request.sequence
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue all that run; admit by deadline, displacing later ones if that is wanted."""
         yield CONTINUE
         for request in view.waiting:

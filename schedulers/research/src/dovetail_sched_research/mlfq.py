@@ -3,7 +3,7 @@
 Source: Wu et al., "FastServe: Iteration-Level Preemptive Scheduling for Large Language Model
 Inference", NSDI 2026, arXiv:2305.05920. A request joins at the level whose quantum its prompt fits,
 sinks a level when it has used a quantum up, and rises to the top when nobody serves it for long. It
-pauses in place, with its blocks; the paper swaps them out, here `displace` computes them again.
+pauses in place, with its blocks; the paper swaps them out, here `preempt` computes them again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.interfaces import Grant, Hold, RequestView, SchedulerView, Wish
+from dovetail.interfaces import Action, Grant, Hold, RequestView, SchedulerView
 from dovetail_sched_research.one_order import OneOrderPolicy
 
 
@@ -23,7 +23,7 @@ class MLFQOptions(BaseModel):
 
     max_batch: requests that compute in a step; more may hold a row. levels, quantum, ratio: level i
     lasts quantum · ratio^i iterations; prompt_tokens of a prompt count as one. promote_s: unserved
-    for so long, a request rises to the top. displace: whether a better request that finds no room
+    for so long, a request rises to the top. preempt: whether a better request that finds no room
     takes it from a paused one, whose work is then lost.
     """
 
@@ -35,7 +35,7 @@ class MLFQOptions(BaseModel):
     ratio: int = Field(default=2, ge=2)
     prompt_tokens: int = Field(default=64, ge=1)
     promote_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    displace: bool = False
+    preempt: bool = False
 
 
 @dataclass(slots=True)
@@ -64,11 +64,11 @@ class MLFQPolicy(OneOrderPolicy):
         on_top = request.num_preemptions > self._options.levels
         return 0 if on_top else self._places[request.sequence].level, request.sequence
 
-    def may_displace(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
-        """Return whether the running one is on a lower level, if any may be displaced."""
-        return self._options.displace and self.rank(request, view)[0] < self.rank(running, view)[0]
+    def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
+        """Return whether the running one is on a lower level, if any may be preempted."""
+        return self._options.preempt and self.rank(request, view)[0] < self.rank(running, view)[0]
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Promote who starved, serve the best, and pause the others in place."""
         for place in self._places.values():
             if view.now_ns - place.served_ns > self._options.promote_s * 1e9:

@@ -1,7 +1,7 @@
 """One order for those that run and those that wait: the plan of preemptive policies.
 
 Merges both by `rank` and serves the best, up to a batch. Whoever is not served keeps its row and
-blocks. Knows no order and no reason to displace anybody: subclasses bring them.
+blocks. Knows no order and no reason to preempt anybody: subclasses bring them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from dovetail.interfaces import (
+    Action,
     Denied,
-    Displace,
     Grant,
     Policy,
+    PreemptAndAdmit,
     RequestView,
     Run,
     SchedulerView,
-    Wish,
 )
 
 
@@ -30,15 +30,15 @@ class OneOrderPolicy(Policy):
     preempts = True
     max_batch: float = float("inf")
 
-    def may_displace(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
+    def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
         """Return whether a waiting request is so much better than the worst that runs."""
         return bool(self.rank(running, view) > self.rank(request, view))
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Serve the best `max_batch` of all; admit until one is denied."""
         yield from self.serve(view)
 
-    def serve(self, view: SchedulerView) -> Generator[Wish, Grant, set[int]]:
+    def serve(self, view: SchedulerView) -> Generator[Action, Grant, set[int]]:
         """Do what `plan` says, and return the sequence numbers of those that were served."""
         running = {request.sequence for request in view.running}
         waiting = {request.sequence for request in view.waiting}
@@ -63,10 +63,10 @@ class OneOrderPolicy(Policy):
         """Return the running request of the worst rank."""
         return max(running, key=lambda one: (self.rank(one, view), one.sequence))
 
-    def _admit(self, request: RequestView, view: SchedulerView) -> Generator[Wish, Grant, bool]:
+    def _admit(self, request: RequestView, view: SchedulerView) -> Generator[Action, Grant, bool]:
         grant = yield Run(request)
         if grant.denied in (Denied.SEATS, Denied.BLOCKS) and view.running:
             worst = self.victim(view.running, view)
-            if self.may_displace(request, worst, view):
-                grant = yield Displace(request)
+            if self.may_preempt(request, worst, view):
+                grant = yield PreemptAndAdmit(request)
         return bool(grant)

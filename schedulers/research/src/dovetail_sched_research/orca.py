@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dovetail.interfaces import CONTINUE, Grant, Policy, RequestView, Run, SchedulerView, Wish
+from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Run, SchedulerView
 
 
 class OrcaPolicy(Policy):
@@ -17,7 +17,7 @@ class OrcaPolicy(Policy):
 
     work_conserving = False
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue all that run, then admit whole prompts until one is denied."""
         yield CONTINUE
         for request in view.waiting:
@@ -28,5 +28,5 @@ class OrcaPolicy(Policy):
             if not grant:
                 return
 
-    def _admission(self, request: RequestView, *, whole: bool) -> Wish:
+    def _admission(self, request: RequestView, *, whole: bool) -> Action:
         return Run(request, reserve=request.max_total_tokens, whole=whole)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dovetail.interfaces import CONTINUE, Grant, Policy, Run, SchedulerView, Wish
+from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerView
 
 
 class PrefillFirstPolicy(Policy):
@@ -17,7 +17,7 @@ class PrefillFirstPolicy(Policy):
 
     work_conserving = False
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Admit whole prompts in the order of arrival; continue the rest if none was admitted."""
         waiting, num_running = view.waiting, len(view.running)
         for request in waiting:

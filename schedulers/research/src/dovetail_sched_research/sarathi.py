@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.interfaces import CONTINUE, Grant, Policy, Run, SchedulerView, Wish
+from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerView
 
 
 class SarathiOptions(BaseModel):
@@ -33,15 +33,15 @@ class SarathiPolicy(Policy):
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
         self._chunk = SarathiOptions.model_validate(options or {}).chunk
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Run every decode; give what is left of the chunk to prompts, one after the other."""
         left = self._chunk
         running = view.running
         prompts = [one for one in running if view.num_uncomputed_tokens(one) > 1]
-        # One wish for all where all decode; where not, it would run the prompts' rest, too.
+        # One action for all where all decode; where not, it would run the prompts' rest, too.
         decodes = [Run(one) for one in running if one not in prompts] if prompts else [CONTINUE]
-        for wish in decodes:
-            left -= (yield wish).num_tokens
+        for action in decodes:
+            left -= (yield action).num_tokens
         for request in chain(prompts, view.waiting):
             if left <= 0:
                 return

@@ -2,7 +2,7 @@
 
 Source: Schrage, "A Proof of the Optimality of the Shortest Remaining Processing Time Discipline",
 Operations Research 16(3), 1968. Optimal for the mean where preemption is free; here it costs the
-victim's cache, so a newcomer must be shorter by a factor, `hysteresis`, to displace anybody.
+victim's cache, so a newcomer must be shorter by a factor, `hysteresis`, to preempt anybody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SRPTOptions(BaseModel):
     """The options.
 
     predictor: oracle, noisy:SIGMA, bucketed:BASE or constant:N. hysteresis: how many times as long
-    the remaining work of a running request must be for a waiting one to displace it.
+    the remaining work of a running request must be for a waiting one to preempt it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,6 +43,6 @@ class SRPTPolicy(OneOrderPolicy):
         """Return the expected output tokens still to come, at least 1."""
         return max(1.0, self._predict(request) - request.num_output_tokens)
 
-    def may_displace(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
+    def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
         """Return whether the running one has more left, by the factor of the options."""
         return self.rank(running, view) > self._options.hysteresis * self.rank(request, view)

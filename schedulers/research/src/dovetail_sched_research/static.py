@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from dovetail.interfaces import CONTINUE, Grant, Policy, Run, SchedulerView, Wish
+from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerView
 
 
 class StaticPolicy(Policy):
@@ -19,7 +19,7 @@ class StaticPolicy(Policy):
     def __init__(self) -> None:
         self._is_open = False
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue the batch; admit in the order of arrival if there is none.
 
         A batch stays open while requests of it wait for a prefix that another one computes.

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.interfaces import CONTINUE, Grant, Policy, RequestView, Run, SchedulerView, Wish
+from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Run, SchedulerView
 
 
 class VTCOptions(BaseModel):
@@ -46,7 +46,7 @@ class VTCPolicy(Policy):
         """Return (the tenant's counter, place in the order of arrival)."""
         return self._counters[request.tenant], request.sequence
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue all that run; admit from the lowest counter, as it grows, until a denial."""
         yield CONTINUE
         queues: dict[str, deque[RequestView]] = {}

@@ -21,8 +21,8 @@ from dovetail.engine.process.outgoing import Acknowledger
 from dovetail.engine.process.sync_client import (
     answer_value,
     answers_of,
+    batches,
     call_of,
-    lots,
     outputs_of,
     refusals_of,
 )
@@ -33,7 +33,7 @@ from dovetail.request import EngineCoreRequest
 from dovetail.transport.messages import (
     Abort,
     Add,
-    AddTogether,
+    AddBatch,
     Answer,
     FromEngine,
     Outputs,
@@ -85,8 +85,8 @@ class AsyncMPClient:
     async def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
         """Send requests, to be taken in together; return the refusals by id."""
         refused: dict[str, RequestError] = {}
-        for lot in lots(requests, refused):
-            refused |= refusals_of(await self._ask(AddTogether(self._next_call(), lot)))
+        for batch in batches(requests, refused):
+            refused |= refusals_of(await self._ask(AddBatch(self._next_call(), batch)))
         return refused
 
     async def abort_requests(self, request_ids: Iterable[str]) -> None:

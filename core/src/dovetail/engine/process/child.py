@@ -45,7 +45,7 @@ def _serve(
 ) -> int:
     clock = MonotonicClock()
     config = EngineConfig.model_validate_json(boot.config)
-    started = start_engine(config, clock=clock, tell_phase=context.enter_phase)
+    started = start_engine(config, clock=clock, notify_phase=context.enter_phase)
     context.liveness.watch_children(started.core.executor.silence_s)
     try:
         fault("engine.ready")
@@ -57,7 +57,7 @@ def _serve(
             ahead=bool(started.config.scheduler.async_scheduling),
             heartbeat_s=boot.heartbeat_s,
             clock=clock,
-            vitals=context.liveness,
+            liveness=context.liveness,
         ).run()
     finally:
         fault("engine.stop")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.engine.output_portions import cut_outputs, work_of
+from dovetail.engine.output_chunks import cut_outputs, work_of
 from dovetail.errors import EngineDeadError, MessageError
 from dovetail.interfaces import EngineCoreOutputs
 from dovetail.transport.messages import Answer, Outputs, Taken, pack

@@ -13,7 +13,7 @@ from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
 from dovetail.request import EngineCoreRequest
-from dovetail.transport.messages import Add, AddTogether, Answer, Refused
+from dovetail.transport.messages import Add, AddBatch, Answer, Refused
 from dovetail.transport.wire_types import read_request
 
 INTAKE_NS = 8_000_000
@@ -21,7 +21,7 @@ INTAKE_NS = 8_000_000
 
 
 @dataclass
-class _Together:
+class _Batch:
     """Requests that came together.
 
     call: what is answered. holds_steps: whether all are to be in before the next step. refused: as
@@ -46,7 +46,7 @@ class RequestIntake:
         self._core = core
         self._clock = clock
         self._end_ns = 0
-        self._together: _Together | None = None
+        self._batch: _Batch | None = None
         # Decoded, and not yet in the core: each of the two may take tens of milliseconds.
         self._was_read: EngineCoreRequest | None = None
 
@@ -64,10 +64,10 @@ class RequestIntake:
         refused = self._read_request(message.request_id, message.request)
         return refused if refused is not None or self.is_over else self._add_read()
 
-    def add_together(self, message: AddTogether) -> None:
+    def add_batch(self, message: AddBatch) -> None:
         """Begin to take requests in that came together; `go_on` does it."""
         holds_steps = not self._core.has_work()
-        self._together = _Together(message.call, holds_steps, iter(message.requests))
+        self._batch = _Batch(message.call, holds_steps, iter(message.requests))
 
     def go_on(self) -> Answer | Refused | None:
         """Take in what waits, as long as the turn lasts.
@@ -75,28 +75,28 @@ class RequestIntake:
         Returns the answer to requests that came together after the last of them, or why the one
         that came alone is refused.
         """
-        together = self._together
-        if together is None:
+        batch = self._batch
+        if batch is None:
             return self._add_read()
-        together.note(self._add_read())
-        for request_id, content in together.requests:
-            together.note(self._read_request(request_id, content))
+        batch.note(self._add_read())
+        for request_id, content in batch.requests:
+            batch.note(self._read_request(request_id, content))
             if not self.is_over:
-                together.note(self._add_read())
+                batch.note(self._add_read())
             if self.is_over:
                 return None
-        self._together = None
-        return Answer(together.call, together.refused)
+        self._batch = None
+        return Answer(batch.call, batch.refused)
 
     @property
     def holds_steps(self) -> bool:
         """Whether the next step waits for requests that came together while nothing ran."""
-        return self._together is not None and self._together.holds_steps
+        return self._batch is not None and self._batch.holds_steps
 
     @property
     def is_waiting(self) -> bool:
         """Whether something is not in yet; what came later comes later."""
-        return self._together is not None or self._was_read is not None
+        return self._batch is not None or self._was_read is not None
 
     def _read_request(self, request_id: str, content: bytes) -> Refused | None:
         """Decode a request, which is then to be added; return why it cannot be."""

@@ -28,7 +28,7 @@ from dovetail.processes.liveness import LivenessWriter
 from dovetail.transport.messages import (
     Abort,
     Add,
-    AddTogether,
+    AddBatch,
     Answer,
     Call,
     Died,
@@ -72,10 +72,10 @@ class EngineServer:
         ahead: bool,
         heartbeat_s: float,
         clock: Clock,
-        vitals: LivenessWriter,
+        liveness: LivenessWriter,
     ) -> None:
         """ahead: whether a plan is made while another one is executed."""
-        self._vitals = vitals
+        self._liveness = liveness
         self._core = core
         self._inbox = inbox
         self._outbox = outbox
@@ -87,7 +87,7 @@ class EngineServer:
         self._next_beat_ns = 0
         self._clock = clock
         self._reader = engine_reader()
-        # To `AddTogether`. They wait for the outputs of the first step, since waking the front end
+        # To `AddBatch`. They wait for the outputs of the first step, since waking the front end
         # before it takes a core from the workers.
         self._answers: list[Answer] = []
         self._last_stats: SchedulerStats | None = None
@@ -147,8 +147,8 @@ class EngineServer:
             refused = self._intake.add(message)
             if refused is not None:
                 self._send(refused)
-        elif isinstance(message, AddTogether):
-            self._intake.add_together(message)
+        elif isinstance(message, AddBatch):
+            self._intake.add_batch(message)
             self._go_on()
         elif isinstance(message, Taken):
             self._window.taken(message.num_messages)
@@ -200,10 +200,10 @@ class EngineServer:
         return answers
 
     def _run_step(self) -> None:
-        self._vitals.begin_step()
+        self._liveness.begin_step()
         fault("engine.step")
         outputs = self._step()
-        self._vitals.end_step()
+        self._liveness.end_step()
         self._num_steps += 1
         if outputs is not None and (self._answers or self._has_news(outputs)):
             self._send_outputs(outputs)

@@ -23,7 +23,7 @@ from dovetail.transport.messages import (
     MAX_MESSAGE_BYTES,
     Abort,
     Add,
-    AddTogether,
+    AddBatch,
     Answer,
     Call,
     FromEngine,
@@ -41,8 +41,8 @@ from dovetail.value_checks import shorten
 
 V = TypeVar("V")
 
-_LOT_BYTES = MAX_MESSAGE_BYTES // 4
-_LOT_REQUESTS = 4096
+_BATCH_BYTES = MAX_MESSAGE_BYTES // 4
+_BATCH_REQUESTS = 4096
 """Requests that are handed over together go in lots of about so many bytes and requests, so that
 the answer, which may refuse all of them, is within a message's limit too."""
 
@@ -75,8 +75,8 @@ class SyncMPClient(EngineClient):
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
         """Send requests, and wait for what the engine says of them."""
         refused: dict[str, RequestError] = {}
-        for lot in lots(requests, refused):
-            refused |= refusals_of(self._ask(AddTogether(self._next_call(), lot)))
+        for batch in batches(requests, refused):
+            refused |= refusals_of(self._ask(AddBatch(self._next_call(), batch)))
         return refused
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -194,11 +194,11 @@ def call_of(
     return call
 
 
-def lots(
+def batches(
     requests: Sequence[EngineCoreRequest], refused: dict[str, RequestError]
 ) -> Iterator[tuple[tuple[str, bytes], ...]]:
     """Yield requests as they travel; note in `refused` those that cannot."""
-    lot: list[tuple[str, bytes]] = []
+    batch: list[tuple[str, bytes]] = []
     num_bytes = 0
     for request in requests:
         try:
@@ -206,13 +206,13 @@ def lots(
         except RequestError as error:
             refused[request.request_id] = error
             continue
-        if lot and (num_bytes + len(content) > _LOT_BYTES or len(lot) >= _LOT_REQUESTS):
-            yield tuple(lot)
-            lot, num_bytes = [], 0
-        lot.append((request.request_id, content))
+        if batch and (num_bytes + len(content) > _BATCH_BYTES or len(batch) >= _BATCH_REQUESTS):
+            yield tuple(batch)
+            batch, num_bytes = [], 0
+        batch.append((request.request_id, content))
         num_bytes += len(content)
-    if lot:
-        yield tuple(lot)
+    if batch:
+        yield tuple(batch)
 
 
 def refusals_of(told: Iterable[tuple[str, str, str]]) -> dict[str, RequestError]:

@@ -30,7 +30,7 @@ class OutputStream:
         self._waiter: asyncio.Future[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Say that there is news."""
         self._news = True
         self._wake()

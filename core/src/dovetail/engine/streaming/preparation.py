@@ -54,7 +54,7 @@ class Preparers:
 
 def work_of(checked: CheckedRequest) -> int:
     """Return how long preparing a request may take, in characters of text to tokenize."""
-    content, params = checked.read.content, checked.asked.params
+    content, params = checked.read.content, checked.user_request.params
     work = len(checked.read.text or "")
     if not isinstance(content, str):
         known = type(content) in (list, tuple, range) and isinstance(content, Sized)

@@ -29,9 +29,9 @@ from dovetail.transport.order_frame import (
     encode_answer,
 )
 from dovetail.transport.plan_frame import PLAN, decode_plan
+from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.result_frame import encode_result
 from dovetail.transport.ring import RingReader, RingWriter
-from dovetail.transport.told_error import ToldError
 
 _PATIENCE_S = 86_400.0 * 365
 """How long to wait for room in the ring of answers: without an end, since an executor reads when it
@@ -127,4 +127,4 @@ class WorkerHost:
             wanted = call.reply_rank in (None, self._rank)
             return encode_answer(CallAnswer(number=call.number, value=value if wanted else None))
         except Exception as error:
-            return encode_answer(CallAnswer(number=call.number, error=ToldError.of(error)))
+            return encode_answer(CallAnswer(number=call.number, error=RemoteError.of(error)))

@@ -32,7 +32,7 @@ class ProcessRanks:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, in the memory of `x` where it is contiguous."""
         x = x.contiguous()
-        with self.telling_loss():
+        with self.reporting_loss():
             self.group.allreduce([x]).wait()
         return x
 
@@ -40,19 +40,19 @@ class ProcessRanks:
         """Return the ranks' tensors side by side along the last dimension, a new tensor."""
         x = x.contiguous()
         gathered = [torch.empty_like(x) for _ in range(self.size)]
-        with self.telling_loss():
+        with self.reporting_loss():
             self.group.allgather([gathered], [x]).wait()
         return torch.cat(gathered, dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Return rank 0's tensor, in the memory of `x` where it is contiguous."""
         x = x.contiguous()
-        with self.telling_loss():
+        with self.reporting_loss():
             self.group.broadcast(x, root=0).wait()
         return x
 
     @contextmanager
-    def telling_loss(self) -> Iterator[None]:
+    def reporting_loss(self) -> Iterator[None]:
         """Raise PeerLostError for whatever the group raises in the block."""
         try:
             yield

@@ -99,14 +99,14 @@ class FakeDeviceTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         DEVICE.watch.check()
-        law, kwargs = law_of(func), dict(kwargs or {})
-        if law.run is not None:
-            return law.run(*args, **kwargs)
-        return _compute(func, law, args, kwargs)
+        rule, kwargs = rule_of(func), dict(kwargs or {})
+        if rule.run is not None:
+            return rule.run(*args, **kwargs)
+        return _compute(func, rule, args, kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
+class OpRule:
     """What an operation does. run: instead of computing it.
 
     written: places and names of the arguments that it writes to. waits: whether the host waits.
@@ -118,14 +118,14 @@ class Law:
 
 
 @cache
-def law_of(func: Any) -> Law:
+def rule_of(func: Any) -> OpRule:
     """Return what there is to know of an operation."""
     arguments = func._schema.arguments
     name = func._schema.name.partition("::")[2]
     run = {"copy_": copy, "_to_copy": _to_copy}.get(name)
     if run is None and name not in _WHOLE and name not in _WAITING and func._can_decompose():
         run = func.decompose
-    return Law(
+    return OpRule(
         run=run,
         written=tuple(
             (place, argument.name)
@@ -177,12 +177,12 @@ class _Lowering:
         return value
 
 
-def _compute(func: Any, law: Law, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if law.waits(args, kwargs):
+def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if rule.waits(args, kwargs):
         DEVICE.synchronises(str(func))
     target = kwargs.get("device")
     lowering = _Lowering(str(func))
-    written = [args[place] if place < len(args) else kwargs.get(n) for place, n in law.written]
+    written = [args[place] if place < len(args) else kwargs.get(n) for place, n in rule.written]
     host_args = tuple(lowering.lower(one) for one in args)
     kwargs.pop("pin_memory", None)
     host_kwargs = {name: lowering.lower(one) for name, one in kwargs.items()}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ConfigError, ContractError
-from dovetail.interfaces.attention import Rotation
+from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.model import AttentionContext, RankGroup
 from dovetail_torch.layers.linear import HeadShape
 
@@ -72,13 +72,13 @@ class Attention(nn.Module):
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
         attention: AttentionContext,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Return [T, H·D]. Inputs may be views that are not contiguous.
 
         rotation: by which q and k are turned (`RotaryEmbedding.at`); None for not at all.
         """
-        return attention.attend(self.index, q_THD, k_TKD, v_TKD, rotation).flatten(-2)
+        return attention.attend(self.index, q_THD, k_TKD, v_TKD, rotary_args).flatten(-2)
 
 
 def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:

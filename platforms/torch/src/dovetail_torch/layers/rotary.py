@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.attention import Rotation
+from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.model import ModelContext
 from dovetail_torch.layers.rope_frequencies import read_rope_parameters, rope_frequencies
 from dovetail_torch.lazy_memory import is_host_memory, lazy_zeros
@@ -68,14 +68,14 @@ class RotaryEmbedding(nn.Module):
             self._num_ready = end
         return self._num_ready
 
-    def at(self, positions_T: torch.Tensor) -> Rotation:
+    def at(self, positions_T: torch.Tensor) -> RotaryArgs:
         """Return the turning by these positions, int64 [T], for an attention layer to see to."""
         if not self.grows_ahead and self._num_ready < self.num_positions:
             self.grow(self.num_positions)
-        return Rotation(ops=self.ops, positions_T=positions_T, cos_sin_PR=self.cos_sin_PR)
+        return RotaryArgs(ops=self.ops, positions_T=positions_T, cos_sin_PR=self.cos_sin_PR)
 
     def forward(
         self, q_THS: torch.Tensor, k_TKS: torch.Tensor, positions_T: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q and k, turned now. Positions are int64 [T]."""
-        return self.at(positions_T).turn(q_THS, k_TKS)
+        return self.at(positions_T).apply(q_THS, k_TKS)

@@ -22,14 +22,14 @@ from dovetail.plan import SchedulerOutput
 from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
 from dovetail_torch.runner.request_rows import RequestRows
 
-COUNTS_ON = "counts_on"
-"""What a backend declares in its features if its builders are `CountingBuilder`s."""
+SUPPORTS_ADVANCE = "supports_advance"
+"""What a backend declares in its features if its builders are `AdvancingBuilder`s."""
 
 
-class CountingBuilder(Protocol):
+class AdvancingBuilder(Protocol):
     """A metadata builder whose last metadata can be brought one token further."""
 
-    def count_on(self) -> None:
+    def advance(self) -> None:
         """Change the metadata last built to the same runs, one token each, one position on.
 
         Called only where those positions lie in the blocks of the last ones, and outside torch's
@@ -95,10 +95,10 @@ class Continuation:
         inputs: InputGatherer,
         builders: Sequence[AttentionMetadataBuilder],
     ) -> None:
-        """builders: all of the runner's, each a `CountingBuilder`."""
+        """builders: all of the runner's, each a `AdvancingBuilder`."""
         self.batch: InputBatch | None = None
         self._rows, self._inputs = rows, inputs
-        self._builders = cast("Sequence[CountingBuilder]", builders)
+        self._builders = cast("Sequence[AdvancingBuilder]", builders)
         self._num_steps_left = 0
         self._sampled: list[array[int]] = []
 
@@ -123,9 +123,9 @@ class Continuation:
     def advance(self) -> None:
         """Count all columns on; the inputs are the tokens that were sampled last."""
         self._num_steps_left -= 1
-        self._inputs.count_on(self._sampled[-1])
+        self._inputs.advance(self._sampled[-1])
         for builder in self._builders:
-            builder.count_on()
+            builder.advance()
 
     def append(self, token_ids: array[int]) -> None:
         """Take the tokens that the current step has sampled, in the order of its runs."""

@@ -12,7 +12,7 @@ from array import array
 import numpy as np
 import torch
 
-from dovetail.lanes import count_on
+from dovetail.int_columns import increment
 from dovetail_torch.lazy_memory import host_view
 
 Array = np.ndarray
@@ -36,10 +36,10 @@ class DeviceColumn:
         self._on_host[: len(numbers_N)] = numbers_N
         return part_N
 
-    def count_on(self, num_places: int) -> None:
+    def increment(self, num_places: int) -> None:
         """Add one to each of the first `num_places` numbers; on the host only."""
         assert self._on_host is not None, "asked only where columns are host memory"
-        count_on(memoryview(self._on_host), num_places)
+        increment(memoryview(self._on_host), num_places)
 
     def begins_with(self, numbers: array[int]) -> bool:
         """Return whether these, of the column's own dtype, are its first; on the host only."""

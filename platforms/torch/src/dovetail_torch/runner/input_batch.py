@@ -124,15 +124,15 @@ class InputGatherer:
         """Return whether the runs gathered last end at `positions`, int32, in their order."""
         return self._seq_lens_R.begins_with(positions)
 
-    def count_on(self, token_ids: array[int]) -> None:
+    def advance(self, token_ids: array[int]) -> None:
         """Bring the step gathered last, of one token a run, to its next positions.
 
         token_ids: those that stand there. Slots are left to who has copied them.
         """
         num_runs = len(token_ids)
         self._input_ids_T.fill(np.asarray(token_ids))
-        self._positions_T.count_on(num_runs)
-        self._seq_lens_R.count_on(num_runs)
+        self._positions_T.increment(num_runs)
+        self._seq_lens_R.increment(num_runs)
 
     def _attention(
         self,

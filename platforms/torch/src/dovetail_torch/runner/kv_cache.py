@@ -19,7 +19,7 @@ from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.layers.attention import Attention
 from dovetail_torch.padded_attention import PaddedAttention
 from dovetail_torch.runner.cache_buffers import CacheBuffers, Zeros, take_buffers
-from dovetail_torch.runner.continuation import COUNTS_ON
+from dovetail_torch.runner.continuation import SUPPORTS_ADVANCE
 from dovetail_torch.runner.step_limits import StepLimits
 
 
@@ -29,14 +29,14 @@ class AttentionState:
 
     block_sizes: in tokens, one a KV-cache group.
     builders: one for each distinct spec, with the KV-cache group whose block table it reads.
-    counts_on: whether each of them is a `CountingBuilder`.
+    supports_advance: whether each of them is a `AdvancingBuilder`.
     """
 
     buffers: CacheBuffers
     table: AttentionTable
     block_sizes: tuple[int, ...]
     builders: tuple[tuple[AttentionMetadataBuilder, int], ...] = ()
-    counts_on: bool = False
+    supports_advance: bool = False
 
 
 def kv_cache_specs(
@@ -111,7 +111,7 @@ def make_attention(
             (backend.create_builder(_group_context(spec, limits, options)), group)
             for spec, group in builders
         ),
-        counts_on=COUNTS_ON in backend.capabilities.features,
+        supports_advance=SUPPORTS_ADVANCE in backend.capabilities.features,
     )
 
 

@@ -62,7 +62,7 @@ def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
         tables=loaded.tables,
     )
     continuation: Continuable = NoContinuation()
-    if attention.counts_on and host_view(rows.token_ids_RL) is not None:
+    if attention.supports_advance and host_view(rows.token_ids_RL) is not None:
         builders = [builder for builder, _ in attention.builders]
         continuation = Continuation(rows, inputs, builders)
     return StepPath(

@@ -2,8 +2,8 @@
 
 A builder serves every step of an engine, and there is one for each KV-cache group. A backend that
 claims "batch_invariant" gives a token the same bits whatever runs beside it and however its prompt
-is cut; one that claims "counts_on" can bring its last metadata a token further. torch is imported
-within functions.
+is cut; one that claims "supports_advance" can bring its last metadata a token further. torch is
+imported within functions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXERCISED = frozenset(
         "rotary",
         "padded_pages",
         "batch_invariant",
-        "counts_on",
+        "supports_advance",
     }
 )
 """The features that the suite has cases for."""
@@ -175,14 +175,14 @@ def _check_counting(
     runs = [(row, length, 1) for row in range(NUM_ROWS)]
     batch = rows.batch(runs)
     metadata = rows.builder.build(batch)
-    count_on = cast("Callable[[], None]", getattr(rows.builder, "count_on", None))
-    expect(callable(count_on), "counts_on is claimed, and the builder has no count_on()")
+    advance = cast("Callable[[], None]", getattr(rows.builder, "advance", None))
+    expect(callable(advance), "supports_advance is claimed, and the builder has no advance()")
     for step in range(NUM_STEPS):
-        what = f"{step} tokens after the last build, by count_on(), in {case}"
+        what = f"{step} tokens after the last build, by advance(), in {case}"
         rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
         runs = [(row, first + 1, 1) for row, first, _ in runs]
         _refill(batch, rows.batch(runs))
-        count_on()
+        advance()
 
 
 def _refill(kept: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
@@ -198,6 +198,6 @@ _CHECKS: Mapping[str, tuple[str, Check]] = {
     "one builder over many steps": ("", _check_builds),
     "the builders of two groups": ("", _check_two_builders),
     "batch_invariant": ("batch_invariant", _check_invariance),
-    "counts_on": ("counts_on", _check_counting),
+    "supports_advance": ("supports_advance", _check_counting),
 }
 """Name of a case to the feature that it is about, "" for every backend, and its check."""

@@ -22,7 +22,7 @@ from dovetail.interfaces.attention import (
     AttentionGroupContext,
     AttentionLayerContext,
     AttentionMetadataBuilder,
-    Rotation,
+    RotaryArgs,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES
 from dovetail_devkit.attention.case import AttentionCase
@@ -166,7 +166,7 @@ class AttentionRows:
         cos_sin_TR = table_PR[far_apart(0, len(qkv))]
         return turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR), v
 
-    def _rotation(self, runs: Sequence[Run]) -> tuple[Rotation, ...]:
+    def _rotary_args(self, runs: Sequence[Run]) -> tuple[RotaryArgs, ...]:
         """Return what the layer is given besides, in a step of such runs."""
         import torch
 
@@ -175,7 +175,7 @@ class AttentionRows:
         positions = [position for _, first, n in runs for position in far_apart(first, n)]
         table_PR = rotary_table(self.case.rotary_size, self.device)
         positions_T = torch.tensor(positions, device=self.device)
-        return (Rotation(ops=FakeOps(), positions_T=positions_T, cos_sin_PR=table_PR),)
+        return (RotaryArgs(ops=FakeOps(), positions_T=positions_T, cos_sin_PR=table_PR),)
 
     def step(self, name: str, runs: Sequence[Run], *, batch: AttentionBatch | None = None) -> None:
         """Do and check one step of runs; `batch` if it is not a new one."""
@@ -201,7 +201,7 @@ class AttentionRows:
         q, k, v = self._split(tensors[-1])
         out_THD = torch.full(q.shape, float("nan"), dtype=self.dtype, device=self.device)
         before = self.memory.clone()
-        self.layer.forward(q, k, v, self.cache, metadata, out_THD, *self._rotation(runs))
+        self.layer.forward(q, k, v, self.cache, metadata, out_THD, *self._rotary_args(runs))
         for label, tensor, copy in zip(
             ("query_start", "seq_lens", "block_table", "slot_mapping", "q, k or v"),
             tensors,

@@ -41,7 +41,7 @@ def judge_devices(
         )
 
 
-def tell_verified(plugins: Sequence[Candidate], registry: PluginRegistry) -> Iterator[Finding]:
+def verified_findings(plugins: Sequence[Candidate], registry: PluginRegistry) -> Iterator[Finding]:
     """Yield a note for each plugin whose manifest says where it was proven, or that it was not."""
     for plugin in plugins:
         if told := registry.entry_of(plugin).verified:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dovetail.machine import find_devices
 from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.registry import PluginRegistry
-from dovetail_devkit.doctor.devices import judge_devices, tell_verified
+from dovetail_devkit.doctor.devices import judge_devices, verified_findings
 from dovetail_devkit.doctor.finding import Finding
 from dovetail_devkit.doctor.path_files import check_path_files
 from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try
@@ -40,7 +40,7 @@ def examine(
     registry = PluginRegistry(policy=PluginPolicy(no_plugins=no_plugins))
     findings += check_registrations(registry)
     plugins = plugins_to_try(registry)
-    findings += tell_verified(plugins, registry)
+    findings += verified_findings(plugins, registry)
     progress(f"loading {len(plugins)} plugins in processes of their own")
     trials = try_plugins(plugins, deadline_s=deadline_s)
     for trial in trials:

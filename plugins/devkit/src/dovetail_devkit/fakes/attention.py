@@ -23,7 +23,7 @@ from dovetail.interfaces.attention import (
     AttentionLayer,
     AttentionLayerContext,
     AttentionMetadataBuilder,
-    Rotation,
+    RotaryArgs,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_devkit.attention.batch import check_batch
@@ -81,11 +81,11 @@ class FakeAttentionLayer(AttentionLayer):
         kv_cache: torch.Tensor,
         metadata: FakeAttentionMetadata,
         out_THD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`."""
-        if rotation is not None:
-            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
+        if rotary_args is not None:
+            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
         slots_2SKD = kv_cache.view(2, -1, *kv_cache.shape[3:])
         self.write(slots_2SKD, metadata.slots_T, k_TKD, v_TKD)
         start = 0

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
-from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 
 if TYPE_CHECKING:
     import torch
@@ -63,14 +63,14 @@ class FakeOps(Ops):
         """Return a token a row, by the inverse of its probabilities' sum; a row at a time."""
         token_ids_R = columns.seeds_R.clone()
         for r, logits in enumerate(logits_RV.tolist()):
-            wish = DrawWish(
+            settings = DrawParams(
                 temperature=columns.temperature_R[r].item(),
                 top_k=int(columns.top_k_R[r]),
                 top_p=_as_written(columns.top_p_R[r].item()),
                 min_p=_as_written(columns.min_p_R[r].item()),
             )
             seed, position = int(columns.seeds_R[r]), int(columns.positions_R[r])
-            token_ids_R[r] = _draw(logits, wish, Random(f"{seed} at {position}").random())
+            token_ids_R[r] = _draw(logits, settings, Random(f"{seed} at {position}").random())
         return token_ids_R
 
     def prepare_inputs(self, columns: StepColumns) -> None:
@@ -104,11 +104,11 @@ class FakeOps(Ops):
         return turned_TNS.to(x_TNS.dtype)
 
 
-def _draw(logits: list[float], wish: DrawWish, uniform: float) -> int:
+def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
     """Return the token at `uniform`, from 0 to 1; 0 where nothing can be drawn from."""
     if any(map(math.isnan, logits)) or max(logits) == -math.inf:
         return 0
-    sums = list(accumulate(probabilities(logits, wish)))
+    sums = list(accumulate(probabilities(logits, settings)))
     return next((token for token, total in enumerate(sums) if total > uniform * sums[-1]), 0)
 
 

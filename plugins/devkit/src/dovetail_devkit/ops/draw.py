@@ -19,7 +19,7 @@ from dovetail.interfaces.ops import DrawColumns, Ops, overridden_operations
 from dovetail_devkit.case import Case
 from dovetail_devkit.comparison import random_tensor
 from dovetail_devkit.expectation import expect
-from dovetail_devkit.ops.drawing_law import DrawWish, probabilities
+from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +28,12 @@ NUM_DRAWS = 240
 _MOST_DEVIATIONS = 4.0
 _LEAST_EXPECTED = 5.0
 _WISHES = {
-    "temperature": DrawWish(temperature=0.7),
-    "top-k": DrawWish(top_k=3),
-    "top-k and top-p": DrawWish(temperature=1.5, top_k=6, top_p=0.7),
-    "top-p": DrawWish(temperature=2.0, top_p=0.8),
-    "min-p": DrawWish(min_p=0.3),
-    "min-p, top-k and top-p": DrawWish(temperature=2.5, min_p=0.25, top_k=6, top_p=0.75),
+    "temperature": DrawParams(temperature=0.7),
+    "top-k": DrawParams(top_k=3),
+    "top-k and top-p": DrawParams(temperature=1.5, top_k=6, top_p=0.7),
+    "top-p": DrawParams(temperature=2.0, top_p=0.8),
+    "min-p": DrawParams(min_p=0.3),
+    "min-p, top-k and top-p": DrawParams(temperature=2.5, min_p=0.25, top_k=6, top_p=0.75),
 }
 _COUNTED = ("temperature", "top-k", "min-p, top-k and top-p")
 
@@ -86,7 +86,7 @@ class _Bench:
     def draw(
         self,
         logits_RV: torch.Tensor,
-        wishes: Sequence[DrawWish],
+        wishes: Sequence[DrawParams],
         seeds: Sequence[int],
         positions: Sequence[int],
     ) -> list[int]:
@@ -113,7 +113,7 @@ _NAMES = ("temperature_R", "top_k_R", "top_p_R", "min_p_R", "seeds_R", "position
 
 
 def _columns(
-    wishes: Sequence[DrawWish],
+    wishes: Sequence[DrawParams],
     seeds: Sequence[int],
     positions: Sequence[int],
     logits_RV: torch.Tensor,
@@ -141,8 +141,12 @@ def _check_best(bench: _Bench) -> None:
     best = logits_RV.max(dim=-1).values
     first = [int(torch.nonzero(row == top)[0]) for row, top in zip(logits_RV, best, strict=True)]
     logits_RV[0, first[0] + 1 :: 7] = best[0]  # several: the first one counts
-    wishes = [DrawWish(temperature=0.0), DrawWish(top_k=1), DrawWish(top_p=1e-6)]
-    wishes += [DrawWish(min_p=1.0), DrawWish(temperature=0.0, top_k=5), DrawWish(temperature=1e-3)]
+    wishes = [DrawParams(temperature=0.0), DrawParams(top_k=1), DrawParams(top_p=1e-6)]
+    wishes += [
+        DrawParams(min_p=1.0),
+        DrawParams(temperature=0.0, top_k=5),
+        DrawParams(temperature=1e-3),
+    ]
     for r in (3, 5):  # where nothing but a lead makes them sure
         logits_RV[r, first[r]] = best[r] + 1
     got = bench.draw(logits_RV, wishes, range(6), range(6))
@@ -165,9 +169,9 @@ def _check_equals(bench: _Bench) -> None:
     """Among equals the lower ids stay: exactly k of them, and the fewest that make up p."""
     import torch
 
-    equal, wishes = (2, 5, 11, 12, 30), [DrawWish(temperature=10.0, top_k=3)] * 8
-    wishes += [DrawWish(top_k=4)] * 10 + [DrawWish(temperature=1e-2, top_p=0.5)] * 10
-    wishes += [DrawWish(top_k=1), DrawWish(temperature=1e-2, top_p=0.1)]
+    equal, wishes = (2, 5, 11, 12, 30), [DrawParams(temperature=10.0, top_k=3)] * 8
+    wishes += [DrawParams(top_k=4)] * 10 + [DrawParams(temperature=1e-2, top_p=0.5)] * 10
+    wishes += [DrawParams(top_k=1), DrawParams(temperature=1e-2, top_p=0.1)]
     num_rows = len(wishes)
     logits_RV = torch.full_like(bench.logits(num_rows, 37), -2.0)
     logits_RV[:, list(equal)] = 1.5
@@ -186,7 +190,7 @@ def _check_equals(bench: _Bench) -> None:
 
 def _check_rows_alone(bench: _Bench) -> None:
     """A row's token is its own, whatever stands beside it, and in whichever place it stands."""
-    wishes = [*_WISHES.values(), DrawWish(temperature=0.0), DrawWish()]
+    wishes = [*_WISHES.values(), DrawParams(temperature=0.0), DrawParams()]
     logits_RV = bench.logits(len(wishes), 4999, seed=5)
     seeds = [(-7 if r % 2 else 1 << 40) * (r + 1) for r in range(len(wishes))]
     positions = [3 * r + 1 for r in range(len(wishes))]
@@ -210,7 +214,7 @@ def _check_numbers(bench: _Bench) -> None:
     """Another seed, or another position, is another draw."""
     num_rows = 12
     rows = bench.logits(1, 997, seed=8).expand(num_rows, -1).contiguous() * 0
-    wishes, same = [DrawWish()] * num_rows, [5] * num_rows
+    wishes, same = [DrawParams()] * num_rows, [5] * num_rows
     by_seed = bench.draw(rows, wishes, [r << 33 for r in range(num_rows)], same)
     by_low_seed = bench.draw(rows, wishes, range(num_rows), same)
     by_position = bench.draw(rows, wishes, same, range(num_rows))
@@ -226,8 +230,8 @@ def _check_odd_rows(bench: _Bench) -> None:
     import torch
 
     logits_RV = bench.logits(6, 50, seed=13)
-    wishes = [DrawWish(), DrawWish(top_p=0.9), DrawWish(top_k=7), DrawWish(min_p=0.1)]
-    wishes += [DrawWish(top_k=40), DrawWish(top_p=0.5)]
+    wishes = [DrawParams(), DrawParams(top_p=0.9), DrawParams(top_k=7), DrawParams(min_p=0.1)]
+    wishes += [DrawParams(top_k=40), DrawParams(top_p=0.5)]
     seeds, positions = range(6), range(6)
     whole = bench.draw(logits_RV, wishes, seeds, positions)
     logits_RV[1] = -torch.inf

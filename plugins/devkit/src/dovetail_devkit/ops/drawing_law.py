@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawWish:
+class DrawParams:
     """How a row draws: as `DrawColumns` says, of one row. top_k: 0 for all tokens."""
 
     temperature: float = 1.0
@@ -22,15 +22,15 @@ class DrawWish:
     min_p: float = 0.0
 
 
-def probabilities(logits: Sequence[float], wish: DrawWish) -> list[float]:
+def probabilities(logits: Sequence[float], settings: DrawParams) -> list[float]:
     """Return the probability of each column; the logits are finite or -inf, one at least finite."""
     order = sorted(range(len(logits)), key=lambda column: (-logits[column], column))
-    if wish.temperature == 0:
+    if settings.temperature == 0:
         return [float(column == order[0]) for column in range(len(logits))]
     best = logits[order[0]]
-    weights = {c: math.exp((logits[c] - best) / wish.temperature) for c in order}
-    left = [c for c in order if weights[c] >= wish.min_p][: wish.top_k or None]
-    left = _fewest(left, weights, wish.top_p) if wish.top_p < 1 else left
+    weights = {c: math.exp((logits[c] - best) / settings.temperature) for c in order}
+    left = [c for c in order if weights[c] >= settings.min_p][: settings.top_k or None]
+    left = _fewest(left, weights, settings.top_p) if settings.top_p < 1 else left
     mass = math.fsum(weights[c] for c in left)
     probs = [0.0] * len(logits)
     for column in left:

@@ -1,8 +1,8 @@
 """A policy under watch: it sees proxies, and what it says is held against the law.
 
 The proxies show what `RequestView` and `SchedulerView` declare and nothing more, and cannot be
-written to. Ranks, victims and wishes pass through here on their way to the scheduler. Whether a
-wish is legal is the scheduler's to say, which is made strict for that.
+written to. Ranks, victims and actions pass through here on their way to the scheduler. Whether a
+action is legal is the scheduler's to say, which is made strict for that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
-from dovetail.interfaces.policy import Grant, Policy, RequestView, SchedulerView, Wish
+from dovetail.interfaces.policy import Action, Grant, Policy, RequestView, SchedulerView
 from dovetail_devkit.expectation import expect
 from dovetail_devkit.policy.accounts import PolicyAccounts
 
@@ -111,7 +111,7 @@ class Veil:
         return shown._target if isinstance(shown, _Proxy) else shown
 
     def wish(self, wish: Any) -> Any:
-        """Return a wish about what stands behind its proxy, and anything else as it is."""
+        """Return an action about what stands behind its proxy, and anything else as it is."""
         if type(wish) is not tuple or len(wish) != 5:
             return wish
         kind, request, *rest = wish
@@ -216,10 +216,10 @@ class WatchedPolicy(Policy):
 
 
 class WatchedPlan(WatchedPolicy):
-    """The same for a policy that plans: its wishes pass by, one by one."""
+    """The same for a policy that plans: its actions pass by, one by one."""
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
-        """Pass the wishes on, and the answers back."""
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
+        """Pass the actions on, and the answers back."""
         wishes = self.watched.plan(self.veil.view(view))
         expect(isinstance(wishes, Generator), f"plan returns {wishes!r}; it must be a generator")
         answer: Any = None
@@ -239,7 +239,7 @@ def plans(policy_cls: type[Policy]) -> bool:
 def watch(policy_cls: type[Policy], *, by_plan: bool = False) -> type[WatchedPolicy]:
     """Return a policy that does what `policy_cls` does, under watch.
 
-    by_plan: through the default plan, wish by wish, where it brings none of its own.
+    by_plan: through the default plan, action by action, where it brings none of its own.
     """
     base = WatchedPlan if by_plan or plans(policy_cls) else WatchedPolicy
     declared = {

@@ -69,7 +69,7 @@ class Backend(AttentionBackend):
         return Layer(context)
 
 
-class CountingBuilder(Builder):
+class AdvancingBuilder(Builder):
     """Counts on in metadata of its own."""
 
     def build(self, batch):
@@ -78,18 +78,18 @@ class CountingBuilder(Builder):
         self.slots_T = slots_T.numpy()
         return replace(batch, slot_mapping_T=slots_T, seq_lens=self.seq_lens)
 
-    def count_on(self):
+    def advance(self):
         self.slots_T += 1
         self.seq_lens[:] = [length + 1 for length in self.seq_lens]
 
 
 class CountingBackend(Backend):
-    capabilities = replace(Backend.capabilities, features=frozenset({"counts_on"}))
+    capabilities = replace(Backend.capabilities, features=frozenset({"supports_advance"}))
 
     @staticmethod
     def create_builder(context):
         Builder.seen = []
-        return CountingBuilder()
+        return AdvancingBuilder()
 
 
 class Model:

@@ -10,7 +10,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail_devkit.expectation import expect
 
 
-class DraftLaw:
+class DraftChecker:
     """Accounts of one scheduler's drafts. num_verified: how many it has had verified so far."""
 
     def __init__(self) -> None:

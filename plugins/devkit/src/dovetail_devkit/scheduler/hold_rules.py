@@ -19,7 +19,7 @@ def waits_at_the_gate(request: EngineCoreRequest) -> bool:
     return request.seed % 5 < 2
 
 
-class HoldLaw:
+class HoldChecker:
     """gate: holds some of the requests. scope: of the pause, or None."""
 
     def __init__(self, *, connected: bool = False) -> None:

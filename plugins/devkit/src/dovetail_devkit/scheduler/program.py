@@ -32,8 +32,8 @@ from dovetail_devkit.scheduler.column_types import (
     check_outputs_types,
     check_plan_types,
 )
-from dovetail_devkit.scheduler.draft_rules import DraftLaw
-from dovetail_devkit.scheduler.hold_rules import HoldLaw
+from dovetail_devkit.scheduler.draft_rules import DraftChecker
+from dovetail_devkit.scheduler.hold_rules import HoldChecker
 from dovetail_devkit.scheduler.random_programs import (
     VOCAB_SIZE,
     Program,
@@ -82,8 +82,8 @@ class Referee:
         """after_step: called with the scheduler after each call, to look deeper."""
         self.clock = ManualClock()
         self.program = program
-        self.drafts = DraftLaw()
-        self.holds = HoldLaw(connected=program.connected)
+        self.drafts = DraftChecker()
+        self.holds = HoldChecker(connected=program.connected)
         gated = program.holds and "gates" in scheduler_cls.provides
         self.connected = program.connected and "kv_connector" in scheduler_cls.provides
         self.limits = program.limits

@@ -17,7 +17,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.attention import AttentionAsk, AttentionBackend, AttentionCapabilities
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionRequirements,
+)
 from dovetail_devkit.attention.case import AttentionCase, other_cache_cases, standard_cases
 from dovetail_devkit.attention.claims import claim_cases
 from dovetail_devkit.attention.reference import reference_attention
@@ -53,7 +57,7 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
     """Yield the suite's cases: refusals, and one for each point of the claimed matrix."""
 
     def check_cached(case: AttentionCase) -> None:
-        reasons = backend.refusals(_ask(backend.capabilities, case, device))
+        reasons = backend.refusals(_requirements(backend.capabilities, case, device))
         if reasons:
             raise NotHere("; ".join(reasons))
         check_case(backend, case, device)
@@ -74,18 +78,18 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
     for case in standard_cases(capabilities):
         if case.cache_dtype:  # a backend may refuse it for its device
             continue
-        ask = _ask(capabilities, case, device)
-        reasons = [*capabilities.refusals(ask), *backend.refusals(ask)]
-        expect(not reasons, f"{backend.name} refuses what it claims: {ask}: {reasons}")
-        for wrong in _asks_beyond(capabilities, ask):
+        requirements = _requirements(capabilities, case, device)
+        reasons = [*capabilities.refusals(requirements), *backend.refusals(requirements)]
+        expect(not reasons, f"{backend.name} refuses what it claims: {requirements}: {reasons}")
+        for wrong in _requirements_beyond(capabilities, requirements):
             reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]
             expect(bool(reasons), f"{backend.name} takes what it does not claim: {wrong}")
 
 
-def _ask(
+def _requirements(
     capabilities: AttentionCapabilities, case: AttentionCase, device: torch.device
-) -> AttentionAsk:
-    return AttentionAsk(
+) -> AttentionRequirements:
+    return AttentionRequirements(
         device_type=device.type,
         dtype=case.dtype,
         kv_cache_dtype=case.cache_dtype or case.dtype,
@@ -97,18 +101,20 @@ def _ask(
     )
 
 
-def _asks_beyond(capabilities: AttentionCapabilities, ask: AttentionAsk) -> Iterator[AttentionAsk]:
-    yield replace(ask, dtype="float8_nobody")
-    yield replace(ask, kv_cache_dtype="float8_nobody")
+def _requirements_beyond(
+    capabilities: AttentionCapabilities, requirements: AttentionRequirements
+) -> Iterator[AttentionRequirements]:
+    yield replace(requirements, dtype="float8_nobody")
+    yield replace(requirements, kv_cache_dtype="float8_nobody")
     for feature in _FEATURES:
         if feature not in capabilities.features:
-            yield replace(ask, features=ask.features | {feature})
+            yield replace(requirements, features=requirements.features | {feature})
     if capabilities.device_types:
-        yield replace(ask, device_type="abacus")
+        yield replace(requirements, device_type="abacus")
     if capabilities.head_sizes:
-        yield replace(ask, head_size=max(capabilities.head_sizes) + 1)
+        yield replace(requirements, head_size=max(capabilities.head_sizes) + 1)
     if capabilities.block_size_multiple > 1:
-        yield replace(ask, block_size=capabilities.block_size_multiple + 1)
+        yield replace(requirements, block_size=capabilities.block_size_multiple + 1)
 
 
 def check_case(backend: type[AttentionBackend], case: AttentionCase, device: torch.device) -> None:

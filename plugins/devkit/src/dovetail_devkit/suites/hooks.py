@@ -28,14 +28,14 @@ def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None 
     hooks = HookPlugins({"judged": hooks_cls(context)})
     heard = [name for name in HOOK_NAMES if hooks.subscribers(name)]
     expect(bool(heard), f"it implements none of the hooks {', '.join(HOOK_NAMES)}")
-    HookPlugins({"command_line": hooks_cls(context)}).tell("register_cli", app=App(name="judge"))
+    HookPlugins({"command_line": hooks_cls(context)}).notify("register_cli", app=App(name="judge"))
     with TemporaryDirectory() as folder:
         config = make_config(write_fake_config(Path(folder)))
         before = config.model_dump()
-        hooks.tell("on_engine_start", config=config)
+        hooks.notify("on_engine_start", config=config)
         expect(config.model_dump() == before, "on_engine_start changes the configuration")
         for step_id in range(NUM_STEPS):
-            hooks.tell("on_step", step=make_step(step_id, now_ns=step_id))
+            hooks.notify("on_step", step=make_step(step_id, now_ns=step_id))
         error = RequestError("refused, on demand", parameter="prompt")
-        hooks.tell("on_request_error", request_id="a", error=error)
-        hooks.tell("on_engine_stop")
+        hooks.notify("on_request_error", request_id="a", error=error)
+        hooks.notify("on_engine_stop")

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.attention import Rotation
+from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.model import ModelContext
 from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
@@ -71,12 +71,12 @@ class DenseAttention:
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
-        rotation: Rotation | None = None,
+        rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
         """Return the attention of layer `index`, [T, H, D]."""
         self.calls.append(index)
-        if rotation is not None:
-            q_THD, k_TKD = rotation.turn(q_THD, k_TKD)
+        if rotary_args is not None:
+            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
         total = sum(count for _, count in self._runs)
         lengths = {len(x) for x in (q_THD, k_TKD, v_TKD)}
         expect(lengths == {total}, f"layer {index} attends for {lengths} tokens, of {total}")

@@ -1,7 +1,7 @@
 """The conformance suite of the policy contract, for any policy under the core's scheduler.
 
 The scheduler suite plays its programs with the policy in charge and under watch: what it reads, its
-ranks, its victims and its wishes. Then it is held against promises of its own: that it decides by
+ranks, its victims and its actions. Then it is held against promises of its own: that it decides by
 what it can know, and that a plan of its own is needed where it brings one.
 """
 
@@ -49,7 +49,7 @@ def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) 
     yield Case(name="short seats", run=partial(_check_seats, policy_cls))
     yield Case(name="one newcomer", run=partial(_check_one_newcomer, policy_cls))
     yield Case(name="no foresight", run=partial(check_foresight, Scheduler, watch(policy_cls)))
-    yield Case(name="wish by wish", run=partial(_check_both_ways, policy_cls))
+    yield Case(name="action by action", run=partial(_check_both_ways, policy_cls))
     yield from scheduler_cases(
         Scheduler,
         policy=watch(policy_cls),
@@ -79,13 +79,13 @@ def _check_seats(policy_cls: type[Policy]) -> None:
 
 def _check_one_newcomer(policy_cls: type[Policy]) -> None:
     if plans(policy_cls):
-        raise NotHere("the policy displaces by a plan of its own")
+        raise NotHere("the policy preempts by a plan of its own")
     referee, policy = _make(policy_cls, depth=2)
     check_newcomer(referee, policy.accounts, policy)
 
 
 def _check_both_ways(policy_cls: type[Policy]) -> None:
-    """The default plan, wish by wish, gives what the inlined loop gives."""
+    """The default plan, action by action, gives what the inlined loop gives."""
     if plans(policy_cls):
         raise NotHere("the policy has a plan of its own, and no other way")
     for seed in range(NUM_TWICE):

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 
-from dovetail.interfaces import CONTINUE, Grant, Policy, RequestView, Run, SchedulerView, Wish
+from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Run, SchedulerView
 
 
 class TurnsPolicy(Policy):
@@ -17,7 +17,7 @@ class TurnsPolicy(Policy):
         """Return (whether it has the parity that was served last, place in the order)."""
         return request.num_prompt_tokens % 2 == self._last, request.sequence
 
-    def plan(self, view: SchedulerView) -> Generator[Wish, Grant, None]:
+    def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Continue all that run, then admit whose turn it is."""
         yield CONTINUE
         waiting = list(view.waiting)

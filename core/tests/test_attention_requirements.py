@@ -7,7 +7,7 @@ import pytest
 from dovetail.config import EngineArgs
 from dovetail.engine.choice import explain_choice
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.attention_ask import read_attention_facts
+from dovetail.plugins.attention_requirements import read_attention_facts
 from dovetail.plugins.selection import choose_platform
 from dovetail_devkit.tiny_model import write_tiny_llama
 
@@ -56,7 +56,9 @@ def test_heads_are_read_with_their_defaults():
         ("Qwen3ForCausalLM", {"num_key_value_heads": 4}),
     ],
 )
-def test_the_ask_of_config_json_is_the_workers(architecture, fields, tmp_path, monkeypatch):
+def test_requirements_from_config_json_equal_those_of_the_worker(
+    architecture, fields, tmp_path, monkeypatch
+):
     worker = pytest.importorskip("dovetail_torch.worker")
     contexts = pytest.importorskip("dovetail_devkit.contexts")
     model = write_tiny_llama(tmp_path, architectures=[architecture], **fields)
@@ -76,10 +78,10 @@ def test_the_ask_of_config_json_is_the_workers(architecture, fields, tmp_path, m
     made.shutdown()
     options = {**contexts.SMALL_ENGINE, "load_format": "dummy"}
     explanation = explain_choice("attention", EngineArgs(model=model, platform="cpu", **options))
-    assert [explanation.wanted.ask] == asks
+    assert [explanation.wanted.requirements] == asks
 
 
-def test_without_a_model_attention_says_that_nothing_is_known_of_the_ask():
+def test_without_a_model_explain_says_that_the_requirements_are_unknown():
     explanation = explain_choice("attention")
-    assert explanation.wanted.ask is None
+    assert explanation.wanted.requirements is None
     assert "--model" in explanation.wanted.why

@@ -14,8 +14,8 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.engine.output_portions import cut_outputs
-from dovetail.engine.streaming.loop_turns import LoopTurns
+from dovetail.engine.output_chunks import cut_outputs
+from dovetail.engine.streaming.event_loop_yield import EventLoopYield
 from dovetail.engine.streaming.output_stream import OutputStream
 from dovetail.engine.streaming.preparation import Preparers
 from dovetail.errors import (
@@ -31,7 +31,7 @@ from dovetail.value_checks import check_number, shorten
 
 if TYPE_CHECKING:
     from dovetail.clock import Clock
-    from dovetail.engine.front_end import AskedRequest, CheckedRequest, FrontEnd
+    from dovetail.engine.front_end import CheckedRequest, FrontEnd, UserRequest
     from dovetail.engine.output_processor import CompletionGroup
     from dovetail.engine.process.async_client import AsyncMPClient
     from dovetail.engine.supervision.async_client import AsyncSupervisedClient
@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 
 MAX_TIMEOUT_S = 1e9
 
-PORTION_WORK = 128
+CHUNK_WORK = 128
 """Tokens and log-probabilities that are processed between two looks at the clock."""
 
 SLICE_NS = 4_000_000
 """How long outputs are processed before whoever else is ready in the loop has a turn."""
 
 
-class RequestDesk:
+class RequestStreamer:
     """The requests of one engine, for one event loop. last_stats: of the latest step, or None."""
 
     def __init__(
@@ -68,7 +68,7 @@ class RequestDesk:
         self._clock = clock
         self._max_asked = max_asked
         self._preparers = Preparers(front)
-        self._turns = LoopTurns(clock, SLICE_NS)
+        self._event_loop = EventLoopYield(clock, SLICE_NS)
         self._num_asked = 0
         self._num_requests = 0
         self._arriving: set[str] = set()
@@ -93,14 +93,14 @@ class RequestDesk:
             raise UserError("this AsyncLLM belongs to another event loop; make one for this loop.")
 
     async def serve(
-        self, asked: AskedRequest, timeout_s: float | None
+        self, user_request: UserRequest, timeout_s: float | None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request; see `AsyncLLM.generate`."""
         self.begin()
         timeout_s = _read_timeout(timeout_s)
-        checked = self._check(asked)
-        request_id = checked.asked.request_id
-        params = checked.asked.params
+        checked = self._check(user_request)
+        request_id = checked.user_request.request_id
+        params = checked.user_request.params
         num = params.n if isinstance(params, SamplingParams) else 1
         self._check_room(request_id, num)
         self._num_asked += num
@@ -135,17 +135,17 @@ class RequestDesk:
 
     # --- one request --------------------------------------------------------------------------
 
-    def _check(self, asked: AskedRequest) -> CheckedRequest:
+    def _check(self, user_request: UserRequest) -> CheckedRequest:
         """Check what costs little; give a request without an id one that is not in use."""
-        while isinstance(asked.request_id, str) and not asked.request_id:
+        while isinstance(user_request.request_id, str) and not user_request.request_id:
             self._num_requests += 1
             if not self._in_use(f"~{self._num_requests}"):
-                asked = replace(asked, request_id=f"~{self._num_requests}")
+                user_request = replace(user_request, request_id=f"~{self._num_requests}")
         try:
-            return self._front.check(asked)
+            return self._front.check(user_request)
         except RequestError as error:
-            if isinstance(asked.request_id, str):
-                self._front.listeners.request_failed(asked.request_id, error)
+            if isinstance(user_request.request_id, str):
+                self._front.listeners.request_failed(user_request.request_id, error)
             raise
 
     def _in_use(self, request_id: str) -> bool:
@@ -167,9 +167,9 @@ class RequestDesk:
 
     async def _open(self, checked: CheckedRequest, timeout_s: float | None) -> OutputStream:
         """Hand a request over to the engine; return where its outputs will be."""
-        request_id = checked.asked.request_id
+        request_id = checked.user_request.request_id
         try:
-            await self._turns.wait()
+            await self._event_loop.wait()
             prepared = await self._preparers.prepare(checked)
             self.begin()  # the engine may have died meanwhile
             requests, group = self._front.register(checked, prepared)
@@ -179,7 +179,7 @@ class RequestDesk:
         stream = self._streams[request_id] = OutputStream(group.output)
         if request_id not in self._arriving:  # aborted while it was prepared
             self._front.outputs.end([request_id])
-            stream.tell()
+            stream.notify()
             return stream
         self._arriving.discard(request_id)
         self._set_timers(stream, group, timeout_s)
@@ -189,7 +189,7 @@ class RequestDesk:
     async def _send(self, requests: Sequence[EngineCoreRequest], group: CompletionGroup) -> None:
         """Send the requests of a group; others in the loop have a turn in between."""
         for request in requests:
-            await self._turns.wait()
+            await self._event_loop.wait()
             if not group.num_open:  # ended meanwhile, those that were sent are aborted
                 return
             await self._client.add_request(request)
@@ -227,7 +227,7 @@ class RequestDesk:
         """End requests here and tell their readers; return what the engine must abort."""
         ended = self._front.outputs.end(request_ids, error)
         for group in ended.due:
-            self._streams[group.request_id].tell()
+            self._streams[group.request_id].notify()
         return ended.to_abort
 
     async def _forget(self, request_id: str) -> None:
@@ -253,7 +253,7 @@ class RequestDesk:
     async def _read_outputs(self) -> None:
         try:
             while True:
-                await self._take_in_all(await self._client.get_outputs())
+                await self._process_all(await self._client.get_outputs())
         except DovetailError as error:
             self._fail(error)
         except Exception as error:
@@ -263,7 +263,7 @@ class RequestDesk:
             why = "its event loop has ended, or cancelled all tasks: nobody reads its outputs now."
             self._fail(EngineDeadError(f"{why} Make a new engine, for one loop."))
 
-    async def _take_in_all(self, outputs: EngineCoreOutputs | None) -> None:
+    async def _process_all(self, outputs: EngineCoreOutputs | None) -> None:
         """Tell readers of these outputs and of all that have come after them.
 
         Others have a turn after `SLICE_NS`, and at the end; so a reader gets in one output what
@@ -272,17 +272,17 @@ class RequestDesk:
         start_ns = self._clock.now_ns()
         while outputs is not None:
             self.last_stats = outputs.stats or self.last_stats
-            self._front.listeners.tell(outputs)
-            for portion in cut_outputs(outputs, PORTION_WORK):
-                await self._take_in(portion)
+            self._front.listeners.notify(outputs)
+            for chunk in cut_outputs(outputs, CHUNK_WORK):
+                await self._process_outputs(chunk)
                 start_ns = await self._pause_after(start_ns)
             outputs = self._client.get_queued_outputs()
         await asyncio.sleep(0)
 
-    async def _take_in(self, portion: EngineCoreOutputs) -> None:
-        taken = self._front.outputs.take_in(portion)
+    async def _process_outputs(self, chunk: EngineCoreOutputs) -> None:
+        taken = self._front.outputs.process_chunk(chunk)
         for group in taken.due:
-            self._streams[group.request_id].tell()
+            self._streams[group.request_id].notify()
         if taken.to_abort:
             await self._abort(taken.to_abort)
 

@@ -6,9 +6,9 @@ from dovetail.plan import StepBuilder
 from dovetail.request import EngineCoreRequest, Request, RequestStatus
 from dovetail.result import LogprobColumns, ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
-from dovetail.scheduling.cohort import Together
+from dovetail.scheduling.decode_batch import DecodeStepRecord
 from dovetail.scheduling.draft import StepRecord
-from dovetail.scheduling.settlement import settle
+from dovetail.scheduling.step_result import settle
 
 
 def request(row=0, *, prompt=(1, 2, 3), max_tokens=8, stop=(), **params):
@@ -146,9 +146,9 @@ def test_outputs_name_the_ended_with_reason():
 # --- those that decode side by side -----------------------------------------------------------
 
 
-def give_together(requests, sampled, *, gone=(), capped=(), rest=(), **more):
+def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more):
     """Settle a step of requests side by side, then of `rest`, each with the tokens named for it."""
-    together = Together(
+    decode_record = DecodeStepRecord(
         members=requests,
         order=[one.admission for one in requests],
         request_ids=[one.request_id for one in requests],
@@ -160,7 +160,7 @@ def give_together(requests, sampled, *, gone=(), capped=(), rest=(), **more):
         gone=dict(gone),
     )
     builder = StepBuilder()
-    builder.run_decodes(together.rows, together.starts)
+    builder.run_decodes(decode_record.rows, decode_record.starts)
     for one, tokens in rest:
         builder.run(one.row, 0, 3, samples=bool(tokens))
     plan = builder.build()
@@ -171,7 +171,7 @@ def give_together(requests, sampled, *, gone=(), capped=(), rest=(), **more):
         token_ids=array("i", [*sampled, *(token for tokens in later for token in tokens)]),
         **more,
     )
-    return settle(StepRecord(together, {one: 3 for one, _ in rest}), plan, output)
+    return settle(StepRecord(decode_record, {one: 3 for one, _ in rest}), plan, output)
 
 
 def decoding(row, **asked):
@@ -183,7 +183,7 @@ def decoding(row, **asked):
 
 def test_a_token_each_goes_to_those_side_by_side_and_then_to_the_rest():
     one, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
-    settled = give_together([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
+    settled = give_decode_record([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
     assert settled.request_ids == ["r0", "r1", "r3"] and settled.advanced == [one, two, first]
     assert list(settled.token_ids) == [7, 8, 9] and list(settled.counts) == [1, 1, 1]
     assert list(one.token_ids) == [1, 2, 3, 50, 7] and two.token_ids[-1] == 8
@@ -193,7 +193,7 @@ def test_a_token_each_goes_to_those_side_by_side_and_then_to_the_rest():
 def test_side_by_side_each_ends_by_its_own_stop_tokens_in_plan_order():
     one, two, three = decoding(0, stop=(8,)), decoding(1, stop=(7,)), decoding(2, max_tokens=2)
     four, five = decoding(3, stop=(7,)), decoding(4, stop=(7,), min_tokens=3)
-    settled = give_together([one, two, three, four, five], [7] * 5, capped=[three])
+    settled = give_decode_record([one, two, three, four, five], [7] * 5, capped=[three])
     assert settled.ended == [
         (two, RequestStatus.FINISHED_STOPPED),
         (three, RequestStatus.FINISHED_LENGTH_CAPPED),
@@ -203,14 +203,14 @@ def test_side_by_side_each_ends_by_its_own_stop_tokens_in_plan_order():
 
 def test_side_by_side_a_stop_goes_before_the_length():
     one = decoding(0, max_tokens=2, stop=(9,))
-    settled = give_together([one], [9], capped=[one])
+    settled = give_decode_record([one], [9], capped=[one])
     assert settled.ended == [(one, RequestStatus.FINISHED_STOPPED)]
 
 
 def test_side_by_side_the_dead_get_nothing():
     requests = [decoding(row, stop=(7,), max_tokens=2) for row in range(3)]
     requests[1].status = RequestStatus.FINISHED_ABORTED
-    settled = give_together(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
+    settled = give_decode_record(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
     assert settled.request_ids == ["r0", "r2"] and list(settled.token_ids) == [5, 6]
     assert requests[1].num_output_tokens == 1
     assert [one for one, _ in settled.ended] == [requests[0], requests[2]]
@@ -219,5 +219,5 @@ def test_side_by_side_the_dead_get_nothing():
 def test_log_probabilities_find_those_side_by_side():
     one, two = decoding(0), decoding(1, logprobs=1)
     mine = columns(1)
-    settled = give_together([one, two], [5, 6], logprobs={1: mine})
+    settled = give_decode_record([one, two], [5, 6], logprobs={1: mine})
     assert settled.logprobs == {"r1": mine} and list(settled.token_ids) == [5, 6]

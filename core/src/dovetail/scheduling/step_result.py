@@ -15,7 +15,7 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished, Scheduler
 from dovetail.plan import SchedulerOutput
 from dovetail.request import FINISH_REASONS, Request, RequestStatus
 from dovetail.result import LogprobColumns, ModelRunnerOutput
-from dovetail.scheduling.cohort import Together
+from dovetail.scheduling.decode_batch import DecodeStepRecord
 from dovetail.scheduling.draft import StepRecord
 
 _FINISHED = RequestStatus.FINISHED_STOPPED
@@ -23,7 +23,7 @@ _FINISHED = RequestStatus.FINISHED_STOPPED
 
 
 @dataclass(slots=True)
-class Settlement:
+class StepResult:
     """The result of one step, sorted by what it means.
 
     advanced, request_ids, counts, token_ids: who got tokens, how many, and all of them one after
@@ -67,61 +67,67 @@ class Settlement:
         )
 
 
-def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput) -> Settlement:
+def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput) -> StepResult:
     """Append the sampled tokens to their requests and tell who has ended.
 
     record: who runs in the plan. Results of requests that have ended since the plan was made are
     dropped, and so is what was sampled past an end.
     """
-    settlement = Settlement()
+    step_result = StepResult()
     num_members = 0
-    if record.together is not None:
-        num_members = len(record.together.members)
-        _settle_together(settlement, record.together, output.token_ids[:num_members])
+    if record.decode_record is not None:
+        num_members = len(record.decode_record.members)
+        _process_decode_batch(step_result, record.decode_record, output.token_ids[:num_members])
     if record.counts:
-        _settle_runs(settlement, [*record.counts], output, num_members)
+        _process_runs(step_result, [*record.counts], output, num_members)
     if output.logprobs:
-        _sort_logprobs(record, output, settlement)
+        _sort_logprobs(record, output, step_result)
     if output.prompt_logprobs:
-        _sort_prompt_logprobs(record, plan, output, settlement)
-    return settlement
+        _sort_prompt_logprobs(record, plan, output, step_result)
+    return step_result
 
 
-def _settle_together(settlement: Settlement, together: Together, token_ids: array[int]) -> None:
+def _process_decode_batch(
+    step_result: StepResult, decode_record: DecodeStepRecord, token_ids: array[int]
+) -> None:
     """Settle a token each for those that decode side by side."""
-    members, request_ids, own_ids = together.members, together.request_ids, together.token_ids
-    if together.gone:
-        kept = [place for place in range(len(members)) if place not in together.gone]
+    members, request_ids, own_ids = (
+        decode_record.members,
+        decode_record.request_ids,
+        decode_record.token_ids,
+    )
+    if decode_record.gone:
+        kept = [place for place in range(len(members)) if place not in decode_record.gone]
         members = [members[place] for place in kept]
         request_ids = [request_ids[place] for place in kept]
         own_ids = [own_ids[place] for place in kept]
         token_ids = array("i", [token_ids[place] for place in kept])
     deque(map(array.append, own_ids, token_ids), maxlen=0)
-    settlement.advanced += members
-    settlement.request_ids += request_ids
-    settlement.counts.extend(array("i", (1,)) * len(members))
-    settlement.token_ids.extend(token_ids)
-    stop_ids, ended = together.stop_ids, settlement.ended
+    step_result.advanced += members
+    step_result.request_ids += request_ids
+    step_result.counts.extend(array("i", (1,)) * len(members))
+    step_result.token_ids.extend(token_ids)
+    stop_ids, ended = decode_record.stop_ids, step_result.ended
     if not stop_ids.isdisjoint(token_ids):
         for request, token in zip(members, token_ids, strict=True):
             if token in request.stop_token_ids and _may_stop(request):
                 ended.append((request, _stop(request, token)))
-    if together.capped:
-        stopped = {request for request, _ in ended} | set(together.gone.values())
-        for request in together.capped:
+    if decode_record.capped:
+        stopped = {request for request, _ in ended} | set(decode_record.gone.values())
+        for request in decode_record.capped:
             if request.status < _FINISHED and request not in stopped:
                 ended.append((request, RequestStatus.FINISHED_LENGTH_CAPPED))
         ended.sort(key=lambda end: end[0].admission)
 
 
-def _settle_runs(
-    settlement: Settlement, requests: Sequence[Request], output: ModelRunnerOutput, first_run: int
+def _process_runs(
+    step_result: StepResult, requests: Sequence[Request], output: ModelRunnerOutput, first_run: int
 ) -> None:
     """Settle the runs from `first_run` on one by one: any number of tokens each.
 
     Each run before `first_run` has sampled one token.
     """
-    advanced, counts, kept = settlement.advanced, settlement.counts, settlement.token_ids
+    advanced, counts, kept = step_result.advanced, step_result.counts, step_result.token_ids
     num_sampled, sampled = output.num_sampled[first_run:], output.token_ids
     position = first_run
     for run, (request, count) in enumerate(zip(requests, num_sampled, strict=True), first_run):
@@ -130,22 +136,22 @@ def _settle_runs(
             continue
         known = request.token_ids
         if len(known) == request.num_prompt_tokens:
-            settlement.num_cached_tokens[request.request_id] = request.num_cached_tokens
+            step_result.num_cached_tokens[request.request_id] = request.num_cached_tokens
         num_kept = 0
         for token in sampled[first:position]:
             num_kept += 1
             known.append(token)
             kept.append(token)
             if token in request.stop_token_ids and _may_stop(request):
-                settlement.ended.append((request, _stop(request, token)))
+                step_result.ended.append((request, _stop(request, token)))
                 break
             if len(known) >= request.max_total_tokens:
-                settlement.ended.append((request, RequestStatus.FINISHED_LENGTH_CAPPED))
+                step_result.ended.append((request, RequestStatus.FINISHED_LENGTH_CAPPED))
                 break
         if num_kept < count:
-            settlement.num_kept[run] = num_kept
+            step_result.num_kept[run] = num_kept
         advanced.append(request)
-        settlement.request_ids.append(request.request_id)
+        step_result.request_ids.append(request.request_id)
         counts.append(num_kept)
 
 
@@ -159,11 +165,15 @@ def _stop(request: Request, token: int) -> RequestStatus:
     return RequestStatus.FINISHED_STOPPED
 
 
-def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, settlement: Settlement) -> None:
+def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, step_result: StepResult) -> None:
     """Keep the log-probabilities of sampled tokens by request id, for requests that go on."""
-    together, kept, num_members = record.together, settlement.logprobs, 0
-    if together is not None:
-        num_members, names, gone = len(together.members), together.request_ids, together.gone
+    decode_record, kept, num_members = record.decode_record, step_result.logprobs, 0
+    if decode_record is not None:
+        num_members, names, gone = (
+            len(decode_record.members),
+            decode_record.request_ids,
+            decode_record.gone,
+        )
         for run, columns in output.logprobs.items():
             if run < num_members and run not in gone:
                 kept[names[run]] = columns
@@ -172,14 +182,14 @@ def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, settlement: Se
     requests = [*record.counts]
     for run, columns in output.logprobs.items():
         if run >= num_members and (request := requests[run - num_members]).status < _FINISHED:
-            num_kept = settlement.num_kept.get(run)
+            num_kept = step_result.num_kept.get(run)
             if num_kept is not None:
                 columns = columns.first(num_kept)
             kept[request.request_id] = columns
 
 
 def _sort_prompt_logprobs(
-    record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput, settlement: Settlement
+    record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput, step_result: StepResult
 ) -> None:
     """Keep the log-probabilities of prompt tokens that have not been handed out before."""
     requests = record.requests
@@ -189,4 +199,4 @@ def _sort_prompt_logprobs(
         fresh = columns.after(known) if known > 0 else columns
         if request.status < _FINISHED and fresh.counts:
             request.num_prompt_logprobs += len(fresh.counts)
-            settlement.prompt_logprobs[request.request_id] = fresh
+            step_result.prompt_logprobs[request.request_id] = fresh

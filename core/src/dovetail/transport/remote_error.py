@@ -15,7 +15,7 @@ MAX_TEXT_CHARS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class ToldError:
+class RemoteError:
     """kind: the name of its class, "" for one that is not ours. detail: its parameter or digest."""
 
     kind: str
@@ -23,7 +23,7 @@ class ToldError:
     detail: str = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> ToldError:
+    def of(cls, error: BaseException) -> RemoteError:
         """Return what is to be told of `error`."""
         if not isinstance(error, DovetailError):
             return cls("", describe_failure(error))

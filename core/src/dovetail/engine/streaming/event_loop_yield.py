@@ -10,7 +10,7 @@ import asyncio
 from dovetail.clock import Clock
 
 
-class LoopTurns:
+class EventLoopYield:
     """Work of one kind in one event loop, `slice_ns` of it in each turn, whoever does it."""
 
     def __init__(self, clock: Clock, slice_ns: int) -> None:

@@ -14,7 +14,7 @@ from dovetail.request import EngineCoreRequest, Request, RequestStatus
 from dovetail.scheduling.life_cycle import change_status
 
 
-class Gatehouse:
+class AdmissionGates:
     """Holds requests, by id, with the gates that each still waits for."""
 
     def __init__(self, gates: Sequence[AdmissionGate]) -> None:

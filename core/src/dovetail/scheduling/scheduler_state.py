@@ -10,22 +10,22 @@ from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.plan import StepBuilder
 from dovetail.request import Request
 from dovetail.rows import RowAllocator
-from dovetail.scheduling.cohort import Cohort
+from dovetail.scheduling.decode_batch import DecodeBatch
 from dovetail.scheduling.draft import StepDraft
 from dovetail.scheduling.encoder_budget import EncoderBudget
-from dovetail.scheduling.lobby import Lobby
+from dovetail.scheduling.held_requests import HeldRequests
 from dovetail.scheduling.remote_loads import RemoteLoads
 
 MAX_BLOCKS_HASHED = 8_192
 """Blocks of waiting prompts that one step computes the hashes of, some 10 ms."""
 
 
-class Holdings:
+class SchedulerState:
     """Rows, blocks, requests and the step in the making.
 
-    requests: all that have not ended, by id. lobby: those that cannot be admitted yet. running:
-    those that hold a row, in the order of their admission. loads: those that hold blocks and no row
-    yet. encoder: what a step may encode.
+    requests: all that have not ended, by id. held_requests: those that cannot be admitted yet.
+    running: those that hold a row, in the order of their admission. loads: those that hold blocks
+    and no row yet. encoder: what a step may encode.
     num_groups: of layers, each with blocks of its own. draft: the step that is being
     planned, or the last one. last_step: the last plan that was handed out. now_ns: when the
     scheduler was last called.
@@ -44,9 +44,9 @@ class Holdings:
         self.num_groups = len(context.kv_cache.groups)
         self.builder = StepBuilder(num_groups=self.num_groups)
         self.requests: dict[str, Request] = {}
-        self.lobby = Lobby(context.gates)
-        self.cohort = Cohort(context.kv_cache.block_size)
-        self.running = self.cohort.running
+        self.held_requests = HeldRequests(context.gates)
+        self.decode_batch = DecodeBatch(context.kv_cache.block_size)
+        self.running = self.decode_batch.running
         self.encoder = EncoderBudget(limits)
         self.draft = StepDraft(limits.max_num_batched_tokens, self.encoder)
         self.last_step = -1

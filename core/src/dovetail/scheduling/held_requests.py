@@ -9,31 +9,31 @@ from collections.abc import Iterable, Sequence
 
 from dovetail.interfaces.admission import AdmissionGate
 from dovetail.request import EngineCoreRequest, Request
-from dovetail.scheduling.gatehouse import Gatehouse
+from dovetail.scheduling.admission_gates import AdmissionGates
 
 
-class Lobby:
+class HeldRequests:
     """Holds requests until they are let in. closed: whether a pause holds whoever comes."""
 
     def __init__(self, gates: Sequence[AdmissionGate]) -> None:
         self.closed = False
-        self._gatehouse = Gatehouse(gates)
+        self._admission_gates = AdmissionGates(gates)
         self._aside: dict[Request, None] = {}
 
     def __len__(self) -> int:
-        return len(self._gatehouse) + len(self._aside)
+        return len(self._admission_gates) + len(self._aside)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._aside or request in self._gatehouse
+        return request in self._aside or request in self._admission_gates
 
     def ask(self, asked: EngineCoreRequest) -> list[AdmissionGate]:
         """Return the gates that hold a new request; let a gate's RequestError through."""
-        return self._gatehouse.ask(asked)
+        return self._admission_gates.ask(asked)
 
     def enter(self, request: Request, gates: list[AdmissionGate]) -> bool:
         """Take a new request in; return False if it may go on to the queue at once."""
         if gates:
-            self._gatehouse.hold(request, gates)
+            self._admission_gates.hold(request, gates)
         elif self.closed:
             self._aside[request] = None
         return bool(gates) or self.closed
@@ -42,7 +42,7 @@ class Lobby:
         """Hold `request` no longer; return whether it was held."""
         held = request in self
         if self._aside.pop(request, self) is self:
-            self._gatehouse.discard(request)
+            self._admission_gates.discard(request)
         return held
 
     def close(self, requests: Iterable[Request]) -> None:
@@ -58,9 +58,9 @@ class Lobby:
 
     def take_ready(self) -> list[Request]:
         """Return those whose gates have let them pass, and hold them no longer."""
-        if not len(self._gatehouse):
+        if not len(self._admission_gates):
             return []
-        ready = self._gatehouse.take_ready()
+        ready = self._admission_gates.take_ready()
         if not self.closed:
             return ready
         self._aside |= dict.fromkeys(ready)
@@ -68,4 +68,4 @@ class Lobby:
 
     def take_failed(self) -> list[tuple[Request, str]]:
         """Return those that can never pass, with a message, and hold them no longer."""
-        return self._gatehouse.take_failed() if len(self._gatehouse) else []
+        return self._admission_gates.take_failed() if len(self._admission_gates) else []

@@ -20,7 +20,7 @@ _TORCH_SAYS = ("can't allocate memory", "Cannot allocate memory", "not enough me
 
 
 @contextmanager
-def tells_shortage(purpose: str, remedy: str) -> Iterator[None]:
+def explain_oom(purpose: str, remedy: str) -> Iterator[None]:
     """Raise CapacityError, saying `purpose` and `remedy`, where the block runs out of memory.
 
     Serves as a decorator, too. Every other error passes as it is; so does a CapacityError.
@@ -30,7 +30,7 @@ def tells_shortage(purpose: str, remedy: str) -> Iterator[None]:
     except CapacityError:
         raise
     except Exception as error:
-        cause = _shortage(error)
+        cause = _oom_message(error)
         if cause is None:
             raise
         raise CapacityError(
@@ -39,7 +39,7 @@ def tells_shortage(purpose: str, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def _shortage(error: BaseException) -> BaseException | None:
+def _oom_message(error: BaseException) -> BaseException | None:
     """Return the error that tells of want of memory: this one or a cause of it; None if none."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return error
@@ -47,7 +47,7 @@ def _shortage(error: BaseException) -> BaseException | None:
         return error
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _TORCH_SAYS):
         return error
-    return None if error.__cause__ is None else _shortage(error.__cause__)
+    return None if error.__cause__ is None else _oom_message(error.__cause__)
 
 
 def _first_line(error: BaseException) -> str:

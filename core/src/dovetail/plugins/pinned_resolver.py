@@ -18,7 +18,7 @@ from dovetail.plugins.resolution import Resolution
 from dovetail.plugins.resolver import Resolver
 
 
-class ShippedResolver(Resolver):
+class PinnedResolver(Resolver):
     """Finds references among resolutions that another process made."""
 
     def __init__(

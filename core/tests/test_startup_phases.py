@@ -14,7 +14,7 @@ from dovetail.processes.startup_phases import StartUp, describe_phases, enter_ph
 
 def test_phases_are_noted_and_told_in_order():
     clock, told = ManualClock(), []
-    with StartUp(clock, deadline_s=60, tell=told.append) as start:
+    with StartUp(clock, deadline_s=60, notify=told.append) as start:
         start.enter("first")
         clock.advance(1_500_000_000)
         enter_phase("second")
@@ -79,7 +79,7 @@ def test_a_phase_is_not_silent_for_long(caplog):
         time.sleep(0.2)
     told = [one.getMessage() for one in caplog.records]
     assert 2 <= len(told) <= 4
-    assert all("load_model goes on" in one and "test_start_phases" in one for one in told)
+    assert all("load_model goes on" in one and "test_startup_phases" in one for one in told)
 
 
 def test_a_phase_that_hangs_is_broken_off_where_it_is():
@@ -106,7 +106,7 @@ def test_a_plugin_whose_making_hangs_is_not_told_as_broken():
         construct("worker", Endless, ())
     message = str(raised.value)
     assert "start_timeout_s" in message and "load_model" in message
-    assert "Endless" not in message and "test_start_phases" in message, "where it was"
+    assert "Endless" not in message and "test_startup_phases" in message, "where it was"
 
 
 def test_elsewhere_than_in_the_main_thread_a_late_phase_is_told(caplog):

@@ -1,4 +1,4 @@
-"""Wishes one by one: what each is granted, why it is denied, and which are illegal."""
+"""Actions one by one: what each is granted, why it is denied, and which are illegal."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from dovetail.errors import PolicyError
 from dovetail.interfaces import (
     CONTINUE,
     Denied,
-    Displace,
     Evict,
     Grant,
     Hold,
     Policy,
+    PreemptAndAdmit,
     Run,
 )
 from dovetail.request import EngineCoreRequest, Request
@@ -71,20 +71,20 @@ def steer(drive):
     return make
 
 
-def wish(*names_and_wishes):
-    """A script: (name, wish of it), …"""
+def action(*names_and_actions):
+    """A script: (name, action of it), …"""
 
     def script(view):
         known = by_name([*view.running, *view.waiting])
-        for name, make in names_and_wishes:
+        for name, make in names_and_actions:
             yield make(known[name])
 
     return script
 
 
-def wishing(*wishes):
+def acting(*actions):
     def script(view):
-        return (one for one in wishes)
+        return (one for one in actions)
 
     return script
 
@@ -92,9 +92,9 @@ def wishing(*wishes):
 # --- what is granted --------------------------------------------------------------------------
 
 
-def test_wishes_are_granted_in_their_order_and_are_the_plans(steer):
+def test_actions_are_granted_in_their_order_and_are_the_plans(steer):
     driver = steer(running="abc", waiting="de")
-    runs, answers = driver.plan_by(wish(("c", Run), ("e", Run), ("a", Run)))
+    runs, answers = driver.plan_by(action(("c", Run), ("e", Run), ("a", Run)))
     assert list(runs.items()) == [("c", (4, 1)), ("e", (0, 4)), ("a", (4, 1))]
     assert answers == [Grant(num_tokens=1), Grant(num_tokens=4), Grant(num_tokens=1)]
 
@@ -120,26 +120,28 @@ def test_the_hit_of_an_admission_is_told(steer):
     driver.add("a", [7] * 9, max_tokens=1)
     driver.run()
     driver.add("b", [7] * 9, max_tokens=1)
-    _, answers = driver.plan_by(wish(("b", Run)))
+    _, answers = driver.plan_by(action(("b", Run)))
     assert answers == [Grant(num_tokens=1, num_cached=8)]
 
 
 def test_max_tokens_budget_and_threshold_cut_a_piece(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16, max_num_seqs=8)
-    runs, _ = driver.plan_by(wish(("b", lambda one: Run(one, 5)), ("a", Run)))
+    runs, _ = driver.plan_by(action(("b", lambda one: Run(one, 5)), ("a", Run)))
     assert runs == {"b": (0, 5), "a": (0, 11)}
     driver.settle()
-    runs, _ = driver.plan_by(wish(("b", lambda one: Run(one, 3)), ("a", lambda one: Run(one, 99))))
+    runs, _ = driver.plan_by(
+        action(("b", lambda one: Run(one, 3)), ("a", lambda one: Run(one, 99)))
+    )
     assert runs == {"b": (5, 3), "a": (11, 9)}
     driver = steer(waiting="a", prompt=20, long_prefill_token_threshold=6)
-    runs, _ = driver.plan_by(wish(("a", Run)))
+    runs, _ = driver.plan_by(action(("a", Run)))
     assert runs == {"a": (0, 6)}
 
 
 def test_whole_is_all_or_nothing(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
     runs, answers = driver.plan_by(
-        wish(("a", lambda one: Run(one, whole=True)), ("b", lambda one: Run(one, 9, whole=True)))
+        action(("a", lambda one: Run(one, whole=True)), ("b", lambda one: Run(one, 9, whole=True)))
     )
     assert runs == {"b": (0, 9)} and [a.denied for a in answers] == [Denied.BUDGET, None]
 
@@ -147,10 +149,10 @@ def test_whole_is_all_or_nothing(steer):
 def test_a_reserve_holds_blocks_from_now_on_and_no_more_than_can_be_needed(steer):
     driver = steer(waiting="ab", num_blocks=10)
     free = driver.scheduler.view
-    driver.plan_by(wish(("a", lambda one: Run(one, reserve=9))))
+    driver.plan_by(action(("a", lambda one: Run(one, reserve=9))))
     assert free.num_free_blocks == 10 - 3
     driver.settle()
-    driver.plan_by(wish(("a", lambda one: Run(one, reserve=10**9))))
+    driver.plan_by(action(("a", lambda one: Run(one, reserve=10**9))))
     assert free.num_free_blocks == 10 - 4  # 4 prompt tokens and 9 more
     driver.run()
 
@@ -159,7 +161,7 @@ def test_evicting_who_was_granted_rolls_the_step_back(steer):
     driver = steer(running="ab", waiting="cde", num_blocks=20, max_num_batched_tokens=8)
     free = driver.scheduler.view.num_free_blocks
     runs, answers = driver.plan_by(
-        wish(("c", Run), ("a", Run), ("c", Evict), ("a", Evict), ("b", Run), ("e", Run))
+        action(("c", Run), ("a", Run), ("c", Evict), ("a", Evict), ("b", Run), ("e", Run))
     )
     assert runs == {"b": (4, 1), "e": (0, 4)}
     assert all(answers)
@@ -186,34 +188,36 @@ def test_evicting_who_was_granted_rolls_the_step_back(steer):
 )
 def test_admissions_end_where_something_ends(steer, limits, script, denied):
     driver = steer(running="ab", waiting="cde", prompt=8, **limits)
-    _, answers = driver.plan_by(wish(*((name, Run) for name in script)))
+    _, answers = driver.plan_by(action(*((name, Run) for name in script)))
     assert [answer.denied for answer in answers] == denied
 
 
 def test_nobody_comes_back_in_the_step_in_which_it_was_evicted(steer):
     driver = steer(running="ab")
-    _, answers = driver.plan_by(wish(("a", Evict), ("a", Run), ("a", Displace)))
+    _, answers = driver.plan_by(action(("a", Evict), ("a", Run), ("a", PreemptAndAdmit)))
     assert [answer.denied for answer in answers] == [None, Denied.NOT_READY, Denied.NOT_READY]
 
 
 def test_there_is_nothing_to_compute_while_the_last_token_is_on_its_way(steer):
     driver = steer(running="a", max_tokens=2)
     driver.plan()
-    runs, answers = driver.plan_by(wish(("a", Run)))
+    runs, answers = driver.plan_by(action(("a", Run)))
     assert runs == {} and answers[0].denied is Denied.NOTHING
     assert driver.scheduler.view.num_uncomputed_tokens(driver.scheduler.view.running[0]) == 0
 
 
 def test_a_step_that_preempted_for_want_of_blocks_admits_nobody(steer):
     driver = steer(running="ab", num_blocks=2, waiting="0")
-    runs, answers = driver.plan_by(wish(("a", Run), ("b", Run), ("0", Run), ("0", Displace)))
+    runs, answers = driver.plan_by(
+        action(("a", Run), ("b", Run), ("0", Run), ("0", PreemptAndAdmit))
+    )
     assert runs == {"a": (4, 1)}  # b was its victim, and waits
     assert [a.denied for a in answers] == [None, *[Denied.PRESSURE] * 3]
 
 
 def test_an_explicit_eviction_is_no_pressure(steer):
     driver = steer(running="ab", waiting="c", max_num_seqs=2)
-    runs, _ = driver.plan_by(wish(("a", Evict), ("c", Run), ("b", Run)))
+    runs, _ = driver.plan_by(action(("a", Evict), ("c", Run), ("b", Run)))
     assert runs.keys() == {"b", "c"}
 
 
@@ -222,7 +226,7 @@ def test_an_explicit_eviction_is_no_pressure(steer):
 
 def test_a_displacement_takes_as_few_as_it_needs_in_the_order_of_victim(steer):
     driver = steer(running="abc", waiting="0", num_blocks=3, prompt=4)
-    runs, answers = driver.plan_by(wish(("0", Displace)))
+    runs, answers = driver.plan_by(action(("0", PreemptAndAdmit)))
     assert runs == {"0": (0, 4)} and all(answers)
     assert driver.running() == ["a", "b", "0"] and driver.waiting() == ["c"]
 
@@ -230,14 +234,14 @@ def test_a_displacement_takes_as_few_as_it_needs_in_the_order_of_victim(steer):
 def test_a_displacement_that_would_not_be_enough_evicts_nobody(steer):
     driver = steer(running="az", num_blocks=6, prompt=8)
     driver.add("m", 20, priority=ord("m"))
-    runs, answers = driver.plan_by(wish(("m", Displace), ("a", Run), ("z", Run)))
+    runs, answers = driver.plan_by(action(("m", PreemptAndAdmit), ("a", Run), ("z", Run)))
     assert answers[0].denied is Denied.BLOCKS
     assert runs.keys() == {"a", "z"} and driver.running() == ["a", "z"]
 
 
 def test_only_worse_ranks_give_way(steer):
     driver = steer(running="ab", waiting="z", max_num_seqs=2)
-    _, answers = driver.plan_by(wish(("z", Displace)))
+    _, answers = driver.plan_by(action(("z", PreemptAndAdmit)))
     assert answers[0].denied is Denied.SEATS and driver.running() == ["a", "b"]
 
 
@@ -249,7 +253,7 @@ def test_shared_blocks_do_not_count_as_given_up(steer):
     driver.add("a", 16, priority=0)
     driver.add("m", [9] * 20, priority=ord("m"))
     assert driver.scheduler.view.num_free_blocks == 2
-    _, answers = driver.plan_by(wish(("a", Displace)))
+    _, answers = driver.plan_by(action(("a", PreemptAndAdmit)))
     assert answers[0] and driver.running() == ["a"]  # one of them alone would have freed one block
 
 
@@ -267,43 +271,43 @@ def foreign(name="x"):
 
 
 ILLEGAL = {
-    "no tuple": wishing("run a"),
-    "a short tuple": wishing((0, None)),
-    "no kind": wish(("a", lambda one: (9, one, 0, 0, False))),
-    "no request": wishing(Run(None)),
-    "unknown": wishing(Run(foreign())),
-    "foreign": wishing(Run(foreign("a"))),
-    "granted twice": wish(("a", Run), ("a", Run)),
-    "admitted twice": wish(("c", Run), ("c", Run)),
-    "held after its grant": wish(("a", Run), ("a", Hold)),
-    "run after a hold": wish(("a", Hold), ("a", Run)),
-    "evicted after a hold": wish(("a", Hold), ("a", Evict)),
-    "held twice": wish(("a", Hold), ("a", Hold)),
-    "evicted waiting": wish(("c", Evict)),
-    "evicted twice": wish(("a", Evict), ("a", Evict)),
-    "held waiting": wish(("c", Hold)),
-    "displacing though it runs": wish(("a", Displace)),
-    "negative tokens": wish(("a", lambda one: Run(one, -1))),
-    "a negative reserve": wish(("c", lambda one: Run(one, reserve=-1))),
-    "a negative displacement": wish(("c", lambda one: Displace(one, -1))),
-    "half a token": wish(("a", lambda one: Run(one, 0.5))),
+    "no tuple": acting("run a"),
+    "a short tuple": acting((0, None)),
+    "no kind": action(("a", lambda one: (9, one, 0, 0, False))),
+    "no request": acting(Run(None)),
+    "unknown": acting(Run(foreign())),
+    "foreign": acting(Run(foreign("a"))),
+    "granted twice": action(("a", Run), ("a", Run)),
+    "admitted twice": action(("c", Run), ("c", Run)),
+    "held after its grant": action(("a", Run), ("a", Hold)),
+    "run after a hold": action(("a", Hold), ("a", Run)),
+    "evicted after a hold": action(("a", Hold), ("a", Evict)),
+    "held twice": action(("a", Hold), ("a", Hold)),
+    "evicted waiting": action(("c", Evict)),
+    "evicted twice": action(("a", Evict), ("a", Evict)),
+    "held waiting": action(("c", Hold)),
+    "displacing though it runs": action(("a", PreemptAndAdmit)),
+    "negative tokens": action(("a", lambda one: Run(one, -1))),
+    "a negative reserve": action(("c", lambda one: Run(one, reserve=-1))),
+    "a negative preemption": action(("c", lambda one: PreemptAndAdmit(one, -1))),
+    "half a token": action(("a", lambda one: Run(one, 0.5))),
 }
 
 
 @pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
-def test_an_illegal_wish_raises_where_one_is_strict(steer, script):
+def test_an_illegal_action_raises_where_one_is_strict(steer, script):
     driver = steer(running="ab", waiting="c")
-    with pytest.raises(PolicyError, match=r"policy Scripted, at step 1: the wish .* is illegal"):
+    with pytest.raises(PolicyError, match=r"policy Scripted, at step 1: the action .* is illegal"):
         driver.plan_by(script)
 
 
 @pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
-def test_an_illegal_wish_is_denied_and_counted_otherwise(steer, script):
+def test_an_illegal_action_is_denied_and_counted_otherwise(steer, script):
     driver = steer(running="ab", waiting="c", strict=False)
     _, answers = driver.plan_by(script)
     assert answers[-1].denied is Denied.ILLEGAL and all(answers[:-1])
     driver.settle()
-    assert driver.stats.num_illegal_wishes == 1 and driver.stats.policy_failures == 0
+    assert driver.stats.num_illegal_actions == 1 and driver.stats.policy_failures == 0
     driver.run()
     assert driver.reasons.keys() == set("abc")
 
@@ -314,11 +318,11 @@ def test_an_illegal_wish_is_denied_and_counted_otherwise(steer, script):
 @pytest.mark.parametrize(
     ("setting", "script", "idle"),
     [
-        ({"running": "a"}, wishing(), 1),
-        ({"waiting": "a"}, wishing(), 1),
-        ({"running": "a"}, wish(("a", Hold)), 1),
-        ({}, wishing(), 0),
-        ({"running": "a"}, wishing(CONTINUE), 0),
+        ({"running": "a"}, acting(), 1),
+        ({"waiting": "a"}, acting(), 1),
+        ({"running": "a"}, action(("a", Hold)), 1),
+        ({}, acting(), 0),
+        ({"running": "a"}, acting(CONTINUE), 0),
     ],
 )
 def test_a_step_that_lets_nothing_run_is_noticed(steer, setting, script, idle, caplog):
@@ -333,8 +337,8 @@ def test_a_step_that_lets_nothing_run_is_noticed(steer, setting, script, idle, c
 
 def test_a_step_in_which_nothing_could_run_is_not_idle(steer):
     driver = steer(running="a", waiting="b", max_tokens=2, max_num_seqs=1)
-    driver.plan_by(wishing(CONTINUE))
-    driver.plan_by(wishing())  # a's last token is on its way, and b has no seat
+    driver.plan_by(acting(CONTINUE))
+    driver.plan_by(acting())  # a's last token is on its way, and b has no seat
     driver.settle()
     assert driver.stats.num_idle_steps == 0
 
@@ -342,7 +346,7 @@ def test_a_step_in_which_nothing_could_run_is_not_idle(steer):
 def test_a_policy_that_means_to_is_left_in_peace(steer, caplog):
     driver = steer(running="a")
     driver.policy.work_conserving = False
-    driver.plan_by(wishing())
+    driver.plan_by(acting())
     driver.settle()
     assert driver.stats.num_idle_steps == 0 and not caplog.records
 

@@ -36,7 +36,7 @@ class OptionField:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dossier:
+class PluginDetails:
     """A plugin before it is loaded.
 
     contract: "module:Class". core_version: of that contract, here. fits: whether the manifest's
@@ -87,7 +87,7 @@ def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
     raise PluginError(f"{text!r} names no plugin; write KIND:NAME, such as policy:fcfs.{hint}")
 
 
-def compile_dossier(registry: PluginRegistry, kind: str, reference: str) -> Dossier:
+def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) -> PluginDetails:
     """Return what is known of a plugin, importing nothing; raise as `PluginRegistry.describe`.
 
     A plugin that the user's rules deny is described, too.
@@ -100,7 +100,7 @@ def compile_dossier(registry: PluginRegistry, kind: str, reference: str) -> Doss
         about.distribution,
         first_party=about.first_party,
     )
-    return Dossier(
+    return PluginDetails(
         description=about,
         contract=get_kind(kind).contract,
         is_sketch=get_kind(kind).is_sketch,

@@ -1,8 +1,8 @@
 """The requests that hold a row; those of them that decode side by side take their steps together.
 
 A request that decodes does the same in every step, but for events: a block is full, its last token
-is due. So those that decode are members of one cohort, which keeps the columns of their next step;
-a step moves all of them by adding one to a counter and to a column. A member is touched when
+is due. So those that decode are members of one decode batch, which keeps the columns of their next
+step; a step moves all of them by adding one to a counter and to a column. A member is touched when
 something happens to it. The others that hold a row stand apart.
 
 Knows neither policy nor blocks: what a full block means is the mechanism's.
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from dovetail.lanes import count_on
-from dovetail.request import STANDING, Pace, Request
+from dovetail.int_columns import increment
+from dovetail.request import STATIC_COUNTER, Request, SharedStepCounter
 
 ADMISSION = attrgetter("admission")
 
@@ -37,7 +37,7 @@ def decodes(request: Request) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class DecodeStepRecord:
     """Members that have taken one step together: columns in order of admission, never changed.
 
     order: their admissions. token_ids: their own, to append to. stop_ids: every token that may end
@@ -62,11 +62,11 @@ class Together:
         return place if found else -1
 
 
-class Cohort:
+class DecodeBatch:
     """All that hold a row.
 
     running: in the order of their admission. apart: those that are not members, likewise. Read
-    these two; only the cohort writes to them.
+    these two; only the decode batch writes to them.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -74,7 +74,7 @@ class Cohort:
         self.apart: list[Request] = []
         self._block_size = block_size
         self._num_admissions = 0
-        self._pace = Pace()
+        self._step_counter = SharedStepCounter()
         self._members: list[Request] = []
         self._order: list[int] = []
         self._ids: list[str] = []
@@ -94,7 +94,7 @@ class Cohort:
         return iter(self._members)
 
     def __contains__(self, request: Request) -> bool:
-        return request.pace is self._pace
+        return request.step_counter is self._step_counter
 
     @property
     def last_admission(self) -> int:
@@ -136,7 +136,7 @@ class Cohort:
     def dissolve(self) -> None:
         """Let all members stand apart."""
         for request in self._members:
-            request.keep_pace(STANDING)
+            request.use_counter(STATIC_COUNTER)
         self.apart[:] = self.running
         self._members, self._order, self._ids, self._tokens = [], [], [], []
         self._rows, self._starts = array("i"), array("i")
@@ -152,7 +152,7 @@ class Cohort:
 
         Those whose last token comes with the next step are noted and step out after it.
         """
-        step, size, full = self._pace.num_steps, self._block_size, []
+        step, size, full = self._step_counter.num_steps, self._block_size, []
         for request in self._events.pop(step, ()):
             if request.event_step != step or request not in self:
                 continue  # it was a member when this was noted down
@@ -165,9 +165,9 @@ class Cohort:
                 self._expect_event(request, after=1)
         return full
 
-    def take_step(self) -> Together:
+    def take_step(self) -> DecodeStepRecord:
         """Move all members by one token; return what they did."""
-        taken = Together(
+        taken = DecodeStepRecord(
             members=self._members,
             order=self._order,
             request_ids=self._ids,
@@ -179,7 +179,7 @@ class Cohort:
         )
         self._lent = True
         self._starts = _advanced(self._starts)
-        self._pace.num_steps += 1
+        self._step_counter.num_steps += 1
         self._capped.clear()
         for request in taken.capped:
             self.step_out(request)
@@ -198,10 +198,10 @@ class Cohort:
         for one in members:
             assert one.num_tokens_with_pending == one.num_computed_tokens + 1
             assert one in self._events[one.event_step], "nothing will ever happen to a member"
-            assert one.event_step >= self._pace.num_steps
+            assert one.event_step >= self._step_counter.num_steps
 
     def _insert(self, request: Request) -> None:
-        """Make a member; the lists are the cohort's own."""
+        """Make a member; the lists are the decode batch's own."""
         place = bisect_left(self._order, request.admission)
         self._members.insert(place, request)
         self._order.insert(place, request.admission)
@@ -211,7 +211,7 @@ class Cohort:
         self._starts.insert(place, request.num_computed_tokens)
         self._stops[request.stop_token_ids] += 1
         self._stop_ids = None
-        request.keep_pace(self._pace)
+        request.use_counter(self._step_counter)
         self._expect_event(request, after=0)
 
     def _remove(self, request: Request) -> None:
@@ -224,7 +224,7 @@ class Cohort:
         if not self._stops[request.stop_token_ids]:
             del self._stops[request.stop_token_ids]
             self._stop_ids = None
-        request.keep_pace(STANDING)
+        request.use_counter(STATIC_COUNTER)
 
     def _own(self) -> None:
         """Before a change: copy what a step has been given."""
@@ -238,7 +238,7 @@ class Cohort:
         """Note when its block is full or its last token due, at the earliest `after` steps on."""
         full = -(request.num_computed_tokens + after) % self._block_size
         last = request.max_total_tokens - 1 - request.num_tokens_with_pending - after
-        request.event_step = self._pace.num_steps + after + min(full, last)
+        request.event_step = self._step_counter.num_steps + after + min(full, last)
         self._events[request.event_step].append(request)
 
     def _all_stop_ids(self) -> frozenset[int]:
@@ -250,5 +250,5 @@ class Cohort:
 def _advanced(starts: array[int]) -> array[int]:
     """Return the column plus one in every place; positions are below 2**31 - 1."""
     moved = starts[:]
-    count_on(memoryview(moved), len(moved))
+    increment(memoryview(moved), len(moved))
     return moved

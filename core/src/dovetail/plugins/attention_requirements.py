@@ -1,8 +1,8 @@
 """What a model asks of its attention backend, from facts of the model and of the configuration.
 
-`attention_ask` is the one place where facts become an ask. `read_attention_facts` gets them from
-config.json, so that an answer needs neither weights nor a tensor library; a worker knows them from
-the layers that it has made. Knows no architecture and no backend.
+`attention_requirements` is the one place where facts become an ask. `read_attention_facts` gets
+them from config.json, so that an answer needs neither weights nor a tensor library; a worker knows
+them from the layers that it has made. Knows no architecture and no backend.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionAsk
+from dovetail.interfaces.attention import AttentionRequirements
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
@@ -31,7 +31,9 @@ class AttentionFacts:
     sinks: bool = False
 
 
-def attention_ask(facts: AttentionFacts, config: EngineConfig, device_type: str) -> AttentionAsk:
+def attention_requirements(
+    facts: AttentionFacts, config: EngineConfig, device_type: str
+) -> AttentionRequirements:
     """Return what a backend has to do. config: resolved. device_type: as tensors are told it."""
     features = {
         "sliding_window": facts.sliding_window,
@@ -39,7 +41,7 @@ def attention_ask(facts: AttentionFacts, config: EngineConfig, device_type: str)
         "sinks": facts.sinks,
         "batch_invariant": config.compute.batch_invariant,
     }
-    return AttentionAsk(
+    return AttentionRequirements(
         device_type=device_type,
         dtype=config.model.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,

@@ -14,15 +14,15 @@ _NUM_COMPARED = 1024
 """Integers in one comparison."""
 
 
-def count_on(column: memoryview, num: int) -> None:
+def increment(column: memoryview, num: int) -> None:
     """Add one to each of the first `num` integers of `column`, in place.
 
     column: writable, contiguous, of native integers, none negative and none the greatest of their
     size, so that none overflows into the next.
     """
-    lanes = column[:num].cast("B")
-    total = int.from_bytes(lanes, sys.byteorder) + _ones(num, column.itemsize)
-    lanes[:] = total.to_bytes(len(lanes), sys.byteorder)
+    column_bytes = column[:num].cast("B")
+    total = int.from_bytes(column_bytes, sys.byteorder) + _ones(num, column.itemsize)
+    column_bytes[:] = total.to_bytes(len(column_bytes), sys.byteorder)
 
 
 def all_below(column: array[int], limit: int) -> bool:

@@ -47,7 +47,7 @@ def make_registry(config: EngineConfig) -> PluginRegistry:
     return PluginRegistry(policy=config.plugins.policy(), options=config.plugin_options)
 
 
-def check_picks(config: EngineConfig, plugins: PluginRegistry) -> None:
+def check_plugin_choices(config: EngineConfig, plugins: PluginRegistry) -> None:
     """Raise a PluginError for the first plugin that `config` names and that is not to be found."""
     for kind, reference in _picks(config):
         if reference == AUTO:

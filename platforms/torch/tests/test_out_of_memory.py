@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dovetail.errors import CapacityError, PluginLoadError
-from dovetail_torch.memory_shortage import tells_shortage
+from dovetail_torch.out_of_memory import explain_oom
 
 
-@tells_shortage("the test", "run another")
+@explain_oom("the test", "run another")
 def run(action):
     return action()
 

@@ -4,7 +4,7 @@ import pytest
 
 from dovetail.errors import RequestError
 from dovetail.request import Request, RequestStatus
-from dovetail.scheduling.gatehouse import Gatehouse
+from dovetail.scheduling.admission_gates import AdmissionGates
 from dovetail_devkit.fakes.gate import FakeGate
 from dovetail_devkit.suites.scheduler import make_request
 
@@ -25,7 +25,7 @@ def enter(house, name):
 
 def test_who_has_to_wait_for_nothing_is_not_held():
     gate = FakeGate(wants=lambda request: request.request_id == "b")
-    house = Gatehouse([gate])
+    house = AdmissionGates([gate])
     assert enter(house, "a").status is RequestStatus.WAITING
     held = enter(house, "b")
     assert list(house) == [held] and gate.held == ["b"]
@@ -35,7 +35,7 @@ def test_who_has_to_wait_for_nothing_is_not_held():
 
 def test_all_gates_must_open_and_they_open_in_any_order():
     first, second = FakeGate(), FakeGate(wants=lambda request: request.request_id != "c")
-    house = Gatehouse([first, second])
+    house = AdmissionGates([first, second])
     a, b, c = (enter(house, name) for name in "abc")
     second.open("a")
     first.open("c")
@@ -49,7 +49,7 @@ def test_all_gates_must_open_and_they_open_in_any_order():
 
 def test_one_failure_is_enough_and_the_other_gates_forget():
     first, second = FakeGate(), FakeGate()
-    house = Gatehouse([first, second])
+    house = AdmissionGates([first, second])
     a, b = (enter(house, name) for name in "ab")
     second.fail("a", "no such grammar")
     assert house.take_failed() == [(a, "no such grammar")]
@@ -62,7 +62,7 @@ def test_one_failure_is_enough_and_the_other_gates_forget():
 
 def test_both_gates_may_fail_at_once():
     first, second = FakeGate(), FakeGate()
-    house = Gatehouse([first, second])
+    house = AdmissionGates([first, second])
     a = enter(house, "a")
     first.fail("a", "one")
     second.fail("a", "two")
@@ -72,7 +72,7 @@ def test_both_gates_may_fail_at_once():
 
 def test_who_is_discarded_is_forgotten_even_on_its_way_out():
     first, second = FakeGate(), FakeGate()
-    house = Gatehouse([first, second])
+    house = AdmissionGates([first, second])
     a, b = (enter(house, name) for name in "ab")
     first.open("a")
     house.discard(a)
@@ -84,7 +84,7 @@ def test_who_is_discarded_is_forgotten_even_on_its_way_out():
 
 def test_a_refusal_leaves_nothing_held():
     gate = FakeGate()
-    house = Gatehouse([gate, RefusingGate()])
+    house = AdmissionGates([gate, RefusingGate()])
     with pytest.raises(RequestError, match="no grammar"):
         enter(house, "a")
     assert gate.held == [] and len(house) == 0

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from dovetail.lanes import all_below, count_on
+from dovetail.int_columns import all_below, increment
 
 
 @pytest.mark.parametrize("typecode", ["i", "l", "q"])
@@ -17,7 +17,7 @@ def test_each_of_the_first_counts_one_on(typecode, num):
     for place in range(0, num, 3):
         numbers[place] = (1 << bits) - 2  # the greatest that can be counted on
     column = array(typecode, numbers)
-    count_on(memoryview(column), num)
+    increment(memoryview(column), num)
     assert list(column) == [number + 1 for number in numbers[:num]] + [5, 6]
 
 

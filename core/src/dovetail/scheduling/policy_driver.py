@@ -1,0 +1,137 @@
+"""A policy's actions for one step, heard one by one and answered by the mechanism.
+
+Here it is decided whether an action is legal: about a request of this scheduler, in a state in
+which it can be wished for, once. What a legal action gets is the mechanism's. A policy that breaks
+off is replaced (`policy_host`), and the rest of the step is first come, first served.
+"""
+
+from __future__ import annotations
+
+from dovetail.errors import PolicyError
+from dovetail.interfaces.policy import ActionKind, Denied, Grant
+from dovetail.request import Request
+from dovetail.scheduling.grants import DENIALS, DONE
+from dovetail.scheduling.mechanism import Mechanism
+from dovetail.scheduling.policy_host import PolicyHost
+from dovetail.scheduling.scheduler_state import SchedulerState
+
+_RUN, _PREEMPT_AND_ADMIT, _EVICT, _HOLD, _CONTINUE = ActionKind
+_ACTIONS_PER_REQUEST = 8
+"""More actions than this for each request, and some: a policy that never ends its plan."""
+
+
+class PolicyDriver:
+    """Runs the generator of `Policy.plan` against the step in the making."""
+
+    def __init__(self, state: SchedulerState, mechanism: Mechanism, host: PolicyHost) -> None:
+        self._state = state
+        self._mechanism = mechanism
+        self._host = host
+
+    def plan_step(self) -> None:
+        """Let the policy plan the step that has begun."""
+        host, mechanism = self._host, self._mechanism
+        policy = host.policy
+        self._follow()
+        if host.policy is not policy:
+            self._state.draft.held.clear()
+            mechanism.continue_running()
+            mechanism.admit_waiting()
+        elif self._state.draft.empty and policy.work_conserving and mechanism.can_grant():
+            host.warn_idle()
+
+    def _follow(self) -> None:
+        """Answer actions until the policy has no more, or is no longer in charge."""
+        host = self._host
+        policy = host.policy
+        most = 64 + _ACTIONS_PER_REQUEST * len(self._state.requests)
+        answer: Grant | None = None
+        try:
+            send = policy.plan(host.view).send
+        except Exception as error:
+            host.fail("it planned a step", error)
+            return
+        for _ in range(most):
+            try:
+                action = send(answer)  # type: ignore[arg-type]  # None begins a generator
+            except StopIteration:
+                return
+            except Exception as error:
+                host.fail("it planned a step", error)
+                return
+            answer = self._answer(action)
+            if host.policy is not policy:
+                return
+        endless = PolicyError(f"the policy {host.name} wished {most} times in one step")
+        host.fail("it planned a step", endless)
+
+    def _answer(self, action: object) -> Grant:
+        if type(action) is not tuple or len(action) != 5:
+            return self._refuse(
+                action, "it is not an action; make it with Run, Displace, Evict or Hold"
+            )
+        kind, request, max_tokens, reserve, whole = action
+        if kind is _CONTINUE:
+            return self._mechanism.continue_running()
+        if not isinstance(request, Request) or (
+            self._state.requests.get(request.request_id) is not request
+        ):
+            return self._refuse(action, "no such request is alive in this scheduler")
+        draft = self._state.draft
+        if request in draft.held:
+            return self._refuse(action, "it is held in this step")
+        if kind is _EVICT:
+            return self._evict(request, action)
+        if draft.has_grant(request):
+            return self._refuse(action, "it has its grant of this step")
+        if kind is _RUN:
+            return self._run(request, max_tokens, reserve, whole)
+        if kind is _HOLD:
+            return self._hold(request, action)
+        if kind is _PREEMPT_AND_ADMIT:
+            return self._preempt_and_admit(request, max_tokens)
+        return self._refuse(action, f"{kind!r} is no kind of action")
+
+    def _run(self, request: Request, max_tokens: object, reserve: object, whole: object) -> Grant:
+        if not (_is_count(max_tokens) and _is_count(reserve)):
+            action = (_RUN, request, max_tokens, reserve, whole)
+            return self._refuse(action, "max_tokens and reserve must be integers from 0 on")
+        if self._is_held(request):
+            return DENIALS[Denied.NOT_READY]
+        do = self._mechanism.run if request.row >= 0 else self._mechanism.admit
+        return do(request, max_tokens, reserve, bool(whole))  # type: ignore[arg-type]
+
+    def _preempt_and_admit(self, request: Request, max_tokens: object) -> Grant:
+        action = (_PREEMPT_AND_ADMIT, request, max_tokens)
+        if request.row >= 0:
+            return self._refuse(action, "it runs already")
+        if not _is_count(max_tokens):
+            return self._refuse(action, "max_tokens must be an integer from 0 on")
+        if self._is_held(request):
+            return DENIALS[Denied.NOT_READY]
+        return self._mechanism.preempt_and_admit(request, max_tokens)  # type: ignore[arg-type]
+
+    def _is_held(self, request: Request) -> bool:
+        """Return whether `request` waits for a gate, the end of a pause, or its blocks."""
+        state = self._state
+        return request.row < 0 and (request in state.held_requests or request in state.loads)
+
+    def _evict(self, request: Request, action: object) -> Grant:
+        if request.row < 0:
+            return self._refuse(action, "it does not run")
+        self._mechanism.evict(request)
+        return DONE
+
+    def _hold(self, request: Request, action: object) -> Grant:
+        if request.row < 0:
+            return self._refuse(action, "it does not run")
+        self._mechanism.hold(request)
+        return DONE
+
+    def _refuse(self, action: object, why: str) -> Grant:
+        self._host.refuse(f"the action {action!r} is illegal: {why}")
+        return DENIALS[Denied.ILLEGAL]
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and number >= 0

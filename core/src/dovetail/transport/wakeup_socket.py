@@ -1,0 +1,143 @@
+"""A socket pair between two processes: wakes the peer, passes descriptors, and reports its death.
+
+The sockets preserve packet boundaries. A socket is closed with its last descriptor, so the death of
+a process is noticed at once. Linux only. Packets of any other form are rejected, and descriptors
+that come with them are closed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from struct import Struct
+
+from dovetail.errors import MessageError, PeerLostError
+
+MAX_DESCRIPTORS = 1024
+"""The most received descriptors that may be waiting to be taken."""
+_NOTIFICATION = b"!"
+_DESCRIPTOR = Struct("=cQ")
+_DESCRIPTOR_KIND = b"p"
+_GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+
+class WakeupSocket:
+    """One end. `descriptors`: those received, by number; whoever takes one out closes it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Own `end`, which is one of `socketpair(AF_UNIX, SOCK_SEQPACKET)`."""
+        end.setblocking(False)
+        self._socket = end
+        self.lost = False
+        self.descriptors: dict[int, int] = {}
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._socket.fileno()
+
+    def notify(self) -> None:
+        """Wake the peer; do nothing if it is gone or was already notified."""
+        try:
+            self._socket.send(_NOTIFICATION)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.lost = True
+
+    def send_descriptor(self, number: int, descriptor: int) -> bool:
+        """Send a descriptor to the peer; return False if it must receive others first.
+
+        Raises PeerLostError if it is gone.
+        """
+        try:
+            socket.send_fds(
+                self._socket, [_DESCRIPTOR.pack(_DESCRIPTOR_KIND, number)], [descriptor]
+            )
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.lost = True
+            raise PeerLostError("the other process has closed its end.") from None
+        return True
+
+    def receive(self) -> None:
+        """Receive everything that has arrived, without waiting; set `lost` if the peer is gone.
+
+        Raises MessageError for a packet of another form.
+        """
+        while not self.lost:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._socket, _DESCRIPTOR.size + 1, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet, descriptors = b"", []
+            self._take(packet, descriptors)
+
+    def _take(self, packet: bytes, descriptors: list[int]) -> None:
+        if packet == _NOTIFICATION and not descriptors:
+            return
+        if not packet and not descriptors:
+            self.lost = True
+            return
+        if (
+            len(packet) == _DESCRIPTOR.size
+            and packet[:1] == _DESCRIPTOR_KIND
+            and len(descriptors) == 1
+        ):
+            number = _DESCRIPTOR.unpack(packet)[1]
+            if number not in self.descriptors and len(self.descriptors) < MAX_DESCRIPTORS:
+                self.descriptors[number] = descriptors[0]
+                return
+        _close_all(descriptors)
+        raise MessageError(
+            f"unexpected packet: {len(packet)} bytes, {len(descriptors)} descriptors, "
+            f"{len(self.descriptors)} already waiting."
+        )
+
+    def close(self) -> None:
+        """Close this end and the descriptors that nobody took. May be called twice.
+
+        The other side notices, though a forked child may hold a copy of this end.
+        """
+        _close_all(self.descriptors.values())
+        self.descriptors.clear()
+        hang_up(self._socket)
+
+
+class WakeupPoller:
+    """Several ends that one process listens to at once."""
+
+    def __init__(self, wakeups: Sequence[WakeupSocket]) -> None:
+        self._wakeups = wakeups
+        self._poll = select.poll()
+        for wakeup in wakeups:
+            self._poll.register(wakeup.fileno(), select.POLLIN)
+        self._by_descriptor = {wakeup.fileno(): wakeup for wakeup in wakeups}
+
+    def wait(self, timeout_ms: int) -> None:
+        """Sleep until a notification or a lost peer, `timeout_ms` at most; receive what arrived.
+
+        A lost socket is not polled any more.
+        """
+        for descriptor, events in self._poll.poll(timeout_ms):
+            wakeup = self._by_descriptor[descriptor]
+            wakeup.receive()
+            if wakeup.lost or events & _GONE:
+                wakeup.lost = True
+                self._poll.unregister(descriptor)
+
+
+def hang_up(end: socket.socket) -> None:
+    """Close a socket so that the other side notices, though a fork may hold a copy of this end."""
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,158 @@
+from array import array
+
+import pytest
+
+from dovetail.request import EngineCoreRequest, Request
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling.decode_batch import DecodeBatch
+
+
+def decoding(row, *, computed=5, max_tokens=9, stop=()):
+    """A request whose prompt is computed and whose first token is on its way."""
+    asked = EngineCoreRequest(
+        request_id=f"r{row}",
+        prompt_token_ids=tuple(range(computed)),
+        sampling_params=SamplingParams(),
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(stop),
+    )
+    made = Request(asked, max_model_len=1000)
+    made.row = row
+    made.num_computed_tokens, made.num_tokens_with_pending = computed, computed + 1
+    return made
+
+
+@pytest.fixture
+def decode_batch():
+    return DecodeBatch(4)
+
+
+def join(decode_batch, *requests):
+    for request in requests:
+        decode_batch.admit(request)
+    decode_batch.step_in(list(requests))
+
+
+def step(decode_batch):
+    """A step; return who was due, and what they did."""
+    due = [request.request_id for request in decode_batch.take_due()]
+    taken = decode_batch.take_step()
+    decode_batch.check_integrity()
+    return due, taken
+
+
+def test_members_move_together_and_the_others_stay(decode_batch):
+    one, two, apart = decoding(0), decoding(1, computed=9), decoding(2)
+    join(decode_batch, one, two)
+    decode_batch.admit(apart)
+    _, taken = step(decode_batch)
+    assert taken.members == [one, two] and taken.request_ids == ["r0", "r1"]
+    assert taken.rows == array("i", [0, 1]) and taken.starts == array("i", [5, 9])
+    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (6, 7)
+    assert (two.num_computed_tokens, apart.num_computed_tokens) == (10, 5)
+    assert step(decode_batch)[1].starts == array("i", [6, 10])
+    assert taken.starts == array("i", [5, 9])
+
+
+def test_what_a_step_was_given_does_not_change(decode_batch):
+    requests = [decoding(row) for row in range(4)]
+    join(decode_batch, *requests[:3])
+    _, taken = step(decode_batch)
+    decode_batch.step_out(requests[1])
+    decode_batch.release(requests[0])
+    join(decode_batch, requests[3])
+    assert taken.members == requests[:3] and taken.rows == array("i", [0, 1, 2])
+    assert step(decode_batch)[1].members == requests[2:]
+
+
+def test_the_order_is_that_of_admission_whoever_steps_in_when(decode_batch):
+    requests = [decoding(row) for row in range(5)]
+    for request in requests:
+        decode_batch.admit(request)
+    decode_batch.step_in(requests[3:4])
+    decode_batch.step_in([requests[0], requests[4]])
+    decode_batch.step_in([requests[1], requests[2]])
+    assert list(decode_batch) == requests == decode_batch.running and decode_batch.apart == []
+    decode_batch.step_out(requests[3])
+    decode_batch.step_out(requests[0])
+    assert decode_batch.apart == [requests[0], requests[3]]
+    decode_batch.check_integrity()
+
+
+def test_who_steps_out_keeps_its_count_and_may_come_back(decode_batch):
+    one, two = decoding(0), decoding(1)
+    join(decode_batch, one, two)
+    step(decode_batch)
+    decode_batch.step_out(one)
+    step(decode_batch)
+    assert (one.num_computed_tokens, two.num_computed_tokens) == (6, 7)
+    decode_batch.step_in([one])
+    step(decode_batch)
+    assert (one.num_computed_tokens, two.num_computed_tokens) == (7, 8)
+    decode_batch.dissolve()
+    decode_batch.check_integrity()
+    assert decode_batch.apart == [one, two] and len(decode_batch) == 0
+    assert (one.num_computed_tokens, two.num_computed_tokens) == (7, 8)
+    decode_batch.step_in([one, two])
+    assert step(decode_batch)[1].starts == array("i", [7, 8])
+
+
+def test_members_are_due_when_their_last_block_is_full(decode_batch):
+    join(
+        decode_batch, decoding(0, computed=5, max_tokens=30), decoding(1, computed=8, max_tokens=30)
+    )
+    due = [step(decode_batch)[0] for _ in range(9)]
+    assert due == [["r1"], [], [], ["r0"], ["r1"], [], [], ["r0"], ["r1"]]
+
+
+@pytest.mark.parametrize("max_tokens", [2, 3, 4, 5])
+def test_members_step_out_after_the_step_that_gives_their_last_token(decode_batch, max_tokens):
+    one = decoding(0, max_tokens=max_tokens)
+    join(decode_batch, one, decoding(1, max_tokens=40))
+    for number in range(1, max_tokens):
+        _, taken = step(decode_batch)
+        assert taken.capped == ([one] if number == max_tokens - 1 else [])
+        assert (one in decode_batch) is (number < max_tokens - 1)
+    assert one.num_tokens_with_pending == one.max_total_tokens and decode_batch.apart == [one]
+
+
+def test_events_of_those_that_left_and_came_back_count_once(decode_batch):
+    one = decoding(0, computed=6, max_tokens=4)  # due when its block is full, and then at its end
+    join(decode_batch, one)
+    decode_batch.step_out(one)
+    decode_batch.step_in([one])
+    assert [step(decode_batch)[0] for _ in range(3)] == [[], [], ["r0"]]
+    assert decode_batch.apart == [one]
+
+
+def test_stop_tokens_are_those_of_all_members(decode_batch):
+    one, two, three = decoding(0, stop=(2, 3)), decoding(1, stop=(3, 4)), decoding(2, stop=(2, 3))
+    join(decode_batch, one, two, three)
+    assert step(decode_batch)[1].stop_ids == {2, 3, 4}
+    decode_batch.release(three)
+    assert step(decode_batch)[1].stop_ids == {2, 3, 4}
+    decode_batch.release(two)
+    assert step(decode_batch)[1].stop_ids == {2, 3}
+
+
+def test_places_are_found_by_request(decode_batch):
+    requests = [decoding(row) for row in range(3)]
+    join(decode_batch, *requests)
+    taken = decode_batch.take_step()
+    decode_batch.release(requests[1])
+    assert [taken.place(request) for request in requests] == [0, 1, 2]
+    assert taken.place(decoding(7)) == -1
+    late = decoding(3)
+    decode_batch.admit(late)
+    assert taken.place(late) == -1
+
+
+def test_long_columns_count_right(decode_batch):
+    requests = [decoding(row, computed=row + 1, max_tokens=40) for row in range(300)]
+    requests[7].num_computed_tokens, requests[7].num_tokens_with_pending = 2**31 - 9, 2**31 - 8
+    requests[7].max_total_tokens = 2**31 - 1
+    join(decode_batch, *requests)
+    for number in range(5):
+        starts = step(decode_batch)[1].starts
+        assert starts[7] == 2**31 - 9 + number and starts[8] == 9 + number
+        assert starts[299] == 300 + number and starts[0] == 1 + number
