@@ -55,8 +55,8 @@ check: $(STAMP)  ## format, lint, types, imports, architecture
 sanitize: $(STAMP)  ## run the native kernels under address and undefined-behaviour sanitizers
 	$(BIN)/python platforms/cpu_kernels/sanitize.py
 
-wheels: $(STAMP)  ## run the kit on each member's wheel, alone in an environment of its own
-	$(BIN)/python -m pytest -q -m slow tests/wheels
+wheels: $(STAMP)  ## run the contract suites on a third of the wheels, each alone in an environment
+	$(BIN)/python -m pytest -q -m "slow and not soak" tests/wheels
 
 dist: $(STAMP)  ## build a wheel of each member in dist/, for pip install --find-links dist 'dovetail[cpu]'
 	$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . \

@@ -67,9 +67,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(items: list[pytest.Item]) -> None:
-    """Mark as slow all but one in `n` of the cases of a test with the mark `sampled(n)`.
+    """Leave all but one in `n` of the cases of a test with the mark `sampled(n)` to `make soak`.
 
-    The commit decides which: each case has its turn, and nobody can have searched for them.
+    A hash of the commit selects the cases, so every case is selected at some commit, and a failing
+    case cannot be avoided by choice.
     """
     cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -79,7 +80,7 @@ def _sample(items: list[pytest.Item]) -> None:
     for (_, share), found in cases.items():
         found.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
         for item in found[-(-len(found) // share) :]:
-            item.add_marker("slow")
+            item.add_marker("soak")
 
 
 def _commit() -> bytes:

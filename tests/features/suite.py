@@ -94,11 +94,11 @@ def tree_state() -> str:
     Without git there is none: "".
     """
     try:
-        commit = _git("rev-parse", "HEAD")
+        head = _git("rev-parse", "HEAD")
         names = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    state = hashlib.sha256(commit)
+    state = hashlib.sha256(head)
     for name in sorted(set(filter(None, names))):
         path = ROOT / os.fsdecode(name)
         content = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"none"
@@ -106,6 +106,14 @@ def tree_state() -> str:
     installed = sorted(f"{one.name} {one.version}" for one in distributions())
     state.update("\n".join([sys.version, *installed]).encode())
     return state.hexdigest()
+
+
+def commit() -> bytes:
+    """Return the id of the commit that is checked out; b"" without git."""
+    try:
+        return _git("rev-parse", "HEAD")
+    except (OSError, subprocess.CalledProcessError):
+        return b""
 
 
 def _git(*arguments: str) -> bytes:

@@ -13,8 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import suite
-from prove import unproven
+from prove import SAMPLED as SAMPLED_FAULTS
+from prove import sample_of, unproven
 from table import ROOT, read_features
+from wiring_trial import read_faults
 
 TESTS = """
 import os, time, pytest
@@ -47,8 +49,8 @@ def test_some(number):
 """
 SETTINGS = """
 [tool.pytest.ini_options]
-addopts = ["-m", "not slow"]
-markers = ["clock: one", "slow: two", "sampled: three"]
+addopts = ["-m", "not slow and not soak"]
+markers = ["clock: one", "slow: two", "soak: three", "sampled: four"]
 """
 
 
@@ -177,3 +179,10 @@ def test_one_in_n_cases_of_a_sampled_test_is_run_by_the_commit(tree: Path) -> No
         chosen.append({line for line in done.stdout.splitlines() if "::test_some[" in line})
     assert [len(one) for one in chosen] == [3] * 4
     assert len(set.union(*chosen)) > 3
+
+
+def test_make_features_tries_a_sample_of_the_faults_that_changes_with_the_commit() -> None:
+    faults = read_faults()
+    samples = [sample_of(faults, bytes([number])) for number in range(8)]
+    assert {len(one) for one in samples} == {-(-len(faults) // SAMPLED_FAULTS)}
+    assert {fault.name for one in samples for fault in one} == {fault.name for fault in faults}

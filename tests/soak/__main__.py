@@ -65,6 +65,13 @@ def make_sections() -> list[Section]:
     )
     sections.append(
         Section(
+            name="wiring faults",
+            command=(python, "tests/features/prove.py", "--faults"),
+            limit_s=900,
+        )
+    )
+    sections.append(
+        Section(
             name="random programs",
             command=(python, "-m", "soak.random_programs"),
             limit_s=3000,

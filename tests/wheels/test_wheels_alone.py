@@ -61,6 +61,7 @@ def trials(request, wheels, tmp_path_factory):
         yield {one: pool.submit(kit_says, one, wheels, folders[one]) for one in asked}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
 def test_a_wheel_alone_passes_the_kit(member, trials):
     told = trials[member].result()
