@@ -268,7 +268,7 @@ BROKEN = [
         source=(
             "class Bad(FakeWorker):\n"
             "    def __init__(self, context):\n"
-            "        context.config.scheduler.max_num_seqs = 1\n"
+            "        context.config.max_num_seqs = 1\n"
         ),
         error=PluginLoadError,
         told=("worker acme.parts:Bad", "making it failed", "ValidationError"),
@@ -279,7 +279,7 @@ BROKEN = [
         source=(
             "class Bad(FakeWorker):\n"
             "    def __init__(self, context):\n"
-            "        context.config.plugin_options['x'] = 1\n"
+            "        context.config.model.hf_config['x'] = 1\n"
         ),
         error=PluginLoadError,
         told=("worker acme.parts:Bad", "TypeError: this mapping is frozen"),
@@ -313,7 +313,10 @@ BROKEN = [
             "        return ConfigPatch(changes={'cache.gpu_memory_utilization': (0.5, '')})\n"
         ),
         error=ContractError,
-        told=("platform 'fake' wishes for cache.gpu_memory_utilization", "write (value, reason)"),
+        told=(
+            "platform 'fake' gives cache.gpu_memory_utilization the default",
+            "write (value, reason)",
+        ),
     ),
     # --- it fails while the engine runs
     Broken(

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from dovetail.config import Change, EngineConfig, ModelConfig
+from dovetail.config import Change, EngineConfig, RequestedConfig
 from dovetail.config.resolve import resolve
 from dovetail.errors import ConfigError, ContractError, ModelError
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
+from dovetail.interfaces.requested_config import RequestedModel
 
 ALL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -41,7 +42,7 @@ class FakePlatform(Platform):
     def total_memory_bytes(self, local_rank: int = 0) -> int:
         return 2**30
 
-    def defaults(self, config: EngineConfig) -> ConfigPatch:
+    def defaults(self, config: RequestedConfig) -> ConfigPatch:
         return ConfigPatch(changes=self._wishes)
 
     def problems(self, config: EngineConfig) -> Sequence[str]:
@@ -49,10 +50,10 @@ class FakePlatform(Platform):
         return self._problems
 
 
-def config_of(hf_config: Mapping[str, Any] | None = None, **wishes: Any) -> EngineConfig:
-    """Make a config; a wish is named "group_field" with two underscores between."""
+def config_of(hf_config: Mapping[str, Any] | None = None, **requested: Any) -> RequestedConfig:
+    """Make a request; an option is named "section__field"."""
     groups: dict[str, dict[str, Any]] = {}
-    for path, value in wishes.items():
+    for path, value in requested.items():
         group, field = path.split("__")
         groups.setdefault(group, {})[field] = value
     model = {
@@ -64,7 +65,7 @@ def config_of(hf_config: Mapping[str, Any] | None = None, **wishes: Any) -> Engi
         "served_model_name": "tiny",
         **groups.pop("model", {}),
     }
-    return EngineConfig(model=ModelConfig(**model), **groups)
+    return RequestedConfig(model=RequestedModel(**model), **groups)
 
 
 def reason_of(config: EngineConfig, field: str) -> str:
@@ -74,7 +75,7 @@ def reason_of(config: EngineConfig, field: str) -> str:
     return change.reason
 
 
-def refusal(config: EngineConfig, platform: Platform | None = None) -> str:
+def refusal(config: RequestedConfig, platform: Platform | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
         resolve(config, platform or FakePlatform())
     assert len(str(caught.value).splitlines()) <= 3
@@ -94,13 +95,15 @@ def test_all_changes_of_an_open_config() -> None:
         "cache.block_size": (None, 16),
         "cache.kv_cache_dtype": ("auto", "bfloat16"),
         "load.load_format": ("auto", "safetensors"),
+        "model.tokenizer_mode": ("auto", "huggingface"),
+        "parallel.platform": ("auto", "fake"),
         "scheduler.scheduler_cls": ("auto", "fcfs"),
         "scheduler.async_scheduling": (None, False),
         "cache.gpu_memory_utilization": (None, 0.9),
         "parallel.executor_backend": ("auto", "uniproc"),
     }
     assert all(change.reason for change in resolved.explain())
-    assert config.explain() == [] and config.model.dtype == "auto"
+    assert config.model.dtype == "auto"
 
 
 def test_several_workers_have_processes() -> None:
@@ -111,11 +114,11 @@ def test_several_workers_have_processes() -> None:
     assert resolve(chosen, FakePlatform()).parallel.executor_backend == "mine"
 
 
-def test_plugins_of_other_kinds_stay_open() -> None:
+def test_plugins_that_are_chosen_where_they_are_loaded_are_none() -> None:
     resolved = resolve(config_of(), FakePlatform())
-    assert resolved.parallel.platform == resolved.parallel.worker_cls == "auto"
+    assert resolved.parallel.worker_cls is None
     compute = resolved.compute
-    assert compute.attention_backend == compute.linear_method == compute.ops == "auto"
+    assert compute.attention_backend is compute.linear_method is compute.ops is None
     assert compute.num_threads is None
 
 
@@ -133,15 +136,18 @@ def test_given_values_stay() -> None:
         scheduler__async_scheduling=True,
         parallel__executor_backend="mine",
         load__load_format="dummy",
+        model__tokenizer_mode="mine",
+        parallel__platform="mine",
     )
     resolved = resolve(config, FakePlatform())
-    assert resolved == config
+    for section in ("model", "cache", "scheduler", "load"):
+        assert dict(getattr(resolved, section)) == dict(getattr(config, section))
     assert resolved.explain() == []
 
 
-def test_resolving_twice_changes_nothing() -> None:
+def test_the_same_request_is_resolved_in_the_same_way() -> None:
     once = resolve(config_of(), FakePlatform())
-    assert resolve(once, FakePlatform()) == once
+    assert resolve(config_of(), FakePlatform()) == once
     assert EngineConfig.model_validate_json(once.model_dump_json()) == once
 
 
@@ -268,8 +274,8 @@ def test_unusable_lengths_name_the_key(hf_config: dict) -> None:
 @pytest.mark.parametrize(
     ("wishes", "seqs", "budget", "words"),
     [
-        ({"max_num_seqs": 3000}, 3000, 3000, "max_num_seqs=3000 needs a token"),
-        ({"max_num_batched_tokens": 8}, 8, 8, "max_num_batched_tokens=8 serves no more"),
+        ({"max_num_seqs": 3000}, 3000, 3000, "max_num_seqs=3000 requests needs a token"),
+        ({"max_num_batched_tokens": 8}, 8, 8, "max_num_batched_tokens=8 has no room"),
         ({"enable_chunked_prefill": False}, 256, 5000, "prompt must fit"),
         ({"enable_chunked_prefill": False, "max_num_seqs": 6000}, 6000, 6000, "prompt must fit"),
         ({"max_num_seqs": 2048}, 2048, 2048, "the default"),
@@ -289,12 +295,12 @@ def test_a_given_budget_below_the_length_needs_chunks() -> None:
     assert resolve(config_of(**wishes), FakePlatform()).model.max_model_len == 64
     message = refusal(config_of(**wishes, scheduler__enable_chunked_prefill=False))
     assert "max_num_batched_tokens=63" in message and "max_model_len=64" in message
-    assert "enable_chunked_prefill=False" in message and "raise the one" in message
+    assert "enable_chunked_prefill=False" in message and "raise the former" in message
     exact = config_of(scheduler__max_num_batched_tokens=64, scheduler__enable_chunked_prefill=False)
     assert resolve(exact, FakePlatform()).scheduler.max_num_batched_tokens == 64
 
 
-def test_wishes_of_the_platform_fill_open_fields_only() -> None:
+def test_defaults_of_the_platform_fill_open_fields_only() -> None:
     platform = FakePlatform(
         wishes={
             "cache.block_size": (128, "pages suit it"),
@@ -320,7 +326,7 @@ def test_wishes_of_the_platform_fill_open_fields_only() -> None:
     assert worker.after == f"{__name__}:SomeWorker"
 
 
-def test_wishes_of_the_platform_give_way_to_the_users_other_values() -> None:
+def test_defaults_of_the_platform_give_way_to_the_users_other_values() -> None:
     platform = FakePlatform(
         wishes={
             "scheduler.max_num_batched_tokens": (512, "small caches"),
@@ -339,14 +345,26 @@ def test_wishes_of_the_platform_give_way_to_the_users_other_values() -> None:
     assert blocks.cache.kv_cache_memory_bytes is None
 
 
-def test_impossible_wishes_are_the_platforms_fault() -> None:
+def test_defaults_that_are_not_accepted_are_contract_errors_of_the_platform() -> None:
     for wishes, words in (
-        ({"cache.blocksize": (16, "")}, r"'fake' wishes for 'cache\.blocksize'.*block_size"),
-        ({"model.architecture": ("X", "")}, "no field that it may set"),
-        ({"cache.block_size": (0, "why not")}, "'fake' wishes for what cannot be: block_size=0"),
-        ({"model.dtype": ("int4", "small")}, "'fake' wishes for what cannot be: dtype='int4'"),
-        ({"cache.block_size": (16, " ")}, r"block_size = \(16, ' '\); write \(value, reason\)"),
-        ({"cache.block_size": 16}, r"block_size = 16; write \(value, reason\)"),
+        (
+            {"cache.blocksize": (16, "")},
+            r"default for 'cache\.blocksize'.*block_size",
+        ),
+        ({"model.architecture": ("X", "")}, "not a field that a platform may set"),
+        (
+            {"cache.block_size": (0, "why not")},
+            "default that is not accepted: block_size=0",
+        ),
+        (
+            {"model.dtype": ("int4", "small")},
+            "default that is not accepted: dtype='int4'",
+        ),
+        (
+            {"cache.block_size": (16, " ")},
+            r"the default \(16, ' '\); write \(value, reason\)",
+        ),
+        ({"cache.block_size": 16}, r"default 16; write \(value, reason\)"),
     ):
         with pytest.raises(ContractError, match=words):
             resolve(config_of(), FakePlatform(wishes=wishes))

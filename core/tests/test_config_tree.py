@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from dovetail.config import (
-    CacheConfig,
-    Change,
-    EngineConfig,
-    ExtensionsConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from dovetail.config import Change, EngineConfig, ExtensionsConfig, RequestedConfig
+from dovetail.config.draft import Draft
 from dovetail.errors import ConfigError
+from dovetail.interfaces.requested_config import RequestedCache, RequestedModel, RequestedScheduler
 
 
 class Outer:
@@ -22,8 +17,8 @@ class Outer:
         pass
 
 
-def make(**groups: object) -> EngineConfig:
-    model = ModelConfig(
+def make(**sections: object) -> RequestedConfig:
+    model = RequestedModel(
         model="tiny",
         model_dir=Path("/m/tiny"),
         tokenizer_dir=Path("/m/tiny"),
@@ -31,7 +26,32 @@ def make(**groups: object) -> EngineConfig:
         hf_config={"rope_scaling": {"factor": 2.0}, "eos_token_id": [1, 2], "limit": float("inf")},
         served_model_name="tiny",
     )
-    return EngineConfig(**{"model": model, **groups})
+    return RequestedConfig(**{"model": model, **sections})
+
+
+def make_resolved() -> EngineConfig:
+    draft = Draft(make())
+    for path, value in RESOLVED.items():
+        draft.fill(path, value, "the default")
+    return draft.finish()
+
+
+RESOLVED = {
+    "cache.block_size": 16,
+    "cache.gpu_memory_utilization": 0.9,
+    "cache.kv_cache_dtype": "float32",
+    "load.load_format": "safetensors",
+    "model.dtype": "float32",
+    "model.max_model_len": 64,
+    "model.tokenizer_mode": "huggingface",
+    "parallel.executor_backend": "uniproc",
+    "parallel.platform": "fake",
+    "scheduler.async_scheduling": False,
+    "scheduler.enable_chunked_prefill": True,
+    "scheduler.max_num_batched_tokens": 64,
+    "scheduler.max_num_seqs": 4,
+    "scheduler.scheduler_cls": "fcfs",
+}
 
 
 FIELDS = {
@@ -104,16 +124,53 @@ FIELDS = {
 }
 
 
-def test_field_names_are_pinned() -> None:
-    config = make()
+@pytest.mark.parametrize("make_config", [make, make_resolved])
+def test_field_names_are_pinned(make_config) -> None:
+    config = make_config()
     names = {
-        group: sorted(type(node).model_fields)
-        for group, node in dict(config).items()
+        section: sorted(type(node).model_fields)
+        for section, node in dict(config).items()
         if hasattr(node, "model_fields_set")
     }
     assert names == FIELDS
-    assert set(dict(config)) - set(names) == {"plugin_options", "changes"}
+    beside = {"plugin_options"} if make_config is make else {"plugin_options", "changes"}
+    assert set(dict(config)) - set(names) == beside
     assert sum(map(len, names.values())) + 2 <= 70
+
+
+def test_a_worker_gets_its_part_of_the_configuration() -> None:
+    config = make_resolved()
+    worker = config.worker_config()
+    assert worker.model.max_model_len == 64 and worker.max_num_seqs == 4
+    assert worker.cache == config.cache and worker.compute == config.compute
+    fields = set(type(worker).model_fields) | set(type(worker.model).model_fields)
+    absent = {"scheduler", "scheduler_cls", "enable_chunked_prefill", "limits", "plugins", "hooks"}
+    absent |= {"tokenizer_dir", "tokenizer_mode", "served_model_name", "generation_config"}
+    assert not fields & absent
+    executor = config.executor_config()
+    assert executor.worker == worker and executor.max_concurrent_steps == 1
+    assert type(executor).model_validate_json(executor.model_dump_json()) == executor
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "message"),
+    [
+        ("scheduler", "max_num_seqs", None, "max_num_seqs=None must be an integer from 1 to"),
+        ("cache", "block_size", None, "block_size=None must be an integer from 1 to 4096"),
+        ("cache", "gpu_memory_utilization", None, "must be a share above 0"),
+        ("model", "dtype", "auto", "dtype='auto' must be one of float32"),
+        ("load", "load_format", "auto", 'load_format=.auto. is not resolved; "auto" can only'),
+        ("compute", "ops", "auto", "ops='auto' is not resolved"),
+        ("scheduler", "async_scheduling", None, "must be True or False"),
+    ],
+)
+def test_a_resolved_field_is_not_open(
+    section: str, field: str, value: object, message: str
+) -> None:
+    values = make_resolved().model_dump()
+    values[section][field] = value
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**values)
 
 
 def test_everything_is_frozen() -> None:
@@ -169,17 +226,18 @@ def test_no_extension_is_the_same_as_an_empty_name() -> None:
 
 
 def test_json_round_trip() -> None:
-    change = Change(field="cache.block_size", before=None, after=16, reason="the default")
-    config = make(cache=CacheConfig(block_size=16), changes=(change,))
+    config = make_resolved()
     assert EngineConfig.model_validate_json(config.model_dump_json()) == config
     text = json.dumps(config.model_dump(mode="json"))
     again = EngineConfig.model_validate(json.loads(text))
     assert again == config
-    assert again.explain() == [change]
+    assert again.explain()[0] == Change(
+        field="cache.block_size", before=None, after=16, reason="the default"
+    )
 
 
 def test_classes_become_names_in_json() -> None:
-    config = make(scheduler=SchedulerConfig(scheduler_cls=Outer.SomePlugin))
+    config = make(scheduler=RequestedScheduler(scheduler_cls=Outer.SomePlugin))
     name = json.loads(config.model_dump_json())["scheduler"]["scheduler_cls"]
     assert name == f"{__name__}:Outer.SomePlugin"
     assert config.model_dump()["scheduler"]["scheduler_cls"] is Outer.SomePlugin
@@ -199,20 +257,20 @@ def test_unknown_and_missing_fields(nested: bool) -> None:
         if nested:
             make(cache={"blocksize": 3})
         else:
-            CacheConfig(blocksize=3)
-    expected = "Unknown field 'blocksize' in CacheConfig. Did you mean 'block_size'?"
+            RequestedCache(blocksize=3)
+    expected = "Unknown field 'blocksize' in RequestedCache. Did you mean 'block_size'?"
     assert str(caught.value) == expected
-    with pytest.raises(ConfigError, match="model is missing in EngineConfig; give it"):
-        EngineConfig()
+    with pytest.raises(ConfigError, match="model is missing in RequestedConfig; give it"):
+        RequestedConfig()
 
 
 def test_refusals_from_json_are_ours_too() -> None:
     values = make().model_dump(mode="json")
     values["cache"]["block_size"] = -1
     for refuse in (
-        lambda: EngineConfig.model_validate(values),
-        lambda: EngineConfig.model_validate_json(json.dumps(values)),
-        lambda: EngineConfig(**values),
+        lambda: RequestedConfig.model_validate(values),
+        lambda: RequestedConfig.model_validate_json(json.dumps(values)),
+        lambda: RequestedConfig(**values),
     ):
         with pytest.raises(ConfigError) as caught:
             refuse()
@@ -222,13 +280,13 @@ def test_refusals_from_json_are_ours_too() -> None:
 
 def test_text_that_is_no_json() -> None:
     with pytest.raises(ConfigError) as caught:
-        EngineConfig.model_validate_json("{")
+        RequestedConfig.model_validate_json("{")
     assert len(str(caught.value).splitlines()) == 1
-    assert str(caught.value).startswith("EngineConfig='{'")
+    assert str(caught.value).startswith("RequestedConfig='{'")
 
 
 def test_dtypes_may_come_from_torch() -> None:
     torch = pytest.importorskip("torch")
     values = dict(make().model)
-    assert ModelConfig(**{**values, "dtype": torch.float16}).dtype == "float16"
-    assert CacheConfig(kv_cache_dtype="fp8").kv_cache_dtype == "fp8_e4m3"
+    assert RequestedModel(**{**values, "dtype": torch.float16}).dtype == "float16"
+    assert RequestedCache(kv_cache_dtype="fp8").kv_cache_dtype == "fp8_e4m3"

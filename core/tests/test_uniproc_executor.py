@@ -1,16 +1,15 @@
 import threading
 from array import array
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from dovetail.config.engine_config import EngineConfig, ModelConfig, SchedulerConfig
 from dovetail.errors import CapacityError, ContractError, EngineDeadError
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import ExecutorContext, KVCacheConfig, ModelInfo, Ready
 from dovetail.plan import StepBuilder
 from dovetail.result import ModelRunnerOutput
+from dovetail_devkit.contexts import make_config, write_fake_config
 
 
 class Worker:
@@ -76,22 +75,14 @@ def asynchronous(request):
 
 
 @pytest.fixture
-def make(asynchronous):
-    place = Path("/nowhere")
-    model = ModelConfig(
-        model="m",
-        model_dir=place,
-        tokenizer_dir=place,
-        architecture="None",
-        hf_config={},
-        served_model_name="m",
-    )
-    scheduler = SchedulerConfig(async_scheduling=asynchronous)
+def make(asynchronous, tmp_path):
+    requested = {"async_scheduling": asynchronous}
+    config = make_config(write_fake_config(tmp_path), **requested).executor_config()
 
     def build(worker_cls=Worker, **fails):
         Worker.made, Worker.fail_at_start = [], fails
         context = ExecutorContext(
-            config=EngineConfig(model=model, scheduler=scheduler),
+            config=config,
             platform="platform",
             plugins="plugins",
             worker_cls=worker_cls,

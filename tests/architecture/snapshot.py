@@ -5,7 +5,9 @@ differs from the file and still carries the version that the file has for it: wh
 contract raises its CONTRACT_VERSION first, so that plugins of the old one can be told.
 
 A contract is a module of `dovetail.interfaces`. What has no version of its own (the cache's
-description; plans, rows, results and requests) belongs to the contracts that are made of it.
+description; plans, rows, results and requests) belongs to the contracts that are made of it. A
+section of the configuration belongs to every contract whose signatures name it, or name a type
+that holds it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import sys
 import typing
 from pathlib import Path
@@ -38,6 +41,11 @@ SHARED = {
     "dovetail.result": ("scheduler", "worker"),
     "dovetail.rows": ("scheduler",),
 }
+
+# Modules with sections of the configuration, which contracts carry in their contexts.
+SECTIONS = tuple(
+    f"dovetail.interfaces.{name}" for name in ("config_fields", "engine_config", "requested_config")
+)
 
 
 def take() -> dict[str, Any]:
@@ -66,6 +74,25 @@ def governing_contracts(module: str) -> tuple[str, ...]:
     return tuple(name for name in declared if name)
 
 
+def carriers(snapshot: dict[str, Any]) -> dict[str, set[str]]:
+    """Return which contracts carry each section: those that name it, directly or by another."""
+    modules = snapshot["modules"]
+    sections = {name: text for module in SECTIONS for name, text in modules.get(module, {}).items()}
+    found: dict[str, set[str]] = {name: set() for name in sections}
+
+    def carry(contract: str, described: dict[str, str]) -> None:
+        for name in set(re.findall(r"\w+", " ".join(described.values()))) & sections.keys():
+            if contract not in found[name]:
+                found[name].add(contract)
+                carry(contract, sections[name])
+
+    for module, classes in modules.items():
+        for contract in () if module in SECTIONS else governing_contracts(module):
+            for described in classes.values():
+                carry(contract, described)
+    return found
+
+
 def changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
     """Return the changed modules, each with a line for every class that differs."""
     found: dict[str, list[str]] = {}
@@ -87,13 +114,25 @@ def unraised(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     for module, lines in changes(old, new).items():
         if all(f"(none)  ->  {OPTIONAL}" in line for line in lines):
             continue  # what plugins may leave out makes no plugin invalid
-        for contract in governing_contracts(module) if module in new["modules"] else ():
+        for contract in sorted(_governing(module, old, new)):
             version = new["versions"][contract]
             if old["versions"].get(contract) == version:
                 sentences.append(
                     f"{module} changed: raise CONTRACT_VERSION of {contract!r}, {version}"
                 )
     return sentences
+
+
+def _governing(module: str, old: dict[str, Any], new: dict[str, Any]) -> set[str]:
+    """Return the contracts that have to be raised for what changed in `module`."""
+    if module not in new["modules"]:
+        return set()
+    if module not in SECTIONS:
+        return set(governing_contracts(module))
+    before, after = old["modules"].get(module, {}), new["modules"][module]
+    changed = [name for name in {*before, *after} if before.get(name) != after.get(name)]
+    carried = [found.get(name, set()) for found in map(carriers, (old, new)) for name in changed]
+    return {contract for some in carried for contract in some if contract in new["versions"]}
 
 
 def _classes_of(module: ModuleType) -> list[type]:
@@ -112,6 +151,10 @@ def _describe(cls: type) -> dict[str, str]:
     if dataclasses.is_dataclass(cls):
         for field in dataclasses.fields(cls):
             described[field.name] = f"field: {field.type}{_default_of(field)}"
+    for name, field in getattr(cls, "model_fields", {}).items():
+        if name in cls.__annotations__:
+            default = "" if field.is_required() else f" = {field.default!r}"
+            described[name] = f"field: {cls.__annotations__[name]}{default}"
     slots = (name for name in vars(cls).get("__slots__", ()) if not name.startswith("_"))
     described |= {name: "slot" for name in slots if name not in described}
     for name, annotation in vars(cls).get("__annotations__", {}).items():

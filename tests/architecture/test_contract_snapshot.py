@@ -1,11 +1,24 @@
 """No contract changes unnoticed: its signatures are in git, and a change raises its version."""
 
+from __future__ import annotations
+
 import copy
 import json
 
 import pytest
 
-from architecture.snapshot import FILE, SHARED, changes, governing_contracts, take, unraised
+from architecture.snapshot import (
+    FILE,
+    SECTIONS,
+    SHARED,
+    _describe,
+    carriers,
+    changes,
+    governing_contracts,
+    take,
+    unraised,
+)
+from dovetail.interfaces.engine_config import CacheConfig
 
 CHANGELOG = FILE.parents[2] / "core" / "CONTRACTS.md"
 RENEW = "python tests/architecture/snapshot.py --write"
@@ -33,7 +46,8 @@ def test_every_version_has_its_line_in_the_changelog(current):
 
 
 def test_every_module_has_a_version_that_speaks_for_it(current):
-    orphans = [name for name in current["modules"] if not governing_contracts(name)]
+    modules = set(current["modules"]) - set(SECTIONS)
+    orphans = [name for name in modules if not governing_contracts(name)]
     assert not orphans, f"give these a CONTRACT_VERSION, or a line in snapshot.SHARED: {orphans}"
     unknown = {c for governing in SHARED.values() for c in governing} - set(current["versions"])
     assert not unknown, f"snapshot.SHARED names contracts that are not there: {unknown}"
@@ -55,6 +69,30 @@ def test_a_change_of_what_contracts_share_raises_all_of_them(current):
     assert len(unraised(current, changed)) == 2
     changed["versions"]["worker"] = "9.9"
     assert len(unraised(current, changed)) == 1
+
+
+def test_a_new_field_of_a_section_is_a_change_of_the_contracts_that_carry_it(current):
+    class Planted(CacheConfig):
+        eviction: str = "lru"
+
+    changed = copy.deepcopy(current)
+    section = changed["modules"]["dovetail.interfaces.engine_config"]["CacheConfig"]
+    section |= {"eviction": _describe(Planted)["eviction"]}
+    told = " ".join(unraised(current, changed))
+    assert section["eviction"] == "field: str = 'lru'"
+    for contract in ("worker", "executor", "kv_connector", "platform", "hooks"):
+        assert f"CONTRACT_VERSION of {contract!r}" in told
+    for contract in ("scheduler", "tokenizer", "io_processor", "model", "attention"):
+        assert f"CONTRACT_VERSION of {contract!r}" not in told
+
+
+def test_contexts_carry_their_own_part_of_the_configuration(current):
+    carried = carriers(current)
+    assert "worker" not in carried["SchedulerConfig"] | carried["LimitsConfig"]
+    assert "worker" not in carried["ModelConfig"] | carried["PluginsConfig"]
+    assert carried["EngineConfig"] == {"hooks", "platform"}
+    assert carried["RequestedConfig"] == {"platform"}
+    assert not {"scheduler", "tokenizer", "stat_logger", "model"} & set().union(*carried.values())
 
 
 def test_the_snapshot_sees_fields_methods_and_defaults(current):

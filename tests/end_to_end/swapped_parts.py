@@ -60,7 +60,9 @@ class MyExecutor(Executor):
 
     def __init__(self, context):
         self._worker = context.worker_cls(
-            WorkerContext(config=context.config, platform=context.platform, plugins=context.plugins)
+            WorkerContext(
+                config=context.config.worker, platform=context.platform, plugins=context.plugins
+            )
         )
         self._worker.init_device()
         self._worker.load_model()

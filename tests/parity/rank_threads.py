@@ -34,14 +34,14 @@ class RankThreads(Executor):
     max_world_size = 8
 
     def __init__(self, context: ExecutorContext) -> None:
-        size = context.config.parallel.tensor_parallel_size
+        size = context.config.worker.tensor_parallel_size
         self._folder = tempfile.TemporaryDirectory()
         place = Path(self._folder.name, "store")
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(size)]
         self.workers: list[WorkerBase] = [
             context.worker_cls(
                 WorkerContext(
-                    config=context.config,
+                    config=context.config.worker,
                     platform=context.platform,
                     plugins=context.plugins,
                     rank=rank,

@@ -19,7 +19,8 @@ from typing import Any
 
 from security.canary import Form, behind, columns, messagepack, raw, text
 
-from dovetail.config import EngineArgs, EngineConfig
+from dovetail.config import EngineArgs, EngineConfig, RequestedConfig
+from dovetail.config.resolve import resolve
 from dovetail.decision_log.header import LogHeader
 from dovetail.decision_log.log_file import LogReader
 from dovetail.engine.process.boot import EngineBoot
@@ -27,6 +28,7 @@ from dovetail.errors import MessageError
 from dovetail.executors.multiproc.worker_main import WorkerBoot
 from dovetail.executors.worker_spec import WorkerSpec
 from dovetail.interfaces import EngineCoreOutputs, KVCacheConfig, ModelInfo, SchedulerLimits
+from dovetail.interfaces.engine_config import ExecutorConfig
 from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheGroup
 from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import NewRequest, StepBuilder
@@ -55,6 +57,7 @@ from dovetail.transport.ring import make_ring
 from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
 from dovetail.transport.wire_types import decode, encode, read_request, wire_request
 from dovetail_cpu.packed_cache.packed_file import PackedEntry, read_packed, write_packed
+from dovetail_devkit.fakes.platform import FakePlatform
 
 SHAPE = RingShape(num_readers=1, num_slots=2, slot_bytes=1024)
 KEY = {"weights": "of the canary"}
@@ -176,11 +179,11 @@ def _boot_record(content: bytes) -> None:
 
 
 def _engine_boot(content: bytes) -> None:
-    EngineConfig.model_validate_json(decode(content, EngineBoot).config)
+    RequestedConfig.model_validate_json(decode(content, EngineBoot).config)
 
 
 def _worker_boot(content: bytes) -> None:
-    EngineConfig.model_validate_json(decode(content, WorkerBoot).spec.config)
+    ExecutorConfig.model_validate_json(decode(content, WorkerBoot).spec.config)
 
 
 def _start_report(content: bytes) -> None:
@@ -268,7 +271,7 @@ def _engine_doors() -> dict[str, Door]:
         messages.Call(1, "get_model_info", (1, "x"), {"deep": {"er": True}}),
     )
     from_engine = (
-        messages.Ready(12, config, ModelInfo(vocab_size=9), 64),
+        messages.Ready(12, _resolved().model_dump_json(), ModelInfo(vocab_size=9), 64),
         _outputs(),
         messages.Answer(4, [{"vocab_size": 9}]),
         messages.Died("a step failed", "2 runs"),
@@ -285,13 +288,17 @@ def _engine_doors() -> dict[str, Door]:
         "a request": Door(good=_request(), read=read_request, form=messagepack),
         "an engine's boot": Door(good=encode(boot), read=_engine_boot, form=messagepack),
         "a configuration": Door(
-            good=config.encode(), read=EngineConfig.model_validate_json, form=text
+            good=config.encode(), read=RequestedConfig.model_validate_json, form=text
         ),
     }
 
 
+def _resolved() -> EngineConfig:
+    return resolve(EngineArgs(model="demo").create_engine_config(), FakePlatform())
+
+
 def _worker_doors() -> dict[str, Door]:
-    config = EngineArgs(model="demo").create_engine_config().model_dump_json()
+    config = _resolved().executor_config().model_dump_json()
     spec = WorkerSpec(
         config=config,
         platform="cpu",

@@ -75,7 +75,7 @@ def make_context(model_dir):
         platform = platform or Somewhere()
         options = {"tensor_parallel_size": size} | options
         return WorkerContext(
-            config=make_config(model_dir, platform, **options),
+            config=make_config(model_dir, platform, **options).worker_config(),
             platform=platform,
             plugins=PluginRegistry(),
             rank=rank,

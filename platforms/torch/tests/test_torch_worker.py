@@ -178,7 +178,7 @@ def make(model_dir):
             "num_threads": 1,
         }
         args = EngineArgs(model=model_dir, **(given | options))
-        config = resolve(args.create_engine_config(), platform)
+        config = resolve(args.create_engine_config(), platform).worker_config()
         context = WorkerContext(config=config, platform=platform, plugins=Registry(), local_rank=3)
         return TorchWorker(context), platform.given
 

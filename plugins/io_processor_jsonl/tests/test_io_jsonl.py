@@ -17,7 +17,10 @@ DEFAULT = SamplingParams(temperature=0.5)
 def make(tokenizer=None):
     return JSONLProcessor(
         IOProcessorContext(
-            config=None, tokenizer=tokenizer or ByteTokenizer(), default_sampling=DEFAULT
+            model=None,
+            limits=None,
+            tokenizer=tokenizer or ByteTokenizer(),
+            default_sampling=DEFAULT,
         )
     )
 

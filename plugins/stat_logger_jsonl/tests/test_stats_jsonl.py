@@ -14,7 +14,9 @@ SECOND = 1_000_000_000
 
 
 def make(**options):
-    return JSONLStatLogger(StatLoggerContext(config=None, start_ns=5 * SECOND, options=options))
+    return JSONLStatLogger(
+        StatLoggerContext(served_model_name="m", start_ns=5 * SECOND, options=options)
+    )
 
 
 def lines_of(text):

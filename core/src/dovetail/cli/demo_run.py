@@ -15,7 +15,7 @@ from dovetail.entrypoints.llm import LLM
 
 if TYPE_CHECKING:
     from dovetail.config import EngineConfig
-    from dovetail.config.engine_config import Change
+    from dovetail.interfaces.engine_config import Change
     from dovetail.outputs import RequestOutput
     from dovetail.plugins import Resolution
 

@@ -14,8 +14,8 @@ from cyclopts import Parameter
 
 from dovetail.cli.engine_options import ENGINE_GROUP, EngineOptions, engine_args
 from dovetail.cli.plugins_table import print_json, print_line, print_table
-from dovetail.config.field_types import reference_name
 from dovetail.engine.choice import explain_choice
+from dovetail.interfaces.config_fields import reference_name
 from dovetail.plugins.batch_promise import SEED_NOTE
 from dovetail.plugins.explanation import UNKNOWN, Explanation, Verdict
 

@@ -1,8 +1,9 @@
-"""What an engine is asked to be: flat options, the checked tree made from them, a model directory.
+"""From the options of an engine to its configuration.
 
-`EngineArgs` is at hand with the import and needs the standard library only. Everything else is
-imported when it is first named, so that `from dovetail import LLM` stays light. Knows no plugin:
-names of plugins are carried as they were given.
+`EngineArgs` (what a user writes) becomes `RequestedConfig` (checked, the model directory read), and
+`dovetail.config.resolve` makes the resolved `EngineConfig` of it. `EngineArgs` needs the standard
+library only; everything else is imported when it is first used, so that `from dovetail import LLM`
+stays light.
 """
 
 from __future__ import annotations
@@ -13,25 +14,37 @@ from typing import TYPE_CHECKING
 from dovetail.config.engine_args import EngineArgs
 
 if TYPE_CHECKING:
-    from dovetail.config.engine_config import (
-        CacheConfig,
-        Change,
-        ComputeConfig,
-        EngineConfig,
-        ExtensionsConfig,
-        LimitsConfig,
-        LoadConfig,
-        ModelConfig,
-        ObservabilityConfig,
-        ParallelConfig,
-        PluginsConfig,
-        SchedulerConfig,
-    )
     from dovetail.config.model_directory import (
         ModelDirectory,
         default_sampling_params,
         eos_token_ids,
     )
+    from dovetail.interfaces.engine_config import (
+        CacheConfig,
+        Change,
+        ComputeConfig,
+        EngineConfig,
+        LoadConfig,
+        ModelConfig,
+        ParallelConfig,
+        SchedulerConfig,
+    )
+    from dovetail.interfaces.requested_config import (
+        ExtensionsConfig,
+        LimitsConfig,
+        ObservabilityConfig,
+        PluginsConfig,
+        RequestedConfig,
+    )
+
+_MODULES = {
+    "dovetail.config.model_directory": "ModelDirectory default_sampling_params eos_token_ids",
+    "dovetail.interfaces.engine_config": "CacheConfig Change ComputeConfig EngineConfig LoadConfig "
+    "ModelConfig ParallelConfig SchedulerConfig",
+    "dovetail.interfaces.requested_config": "ExtensionsConfig LimitsConfig ObservabilityConfig "
+    "PluginsConfig RequestedConfig",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "CacheConfig",
@@ -47,19 +60,17 @@ __all__ = [
     "ObservabilityConfig",
     "ParallelConfig",
     "PluginsConfig",
+    "RequestedConfig",
     "SchedulerConfig",
     "default_sampling_params",
     "eos_token_ids",
 ]
 
-_IN_MODEL_DIRECTORY = {"ModelDirectory", "default_sampling_params", "eos_token_ids"}
-
 
 def __getattr__(name: str) -> object:
-    """Import the public name `name` when it is first asked for."""
-    if name not in __all__:
+    """Import the public name `name` when it is first used."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "model_directory" if name in _IN_MODEL_DIRECTORY else "engine_config"
-    value: object = getattr(import_module(f"{__name__}.{module}"), name)
+    value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

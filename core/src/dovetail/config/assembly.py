@@ -1,7 +1,7 @@
-"""Makes the config tree from flat options and the model directory that they name.
+"""Checks flat options and reads the model directory: from `EngineArgs` to `RequestedConfig`.
 
-Here other names become the one name, options that only say no say why, and paths become
-directories. Leaves every wish ("auto", None) open; loads no plugin.
+Replaces aliases, refuses options that are not supported, and turns paths into directories. Leaves
+open fields ("auto", None) open; loads no plugin.
 """
 
 from __future__ import annotations
@@ -12,22 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.config.engine_config import (
-    CacheConfig,
-    ComputeConfig,
-    ConfigNode,
-    EngineConfig,
-    ExtensionsConfig,
-    LimitsConfig,
-    LoadConfig,
-    ModelConfig,
-    ObservabilityConfig,
-    ParallelConfig,
-    PluginsConfig,
-    SchedulerConfig,
-    shown,
-)
-from dovetail.config.field_types import reference_name
 from dovetail.config.model_directory import (
     SAMPLING_NAMES,
     ModelDirectory,
@@ -35,8 +19,23 @@ from dovetail.config.model_directory import (
     eos_token_ids,
 )
 from dovetail.errors import ConfigError, ModelError, nearest
+from dovetail.interfaces.config_fields import AUTO, ConfigNode, reference_name
+from dovetail.interfaces.requested_config import (
+    ExtensionsConfig,
+    LimitsConfig,
+    ObservabilityConfig,
+    PluginsConfig,
+    RequestedCache,
+    RequestedCompute,
+    RequestedConfig,
+    RequestedLoad,
+    RequestedModel,
+    RequestedParallel,
+    RequestedScheduler,
+)
 from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
-from dovetail.value_checks import plain_text
+from dovetail.plugins.plugin_policy import PluginPolicy
+from dovetail.value_checks import plain_text, shorten
 from dovetail.working_directory import check_working_directory
 
 if TYPE_CHECKING:
@@ -44,19 +43,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GROUPS: dict[str, type[ConfigNode]] = {
-    "cache": CacheConfig,
-    "scheduler": SchedulerConfig,
-    "parallel": ParallelConfig,
-    "load": LoadConfig,
-    "compute": ComputeConfig,
+_SECTIONS: dict[str, type[ConfigNode]] = {
+    "cache": RequestedCache,
+    "scheduler": RequestedScheduler,
+    "parallel": RequestedParallel,
+    "load": RequestedLoad,
+    "compute": RequestedCompute,
     "observability": ObservabilityConfig,
     "extensions": ExtensionsConfig,
     "limits": LimitsConfig,
     "plugins": PluginsConfig,
 }
 
-_OTHER_NAMES = {
+_ALIASES = {
     "scheduling_policy": "scheduler_cls",
     "distributed_executor_backend": "executor_backend",
     "quantization": "linear_method",
@@ -71,21 +70,22 @@ _REFUSED = (
 )
 
 
-def assemble(args: EngineArgs) -> EngineConfig:
-    """Return the checked tree of `args`. Reads JSON files of the model directory, nothing else.
+def assemble(args: EngineArgs) -> RequestedConfig:
+    """Return the checked options of `args`. Reads JSON files of the model directory, nothing else.
 
     Raises ConfigError naming option, value and remedy; ModelError for the directory.
     """
     check_working_directory()
     values = {name: _plain(getattr(args, name)) for name in args.descriptions()}
     _refuse_unsupported(values)
-    _replace_other_names(values)
-    groups: dict[str, Any] = {
-        name: group(**{key: values[key] for key in group.model_fields})
-        for name, group in _GROUPS.items()
+    _replace_aliases(values)
+    sections: dict[str, Any] = {
+        name: section(**{key: values[key] for key in section.model_fields})
+        for name, section in _SECTIONS.items()
     }
-    return EngineConfig(
-        model=_assemble_model(values), plugin_options=values["plugin_options"], **groups
+    PluginPolicy.of(sections["plugins"])  # checks the rules
+    return RequestedConfig(
+        model=_assemble_model(values), plugin_options=values["plugin_options"], **sections
     )
 
 
@@ -98,29 +98,29 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
     for name, only, remedy in _REFUSED:
         value = values[name]
         if value != only or isinstance(value, bool) != isinstance(only, bool):
-            raise ConfigError(f"{name}={shown(value)} is refused: {remedy}.")
+            raise ConfigError(f"{name}={shorten(value)} is refused: {remedy}.")
 
 
-def _replace_other_names(values: dict[str, Any]) -> None:
+def _replace_aliases(values: dict[str, Any]) -> None:
     for name in ("executor_backend", "distributed_executor_backend"):
         if isinstance(values[name], str):
             values[name] = _EXECUTORS.get(values[name], values[name])
-    for other, name in _OTHER_NAMES.items():
-        alias, given = values[other], values[name]
-        if alias is None:
+    for alias, name in _ALIASES.items():
+        value, named = values[alias], values[name]
+        if value is None:
             continue
-        if not isinstance(alias, type) and (not isinstance(alias, str) or not alias):
-            raise ConfigError(f"{other}={shown(alias)} must be None or name a plugin.")
-        if given not in ("auto", alias):
+        if not isinstance(value, type) and (not isinstance(value, str) or not value):
+            raise ConfigError(f"{alias}={shorten(value)} must be None or name a plugin.")
+        if named not in (AUTO, value):
             raise ConfigError(
-                f"{other}={shown(reference_name(alias))} contradicts "
-                f"{name}={shown(reference_name(given))}; they are two names of one option: "
+                f"{alias}={shorten(reference_name(value))} contradicts "
+                f"{name}={shorten(reference_name(named))}; they are two names of one option: "
                 "give one of them."
             )
-        values[name] = alias
+        values[name] = value
 
 
-def _assemble_model(values: Mapping[str, Any]) -> ModelConfig:
+def _assemble_model(values: Mapping[str, Any]) -> RequestedModel:
     asked = _path_text("model", values["model"])
     overrides = _optional_mapping("hf_overrides", values["hf_overrides"])
     no_plugins = values["no_plugins"] is True  # a wrong value is refused with its group
@@ -133,7 +133,7 @@ def _assemble_model(values: Mapping[str, Any]) -> ModelConfig:
     eos_token_ids(directory.config, generation)
     name = values["served_model_name"]
     plain = "tokenizer_mode skip_tokenizer_init dtype max_model_len seed max_logprobs enforce_eager"
-    return ModelConfig(
+    return RequestedModel(
         model=asked,
         model_dir=directory.path,
         tokenizer_dir=_tokenizer_directory(values["tokenizer"], directory),
@@ -149,7 +149,7 @@ def _assemble_model(values: Mapping[str, Any]) -> ModelConfig:
 def _path_text(name: str, value: object) -> str:
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{name}={shown(value)} must be the path of a local directory.")
+        raise ConfigError(f"{name}={shorten(value)} must be the path of a local directory.")
     return text
 
 
@@ -157,7 +157,7 @@ def _optional_mapping(name: str, value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"{name}={shown(value)} must be a mapping with strings as keys.")
+        raise ConfigError(f"{name}={shorten(value)} must be a mapping with strings as keys.")
     return value
 
 
@@ -167,7 +167,7 @@ def _tokenizer_directory(value: object, directory: ModelDirectory) -> Path:
     path = Path(_path_text("tokenizer", value)).expanduser().absolute()
     if not os.path.isdir(path):
         raise ConfigError(
-            f"tokenizer={shown(str(value))} is no local directory; give the one that holds "
+            f"tokenizer={shorten(str(value))} is no local directory; give the one that holds "
             "tokenizer.json, or leave it out to use the model's. (A kind of tokenizer is chosen "
             "with tokenizer_mode.)"
         )
@@ -191,7 +191,7 @@ def _read_generation_config(choice: object) -> Mapping[str, Any]:
         path = path / "generation_config.json"
     if not file_exists(path):
         raise ConfigError(
-            f"generation_config={shown(str(choice))}: there is no file {path}; give "
+            f"generation_config={shorten(str(choice))}: there is no file {path}; give "
             '"auto", "none", or a directory with a generation_config.json.'
         )
     return read_json_object(path, max_bytes=MAX_BYTES["generation_config.json"])
@@ -210,5 +210,5 @@ def _generation_overrides(value: object) -> Mapping[str, Any]:
         default_sampling_params(overrides)
         eos_token_ids({}, overrides)
     except ModelError as error:
-        raise ConfigError(f"{name}={shown(value)} is wrong. {error}") from None
+        raise ConfigError(f"{name}={shorten(value)} is wrong. {error}") from None
     return overrides

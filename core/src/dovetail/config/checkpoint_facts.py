@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail.config.field_types import normal_dtype_name
 from dovetail.errors import ModelError
+from dovetail.interfaces.config_fields import normal_dtype_name
 
 _LENGTH_NAMES = (
     "max_position_embeddings",

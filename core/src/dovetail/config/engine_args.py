@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dovetail.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from dovetail.config.engine_config import EngineConfig
+    from dovetail.interfaces.requested_config import RequestedConfig
 
 C = TypeVar("C", bound=type)
 
@@ -268,8 +268,8 @@ class EngineArgs:
         """Return each option's line of help, by name."""
         return {option.name: option.metadata["help"] for option in fields(cls)}
 
-    def create_engine_config(self) -> EngineConfig:
-        """Read the model directory and return the checked tree, its wishes not yet resolved.
+    def create_engine_config(self) -> RequestedConfig:
+        """Read the model directory and return the checked options, open ones still open.
 
         Raises ConfigError naming option, value and remedy; ModelError for the directory.
         """

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.checkpoint_quantization import read_quantization
-from dovetail.config.frozen_mapping import freeze
 from dovetail.config.installed_checkpoints import (
     find_installed_checkpoint,
     installed_checkpoint_names,
 )
 from dovetail.config.model_fields import check_model_fields, check_token_ids
 from dovetail.errors import ModelError, RequestError, nearest
+from dovetail.frozen_mapping import freeze
 from dovetail.model_files import file_exists, read_json_object
 from dovetail.plugins.discovery import discover
 from dovetail.sampling_params import SamplingParams

@@ -1,211 +1,160 @@
-"""Turns the wishes in a config ("auto", None) into facts, once, with a reason for each.
+"""Turns what the user requested into the configuration of an engine, with a reason for each value.
 
-Asks the platform for what suits it and what it cannot do. Names of plugins stay as they are,
-"auto" included: which plugins there are is the registry's business.
+`resolve` is the whole of it: one step a line. Later steps see what earlier ones decided.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from dovetail.config.checkpoint_facts import stated_dtype, stated_max_model_len
-from dovetail.config.engine_config import MAX_INT, Change, ConfigNode, EngineConfig, shown
-from dovetail.config.field_types import MODEL_DTYPES, reference_name
+from dovetail.config.draft import Draft
+from dovetail.config.quantized_checkpoints import choose_linear_method
 from dovetail.config.tensor_parallel import check_tensor_parallel
 from dovetail.errors import ConfigError, ContractError, ModelError, nearest
+from dovetail.interfaces.config_fields import AUTO, MODEL_DTYPES, ConfigNode
+from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.platform import ConfigPatch, Platform
+from dovetail.interfaces.requested_config import MAX_INT, RequestedConfig
+from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.platform_answers import check_problems, provided_capabilities
+from dovetail.value_checks import shorten
 
 DEFAULT_MAX_MODEL_LEN = 2048
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-DEFAULT_MEMORY_SHARE = 0.9
-DEFAULT_BLOCK_SIZE = 16
 DEFAULT_DTYPE = "float32"
+DEFAULT_TOKENIZER = "huggingface"
 
-_GROUPS = ("cache", "scheduler", "parallel", "load", "compute", "model")
-_OF_MODEL = ("model.dtype", "model.max_model_len", "model.tokenizer_mode")
-"""What a platform may wish for in a group that otherwise states facts about the model."""
-
+_DEFAULTS = {
+    "cache.block_size": 16,
+    "cache.gpu_memory_utilization": 0.9,
+    "load.load_format": "safetensors",
+    "model.tokenizer_mode": DEFAULT_TOKENIZER,
+    "scheduler.scheduler_cls": "fcfs",
+    "scheduler.async_scheduling": False,
+}
 _DTYPE = "model.dtype"
 _LENGTH = "model.max_model_len"
 _SEQS = "scheduler.max_num_seqs"
 _BUDGET = "scheduler.max_num_batched_tokens"
 _CHUNKED = "scheduler.enable_chunked_prefill"
-_CACHE_SIZES = ("cache.kv_cache_memory_bytes", "cache.num_gpu_blocks_override")
 
 _SUBSTITUTES = {
     "bfloat16": ("float32", "float16"),
     "float16": ("float32", "bfloat16"),
     "float32": ("bfloat16", "float16"),
 }
-"""Nearest dtypes, those first that hold every value of the wish, then those of its range."""
+"""Nearest dtypes: first those that hold every value of the other, then those of its range."""
 
 
-def resolve(config: EngineConfig, platform: Platform) -> EngineConfig:
-    """Return `config` with its wishes resolved for `platform`; `explain()` tells what and why.
+def resolve(
+    requested: RequestedConfig, platform: Platform, plugins: PluginRegistry | None = None
+) -> EngineConfig:
+    """Return the configuration of an engine on `platform`; `explain()` tells what was set and why.
 
-    Order: what the platform wishes for open fields, then what the checkpoint states, then
-    defaults. What is resolved already stays, so that resolving twice changes nothing.
-    Raises ConfigError for what the checkpoint or the platform cannot do, ContractError for a
-    wish of the platform that names no field or has an impossible value.
+    For an open field the platform's value comes before the checkpoint's, and that before the
+    default. plugins: where to look for a linear method that reads a quantized checkpoint; None
+    where nothing is to be run.
+    Raises ConfigError for what the checkpoint or the platform cannot do, ModelError for a quantized
+    checkpoint that no plugin reads, and ContractError for a value of the platform's that names no
+    field or is out of range.
     """
-    draft = _Draft(config)
-    _take_requested(draft, platform)
+    draft = Draft(requested)
+    _take_platform_values(draft, platform)
     _resolve_dtype(draft, platform)
     _resolve_max_model_len(draft)
     _resolve_step(draft)
-    dtype = draft.get(_DTYPE)
-    draft.fill("cache.block_size", DEFAULT_BLOCK_SIZE, "the default")
-    draft.fill("cache.gpu_memory_utilization", DEFAULT_MEMORY_SHARE, "the default")
-    draft.fill("cache.kv_cache_dtype", dtype, "the cache has the dtype of the model")
-    draft.fill("load.load_format", "safetensors", "the default")
-    draft.fill("scheduler.scheduler_cls", "fcfs", "the default")
-    draft.fill("scheduler.async_scheduling", False, "the default")
+    draft.fill("cache.kv_cache_dtype", draft.get(_DTYPE), "the cache has the dtype of the model")
+    for path, value in _DEFAULTS.items():
+        draft.fill(path, value, "the default")
+    draft.fill("parallel.platform", platform.info.name, "the best platform for this machine")
     _resolve_executor(draft)
-    resolved = draft.finish()
+    _check_with_platform(draft.finish(), platform)
+    if plugins is not None:
+        choose_linear_method(draft, plugins, platform)
+    return draft.finish()
+
+
+def request_of(config: EngineConfig) -> RequestedConfig:
+    """Return the request for an engine with the values of `config`."""
+    values: dict[str, Any] = {}
+    for name, field in RequestedConfig.model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, ConfigNode) and isinstance(field.annotation, type):
+            given = {key: one for key, one in dict(value).items() if one is not None}
+            value = field.annotation(**given)
+        values[name] = value
+    return RequestedConfig(**values)
+
+
+def _check_with_platform(config: EngineConfig, platform: Platform) -> None:
     whose = f"platform {platform.info.name!r}"
-    answer = call_plugin(whose, "problems", lambda: platform.problems(resolved))
+    answer = call_plugin(whose, "problems", lambda: platform.problems(config))
     problems = check_problems(platform, answer)
     if problems:
-        raise ConfigError(
-            f"The platform {platform.info.name!r} cannot run this: {' '.join(problems)}"
-        )
-    return resolved
+        raise ConfigError(f"The {whose} cannot run this: {' '.join(problems)}")
 
 
-class _Draft:
-    """A config on its way: reads through to the config, keeps new values and their reasons.
-
-    config: as the user gave it. paths: fields that may be set, as "group.field".
-    open: those that the user left open, whatever has been put there since.
-    """
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        self._values: dict[str, object] = {}
-        self._changes: list[Change] = []
-        paths = [
-            f"{group}.{field}"
-            for group in _GROUPS
-            for field in type(self.group(group)).model_fields
-        ]
-        self.paths = [path for path in paths if path in _OF_MODEL or not path.startswith("model.")]
-        left = {path for path in self.paths if self.get(path) in (None, "auto")}
-        if not left.issuperset(_CACHE_SIZES):
-            # Two ways to say one thing: who gave one of them has not left the other open.
-            left.difference_update(_CACHE_SIZES)
-        self.open = frozenset(left)
-
-    def group(self, name: str) -> ConfigNode:
-        """Return a group as the user gave it."""
-        group: ConfigNode = getattr(self.config, name)
-        return group
-
-    def get(self, path: str) -> object:
-        """Return the value as it stands now."""
-        if path in self._values:
-            return self._values[path]
-        group, field = path.split(".")
-        return getattr(self.group(group), field)
-
-    def count(self, path: str) -> int | None:
-        """Return the value of a field of counts."""
-        value = self.get(path)
-        return value if isinstance(value, int) else None
-
-    def put(self, path: str, value: object, reason: str) -> None:
-        """Set a value and record why, unless it is what stands there."""
-        before = self.get(path)
-        if before == value:
-            return
-        self._values[path] = value
-        self._changes.append(
-            Change(
-                field=path,
-                before=reference_name(before),
-                after=reference_name(value),
-                reason=reason,
-            )
-        )
-
-    def fill(self, path: str, value: object, reason: str) -> None:
-        """Set a value if there is none yet."""
-        if self.get(path) in (None, "auto"):
-            self.put(path, value, reason)
-
-    def finish(self) -> EngineConfig:
-        """Return the config with all new values, checked."""
-        groups = {}
-        for name in _GROUPS:
-            group = self.group(name)
-            new = {
-                path.split(".")[1]: value
-                for path, value in self._values.items()
-                if path.startswith(f"{name}.")
-            }
-            groups[name] = type(group)(**{**dict(group), **new})
-        changes = (*self.config.changes, *self._changes)
-        return EngineConfig(**{**dict(self.config), **groups, "changes": changes})
-
-
-def _take_requested(draft: _Draft, platform: Platform) -> None:
+def _take_platform_values(draft: Draft, platform: Platform) -> None:
     name = platform.info.name
     whose = f"platform {name!r}"
-    patch: object = call_plugin(whose, "defaults", lambda: platform.defaults(draft.config))
+    patch: object = call_plugin(whose, "defaults", lambda: platform.defaults(draft.requested))
     if not isinstance(patch, ConfigPatch):
         raise ContractError(
-            f"The {whose} returned {shown(patch)} for defaults; a ConfigPatch is due."
+            f"The {whose} returned {shorten(patch)} for defaults; it must return a ConfigPatch."
         )
-    for path, wish in patch.changes.items():
+    for path, entry in patch.changes.items():
         if path not in draft.paths:
             raise ContractError(
-                f"The platform {name!r} wishes for {path!r}, which is no field that it may set."
-                f"{nearest(path, draft.paths)}"
+                f"The {whose} gives a default for {path!r}, which is not a field that a platform "
+                f"may set.{nearest(path, draft.paths)}"
             )
-        value, reason = _read_requested(whose, path, wish)
+        value, reason = _read_entry(whose, path, entry)
         if path in draft.open:
-            checked = _check_requested(draft, path, value, name)
+            checked = _check_value(draft, path, value, whose)
             draft.put(path, checked, f"platform {name}: {reason}")
 
 
-def _read_requested(whose: str, path: str, wish: object) -> tuple[object, str]:
-    """Return value and reason; a value that nobody can explain to the user is refused."""
-    if isinstance(wish, tuple) and len(wish) == 2 and isinstance(wish[1], str) and wish[1].strip():
-        return wish
+def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
+    """Return value and reason; a value without a reason for the user is refused."""
+    if isinstance(entry, tuple) and len(entry) == 2:
+        value, reason = entry
+        if isinstance(reason, str) and reason.strip():
+            return value, reason
     raise ContractError(
-        f"The {whose} wishes for {path} = {shown(wish)}; write (value, reason), the reason as the "
-        "user will read it."
+        f"The {whose} gives {path} the default {shorten(entry)}; write (value, reason), the reason "
+        "as the user will read it."
     )
 
 
-def _check_requested(draft: _Draft, path: str, value: object, platform_name: str) -> object:
-    """Return the wish in its normal form. Checked alone: the user's other values come later."""
-    group_name, field = path.split(".")
-    group = draft.group(group_name)
-    beside = dict(group) if group_name == "model" else {}
+def _check_value(draft: Draft, path: str, value: object, whose: str) -> object:
+    """Return the value in its normal form. Checked alone: the user's other values come later."""
+    section_name, field = path.split(".")
+    section = draft.section(section_name)
+    beside = dict(section) if section_name == "model" else {}
     try:
-        return getattr(type(group)(**{**beside, field: value}), field)
+        return getattr(type(section)(**{**beside, field: value}), field)
     except ConfigError as error:
-        raise ContractError(
-            f"The platform {platform_name!r} wishes for what cannot be: {error}"
-        ) from None
+        raise ContractError(f"The {whose} gives a default that is not accepted: {error}") from None
 
 
-def _resolve_dtype(draft: _Draft, platform: Platform) -> None:
+def _resolve_dtype(draft: Draft, platform: Platform) -> None:
     declared = [
         c.removeprefix("dtype.") for c in provided_capabilities(platform) if c.startswith("dtype.")
     ]
     # A platform that says nothing about dtypes (it may have no tensors at all) takes any.
     usable = [name for name in MODEL_DTYPES if name in declared or not declared]
-    wish = draft.get(_DTYPE)
-    if wish != "auto":
-        if wish not in usable:
+    given = draft.get(_DTYPE)
+    if given != AUTO:
+        if given not in usable:
             raise ConfigError(
-                f"dtype={wish!r}: the platform {platform.info.name!r} computes in "
+                f"dtype={given!r}: the platform {platform.info.name!r} computes in "
                 f'{", ".join(sorted(declared))}; give one of these, or dtype="auto".'
             )
         return
-    hf_config = draft.config.model.hf_config
+    hf_config = draft.requested.model.hf_config
     stated = stated_dtype(hf_config)
     if stated is not None and stated not in MODEL_DTYPES:
         raise ConfigError(
@@ -219,47 +168,47 @@ def _resolve_dtype(draft: _Draft, platform: Platform) -> None:
         name = next((other for other in _SUBSTITUTES[name] if other in usable), "")
         if not name:
             raise ConfigError(
-                f'dtype="auto": {lacking}, but in {", ".join(sorted(declared))}, of which we know '
-                "none; choose another platform."
+                f'dtype="auto": {lacking}, but in {", ".join(sorted(declared))}, and none of '
+                "these is supported; choose another platform."
             )
-        reason = f"{reason}; {lacking}, and this is the nearest that it has"
+        reason = f"{reason}; {lacking}, and this is the nearest dtype that it has"
     draft.put(_DTYPE, name, reason)
 
 
-def _resolve_max_model_len(draft: _Draft) -> None:
-    stated = stated_max_model_len(draft.config.model.hf_config)
-    wish = draft.count(_LENGTH)
+def _resolve_max_model_len(draft: Draft) -> None:
+    stated = stated_max_model_len(draft.requested.model.hf_config)
+    given = draft.count(_LENGTH)
     if stated is None:
         reason = "config.json states no length; give max_model_len for another"
         draft.fill(_LENGTH, DEFAULT_MAX_MODEL_LEN, reason)
         return
-    if wish is None or (wish > stated.most and _LENGTH in draft.open):
+    if given is None or (given > stated.most and _LENGTH in draft.open):
         if not 2 <= stated.tokens <= MAX_INT:
             raise ModelError(
                 f"config.json: {stated.source} makes {stated.tokens:.6g} tokens the longest "
-                f"sequence, it must be from 2 to {MAX_INT}; correct the file, use hf_overrides, or "
+                f"sequence; it must be from 2 to {MAX_INT}. Correct the file, use hf_overrides, or "
                 "give max_model_len."
             )
         draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
-    elif wish > stated.most:
+    elif given > stated.most:
         advice = "lower it"
         if stated.can_be_raised:
             raised = ", ".join(
-                f'"{name}": {wish}' for name, tokens in stated.fields.items() if tokens < wish
+                f'"{name}": {given}' for name, tokens in stated.fields.items() if tokens < given
             )
             advice += (
-                ", or raise the model's own, if you know that it holds, with "
+                ", or, if you know that the model can do it, raise the model's own length with "
                 f"hf_overrides={{{raised}}}"
             )
         raise ConfigError(
-            f"max_model_len={wish} is more than the {stated.most} tokens that the model is made "
+            f"max_model_len={given} is more than the {stated.most} tokens that the model is made "
             f"for ({stated.source}); {advice}."
         )
 
 
-def _resolve_executor(draft: _Draft) -> None:
+def _resolve_executor(draft: Draft) -> None:
     num_workers = draft.count("parallel.tensor_parallel_size") or 1
-    check_tensor_parallel(num_workers, draft.config.model.hf_config)
+    check_tensor_parallel(num_workers, draft.requested.model.hf_config)
     if num_workers == 1:
         draft.fill("parallel.executor_backend", "uniproc", "one device needs one process only")
     else:
@@ -267,27 +216,27 @@ def _resolve_executor(draft: _Draft) -> None:
         draft.fill("parallel.executor_backend", "multiproc", reason)
 
 
-def _resolve_step(draft: _Draft) -> None:
+def _resolve_step(draft: Draft) -> None:
     """Resolve the limits of a step; runs after max_model_len."""
     draft.fill(_CHUNKED, True, "the default")
     given = None if _BUDGET in draft.open else draft.count(_BUDGET)
     seqs = draft.count(_SEQS) or DEFAULT_MAX_NUM_SEQS
     if _SEQS in draft.open and given is not None and given < seqs:
-        reason = f"a step of max_num_batched_tokens={given} serves no more requests"
+        reason = f"a step of max_num_batched_tokens={given} has no room for more requests"
         draft.put(_SEQS, given, reason)
         seqs = given
     draft.fill(_SEQS, seqs, "the default")
     budget = draft.count(_BUDGET) or DEFAULT_MAX_NUM_BATCHED_TOKENS
     length = draft.count(_LENGTH) or 0
     if draft.get(_CHUNKED) or budget >= length:
-        need, reason = seqs, f"every one of max_num_seqs={seqs} needs a token a step"
+        need, reason = seqs, f"each of max_num_seqs={seqs} requests needs a token in each step"
     elif given is None:
         need, reason = max(seqs, length), "a prompt must fit in a step without chunked prefill"
     else:
         raise ConfigError(
-            f"max_num_batched_tokens={shown(given)} is less than max_model_len={length}, but with "
-            "enable_chunked_prefill=False a prompt must fit in one step; raise the one, lower the "
-            "other, or let prompts run in pieces."
+            f"max_num_batched_tokens={shorten(given)} is less than max_model_len={length}, but "
+            "with enable_chunked_prefill=False a prompt must fit in one step; raise the former, "
+            "lower the latter, or enable chunked prefill."
         )
     if budget < need and given is None:
         draft.put(_BUDGET, need, reason)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from dovetail.config import EngineConfig
+    from dovetail.config import EngineConfig, RequestedConfig
     from dovetail.engine.process.async_client import AsyncMPClient
     from dovetail.inputs import Prompt
     from dovetail.interfaces import IOProcessor, SchedulerStats, Tokenizer
@@ -59,7 +59,7 @@ class AsyncLLM:
 
     def __init__(
         self,
-        model: EngineConfig | str | Path,
+        model: EngineConfig | RequestedConfig | str | Path,
         *,
         max_waiting: int = MAX_WAITING,
         rules: SupervisionRules | None = None,
@@ -90,7 +90,7 @@ class AsyncLLM:
         except BaseException:
             self.client.shutdown()
             raise
-        max_asked = max_waiting + (self.config.scheduler.max_num_seqs or 1)
+        max_asked = max_waiting + self.config.scheduler.max_num_seqs
         self._streamer = RequestStreamer(self._front, self.client, max_asked=max_asked, clock=clock)
 
     @classmethod
@@ -266,14 +266,20 @@ class AsyncLLM:
         self.shutdown()
 
 
-def _make_config(model: EngineConfig | str | Path, options: dict[str, Any]) -> EngineConfig:
-    from dovetail.config import EngineConfig  # not before an engine is made
+def _make_config(
+    model: EngineConfig | RequestedConfig | str | Path, options: dict[str, Any]
+) -> RequestedConfig:
+    from dovetail.config import EngineConfig, RequestedConfig  # not before an engine is made
 
-    if not isinstance(model, EngineConfig):
+    if not isinstance(model, (EngineConfig, RequestedConfig)):
         return EngineArgs.from_kwargs(model=model, **options).create_engine_config()
     if options:
         raise ConfigError(
             f"{next(iter(options))}={shorten(next(iter(options.values())))} is given beside an "
             "EngineConfig; give the path of a model with options, or a configuration alone."
         )
-    return model
+    if isinstance(model, RequestedConfig):
+        return model
+    from dovetail.config.resolve import request_of
+
+    return request_of(model)

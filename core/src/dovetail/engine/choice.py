@@ -15,15 +15,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dovetail.engine.plugin_choices import make_registry
-from dovetail.engine.quantized_checkpoints import choose_quantized_method
 from dovetail.errors import AttentionUnknownError, ContractError, DovetailError, PluginError
+from dovetail.interfaces.attention import AttentionFacts
+from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.worker import WorkerContext
-from dovetail.plugins.attention_requirements import (
-    AttentionFacts,
-    attention_requirements,
-    read_attention_facts,
-)
+from dovetail.plugins.attention_requirements import attention_requirements, read_attention_facts
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
 from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.explanation import (
@@ -39,7 +36,7 @@ from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.selection import AUTO, choose, choose_platform
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineArgs, EngineConfig
+    from dovetail.config import EngineArgs, RequestedConfig
     from dovetail.plugins import PluginRegistry
 
 _FIELDS = {
@@ -66,9 +63,10 @@ _FIELDS = {
 """The field of the configuration that names plugins of a kind."""
 
 _OF_MODEL = ("attention", "model")
+_CHOSEN_LATE = ("attention", "linear_method", "ops", "worker")
+"""Kinds whose field is None where no plugin was requested: the first that fits is used."""
 _NO_MODEL = "give --model to hold them against what a model asks"
 _NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
-_DEFAULT_TOKENIZER = "huggingface"
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
 
 
@@ -89,19 +87,22 @@ def explain_choice(kind: str, args: EngineArgs | None = None, **options: object)
         return _explain(kind, plain.create_engine_config(), has_model=False)
 
 
-def wanted_of(kind: str, config: EngineConfig, platform: Platform | None = None) -> Wanted:
+def wanted_of(
+    kind: str, config: EngineConfig | RequestedConfig, platform: Platform | None = None
+) -> Wanted:
     """Return what `config` wants of a kind. It is resolved, if there is a platform."""
     path = _FIELDS.get(kind)
     if path is None:
         return Wanted(references=(), why="no part of the engine takes plugins of this kind yet")
     group, field = path.split(".")
     value = getattr(getattr(config, group), field)
-    reasons = {change.field: change.reason for change in config.changes}
+    if value is None and kind in _CHOSEN_LATE:
+        value = AUTO
+    changes = config.changes if isinstance(config, EngineConfig) else ()
+    reasons = {change.field: change.reason for change in changes}
     why = f"{field}: {reasons[path]}" if path in reasons else f"{field} names it"
     if value in (AUTO, None, "", ()):
         why = f"{field} is {'left open' if value == AUTO else 'empty'}"
-    if kind == "tokenizer" and value == AUTO:
-        value, why = _DEFAULT_TOKENIZER, "the default"
     if kind == "tokenizer" and config.model.skip_tokenizer_init:
         value, why = None, "skip_tokenizer_init is set"
     if kind == "model":
@@ -120,22 +121,22 @@ def wanted_of(kind: str, config: EngineConfig, platform: Platform | None = None)
     )
 
 
-def _explain(kind: str, config: EngineConfig, *, has_model: bool) -> Explanation:
+def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Explanation:
     if kind == "platform":
-        return _explain_platform(config)
+        return _explain_platform(requested)
     from dovetail.config.resolve import resolve
 
-    registry = make_registry(config)
-    platform = choose_platform(registry, config.parallel.platform)
-    is_open = config.model.dtype == AUTO
-    config = resolve(config, platform)
-    if kind == "linear_method":
-        config = choose_quantized_method(config, registry, platform)
+    registry = make_registry(requested)
+    platform = choose_platform(registry, requested.parallel.platform)
+    is_open = requested.model.dtype == AUTO
+    config = resolve(requested, platform, registry if kind == "linear_method" else None)
     wanted = wanted_of(kind, config, platform)
     if not has_model and is_open:
         wanted = replace(wanted, dtype="")
     elif kind == "attention":
-        without_heads = attention_requirements(_NO_HEADS, config, platform.info.device_type)
+        without_heads = attention_requirements(
+            _NO_HEADS, config.worker_config(), platform.info.device_type
+        )
         wanted = replace(wanted, config_requirements=without_heads)
     if kind in _OF_MODEL and not has_model:
         references = () if kind == "model" else wanted.references
@@ -151,7 +152,7 @@ def _explain_attention(
     """Explain who does what the model asks, which the worker says as it would when it loads it."""
     facts, problem, unknown = read_attention_facts(config.model.hf_config), "", ""
     try:
-        worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls)
+        worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls or AUTO)
         if DESCRIBES_ATTENTION in declared_ids(worker_cls, "provides"):
             facts = _described(worker_cls, registry, config, platform)
             if facts is None:
@@ -162,7 +163,10 @@ def _explain_attention(
         problem = str(error)
     if facts is not None:
         wanted = replace(
-            wanted, requirements=attention_requirements(facts, config, platform.info.device_type)
+            wanted,
+            requirements=attention_requirements(
+                facts, config.worker_config(), platform.info.device_type
+            ),
         )
     explanation = explain(registry, "attention", wanted)
     if unknown:
@@ -178,7 +182,7 @@ def _described(
 ) -> AttentionFacts | None:
     """Return what a worker says that the model asks; raise ContractError for anything else."""
     context = WorkerContext(
-        config=config,
+        config=config.worker_config(),
         platform=platform,
         plugins=registry,
         world_size=config.parallel.tensor_parallel_size,
@@ -203,7 +207,7 @@ def _with_state(explanation: Explanation, state: str, *reasons: str) -> Explanat
     return replace(explanation, verdicts=verdicts)
 
 
-def _explain_platform(config: EngineConfig) -> Explanation:
+def _explain_platform(config: RequestedConfig) -> Explanation:
     wanted = wanted_of("platform", config)
     explanation = explain(make_registry(config), "platform", wanted)
     if explanation.error:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from dovetail.clock import MonotonicClock, sleep
-from dovetail.config.engine_config import LimitsConfig
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
@@ -23,6 +22,7 @@ from dovetail.interfaces import (
     PauseScope,
     SchedulerInterface,
 )
+from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
+from dovetail.config.resolve import DEFAULT_TOKENIZER
 from dovetail.engine.input_processor import InputFacts, InputProcessor, core_request_id
 from dovetail.engine.listeners import Listeners
 from dovetail.engine.output_processor import OutputProcessor
@@ -20,6 +21,7 @@ from dovetail.engine.tokenizer_checks import usable_eos_token_ids
 from dovetail.errors import RequestError, UserError
 from dovetail.hooks import HookPlugins, load_hooks
 from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
+from dovetail.interfaces.config_fields import AUTO
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.instance import Options, make_instance
@@ -28,7 +30,7 @@ from dovetail.value_checks import plain_text, shorten
 
 if TYPE_CHECKING:
     from dovetail.clock import Clock
-    from dovetail.config import EngineConfig
+    from dovetail.config import RequestedConfig
     from dovetail.engine.output_processor import CompletionGroup
     from dovetail.engine.process.client import EngineFacts
     from dovetail.inputs import Prompt
@@ -78,7 +80,7 @@ class FrontEndParts:
     tokenizer: Tokenizer | None
 
     @classmethod
-    def of(cls, config: EngineConfig) -> FrontEndParts:
+    def of(cls, config: RequestedConfig) -> FrontEndParts:
         """Check the picks and load hooks and tokenizer; raise a DovetailError for what is unfit."""
         plugins = make_registry(config)
         # Before the tokenizer: a wrong name is told at once, whatever the size of its files.
@@ -199,7 +201,8 @@ class FrontEnd:
 
         def context(own: Options) -> IOProcessorContext:
             return IOProcessorContext(
-                config=self.facts.config,
+                model=self.facts.config.model,
+                limits=self.facts.config.limits,
                 tokenizer=self.tokenizer,
                 default_sampling=self.inputs.default_params(),
                 options=own,
@@ -209,11 +212,11 @@ class FrontEnd:
         return made
 
 
-def _load_tokenizer(config: EngineConfig, plugins: PluginRegistry) -> Tokenizer | None:
+def _load_tokenizer(config: RequestedConfig, plugins: PluginRegistry) -> Tokenizer | None:
     model = config.model
     if model.skip_tokenizer_init:
         return None
-    reference = "huggingface" if model.tokenizer_mode == "auto" else model.tokenizer_mode
+    reference = DEFAULT_TOKENIZER if model.tokenizer_mode == AUTO else model.tokenizer_mode
     tokenizer_cls = plugins.load("tokenizer", reference)
     options = plugins.options_of("tokenizer", tokenizer_cls)
     given = {"options": options} if options else {}

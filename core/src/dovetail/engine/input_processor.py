@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from dovetail.clock import Clock
-from dovetail.config.engine_config import LimitsConfig
 from dovetail.engine.prompt_reading import ReadPrompt, read_prompt, take_token_ids
 from dovetail.engine.request_checks import (
     check_params_limits,
@@ -23,6 +22,7 @@ from dovetail.engine.request_checks import (
 from dovetail.engine.tokenizer_checks import check_tokenizer, longest_token_chars
 from dovetail.errors import ConfigError, DovetailError, RequestError, nearest
 from dovetail.inputs import Prompt
+from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams

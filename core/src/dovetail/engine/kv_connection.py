@@ -53,7 +53,7 @@ def make_scheduler_side(
         return None
     cls = plugins.load("kv_connector", reference)
     options = plugins.options_of("kv_connector", cls)
-    context = KVConnectorContext(config=config, kv_cache=kv_cache, options=options)
+    context = KVConnectorContext(config=config.worker_config(), kv_cache=kv_cache, options=options)
     side: KVSchedulerSide = construct("kv_connector", cls.create_scheduler_side, context)
     num_ranks = config.parallel.tensor_parallel_size
     if num_ranks == 1:

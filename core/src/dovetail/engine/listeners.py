@@ -131,7 +131,9 @@ def _make_stat_loggers(
     """Return the stat loggers that the user named; `undo` gets what closes them again."""
 
     def context(own: Options) -> StatLoggerContext:
-        return StatLoggerContext(config=config, start_ns=clock.now_ns(), options=own)
+        return StatLoggerContext(
+            served_model_name=config.model.served_model_name, start_ns=clock.now_ns(), options=own
+        )
 
     made: dict[str, StatLogger] = {}
     for reference in config.extensions.stat_loggers:

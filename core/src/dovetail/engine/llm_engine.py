@@ -23,7 +23,7 @@ from dovetail.outputs import RequestOutputKind
 from dovetail.value_checks import refuse, shorten
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.config import RequestedConfig
     from dovetail.inputs import Prompt
     from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
     from dovetail.outputs import RequestOutput
@@ -49,7 +49,7 @@ class LLMEngine:
     client: the engine core; with `engine_process` that of a process. front: the parts around it.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: RequestedConfig) -> None:
         """Start everything; raise a DovetailError that names the part at fault."""
         self.guard = ThreadGuard()
         prepared = FrontEndParts.of(config)

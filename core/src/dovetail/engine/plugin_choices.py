@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dovetail.config.engine_config import shown
-from dovetail.config.field_types import reference_name
 from dovetail.errors import PluginNotFoundError
+from dovetail.interfaces.config_fields import reference_name
 from dovetail.plugins.selection import AUTO
+from dovetail.value_checks import shorten
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.config import RequestedConfig
     from dovetail.plugins import PluginRegistry
 
 _OPTIONS = {
@@ -40,14 +40,15 @@ _OPTIONS = {
 """What users call the option that names a plugin of a kind, and its other name."""
 
 
-def make_registry(config: EngineConfig) -> PluginRegistry:
+def make_registry(config: RequestedConfig) -> PluginRegistry:
     """Return a registry under the rules, and with the options, that `config` has for plugins."""
     from dovetail.plugins import PluginRegistry
+    from dovetail.plugins.plugin_policy import PluginPolicy
 
-    return PluginRegistry(policy=config.plugins.policy(), options=config.plugin_options)
+    return PluginRegistry(policy=PluginPolicy.of(config.plugins), options=config.plugin_options)
 
 
-def check_plugin_choices(config: EngineConfig, plugins: PluginRegistry) -> None:
+def check_plugin_choices(config: RequestedConfig, plugins: PluginRegistry) -> None:
     """Raise a PluginError for the first plugin that `config` names and that is not to be found."""
     for kind, reference in _picks(config):
         if reference == AUTO:
@@ -57,20 +58,20 @@ def check_plugin_choices(config: EngineConfig, plugins: PluginRegistry) -> None:
         except PluginNotFoundError as refusal:
             # `scheduler_cls` takes a policy, too; the message stays that of a scheduler.
             if kind != "scheduler" or not _is_policy(reference, plugins):
-                asked = f"{_OPTIONS[kind]}={shown(reference_name(reference))}"
+                asked = f"{_OPTIONS[kind]}={shorten(reference_name(reference))}"
                 raise PluginNotFoundError(f"{asked}: {refusal}") from None
     plugins.check_option_names(_chosen(config, plugins))
 
 
-def _picks(config: EngineConfig) -> Iterator[tuple[str, str | type]]:
+def _picks(config: RequestedConfig) -> Iterator[tuple[str, str | type]]:
     """Yield (kind, reference) of every field that names a plugin."""
     yield "platform", config.parallel.platform
     yield "scheduler", config.scheduler.scheduler_cls
     yield "executor", config.parallel.executor_backend
-    yield "worker", config.parallel.worker_cls
-    yield "attention", config.compute.attention_backend
-    yield "linear_method", config.compute.linear_method
-    yield "ops", config.compute.ops
+    yield "worker", config.parallel.worker_cls or AUTO
+    yield "attention", config.compute.attention_backend or AUTO
+    yield "linear_method", config.compute.linear_method or AUTO
+    yield "ops", config.compute.ops or AUTO
     yield "weight_loader", config.load.load_format
     if not config.model.skip_tokenizer_init:
         yield "tokenizer", config.model.tokenizer_mode
@@ -89,7 +90,7 @@ def _picks(config: EngineConfig) -> Iterator[tuple[str, str | type]]:
     yield from (("hooks", one) for one in extensions.hooks)
 
 
-def _chosen(config: EngineConfig, plugins: PluginRegistry) -> Iterator[tuple[str, str | type]]:
+def _chosen(config: RequestedConfig, plugins: PluginRegistry) -> Iterator[tuple[str, str | type]]:
     for kind, reference in _picks(config):
         if kind == "scheduler" and reference != AUTO and _is_policy(reference, plugins):
             yield "policy", reference

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dovetail.config.engine_config import LimitsConfig
 from dovetail.errors import RequestError, nearest
 from dovetail.inputs import Prompt
+from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.value_checks import check_number, check_text, guarded, plain_text, refuse, shorten
 
 _CONTENTS = ("prompt_token_ids", "prompt")

@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from dovetail.config.engine_config import LimitsConfig
 from dovetail.engine.prompt_reading import DEFAULT_LIMITS
 from dovetail.errors import RequestError, UserError
 from dovetail.int_columns import all_below
+from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.interfaces.sampling_support import missing_capability
 from dovetail.interfaces.scheduler import PauseScope
 from dovetail.request import EncoderInput, EngineCoreRequest

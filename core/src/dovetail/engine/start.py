@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.clock import Clock, MonotonicClock
-from dovetail.config import EngineConfig
+from dovetail.config import EngineConfig, RequestedConfig
 from dovetail.config.resolve import resolve
 from dovetail.decision_log import DecisionRecorder, RecordedScheduler
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.params_checks import load_params_checks
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
-from dovetail.engine.quantized_checkpoints import choose_quantized_method
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import (
     Executor,
@@ -39,7 +38,7 @@ from dovetail.kv_cache.sizing import Load, fit_model_len, size_cache
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
-from dovetail.plugins.selection import choose, choose_platform, choose_scheduler
+from dovetail.plugins.selection import AUTO, choose, choose_platform, choose_scheduler
 from dovetail.processes.startup_phases import PhaseRecord, StartUp, describe_phases
 from dovetail.value_checks import shorten
 from dovetail.working_directory import check_working_directory
@@ -66,7 +65,7 @@ class StartedEngine:
 
 
 def start_engine(
-    wishes: EngineConfig,
+    requested: RequestedConfig,
     *,
     clock: Clock | None = None,
     plugins: PluginRegistry | None = None,
@@ -74,34 +73,34 @@ def start_engine(
 ) -> StartedEngine:
     """Choose, make and connect all parts; raise a DovetailError that names the part at fault.
 
-    wishes: resolved or not; what is returned is resolved. plugins: None for one of its own.
+    plugins: None for a registry of its own.
     notify_phase: is given the name of each phase of the start as it begins. The phase in which an
     error was raised is in its `phase`; nothing is left of what was made before.
     """
     check_working_directory()
     clock = clock or MonotonicClock()
-    deadline_s = wishes.parallel.start_timeout_s
+    deadline_s = requested.parallel.start_timeout_s
     with StartUp(clock, deadline_s=deadline_s, notify=notify_phase) as start:
         start.enter("plugins")
-        plugins = plugins or make_registry(wishes)
+        plugins = plugins or make_registry(requested)
         plugins.warn_of_impostors()
-        check_plugin_choices(wishes, plugins)
-        started = _start_parts(start, wishes, plugins, clock)
+        check_plugin_choices(requested, plugins)
+        started = _start_parts(start, requested, plugins, clock)
     logger.info(describe_phases(start.records))
     return replace(started, phases=tuple(start.records))
 
 
 def _start_parts(
-    start: StartUp, wishes: EngineConfig, plugins: PluginRegistry, clock: Clock
+    start: StartUp, requested: RequestedConfig, plugins: PluginRegistry, clock: Clock
 ) -> StartedEngine:
     start.enter("platform")
-    platform = choose_platform(plugins, wishes.parallel.platform)
+    platform = choose_platform(plugins, requested.parallel.platform)
     start.enter("configuration")
-    config = choose_quantized_method(resolve(wishes, platform), plugins, platform)
+    config = resolve(requested, platform, plugins)
     start.enter("parts")
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
-    worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls)
+    worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
     check_kv_connector(config, worker_cls, scheduler_cls)
     params_checks = load_params_checks(config, plugins, worker_cls)
     _check_world_size(executor_cls, config)
@@ -114,7 +113,7 @@ def _start_parts(
         raise _wrong_answer("get_model_info", info, "a ModelInfo")
     start.enter("size_cache")
     kv_cache = _size_cache(executor, config)
-    max_model_len = _model_len(config, wishes, info, kv_cache)
+    max_model_len = _model_len(config, requested, info, kv_cache)
     start.enter("warm_up")
     executor.initialize_cache(kv_cache)
     start.enter("scheduler")
@@ -170,7 +169,7 @@ def _make_executor(
     worker_cls: type[WorkerBase],
 ) -> Executor:
     context = ExecutorContext(
-        config=config,
+        config=config.executor_config(),
         platform=platform,
         plugins=plugins,
         worker_cls=worker_cls,
@@ -200,9 +199,9 @@ def _make_scheduler(
 def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
     cache, scheduler = config.cache, config.scheduler
     load = Load(
-        max_num_seqs=scheduler.max_num_seqs or 1,
-        max_model_len=config.model.max_model_len or 1,
-        max_step_tokens=scheduler.max_num_batched_tokens or 1,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_model_len=config.model.max_model_len,
+        max_step_tokens=scheduler.max_num_batched_tokens,
     )
     specs = executor.get_kv_cache_specs()
     for one in specs:
@@ -210,7 +209,7 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
             raise _wrong_answer("get_kv_cache_spec", one, "a mapping of layers to KVCacheSpec")
     groups = group_layers(
         specs,
-        block_size=cache.block_size or 1,
+        block_size=cache.block_size,
         max_model_len=load.max_model_len,
         max_step_tokens=load.max_step_tokens,
     )
@@ -230,25 +229,24 @@ def _wrong_answer(method: str, answer: object, due: str) -> ContractError:
 
 
 def _model_len(
-    config: EngineConfig, wishes: EngineConfig, info: ModelInfo, kv_cache: KVCacheConfig
+    config: EngineConfig, requested: RequestedConfig, info: ModelInfo, kv_cache: KVCacheConfig
 ) -> int:
     """Return the longest request: what was resolved, what the model does, what the cache holds."""
-    wish, limit = wishes.model.max_model_len, info.max_model_len
-    if wish is not None and limit and wish > limit:
+    asked, limit = requested.model.max_model_len, info.max_model_len
+    if asked is not None and limit and asked > limit:
         raise ConfigError(
-            f"max_model_len={wish} is more than the {limit} positions that the loaded model "
+            f"max_model_len={asked} is more than the {limit} positions that the loaded model "
             f"{config.model.architecture} has; lower it to {limit}."
         )
-    asked = wish is not None
-    most = config.model.max_model_len or limit
+    most = config.model.max_model_len
     if limit and most > limit:
         logger.warning("max_model_len is %d instead of %d: the model has no more.", limit, most)
         most = limit
     length, reason = fit_model_len(
         kv_cache,
         max_model_len=most,
-        max_step_tokens=config.scheduler.max_num_batched_tokens or 1,
-        asked_by_user=asked,
+        max_step_tokens=config.scheduler.max_num_batched_tokens,
+        asked_by_user=asked is not None,
     )
     if reason:
         logger.warning("max_model_len is %d instead of %d: %s.", length, most, reason)
@@ -258,10 +256,10 @@ def _model_len(
 def _limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
     scheduler = config.scheduler
     return SchedulerLimits(
-        max_num_seqs=scheduler.max_num_seqs or 1,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=max_model_len,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill is not False,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
         long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )

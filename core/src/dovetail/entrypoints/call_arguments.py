@@ -14,7 +14,7 @@ from dovetail.errors import RequestError
 from dovetail.value_checks import guarded, plain_copy, refuse, shorten, take_items
 
 if TYPE_CHECKING:
-    from dovetail.config.engine_config import LimitsConfig
+    from dovetail.interfaces.requested_config import LimitsConfig
 
 _ONE_PROMPT = (str, bytes, bytearray, memoryview, Mapping, set, frozenset, range)
 _TEMPLATE_PARAMETERS = ("self", "messages", "chat_template", "add_generation_prompt")

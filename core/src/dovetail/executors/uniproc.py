@@ -31,7 +31,7 @@ class UniprocExecutor(Executor):
     """One worker, in this process."""
 
     def __init__(self, context: ExecutorContext) -> None:
-        self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
+        self.max_concurrent_steps = context.config.max_concurrent_steps
         self._failure: BaseException | None = None
         self._closed = False
         self._worker = construct_worker(context)

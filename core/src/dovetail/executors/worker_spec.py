@@ -13,15 +13,16 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from dovetail.config import EngineConfig
-from dovetail.config.frozen_mapping import freeze
 from dovetail.errors import ConfigError, ContractError, MessageError, PluginError
+from dovetail.frozen_mapping import freeze
+from dovetail.interfaces.engine_config import ExecutorConfig
 from dovetail.interfaces.executor import ExecutorContext
 from dovetail.interfaces.worker import WorkerBase, WorkerContext
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.extension import complete_worker_cls
+from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.resolution import Resolution, compare_resolutions
 from dovetail.plugins.selection import choose_platform
 from dovetail.transport.wire_types import decode, encode
@@ -34,7 +35,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What another process needs to make a worker.
 
-    config: an `EngineConfig` as JSON. platform, worker: references for a plugin registry.
+    config: an `ExecutorConfig` as JSON. platform, worker: references for a plugin registry.
     rendezvous: where the workers meet, as in `WorkerContext`; "" for one worker.
     """
 
@@ -75,7 +76,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             worker_options=options,
             rank=rank,
             local_rank=rank if local_rank is None else local_rank,
-            world_size=context.config.parallel.tensor_parallel_size,
+            world_size=context.config.worker.tensor_parallel_size,
             rendezvous=rendezvous,
         )
 
@@ -88,12 +89,12 @@ def construct_worker(
         "worker",
         complete_worker_cls(context),
         WorkerContext(
-            config=context.config,
+            config=context.config.worker,
             platform=context.platform,
             plugins=context.plugins,
             rank=rank,
             local_rank=local_rank,
-            world_size=context.config.parallel.tensor_parallel_size,
+            world_size=context.config.worker.tensor_parallel_size,
             rendezvous=rendezvous,
             options=context.worker_options,
         ),
@@ -115,8 +116,8 @@ def make_worker(
     imported before the registry and the platform exist.
     """
     enter("plugins")
-    config = EngineConfig.model_validate_json(spec.config)
-    plugins = PluginRegistry(policy=config.plugins.policy(), options=config.plugin_options)
+    config = ExecutorConfig.model_validate_json(spec.config)
+    plugins = PluginRegistry(policy=PluginPolicy.of(config.plugins), options=config.plugin_options)
     platform = choose_platform(plugins, spec.platform)
     enter("worker_cls")
     context = ExecutorContext(

@@ -31,6 +31,18 @@ SMALL_HEAD_SIZE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionFacts:
+    """The attention of a model. sliding_window, soft_cap, sinks: whether some layer has such."""
+
+    head_size: int
+    num_heads: int
+    num_kv_heads: int
+    sliding_window: bool = False
+    soft_cap: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionRequirements:
     """What a model on a platform demands of an attention backend.
 

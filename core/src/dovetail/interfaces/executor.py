@@ -20,7 +20,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.value_checks import shorten
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.engine_config import ExecutorConfig
     from dovetail.interfaces.platform import Platform
     from dovetail.plugins import PluginRegistry
 
@@ -59,11 +59,12 @@ class Ready(Generic[T]):
 class ExecutorContext:
     """All that an executor is made from.
 
+    config: the executor's part of the configuration; its `worker` is each worker's.
     worker_cls: the resolved class of the workers. The executor makes them, late, where they run,
     with `worker_options` as their context's options. options: the executor plugin's own.
     """
 
-    config: EngineConfig
+    config: ExecutorConfig
     platform: Platform
     plugins: PluginRegistry
     worker_cls: type
@@ -72,7 +73,7 @@ class ExecutorContext:
 
 
 class Executor(ABC):
-    """Owns the workers: as many as `ParallelConfig.tensor_parallel_size` says.
+    """Owns the workers: as many as `context.config.worker.tensor_parallel_size` says.
 
     Law. Plans are executed in the order of the calls. For every `execute_model` there is exactly
     one `sample_tokens` before the next; the result is rank 0's. A worker that provides
@@ -86,7 +87,7 @@ class Executor(ABC):
     """
 
     CONTRACT: ClassVar[str] = "executor"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     max_concurrent_steps: int = 1
     max_world_size: ClassVar[int] = 1
     takes_callables: ClassVar[bool] = True
@@ -127,9 +128,9 @@ class Executor(ABC):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Sample for the plan last given to `execute_model`.
 
-        The result is rank 0's. In an engine with a KV connector (`extensions.kv_connector` of the
-        configuration) and several ranks it is what
-        `dovetail.executors.output_aggregator.aggregate_outputs` makes of the results of all ranks.
+        The result is rank 0's. With a KV connector (`WorkerConfig.kv_connector`) and several ranks
+        it is what `dovetail.executors.output_aggregator.aggregate_outputs` makes of the results of
+        all ranks.
         """
 
     @abstractmethod

@@ -20,7 +20,7 @@ from dovetail.interfaces.stat_logger import StepStats
 if TYPE_CHECKING:
     from cyclopts import App
 
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.engine_config import EngineConfig
 
 PROJECT = "dovetail"
 """The project's name in pluggy."""
@@ -80,7 +80,7 @@ class Hooks(ABC):
     """
 
     CONTRACT: ClassVar[str] = "hooks"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     @abstractmethod
     def __init__(self, context: HooksContext) -> None:

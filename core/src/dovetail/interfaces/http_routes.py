@@ -10,17 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, kw_only=True)
 class HTTPRoutesContext:
-    """All that routes are made from. engine: the server's client of its engine."""
+    """All that routes are made from.
 
-    config: EngineConfig
+    served_model_name: what clients call the model. engine: the server's client of its engine.
+    """
+
+    served_model_name: str
     engine: Any
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class HTTPRoutes(ABC):
     """Says which routes there are. A path that the server or another plugin has is refused."""
 
     CONTRACT: ClassVar[str] = "http_routes"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     @abstractmethod
     def __init__(self, context: HTTPRoutesContext) -> None:

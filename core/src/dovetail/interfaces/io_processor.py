@@ -17,18 +17,21 @@ from dovetail.outputs import RequestOutput
 from dovetail.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.engine_config import ModelConfig
+    from dovetail.interfaces.requested_config import LimitsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class IOProcessorContext:
     """All that an IO processor is made from.
 
+    model: the model's section of the configuration. limits: of the values of a request.
     tokenizer: None where the engine has none. default_sampling: what a request gets that brings no
     parameters. options: the user's, from `plugin_options`.
     """
 
-    config: EngineConfig
+    model: ModelConfig
+    limits: LimitsConfig
     tokenizer: Tokenizer | None
     default_sampling: SamplingParams
     options: Mapping[str, object] = field(default_factory=dict)
@@ -85,7 +88,7 @@ class IOProcessor(ABC):
     """
 
     CONTRACT: ClassVar[str] = "io_processor"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     example_data: ClassVar[Any]
 
     @abstractmethod

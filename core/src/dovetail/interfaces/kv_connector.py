@@ -11,7 +11,7 @@ fails costs a recomputation, never an answer. Nothing here waits but the worker'
 several ranks each has a worker's side of its own, which moves its rank's part of every block: all
 are given the same instructions, and each ends every transfer.
 
-A load that has not ended `config.extensions.kv_transfer_timeout_s` seconds after `load` counts as
+A load that has not ended `kv_transfer_timeout_s` (an engine option) seconds after `load` counts as
 failed, and a transfer that has not ended after twice that time is given up: its blocks are given to
 others, and its outcome is ignored. The worker's side must not read or write them from then on.
 """
@@ -26,14 +26,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from dovetail.interfaces.kv_cache import KVCacheConfig
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.engine_config import WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVConnectorContext:
-    """All that either side is made from. options: the plugin's own, validated."""
+    """All that either side is made from.
 
-    config: EngineConfig
+    config: what decides the contents of a block: the workers' part of the configuration.
+    options: the plugin's own, validated.
+    """
+
+    config: WorkerConfig
     kv_cache: KVCacheConfig
     rank: int = 0
     options: Mapping[str, object] = field(default_factory=dict)
@@ -128,7 +132,7 @@ class KVConnector(ABC):
     """Makes the two sides; it is never instantiated itself."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
 
     @staticmethod
     @abstractmethod

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.engine_config import EngineConfig
+    from dovetail.interfaces.requested_config import RequestedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,9 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigPatch:
-    """Values that a platform wishes for options that the user left open.
+    """Values that a platform sets for options that the user left open.
 
-    changes: "group.field" to (value, reason). The engine applies and records them.
+    changes: "section.field" to (value, reason). The engine applies and records them.
     """
 
     changes: Mapping[str, tuple[object, str]] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Platform(ABC):
     """One kind of machine."""
 
     CONTRACT: ClassVar[str] = "platform"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     info: ClassVar[PlatformInfo]
     automatic: ClassVar[bool] = True
     """False: only a user's explicit choice takes this platform."""
@@ -78,8 +79,8 @@ class Platform(ABC):
         """
         return ()
 
-    def defaults(self, config: EngineConfig) -> ConfigPatch:
-        """Return values for options that the user left open."""
+    def defaults(self, config: RequestedConfig) -> ConfigPatch:
+        """Return values for options that the user left open: "auto" or None in `config`."""
         return ConfigPatch()
 
     def problems(self, config: EngineConfig) -> Sequence[str]:

@@ -9,12 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from dovetail.interfaces.scheduler import SchedulerStats
-
-if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +34,11 @@ class StepStats:
 class StatLoggerContext:
     """All that a stat logger is made from.
 
-    start_ns: the engine's clock when it is made. options: the user's, from `plugin_options`.
+    served_model_name: what clients call the model. start_ns: the engine's clock when the logger is
+    made. options: the user's, from `plugin_options`.
     """
 
-    config: EngineConfig
+    served_model_name: str
     start_ns: int
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -56,7 +54,7 @@ class StatLogger(ABC):
     """
 
     CONTRACT: ClassVar[str] = "stat_logger"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     @abstractmethod
     def __init__(self, context: StatLoggerContext) -> None:

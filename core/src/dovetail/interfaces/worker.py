@@ -17,17 +17,18 @@ from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.attention import AttentionFacts
+    from dovetail.interfaces.engine_config import WorkerConfig
     from dovetail.interfaces.executor import Handle
     from dovetail.interfaces.platform import Platform
     from dovetail.plugins import PluginRegistry
-    from dovetail.plugins.attention_requirements import AttentionFacts
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
     """All that a worker is made from.
 
+    config: what the user's configuration says about the worker's part of the engine.
     plugins: resolves the names of the worker's own parts (attention, model, ops, …).
     options: the worker plugin's own, validated.
     rank: place in the whole engine; local_rank: on this machine; world_size: how many there are.
@@ -35,7 +36,7 @@ class WorkerContext:
     "file://" in a folder of its owner's alone, or "tcp://" on the loopback. "" if there is one.
     """
 
-    config: EngineConfig
+    config: WorkerConfig
     platform: Platform
     plugins: PluginRegistry
     rank: int = 0

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from dovetail.errors import PluginNotFoundError
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.engine_config import WorkerConfig
     from dovetail.plugins.registry import PluginRegistry
 
 
-def load_architecture(plugins: PluginRegistry, config: EngineConfig) -> type[Any]:
+def load_architecture(plugins: PluginRegistry, config: WorkerConfig) -> type[Any]:
     """Return the class of the model's architecture; raise as `PluginRegistry.load`.
 
     An unknown architecture is a PluginNotFoundError that names the file it stands in.

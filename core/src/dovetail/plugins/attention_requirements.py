@@ -8,33 +8,20 @@ them from the layers that it has made. Knows no architecture and no backend.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionRequirements
+from dovetail.interfaces.attention import AttentionFacts, AttentionRequirements
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.interfaces.engine_config import WorkerConfig
 
 _WINDOWED = "sliding_attention"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionFacts:
-    """The attention of a model. sliding_window, soft_cap, sinks: whether some layer has such."""
-
-    head_size: int
-    num_heads: int
-    num_kv_heads: int
-    sliding_window: bool = False
-    soft_cap: bool = False
-    sinks: bool = False
-
-
 def attention_requirements(
-    facts: AttentionFacts, config: EngineConfig, device_type: str
+    facts: AttentionFacts, config: WorkerConfig, device_type: str
 ) -> AttentionRequirements:
-    """Return what a backend has to do. config: resolved. device_type: as tensors are told it."""
+    """Return what a backend has to do. device_type: as tensors are told it."""
     features = {
         "sliding_window": facts.sliding_window,
         "soft_cap": facts.soft_cap,
@@ -48,7 +35,7 @@ def attention_requirements(
         head_size=facts.head_size,
         num_heads=facts.num_heads,
         num_kv_heads=facts.num_kv_heads,
-        block_size=config.cache.block_size or 1,
+        block_size=config.cache.block_size,
         features=frozenset(name for name, asked in features.items() if asked),
     )
 

@@ -21,11 +21,11 @@ _NOT_ADDED = frozenset({"CONTRACT", "CONTRACT_VERSION", "__annotate_func__", "_a
 
 
 def complete_worker_cls(context: ExecutorContext) -> type[Any]:
-    """Return the class that an executor makes its workers of: the worker, extended if asked for.
+    """Return the class that an executor makes its workers of: the worker, extended if requested.
 
     Raises PluginError if the extension cannot be loaded, ContractError as `extend_worker`.
     """
-    reference = context.config.extensions.worker_extension_cls
+    reference = context.config.worker_extension_cls
     if reference is None:
         return context.worker_cls
     return extend_worker(context.worker_cls, context.plugins.load("worker_extension", reference))

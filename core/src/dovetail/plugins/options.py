@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dovetail.config.frozen_mapping import FrozenDict, freeze
 from dovetail.errors import ConfigError, ContractError, nearest
+from dovetail.frozen_mapping import FrozenDict, freeze
 from dovetail.plugins.description import Description
 from dovetail.value_checks import shorten
 

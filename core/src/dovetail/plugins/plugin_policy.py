@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, nearest
 from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.kinds import KINDS
+
+if TYPE_CHECKING:
+    from dovetail.interfaces.requested_config import PluginsConfig
 
 _RULE_FORM = "kind:name@distribution, such as 'policy:fast@acme' or '*:*@acme'"
 _GLOB = re.compile(r"[*?\[]")
@@ -34,6 +38,17 @@ class PluginPolicy:
     no_plugins: bool = False
     strict: bool = False
     trust_local_code: bool = False
+
+    @classmethod
+    def of(cls, config: PluginsConfig) -> PluginPolicy:
+        """Return the rules of a configuration."""
+        return cls(
+            allow=config.plugins_allow,
+            deny=config.plugins_deny,
+            no_plugins=config.no_plugins,
+            strict=config.plugins_strict,
+            trust_local_code=config.trust_local_code,
+        )
 
     def __post_init__(self) -> None:
         for option, rules in (("plugins_allow", self.allow), ("plugins_deny", self.deny)):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.config.frozen_mapping import FrozenDict
+from dovetail.frozen_mapping import FrozenDict
 from dovetail.plugins.discovery import Candidate
 
 

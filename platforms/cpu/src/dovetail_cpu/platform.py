@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.config import RequestedConfig
     from dovetail_cpu.runtime import CPURuntime
 
 _PREFERENCES = {
@@ -44,7 +44,7 @@ class CPUPlatform(Platform):
         """Return the plugin names that suit here, best first."""
         return _PREFERENCES.get(kind, ())
 
-    def defaults(self, config: EngineConfig) -> ConfigPatch:
+    def defaults(self, config: RequestedConfig) -> ConfigPatch:
         """Wish for a share of the memory that leaves the machine to its other users."""
         reason = "main memory is shared with everything else that runs on the machine"
         return ConfigPatch(changes={"cache.gpu_memory_utilization": (_MEMORY_SHARE, reason)})

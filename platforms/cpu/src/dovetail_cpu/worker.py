@@ -125,7 +125,7 @@ class CPUWorker(TorchWorker):
 
     def _ready_bytes(self) -> int:
         """Return the bytes of the cache to be taken ahead: those that a few full steps write."""
-        limits, block_size = self._limits, self._context.config.cache.block_size or 1
+        limits, block_size = self._limits, self._context.config.cache.block_size
         num_blocks = -(-limits.max_num_batched_tokens // block_size) + limits.max_num_seqs
         block_bytes = sum(pages_NP.stride(0) for pages_NP in self._runner.cache_pages)
         return min(_MAX_READY_BYTES, _STEPS_AHEAD * num_blocks * block_bytes)

@@ -16,7 +16,7 @@ from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail_cuda.machine import Machine, describe, look, reasons_against
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.config import EngineConfig, RequestedConfig
     from dovetail_cuda.runtime import CUDARuntime
 
 _PREFERENCES = {
@@ -76,7 +76,7 @@ class CUDAPlatform(Platform):
         """Return the plugin names that suit here, best first."""
         return _PREFERENCES.get(kind, ())
 
-    def defaults(self, config: EngineConfig) -> ConfigPatch:
+    def defaults(self, config: RequestedConfig) -> ConfigPatch:
         """Wish for most of the device, and for steps that are planned while one runs."""
         return ConfigPatch(changes=_WISHES)
 

@@ -45,8 +45,8 @@ def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, St
 
     made: dict[str, StepExtension] = {}
     for kind, references, make_context in (
-        ("logits_processor", context.config.extensions.logits_processors, processor_context),
-        ("step_extension", context.config.extensions.step_extensions, extension_context),
+        ("logits_processor", context.config.logits_processors, processor_context),
+        ("step_extension", context.config.step_extensions, extension_context),
     ):
         for reference in references:
             one = make_instance(plugins, kind, reference, make_context)

@@ -24,6 +24,7 @@ from dovetail.errors import (
 from dovetail.interfaces import (
     FULL_SAMPLING,
     AttentionBackend,
+    AttentionFacts,
     GrammarOutput,
     KVCacheConfig,
     KVCacheSpec,
@@ -39,10 +40,10 @@ from dovetail.interfaces import (
 )
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.architecture import load_architecture
-from dovetail.plugins.attention_requirements import AttentionFacts, attention_requirements
+from dovetail.plugins.attention_requirements import attention_requirements
 from dovetail.plugins.construction import call_plugin, construct
 from dovetail.plugins.instance import Options
-from dovetail.plugins.selection import choose, choose_attention
+from dovetail.plugins.selection import AUTO, choose, choose_attention
 from dovetail_torch.batch_invariance import BatchInvariance
 from dovetail_torch.device_runtime import DeviceRuntime
 from dovetail_torch.distributed.joining import join_ranks
@@ -116,9 +117,9 @@ class TorchWorker(WorkerBase):
     def _step_limits(self) -> StepLimits:
         config = self._context.config
         return StepLimits(
-            max_num_seqs=config.scheduler.max_num_seqs or 1,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens or 1,
-            max_model_len=config.model.max_model_len or 1,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.model.max_model_len,
             dtype=DTYPES[config.model.dtype],
             kv_cache_dtype=config.cache.kv_cache_dtype,
             device=self._device,
@@ -226,7 +227,7 @@ class TorchWorker(WorkerBase):
         return kv_cache_specs(
             self._backend,
             self._layers,
-            block_size=cache.block_size or 1,
+            block_size=cache.block_size,
             dtype=cache.kv_cache_dtype,
         )
 
@@ -240,7 +241,7 @@ class TorchWorker(WorkerBase):
         self._loaded.dummy_run(num_run, min(num_run, limits.max_num_seqs))
         runtime.synchronize()
         activations = runtime.peak_bytes() * num_tokens // num_run
-        share = self._context.config.cache.gpu_memory_utilization or 1.0
+        share = self._context.config.cache.gpu_memory_utilization
         budget = int(runtime.total_memory_bytes() * share)
         left = budget - runtime.memory_in_use_bytes() - activations
         if left <= 0:
@@ -264,7 +265,7 @@ class TorchWorker(WorkerBase):
             zeros=self.zeros,
         )
         given = self._loaded, attention, self._extensions
-        if self._context.config.extensions.kv_connector is None:
+        if self._context.config.kv_connector is None:
             self._runner = ModelRunner(*given)
         else:
             side = make_worker_side(self._context, kv_cache_config)
@@ -300,7 +301,7 @@ class TorchWorker(WorkerBase):
             graph_provider=None if config.model.enforce_eager else self.graph_provider(),
         )
         # A connector looks at the cache as soon as a step is told to be done.
-        connected = config.extensions.kv_connector is not None
+        connected = config.kv_connector is not None
         if connected or "async_output" not in self.provides:
             return parts
         return replace(
@@ -345,12 +346,12 @@ class TorchWorker(WorkerBase):
 
     def _model_context(self, options: Options) -> ModelContext:
         context, compute = self._context, self._context.config.compute
-        self._ops = CompletedOps(self._make_provider("ops", compute.ops))
+        self._ops = CompletedOps(self._make_provider("ops", compute.ops or AUTO))
         return ModelContext(
             hf_config=context.config.model.hf_config,
             dtype=self._limits.dtype,
             device=self._device,
-            linear_method=self._make_provider("linear_method", compute.linear_method),
+            linear_method=self._make_provider("linear_method", compute.linear_method or AUTO),
             ops=self._ops,
             max_model_len=self._limits.max_model_len,
             options=options,
@@ -374,5 +375,5 @@ class TorchWorker(WorkerBase):
         requirements = attention_requirements(
             self._attention_facts(), context.config, self._device.type
         )
-        reference = context.config.compute.attention_backend
+        reference = context.config.compute.attention_backend or AUTO
         return choose_attention(context.plugins, context.platform, reference, requirements)

@@ -16,7 +16,7 @@ from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail_torch.accelerator.torch_build import read_torch_build
 
 if TYPE_CHECKING:
-    from dovetail.config import EngineConfig
+    from dovetail.config import RequestedConfig
     from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 
 _LOADER = "libze_loader.so.1"
@@ -103,7 +103,7 @@ class XPUPlatform(Platform):
         """Return the plugin names that suit here, best first."""
         return _PREFERENCES.get(kind, ())
 
-    def defaults(self, config: EngineConfig) -> ConfigPatch:
+    def defaults(self, config: RequestedConfig) -> ConfigPatch:
         """Wish for most of the device, and for steps that are planned while one runs."""
         return ConfigPatch(changes=_WISHES)
 

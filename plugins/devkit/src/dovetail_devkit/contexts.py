@@ -71,7 +71,7 @@ def make_worker_context(
     """Return what a worker of a small engine is made from."""
     platform = platform or FakePlatform()
     config = make_config(model_dir, platform, **options)
-    return WorkerContext(config=config, platform=platform, plugins=PluginRegistry())
+    return WorkerContext(config=config.worker_config(), platform=platform, plugins=PluginRegistry())
 
 
 def make_executor_context(
@@ -83,7 +83,7 @@ def make_executor_context(
     """Return what an executor of a small engine is made from."""
     platform = platform or FakePlatform()
     return ExecutorContext(
-        config=make_config(model_dir, platform, **options),
+        config=make_config(model_dir, platform, **options).executor_config(),
         platform=platform,
         plugins=PluginRegistry(),
         worker_cls=worker_cls,

@@ -41,7 +41,7 @@ class MemoryConnector(KVConnector):
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> MemorySchedulerSide:
         """Return the scheduler's side."""
-        num_ranks = context.config.parallel.tensor_parallel_size
+        num_ranks = context.config.tensor_parallel_size
         return MemorySchedulerSide(_options(context), num_ranks)
 
     @staticmethod
@@ -200,10 +200,10 @@ def _store_name(context: KVConnectorContext) -> str:
     """
     config = context.config
     facts = (
-        config.model.model_copy(update={"max_model_len": None, "served_model_name": ""}),
+        config.model.model_copy(update={"max_model_len": 0}),
         config.compute.model_copy(update={"num_threads": None}),
         config.load,
-        config.parallel,
+        (config.platform, config.worker_cls, config.tensor_parallel_size),
         config.cache.kv_cache_dtype,
         context.kv_cache.groups,
         context.rank,

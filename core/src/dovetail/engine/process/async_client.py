@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dovetail.config import EngineConfig
+from dovetail.config import RequestedConfig
 from dovetail.engine.process.client import EngineFacts, Operation
 from dovetail.engine.process.engine_process import EngineProcess, Progress
 from dovetail.engine.process.outgoing import Acknowledger
@@ -59,7 +59,7 @@ class AsyncMPClient:
     paused: PauseScope | None = None
     error: DovetailError | None = None
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: RequestedConfig) -> None:
         """Start the process, which blocks; raise the DovetailError that its start raised."""
         self.process = EngineProcess(config)
         self.facts = EngineFacts.of(self.process.ready)

@@ -16,7 +16,7 @@ OUTPUT_SOCKET = "output"
 
 
 class EngineBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """config: an `EngineConfig` as JSON. folder: in which the process binds its sockets."""
+    """config: a `RequestedConfig` as JSON. folder: in which the process binds its sockets."""
 
     config: str
     folder: str

@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq
 
 from dovetail.clock import MonotonicClock
-from dovetail.config import EngineConfig
+from dovetail.config import RequestedConfig
 from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET, EngineBoot, bind_private
 from dovetail.engine.process.server import EngineServer
 from dovetail.engine.start import StartedEngine, start_engine
@@ -44,7 +44,7 @@ def _serve(
     context: ChildContext, boot: EngineBoot, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]
 ) -> int:
     clock = MonotonicClock()
-    config = EngineConfig.model_validate_json(boot.config)
+    config = RequestedConfig.model_validate_json(boot.config)
     started = start_engine(config, clock=clock, notify_phase=context.enter_phase)
     context.liveness.watch_children(started.core.executor.silence_s)
     try:
@@ -54,7 +54,7 @@ def _serve(
             started.core,
             inbox,
             outbox,
-            ahead=bool(started.config.scheduler.async_scheduling),
+            ahead=started.config.scheduler.async_scheduling,
             heartbeat_s=boot.heartbeat_s,
             clock=clock,
             liveness=context.liveness,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 from dovetail.clock import sleep
-from dovetail.config import EngineConfig
+from dovetail.config import EngineConfig, RequestedConfig
 from dovetail.engine.core import EngineCore
 from dovetail.engine.process.engine_process import Progress
 from dovetail.engine.start import StartedEngine, start_engine
@@ -133,7 +133,7 @@ class EngineClient(ABC):
 class InprocClient(EngineClient):
     """The engine core in this process and this thread. core: itself, for tests and measurements."""
 
-    def __init__(self, config: EngineConfig, *, plugins: PluginRegistry | None = None) -> None:
+    def __init__(self, config: RequestedConfig, *, plugins: PluginRegistry | None = None) -> None:
         """Start the engine; raise a DovetailError that names the part at fault.
 
         plugins: None for a registry of its own.
@@ -145,7 +145,7 @@ class InprocClient(EngineClient):
             max_model_len=started.max_model_len,
         )
         self.core = started.core
-        self._ahead = bool(started.config.scheduler.async_scheduling)
+        self._ahead = started.config.scheduler.async_scheduling
         self._num_steps = 0
         self._owner_pid = os.getpid()
         on_fork_in_child(self._disown)

@@ -17,7 +17,7 @@ import zmq
 
 from dovetail import errors
 from dovetail.clock import Clock, MonotonicClock
-from dovetail.config import EngineConfig
+from dovetail.config import RequestedConfig
 from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET, EngineBoot, address
 from dovetail.errors import DovetailError, EngineDeadError, MessageError
 from dovetail.faults import fault
@@ -71,7 +71,7 @@ class EngineProcess:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: RequestedConfig,
         *,
         start_timeout_s: float | None = None,
         heartbeat_s: float = HEARTBEAT_S,
@@ -279,7 +279,7 @@ def error_of(kind: str, reason: str, digest: str = "") -> DovetailError:
     return made
 
 
-def _start(folder: Path, config: EngineConfig, heartbeat_s: float, clock: Clock) -> ChildProcess:
+def _start(folder: Path, config: RequestedConfig, heartbeat_s: float, clock: Clock) -> ChildProcess:
     fault("client.boot")
     boot = EngineBoot(config.model_dump_json(), str(folder), heartbeat_s)
     fault("client.spawn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-from dovetail.config import EngineConfig
+from dovetail.config import RequestedConfig
 from dovetail.engine.process.async_client import AsyncMPClient
 from dovetail.engine.process.client import EngineClient, InprocClient
 from dovetail.engine.process.sync_client import SyncMPClient
@@ -14,14 +14,17 @@ from dovetail.plugins import PluginRegistry
 
 @overload
 def make_client(
-    config: EngineConfig, kind: Literal["inproc", "sync"], *, plugins: PluginRegistry | None = None
+    config: RequestedConfig,
+    kind: Literal["inproc", "sync"],
+    *,
+    plugins: PluginRegistry | None = None,
 ) -> EngineClient: ...
 @overload
-def make_client(config: EngineConfig, kind: Literal["async"]) -> AsyncMPClient: ...
+def make_client(config: RequestedConfig, kind: Literal["async"]) -> AsyncMPClient: ...
 
 
 def make_client(
-    config: EngineConfig, kind: str, *, plugins: PluginRegistry | None = None
+    config: RequestedConfig, kind: str, *, plugins: PluginRegistry | None = None
 ) -> EngineClient | AsyncMPClient:
     """Start an engine and return the client that speaks with it.
 

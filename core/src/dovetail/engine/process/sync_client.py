@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dovetail.config import EngineConfig
+from dovetail.config import RequestedConfig
 from dovetail.engine.process.client import EngineClient, EngineFacts, Operation
 from dovetail.engine.process.engine_process import EngineProcess, Progress, error_of
 from dovetail.engine.process.outgoing import Acknowledger
@@ -50,7 +50,7 @@ the answer, which may refuse all of them, is within a message's limit too."""
 class SyncMPClient(EngineClient):
     """`EngineClient` of an engine in a process. process: that one."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: RequestedConfig) -> None:
         """Start the process; raise the DovetailError that its start raised."""
         self.process = EngineProcess(config)
         self.facts = EngineFacts.of(self.process.ready)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from dovetail.clock import Clock
-from dovetail.config import EngineConfig
+from dovetail.config import RequestedConfig
 from dovetail.engine.input_processor import user_request_id
 from dovetail.engine.process.async_client import AsyncMPClient
 from dovetail.engine.process.client import Operation
@@ -38,7 +38,7 @@ class AsyncSupervisedClient(EngineStatus[AsyncMPClient]):
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: RequestedConfig,
         *,
         rules: SupervisionRules | None = None,
         clock: Clock | None = None,

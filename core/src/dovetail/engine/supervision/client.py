@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dovetail.clock import Clock
-from dovetail.config import EngineConfig
+from dovetail.config import RequestedConfig
 from dovetail.engine.process.client import EngineClient, Operation
 from dovetail.engine.process.sync_client import SyncMPClient
 from dovetail.engine.supervision.engine_status import EngineStatus
@@ -32,7 +32,7 @@ class SupervisedClient(EngineStatus[SyncMPClient], EngineClient):
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: RequestedConfig,
         *,
         rules: SupervisionRules | None = None,
         clock: Clock | None = None,
@@ -167,7 +167,7 @@ class SupervisedClient(EngineStatus[SyncMPClient], EngineClient):
 class _OwnedClient(SyncMPClient):
     """A client that the supervisor's thread may ask for its end while nobody calls it."""
 
-    def __init__(self, config: EngineConfig, in_use: threading.Lock) -> None:
+    def __init__(self, config: RequestedConfig, in_use: threading.Lock) -> None:
         super().__init__(config)
         self._in_use = in_use
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.clock import Clock, MonotonicClock
-from dovetail.config.engine_config import MAX_WORKERS
 from dovetail.errors import (
     ConfigError,
     ContractError,
@@ -27,6 +26,7 @@ from dovetail.executors.operation import check_rank
 from dovetail.executors.worker_spec import check_plugins
 from dovetail.faults import fault
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle
+from dovetail.interfaces.requested_config import MAX_WORKERS
 from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import SchedulerOutput
 from dovetail.processes.ownership import finalize_in_owner, forked_error, on_fork_in_child
@@ -56,28 +56,27 @@ class MultiprocExecutor(Executor):
     _forked: EngineDeadError | None = None
 
     def __init__(self, context: ExecutorContext) -> None:
-        check_result_size(
-            context.config.scheduler.max_num_batched_tokens or 1, context.config.model.max_logprobs
-        )
-        self.max_concurrent_steps = 2 if context.config.scheduler.async_scheduling else 1
+        config = context.config
+        check_result_size(config.worker.max_num_batched_tokens, config.max_logprobs)
+        self.max_concurrent_steps = config.max_concurrent_steps
         self._options = MultiprocOptions.model_validate(dict(context.options))
         self._clock: Clock = MonotonicClock()
         self._closed = False
         self._num_orders = 0
         self._has_begun = False
-        self._ranks = range(context.config.parallel.tensor_parallel_size)
+        self._ranks = range(config.worker.tensor_parallel_size)
         self._workers = launch(context, self._clock)
         self._group, self._orders = self._workers.group, self._workers.orders
         self._end = finalize_in_owner(self, self._workers.close, 0.0)
         self._owner_pid = os.getpid()
         try:
             fault("multiproc.wait")
-            deadline_s = _SHARE_OF_DEADLINE * context.config.parallel.start_timeout_s
+            deadline_s = _SHARE_OF_DEADLINE * config.start_timeout_s
             check_plugins(context.plugins, self._group.wait_until_ready(deadline_s, _enter))
         except BaseException:
             self.shutdown()
             raise
-        gathers = context.config.extensions.kv_connector is not None
+        gathers = config.worker.kv_connector is not None
         self._answers = Answers(
             self._workers, self._clock, num_step_answers=len(self._ranks) if gathers else 1
         )

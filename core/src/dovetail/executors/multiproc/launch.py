@@ -57,7 +57,7 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
     Raises ContractError for a class that no other process can find, OSError where the system has
     no process, memory or descriptor left.
     """
-    world_size = context.config.parallel.tensor_parallel_size
+    world_size = context.config.worker.tensor_parallel_size
     with ExitStack() as undo, ExitStack() as passed:
         folder = str(make_private_folder()) if world_size > 1 else ""
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -78,7 +78,7 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
                 spec=WorkerSpec.of(context, rank=place.index, rendezvous=rendezvous),
                 orders=place.descriptors,
                 answers=writer.descriptors,
-                reports_transfers=context.config.extensions.kv_connector is not None,
+                reports_transfers=context.config.worker.kv_connector is not None,
             )
             fault("multiproc.spawn")
             group.children.append(

@@ -28,7 +28,7 @@ class AcceleratorWorker(TorchWorker):
             return
         runtime = cast("AcceleratorRuntime", self._runtime)
         total, free = runtime.total_memory_bytes(), runtime.free_bytes_at_start
-        share = cache.gpu_memory_utilization or 1.0
+        share = cache.gpu_memory_utilization
         if total * share > free:
             raise CapacityError(
                 f"gpu_memory_utilization={share} asks for {total * share / _GIB:.2f} GiB of "

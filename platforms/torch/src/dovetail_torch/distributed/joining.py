@@ -54,7 +54,7 @@ def join_ranks(context: WorkerContext, runtime: DeviceRuntime, device: torch.dev
 def _check(context: WorkerContext) -> None:
     """Raise ConfigError where the context's numbers do not make a rank of an engine."""
     rank, size = context.rank, context.world_size
-    asked = context.config.parallel.tensor_parallel_size
+    asked = context.config.tensor_parallel_size
     if size != asked or not 0 <= rank < size:
         raise ConfigError(
             f"tensor_parallel_size={asked} is asked, but this worker is rank {rank} of {size}: "
@@ -82,8 +82,7 @@ def _check(context: WorkerContext) -> None:
 
 def _check_likeness(ranks: RankGroup, context: WorkerContext, device: torch.device) -> None:
     """Raise ConfigError where rank 0 runs something else: their tensors would not be alike."""
-    config = context.config
-    facts = (torch.__version__, config.model, config.scheduler, config.compute, config.cache)
+    facts = (torch.__version__, context.config)
     digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
     if not torch.equal(ranks.broadcast(own.clone()), own):

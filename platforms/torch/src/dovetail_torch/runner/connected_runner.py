@@ -80,7 +80,7 @@ def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorke
 
     Raises PluginError if it cannot be loaded or made.
     """
-    reference = context.config.extensions.kv_connector
+    reference = context.config.kv_connector
     assert reference is not None, "asked only where there is one"
     cls = context.plugins.load("kv_connector", reference)
     given = KVConnectorContext(

@@ -27,7 +27,7 @@ class FakeExecutor(Executor):
         self._dead = ""
         self.worker: WorkerBase = complete_worker_cls(context)(
             WorkerContext(
-                config=context.config,
+                config=context.config.worker,
                 platform=context.platform,
                 plugins=context.plugins,
                 options=context.worker_options,

@@ -138,7 +138,7 @@ class FakeKVConnector(KVConnector):
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> FakeSchedulerSide:
         """Return the scheduler's side."""
-        return FakeSchedulerSide(context.config.parallel.tensor_parallel_size)
+        return FakeSchedulerSide(context.config.tensor_parallel_size)
 
     @staticmethod
     def create_worker_side(context: KVConnectorContext) -> FakeWorkerSide:

@@ -85,7 +85,7 @@ class FakeWorker(WorkerBase):
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
         """Return one layer of one head of one float32."""
         self._ask("get_kv_cache_spec", after="load_model")
-        size = self._config.cache.block_size or 16
+        size = self._config.cache.block_size
         spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype="float32")
         return {"layers.0": spec}
 
@@ -97,11 +97,10 @@ class FakeWorker(WorkerBase):
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Make the rows."""
         self._enter("initialize_cache")
-        scheduler, model = self._config.scheduler, self._config.model
         limits = SchedulerLimits(
-            max_num_seqs=scheduler.max_num_seqs or 1,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
-            max_model_len=model.max_model_len or 2**31 - 1,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            max_model_len=self._config.model.max_model_len,
             num_lookahead_tokens=self.num_lookahead_tokens,
         )
         self.row_model = self.row_model_cls(limits, kv_cache_config, self._vocab_size())

@@ -33,8 +33,10 @@ def check_io_processor(
     options: those to make it with; None for none.
     """
     with TemporaryDirectory() as folder:
+        config = make_config(write_fake_config(Path(folder)))
         context = IOProcessorContext(
-            config=make_config(write_fake_config(Path(folder))),
+            model=config.model,
+            limits=config.limits,
             tokenizer=ByteTokenizer(),
             default_sampling=SamplingParams(),
             options=options or {},

@@ -97,7 +97,7 @@ class _Rig:
         layers = tuple(f"layers.{i}" for i in range(NUM_LAYERS))
         group = KVCacheGroup(layer_names=layers, spec=_SPEC)
         context = KVConnectorContext(
-            config=make_config(write_fake_config(folder)),
+            config=make_config(write_fake_config(folder)).worker_config(),
             kv_cache=KVCacheConfig(num_blocks=NUM_BLOCKS, groups=(group,)),
             options=options,
         )

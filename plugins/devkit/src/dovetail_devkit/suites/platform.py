@@ -101,17 +101,17 @@ def _check_wishes(platform: Platform) -> None:
         config = args.create_engine_config()
     before = config.model_dump()
     patch = platform.defaults(config)
-    expect(isinstance(patch, ConfigPatch), f"defaults returns {patch!r}; a ConfigPatch is due")
+    expect(isinstance(patch, ConfigPatch), f"defaults returns {patch!r}, not a ConfigPatch")
     for field, wish in patch.changes.items():
         good = isinstance(wish, tuple) and len(wish) == 2 and isinstance(wish[1], str) and wish[1]
-        expect(bool(good), f"defaults: {field} is {wish!r}; (value, reason) is due")
+        expect(bool(good), f"defaults: {field} is {wish!r}; it must be (value, reason)")
     resolved = resolve(config, platform)
     expect(config.model_dump() == before, "defaults or problems change the configuration")
+    expect(resolve(config, platform) == resolved, "the same request is resolved in two ways")
     _check_resolved(platform, resolved, patch)
 
 
 def _check_resolved(platform: Platform, resolved: EngineConfig, patch: ConfigPatch) -> None:
-    expect(resolve(resolved, platform) == resolved, "a resolved configuration changes again")
     changes = [change for change in resolved.changes if change.field in patch.changes]
     for change in changes:
         expect(bool(change.reason), f"{change.field} was set without a reason")

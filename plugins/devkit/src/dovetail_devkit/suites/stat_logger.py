@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from dovetail.clock import MonotonicClock
 from dovetail.interfaces.scheduler import SchedulerStats
 from dovetail.interfaces.stat_logger import StatLogger, StatLoggerContext, StepStats
-from dovetail_devkit.contexts import make_config, write_fake_config
 from dovetail_devkit.expectation import expect, judging
 
 NUM_STEPS = 1000
@@ -49,10 +46,11 @@ def check_stat_logger(
     options: those to make it with; None for none.
     """
     clock, printed = MonotonicClock(), StringIO()
-    with TemporaryDirectory() as folder, redirect_stdout(printed):
-        config = make_config(write_fake_config(Path(folder)))
+    with redirect_stdout(printed):
         start_ns = 7_000_000_000
-        context = StatLoggerContext(config=config, start_ns=start_ns, options=options or {})
+        context = StatLoggerContext(
+            served_model_name="tiny", start_ns=start_ns, options=options or {}
+        )
         silent = logger_cls(context)
         silent.close()
         stat_logger = logger_cls(context)

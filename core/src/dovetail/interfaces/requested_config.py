@@ -1,24 +1,24 @@
-"""The configuration of an engine: a frozen tree of checked values.
+"""The configuration that the user requested: `EngineArgs` after its checks.
 
-Made from `EngineArgs`, completed once by `dovetail.config.resolve`, then only read and handed to
-every process. Before that, "auto" and None are wishes left open; after it, only names of plugins
-may still be "auto". Loads no plugin and reads no file.
+"auto" and None mean that the user left the choice open. `dovetail.config.resolve` turns a
+`RequestedConfig` into an `EngineConfig`. Sections without open fields are the same in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from dovetail.config.field_types import (
+from dovetail.errors import ConfigError
+from dovetail.interfaces.config_fields import (
     KV_CACHE_DTYPES,
     MODEL_DTYPES,
+    ConfigNode,
     Flag,
     FrozenMapping,
+    OpenReference,
     OptionalFlag,
     OptionalReference,
     OptionalShare,
@@ -31,8 +31,6 @@ from dovetail.config.field_types import (
     exactly,
     integer,
 )
-from dovetail.errors import ConfigError, nearest
-from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.sampling_params import (
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGPROBS,
@@ -40,88 +38,47 @@ from dovetail.sampling_params import (
     MAX_TEXT_CHARS,
     MAX_WORDS,
 )
-from dovetail.value_checks import shorten
 
 MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
 MAX_WORKERS = 64
-MAX_ERRORS_SHOWN = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A value that was set for the user, and why. field: "group.field"."""
+class CheckpointFields(ConfigNode):
+    """The model directory and what it states.
 
-    field: str
-    before: Any
-    after: Any
-    reason: str
+    model_dir: absolute. architecture: of config.json. hf_config: config.json under hf_overrides.
+    quantization: "method", "source" and "config" of a quantized checkpoint; empty for others.
+    """
 
-
-def shown(value: object) -> str:
-    """Return `value` as error messages show it: on one line, cut when long; never raise."""
-    return shorten(value)
-
-
-class ConfigNode(BaseModel):
-    """A node of the tree: frozen, unknown fields refused, every refusal a ConfigError."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants"
-    )
-
-    def __init__(self, **values: Any) -> None:
-        """Check `values`; raise ConfigError naming field, value and what would do."""
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise _translate(error, type(self)) from None
-
-    @classmethod
-    def model_validate(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a node from a mapping; raise ConfigError."""
-        try:
-            return super().model_validate(*args, **kwargs)
-        except ValidationError as error:
-            raise _translate(error, cls) from None
-
-    @classmethod
-    def model_validate_json(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a node from JSON text; raise ConfigError."""
-        try:
-            return super().model_validate_json(*args, **kwargs)
-        except ValidationError as error:
-            raise _translate(error, cls) from None
+    model_dir: Path
+    architecture: Text
+    hf_config: FrozenMapping
+    quantization: FrozenMapping = Field(default={}, validate_default=True)
+    seed: Annotated[int, integer(0, 2**63 - 1)] = 0
+    enforce_eager: Flag = False
 
 
-class ModelConfig(ConfigNode):
+class RequestedModel(CheckpointFields):
     """Which model, and how it is read.
 
-    model: as the user gave it; model_dir, tokenizer_dir: absolute. architecture: of config.json.
-    hf_config: config.json under hf_overrides. generation_config: under its overrides.
-    quantization: "method", "source" and "config" of a quantized checkpoint; empty for others.
+    model: as the user gave it. tokenizer_dir: absolute. generation_config: under its overrides.
     dtype: "auto" or a name. max_model_len: tokens of a request, prompt and output together.
     """
 
     model: Text
-    model_dir: Path
     tokenizer_dir: Path
     tokenizer_mode: PluginReference = "auto"
     skip_tokenizer_init: Flag = False
-    architecture: Text
-    hf_config: FrozenMapping
     generation_config: FrozenMapping = Field(default={}, validate_default=True)
-    quantization: FrozenMapping = Field(default={}, validate_default=True)
     dtype: Annotated[str, dtype_name(MODEL_DTYPES)] = "auto"
     max_model_len: Annotated[int | None, integer(2, MAX_INT, optional=True)] = None
-    seed: Annotated[int, integer(0, 2**63 - 1)] = 0
     served_model_name: Text
     max_logprobs: Annotated[int, integer(0, MAX_LOGPROBS)] = 20
-    enforce_eager: Flag = False
 
 
-class CacheConfig(ConfigNode):
+class RequestedCache(ConfigNode):
     """The KV cache. block_size: tokens. gpu_memory_utilization: share of the device's memory."""
 
     block_size: Annotated[int | None, integer(1, MAX_BLOCK_SIZE, optional=True)] = None
@@ -142,8 +99,8 @@ class CacheConfig(ConfigNode):
         return self
 
 
-class SchedulerConfig(ConfigNode):
-    """What a step and the scheduler may hold. Units: requests and tokens."""
+class RequestedScheduler(ConfigNode):
+    """The limits of a step and of the scheduler. Units: requests and tokens."""
 
     scheduler_cls: PluginReference = "auto"
     max_num_seqs: Annotated[int | None, integer(1, MAX_NUM_SEQS, optional=True)] = None
@@ -158,65 +115,65 @@ class SchedulerConfig(ConfigNode):
         if budget is not None and seqs is not None and budget < seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={budget} is less than max_num_seqs={seqs}, but every "
-                "running request needs a token a step; raise the one or lower the other."
+                "running request needs a token in each step; raise the former or lower the latter."
             )
         if self.enable_chunked_prefill is False and self.long_prefill_token_threshold:
             raise ConfigError(
-                f"long_prefill_token_threshold={self.long_prefill_token_threshold} cuts prompts in "
-                "pieces, but enable_chunked_prefill=False forbids that; leave one of them out."
+                f"long_prefill_token_threshold={self.long_prefill_token_threshold} splits prompts, "
+                "but enable_chunked_prefill=False forbids that; leave one of them out."
             )
         return self
 
 
-class ParallelConfig(ConfigNode):
-    """Where the work is done, and by how many.
+class RequestedParallel(ConfigNode):
+    """Where the work is done, and by how many workers.
 
     engine_process: whether the engine core has a process of its own. tensor_parallel_size: workers
-    that share a layer. start_timeout_s: for each phase of the start.
+    that share each layer. start_timeout_s: for each phase of the start.
     """
 
     platform: PluginReference = "auto"
-    worker_cls: PluginReference = "auto"
+    worker_cls: OpenReference = "auto"
     executor_backend: PluginReference = "auto"
     engine_process: Flag = False
     start_timeout_s: Annotated[int, integer(1, MAX_INT)] = 600
     tensor_parallel_size: Annotated[int, integer(1, MAX_WORKERS)] = 1
-    pipeline_parallel_size: Annotated[int, exactly(1, "layers are not cut into stages")] = 1
+    pipeline_parallel_size: Annotated[int, exactly(1, "layers are not split into stages")] = 1
     data_parallel_size: Annotated[
-        int, exactly(1, "one engine is one copy of the model; start several")
+        int, exactly(1, "one engine is one copy of the model; start several engines")
     ] = 1
 
 
-class LoadConfig(ConfigNode):
+class RequestedLoad(ConfigNode):
     """How weights are loaded."""
 
     load_format: PluginReference = "auto"
     use_tqdm_on_load: Flag = True
 
 
-class ComputeConfig(ConfigNode):
-    """What computes. num_threads: of platforms that compute on the CPU.
+class RequestedCompute(ConfigNode):
+    """The plugins that compute. num_threads: of platforms that compute on the CPU.
 
-    batch_invariant: only parts that promise it may be chosen: a request's tokens and log-
+    batch_invariant: only plugins that promise it may be chosen: a request's tokens and log-
     probabilities have the same bits whatever runs beside it, and on any number of threads.
     """
 
-    attention_backend: PluginReference = "auto"
-    linear_method: PluginReference = "auto"
-    ops: PluginReference = "auto"
+    attention_backend: OpenReference = "auto"
+    linear_method: OpenReference = "auto"
+    ops: OpenReference = "auto"
     batch_invariant: Flag = False
     num_threads: Annotated[int | None, integer(1, 4096, optional=True)] = None
 
 
 class ObservabilityConfig(ConfigNode):
-    """What the engine tells of itself. decision_log: the file to record a scheduler's plans in."""
+    """What the engine reports. decision_log: the file that records a scheduler's plans."""
 
     disable_log_stats: Flag = True
     decision_log: Path | None = None
 
 
 class LimitsConfig(ConfigNode):
-    """How large the values of a request may be; what is larger is refused before it is used.
+    """How large the values of a request may be; larger ones are refused before they are used.
 
     max_prompt_chars: of a prompt as text; None for max_model_len times the characters of the
     vocabulary's longest token (at least 8), 16,777,216 at most. max_id_chars: of request_id,
@@ -239,7 +196,7 @@ class LimitsConfig(ConfigNode):
 
 
 class ExtensionsConfig(ConfigNode):
-    """Plugins that no engine needs: what the user adds to it, in the order given.
+    """Plugins that the user adds to an engine, in the order given.
 
     kv_transfer_timeout_s: seconds after which a KV block's load counts as failed.
     """
@@ -256,7 +213,7 @@ class ExtensionsConfig(ConfigNode):
 
 
 class PluginsConfig(ConfigNode):
-    """What the user lets plugins do; no platform has a wish here."""
+    """What the user lets plugins do. `PluginPolicy.of` checks the rules."""
 
     plugins_allow: Rules = ()
     plugins_deny: Rules = ()
@@ -264,41 +221,15 @@ class PluginsConfig(ConfigNode):
     plugins_strict: Flag = False
     trust_local_code: Flag = False
 
-    @model_validator(mode="after")
-    def _check_rules(self) -> Self:
-        self.policy()
-        return self
 
-    def policy(self) -> PluginPolicy:
-        """Return it as the plugin registry takes it; raise ConfigError for a wrong rule."""
-        return PluginPolicy(
-            allow=self.plugins_allow,
-            deny=self.plugins_deny,
-            no_plugins=self.no_plugins,
-            strict=self.plugins_strict,
-            trust_local_code=self.trust_local_code,
-        )
+class CommonSections(ConfigNode):
+    """The sections without open fields. plugin_options: by plugin name."""
 
-
-class EngineConfig(ConfigNode):
-    """The configuration of one engine. plugin_options: by plugin name.
-
-    changes: what was set for the user so far, oldest first; shipped along, so that every process
-    can explain itself.
-    """
-
-    model: ModelConfig
-    cache: CacheConfig = CacheConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-    parallel: ParallelConfig = ParallelConfig()
-    load: LoadConfig = LoadConfig()
-    compute: ComputeConfig = ComputeConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
     extensions: ExtensionsConfig = ExtensionsConfig()
     limits: LimitsConfig = LimitsConfig()
     plugins: PluginsConfig = PluginsConfig()
     plugin_options: FrozenMapping = Field(default={}, validate_default=True)
-    changes: tuple[Change, ...] = ()
 
     @model_validator(mode="after")
     def _check_decision_log(self) -> Self:
@@ -310,30 +241,13 @@ class EngineConfig(ConfigNode):
             )
         return self
 
-    def explain(self) -> list[Change]:
-        """Return every value that was set for the user, with its reason, in order."""
-        return list(self.changes)
 
+class RequestedConfig(CommonSections):
+    """What the user requested: checked values, the open ones "auto" or None."""
 
-def _translate(error: ValidationError, node: type[ConfigNode]) -> ConfigError:
-    """Return pydantic's findings in our words, one a line."""
-    found = error.errors(include_url=False)
-    lines = [_sentence(detail, node) for detail in found[:MAX_ERRORS_SHOWN]]
-    if len(found) > MAX_ERRORS_SHOWN:
-        lines[-1] += f" (and {len(found) - MAX_ERRORS_SHOWN} more)"
-    return ConfigError("\n".join(lines))
-
-
-def _sentence(detail: Mapping[str, Any], node: type[ConfigNode]) -> str:
-    cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigError):
-        return str(cause)
-    *_, name = detail["loc"] or (node.__name__,)
-    if isinstance(name, int):
-        name = f"{detail['loc'][-2]}[{name}]"
-    if detail["type"] == "extra_forbidden":
-        return f"Unknown field {name!r} in {node.__name__}.{nearest(name, node.model_fields)}"
-    if detail["type"] == "missing":
-        return f"{name} is missing in {node.__name__}; give it."
-    text = str(cause) if cause else f"is refused: {detail['msg']}"
-    return f"{name}={shown(detail['input'])} {text}."
+    model: RequestedModel
+    cache: RequestedCache = RequestedCache()
+    scheduler: RequestedScheduler = RequestedScheduler()
+    parallel: RequestedParallel = RequestedParallel()
+    load: RequestedLoad = RequestedLoad()
+    compute: RequestedCompute = RequestedCompute()

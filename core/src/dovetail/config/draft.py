@@ -1,0 +1,110 @@
+"""A configuration while it is resolved: the requested values, and those that steps have set."""
+
+from __future__ import annotations
+
+from dovetail.interfaces.config_fields import AUTO, ConfigNode, reference_name
+from dovetail.interfaces.engine_config import (
+    CacheConfig,
+    Change,
+    ComputeConfig,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from dovetail.interfaces.requested_config import RequestedConfig
+
+_SECTIONS: dict[str, type[ConfigNode]] = {
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "load": LoadConfig,
+    "compute": ComputeConfig,
+    "model": ModelConfig,
+}
+"""The resolved types of the sections that have open fields."""
+
+_OF_MODEL = ("model.dtype", "model.max_model_len", "model.tokenizer_mode")
+"""The fields of the section `model` that are not facts about the checkpoint."""
+_CACHE_SIZES = ("cache.kv_cache_memory_bytes", "cache.num_gpu_blocks_override")
+_NO_PLUGIN = (
+    "parallel.worker_cls",
+    "compute.attention_backend",
+    "compute.linear_method",
+    "compute.ops",
+)
+"""Plugins that are chosen where they are loaded: an open one is None in the resolved section."""
+
+
+class Draft:
+    """Reads through to what was requested; keeps new values and their reasons.
+
+    paths: the fields that may be set, as "section.field". open: those that the user left open,
+    whatever has been set since.
+    """
+
+    def __init__(self, requested: RequestedConfig) -> None:
+        self.requested = requested
+        self._values: dict[str, object] = {}
+        self._changes: list[Change] = []
+        paths = [f"{name}.{field}" for name in _SECTIONS for field in self._fields(name)]
+        self.paths = [path for path in paths if path in _OF_MODEL or not path.startswith("model.")]
+        left = {path for path in self.paths if self.get(path) in (None, AUTO)}
+        if not left.issuperset(_CACHE_SIZES):
+            # Both set the size of the cache: a user who gave one has not left the other open.
+            left.difference_update(_CACHE_SIZES)
+        self.open = frozenset(left)
+
+    def section(self, name: str) -> ConfigNode:
+        """Return a section as it was requested."""
+        section: ConfigNode = getattr(self.requested, name)
+        return section
+
+    def get(self, path: str) -> object:
+        """Return the value as it stands now."""
+        if path in self._values:
+            return self._values[path]
+        name, field = path.split(".")
+        return getattr(self.section(name), field)
+
+    def count(self, path: str) -> int | None:
+        """Return the value of a field of counts; None while it is open."""
+        value = self.get(path)
+        return value if isinstance(value, int) else None
+
+    def put(self, path: str, value: object, reason: str) -> None:
+        """Set a value and record why, unless the field has that value."""
+        before = self.get(path)
+        if before == value:
+            return
+        self._values[path] = value
+        self._changes.append(
+            Change(
+                field=path,
+                before=reference_name(before),
+                after=reference_name(value),
+                reason=reason,
+            )
+        )
+
+    def fill(self, path: str, value: object, reason: str) -> None:
+        """Set a value if there is none yet."""
+        if self.get(path) in (None, AUTO):
+            self.put(path, value, reason)
+
+    def finish(self) -> EngineConfig:
+        """Return the resolved configuration, checked."""
+        sections: dict[str, object] = {}
+        for name, cls in _SECTIONS.items():
+            values = {field: self._resolved(f"{name}.{field}") for field in self._fields(name)}
+            sections[name] = cls(**values)
+        changes = tuple(self._changes)
+        return EngineConfig(**{**dict(self.requested), **sections, "changes": changes})
+
+    def _resolved(self, path: str) -> object:
+        value = self.get(path)
+        return None if path in _NO_PLUGIN and value == AUTO else value
+
+    def _fields(self, name: str) -> list[str]:
+        return list(type(self.section(name)).model_fields)

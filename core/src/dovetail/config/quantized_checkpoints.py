@@ -1,0 +1,68 @@
+"""Quantized checkpoints are run by a linear method that declares their format, or refused.
+
+A linear method reads checkpoints of the format X if its `provides` has "quantization.X", the name
+in small letters with "_" for every other character ("quantization.compressed_tensors"). Decided
+from JSON files and plugins alone, before a worker starts and before a weight file is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config.draft import Draft
+from dovetail.errors import ModelError
+from dovetail.interfaces.config_fields import AUTO, reference_name
+from dovetail.interfaces.platform import Platform
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.capabilities import declared_ids
+from dovetail.plugins.platform_answers import preferred_names
+from dovetail.plugins.selection import try_candidate
+
+PREFIX = "quantization."
+"""Of the capability ids by which linear methods say which formats they read."""
+
+_KIND = "linear_method"
+_FIELD = "compute.linear_method"
+
+
+def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platform) -> None:
+    """Set a linear method that reads the checkpoint's format, if the checkpoint is quantized.
+
+    Raises ModelError if neither the method that the user named nor an automatic candidate reads it.
+    """
+    quantization = draft.requested.model.quantization
+    if not quantization:
+        return
+    capability = capability_of(quantization["method"])
+    reference: Any = draft.get(_FIELD)
+    if reference != AUTO:
+        if capability not in declared_ids(plugins.load(_KIND, reference), "provides"):
+            name = reference_name(reference)
+            raise _refusal(
+                quantization, plugins, f", which the linear method {name!r} does not read"
+            )
+        return
+    for candidate in plugins.automatic(_KIND, preferred_names(platform, _KIND)):
+        cls, _ = try_candidate(plugins, candidate)
+        if cls is not None and capability in declared_ids(cls, "provides"):
+            reason = f"the checkpoint is quantized with {quantization['method']}"
+            draft.put(_FIELD, candidate.reference, reason)
+            return
+    raise _refusal(quantization, plugins, "")
+
+
+def capability_of(method: str) -> str:
+    """Return the capability id of linear methods that read checkpoints of `method`."""
+    return PREFIX + re.sub(r"[^a-z0-9_]", "_", method.lower())
+
+
+def _refusal(quantization: Mapping[str, Any], plugins: PluginRegistry, detail: str) -> ModelError:
+    names = sorted({candidate.name for candidate in plugins.candidates(_KIND)})
+    return ModelError(
+        f"This checkpoint is quantized with {quantization['method']!r} "
+        f"({quantization['source']}){detail}. Installed methods: {', '.join(names) or 'none'}; a "
+        f'method that reads it declares "{capability_of(quantization["method"])}" in `provides`. '
+        "Use an unquantized checkpoint of the model, or install a plugin that reads this one."
+    )
