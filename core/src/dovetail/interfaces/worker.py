@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.interfaces.kv_cache import KVCacheConfig, KVCacheSpec
 from dovetail.plan import SchedulerOutput
@@ -190,6 +190,17 @@ class DescribesAttention(Protocol):
 
         Opens no weights, takes no device and no memory to speak of. Raises as `load_model` for a
         model that cannot be made, and AttentionUnknownError where only loading it can tell.
+        """
+
+
+class ProvidesModel(Protocol):
+    """Capability "model": lets worker extensions reach the model."""
+
+    def get_model(self) -> Any:
+        """Return the loaded model, always the same object; in practice a `torch.nn.Module`.
+
+        To be called after `load_model`. The parameters of a linear layer are those that its linear
+        method keeps after packing. A change of a parameter in place holds from the next step on.
         """
 
 

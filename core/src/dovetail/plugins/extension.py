@@ -13,9 +13,9 @@ from typing import Any
 
 from dovetail.errors import ContractError
 from dovetail.interfaces.executor import ExecutorContext
-from dovetail.interfaces.worker import Profiles, Sleeps, WorkerBase
+from dovetail.interfaces.worker import Profiles, ProvidesModel, Sleeps, WorkerBase
 
-_CONTRACTS: tuple[type, ...] = (WorkerBase, Sleeps, Profiles)
+_CONTRACTS: tuple[type, ...] = (WorkerBase, Sleeps, Profiles, ProvidesModel)
 _NOT_ADDED = frozenset({"CONTRACT", "CONTRACT_VERSION", "__annotate_func__", "_abc_impl"})
 """What says something of the class itself."""
 

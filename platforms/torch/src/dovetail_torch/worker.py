@@ -83,6 +83,7 @@ class TorchWorker(WorkerBase):
         "describes_attention",
         "kv_connector",
         "logits_processors",
+        "model",
         "step_extensions",
     }
 
@@ -215,6 +216,11 @@ class TorchWorker(WorkerBase):
     def zeros(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory for the KV cache, uint8; for a platform's worker to do better."""
         return lazy_zeros((num_bytes,), torch.uint8, self._device)
+
+    def get_model(self) -> nn.Module:
+        """Return the loaded model."""
+        model: nn.Module = self._model
+        return model
 
     def get_model_info(self) -> ModelInfo:
         """Return the facts of the loaded model."""

@@ -13,9 +13,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from random import Random
+from typing import cast
 
 from dovetail.interfaces.kv_cache import KVCacheConfig
-from dovetail.interfaces.worker import GrammarOutput, ModelInfo, WorkerBase, WorkerContext
+from dovetail.interfaces.worker import (
+    GrammarOutput,
+    ModelInfo,
+    ProvidesModel,
+    WorkerBase,
+    WorkerContext,
+)
 from dovetail.kv_cache.grouping import group_layers
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.case import Case
@@ -160,6 +167,10 @@ def _start(worker: WorkerBase) -> _Case:
     info, kv_cache = bring_up(worker)
     expect(info.vocab_size > 1, f"vocab_size is {info.vocab_size}")
     expect(bool(info.supported_tasks), "supported_tasks is empty")
+    if "model" in worker.provides:
+        model = cast(ProvidesModel, worker).get_model()
+        same = model is not None and cast(ProvidesModel, worker).get_model() is model
+        expect(same, "get_model() must return the loaded model, the same object at each call")
     rig = WorkerRig(worker, kv_cache)
     rng = Random(11)
     prompts = [[rng.randrange(info.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
