@@ -39,7 +39,7 @@ class Shortest(Policy):
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**32),
-        depth=st.sampled_from([1, 2]),
+        depth=st.sampled_from([1, 2, 3, 4]),
         num_drafts=st.sampled_from([0, 3]),
         num_encoder_tokens=st.sampled_from([0, 6]),
         holds=st.booleans(),

@@ -58,7 +58,7 @@ def program(driver, rng, depth):
 
 
 @pytest.mark.parametrize("policy", [None, Priority, Longest])
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_request_gets_its_own_answer_once(drive, alone, policy, depth, seed):
     rng = random.Random(seed)
@@ -88,7 +88,7 @@ def test_the_same_program_gives_the_same_plans(drive, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whole_prompts_and_two_depths_give_the_same_tokens(drive, seed):
+def test_whole_prompts_give_the_same_tokens_at_every_depth(drive, seed):
     def tokens(depth):
         limits = {"enable_chunked_prefill": False, "max_num_batched_tokens": 64}
         driver = drive(num_blocks=14, max_model_len=56, **limits)
@@ -98,4 +98,4 @@ def test_whole_prompts_and_two_depths_give_the_same_tokens(drive, seed):
         driver.run(depth=depth)
         return driver.tokens
 
-    assert tokens(1) == tokens(2)
+    assert tokens(1) == tokens(2) == tokens(3) == tokens(4)

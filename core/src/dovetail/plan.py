@@ -86,7 +86,8 @@ class SchedulerOutput:
         encoder_frees, encoder, runs.
     blocks: one entry a KV-cache group.
     num_drafts: int32; how many of a run's last tokens are drafts, held by the worker, that the run
-        verifies: the first ones of that row. Such a run samples. Empty where no run has any.
+        verifies: the first ones of that row, as many as it holds. Such a run samples. Empty where
+        no run has any.
     encoder: content to be encoded in this step; each hash once, and only if it is not kept already.
     encoder_frees: hashes of content whose encoder output is no longer kept.
     kv_transfer: what the KV connector's scheduler side tells its worker side; empty for nothing.

@@ -113,11 +113,13 @@ class Request:
     """A request in a scheduler's hands.
 
     token_ids: int32; the prompt, then the generated tokens.
-    num_computed_tokens: tokens whose keys and values are in the cache, or will be once the plans
-        handed out so far are executed.
-    num_tokens_with_pending: `len(token_ids)` plus tokens that a plan in flight will sample. Where
-        workers draft: plus the drafts held for it, and while a plan that samples for it is in
-        flight no more than `num_computed_tokens`, since it may not be followed.
+    num_computed_tokens: tokens whose keys and values are in the cache once the plans handed out so
+        far are executed, if every draft that they verify is right.
+    num_tokens_with_pending: its tokens once the results of those plans are in, if every draft is
+        right. The count in flight, `num_in_flight`, is what that is more than `num_tokens`. When a
+        result tells of wrong drafts, both counts go back by their number.
+    max_drafts: most drafts that a worker holds for it. num_drafts: those that it held after the
+        last result.
     max_total_tokens: the length at which it is finished, prompt included.
     row: the worker's row while it runs, -1 otherwise.
     encoder_end: the position after its last placeholder token; 0 if it has none.
@@ -147,9 +149,11 @@ class Request:
         "event_step",
         "generation",
         "lora_id",
+        "max_drafts",
         "max_total_tokens",
         "num_cached_tokens",
         "num_committed_blocks",
+        "num_drafts",
         "num_dropped_blocks",
         "num_lost_tokens",
         "num_preemptions",
@@ -169,7 +173,14 @@ class Request:
         "token_ids",
     )
 
-    def __init__(self, asked: EngineCoreRequest, *, max_model_len: int, sequence: int = 0) -> None:
+    def __init__(
+        self,
+        asked: EngineCoreRequest,
+        *,
+        max_model_len: int,
+        sequence: int = 0,
+        max_drafts: int = 0,
+    ) -> None:
         self.request_id = asked.request_id
         self.sampling_params = asked.sampling_params
         self.token_ids = array("i", asked.prompt_token_ids)
@@ -193,6 +204,8 @@ class Request:
         self.step_counter = STATIC_COUNTER
         self._computed = 0
         self._with_pending = self.num_prompt_tokens
+        self.max_drafts = max_drafts
+        self.num_drafts = 0
         self.admission = -1
         self.event_step = -1
         self.num_cached_tokens = -1
@@ -218,7 +231,7 @@ class Request:
 
     @property
     def num_tokens_with_pending(self) -> int:
-        """Tokens known or on their way."""
+        """Tokens known or in flight."""
         return self._with_pending + self.step_counter.num_steps
 
     @num_tokens_with_pending.setter
@@ -238,16 +251,36 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_in_flight(self) -> int:
+        """Tokens that plans in flight may still bring."""
+        return self._with_pending + self.step_counter.num_steps - len(self.token_ids)
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens known or on their way that are to be computed; 0 if its last is on its way."""
-        if self.num_tokens_with_pending >= self.max_total_tokens:
+        """Tokens known or in flight, and drafts, to be computed; 0 if its last is in flight.
+
+        How many drafts there are is known when nothing is in flight; else as many as there can be.
+        """
+        pending = self._with_pending + self.step_counter.num_steps
+        room = self.max_total_tokens - pending
+        if room <= 0:
             return 0
-        return self.num_tokens_with_pending - self.num_computed_tokens
+        uncomputed = self._with_pending - self._computed
+        if not self.max_drafts:
+            return uncomputed
+        in_flight = pending > len(self.token_ids)
+        return uncomputed + min(self.max_drafts if in_flight else self.num_drafts, room - 1)
+
+    def take_back(self, num_wrong: int) -> None:
+        """Note that so many of the drafts that were in flight are wrong."""
+        self._with_pending -= num_wrong
+        if self.row >= 0:  # else it was preempted, and nothing of it is computed
+            self._computed -= num_wrong
 
     def __repr__(self) -> str:
         return (

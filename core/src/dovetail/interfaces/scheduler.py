@@ -197,14 +197,16 @@ class SchedulerInterface(ABC):
     """Decides what runs next.
 
     Law. Plans are executed in the order in which they were made, and `update_from_output` is called
-    once for each, in that order; up to two plans may be out at a time. A request is never lost:
+    once for each, in that order; up to four plans may be out at a time. A request is never lost:
     every added request ends in exactly one `Finished`, unless it was aborted by the caller, who is
     told by the return value. No plan exceeds the limits it was made with. While something can run,
     `schedule` lets something run.
 
     Drafts. What a worker says that it has drafted (`ModelRunnerOutput.num_drafts`) may be verified
-    by the row's next run. A run that verifies drafts is not followed by another of its row before
-    its result is in; `num_sampled` then tells how far the row has come.
+    by the row's next run. Where a run of the row that samples is in flight, nobody knows yet what
+    it leaves behind: then the next run begins after all of its drafts, and allows for
+    `num_lookahead_tokens` drafts of its own. The worker begins as much earlier as drafts were
+    wrong (`WorkerBase`, "Drafts"); `num_sampled` tells how far the row has come.
 
     Errors. A run that `ModelRunnerOutput.errors` names has failed: its request ends with an error
     and that message, and nothing that the run sampled counts. The other runs are not affected.

@@ -88,7 +88,10 @@ class WorkerBase(ABC):
     Drafts. A worker may draft what comes after a sampled token. It keeps the drafts, and tells in
     `ModelRunnerOutput.num_drafts` how many a row holds; they last until the row's next run. That
     run verifies the first `SchedulerOutput.num_drafts` of them: they are its last tokens, and it
-    samples after the last known token and after each draft. Drafts are accepted from the first
+    samples after the last known token and after each draft. A plan may be made before the results
+    of the row's earlier runs are known. Then it allows for as many drafts as there can be, and its
+    `starts` is right if all drafts before were: the worker begins where the row is computed up to,
+    and verifies the drafts that it holds, at most so many. Drafts are accepted from the first
     on, as long as each is what was sampled in its place; the row gets them and the token after
     them, so `num_sampled` is 1 + accepted. The row is then computed up to its last token but one:
     what was written for the other drafts is void and written over by later runs. Drafts change

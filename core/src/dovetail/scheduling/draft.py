@@ -166,18 +166,16 @@ class StepDraft:
                     builder.grow(request.row, ids, group=group)
 
     def _emit_runs(self, builder: StepBuilder) -> None:
-        starts = array("i")
-        samples = array("B")
+        starts, samples, num_drafts = array("i"), array("B"), array("i")
         for request, count in self.counts.items():
             start = request.num_computed_tokens
-            end = start + count
+            end, known = start + count, request.num_tokens_with_pending
             starts.append(start)
+            samples.append(end >= known)
+            num_drafts.append(max(0, end - known))
             request.num_computed_tokens = end
-            known = request.num_tokens_with_pending
-            if end == known:
-                request.num_tokens_with_pending = known + 1
-                samples.append(1)
-            else:
-                samples.append(0)
+            if end >= known:
+                request.num_tokens_with_pending = end + 1
         rows = [request.row for request in self.counts]
-        builder.run_many(rows, starts, self.counts.values(), samples)
+        drafts = num_drafts if any(num_drafts) else ()
+        builder.run_many(rows, starts, self.counts.values(), samples, drafts)

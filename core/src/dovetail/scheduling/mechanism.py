@@ -18,7 +18,6 @@ from dovetail.scheduling.decode_batch import ADMISSION, decodes
 from dovetail.scheduling.draft import StepDraft
 from dovetail.scheduling.grants import DENIALS, DONE, admitted, granted
 from dovetail.scheduling.life_cycle import change_status
-from dovetail.scheduling.lookahead import VerifyingDraft
 from dovetail.scheduling.policy_host import PolicyHost
 from dovetail.scheduling.prefix_sharing import PrefixSharing
 from dovetail.scheduling.scheduler_state import SchedulerState
@@ -41,7 +40,6 @@ class Mechanism:
         self._budget = limits.max_num_batched_tokens
         self._chunks = limits.enable_chunked_prefill
         self._lookahead = limits.num_lookahead_tokens
-        self._draft_cls = VerifyingDraft if self._lookahead else StepDraft
         self.max_piece = min(limits.long_prefill_token_threshold or self._budget, self._budget)
         self.in_decode_batch = not self._lookahead
         self.under_pressure = self._is_short = False
@@ -51,7 +49,7 @@ class Mechanism:
 
     def begin_step(self) -> None:
         """Begin a new draft."""
-        self._state.draft = self._draft_cls(self._budget, self._encoder)
+        self._state.draft = StepDraft(self._budget, self._encoder)
         self.under_pressure = self._is_short = False
         self._sharing.begin_step()
         self._host.begin_step()
@@ -261,8 +259,9 @@ class Mechanism:
             return Denied.PRESSURE
         if not draft.tokens_left or self._is_short or self._sharing.is_enough:
             return Denied.BUDGET
-        # The step that is out may still sample for one that was evicted in this one.
-        return Denied.NOT_READY if request in draft.evicted else None
+        # Plans in flight may still sample for one that was evicted.
+        not_ready = request.num_in_flight or request in draft.evicted
+        return Denied.NOT_READY if not_ready else None
 
     def _first_piece(self, request: Request, hit: Hit, max_tokens: int, whole: bool) -> int:
         """Return how much an admission would compute at once."""
@@ -279,7 +278,7 @@ class Mechanism:
 
         whole: all that is asked for or nothing.
         """
-        wanted = request.num_tokens_with_pending - start
+        wanted = request.num_uncomputed_tokens + request.num_computed_tokens - start
         asked = min(wanted, max_tokens) if max_tokens else wanted
         most = min(self._state.draft.tokens_left, self.max_piece)
         num_tokens = 0 if whole and asked > most else min(asked, most)
@@ -356,8 +355,7 @@ class Mechanism:
         joined = self._state.draft.revoke(request)
         lost = 0 if joined else request.num_computed_tokens
         self.release(request, known_to_worker=not joined)
-        if self._lookahead:
-            request.num_tokens_with_pending = request.num_tokens  # without its drafts
+        request.num_drafts = 0
         self._send_back(request, lost)
 
     def withdraw(self, request: Request) -> None:
@@ -369,7 +367,7 @@ class Mechanism:
         runs = request.row >= 0
         if runs:
             self.release(request)
-        request.num_tokens_with_pending = request.num_tokens
+        request.num_tokens_with_pending, request.num_drafts = request.num_tokens, 0
         if not request.num_output_tokens:
             request.num_cached_tokens = -1
         if runs:

@@ -29,7 +29,6 @@ from dovetail.request import FINISH_REASONS, EngineCoreRequest, Request, Request
 from dovetail.result import ModelRunnerOutput
 from dovetail.scheduling.draft import StepRecord
 from dovetail.scheduling.life_cycle import change_status
-from dovetail.scheduling.lookahead import DraftCounts
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.policy_driver import PolicyDriver
 from dovetail.scheduling.policy_host import PolicyHost
@@ -54,7 +53,7 @@ class Scheduler(SchedulerInterface):
         self._mechanism = Mechanism(self._state, self._host)
         self._policy_driver = PolicyDriver(self._state, self._mechanism, self._host)
         self._in_flight: deque[StepRecord] = deque()
-        self._draft_counts = DraftCounts()
+        self._num_drafts = self._num_accepted = 0
         self._sequence = 0
         self._num_aborted = 0
         self._pause: PauseScope | None = None
@@ -91,7 +90,12 @@ class Scheduler(SchedulerInterface):
             state.encoder.check(request)
         gates = state.held_requests.ask(request)
         state.now_ns = self._clock.now_ns()
-        taken = Request(request, max_model_len=limit, sequence=self._sequence)
+        taken = Request(
+            request,
+            max_model_len=limit,
+            sequence=self._sequence,
+            max_drafts=self.limits.num_lookahead_tokens,
+        )
         self._sequence += 1
         state.requests[taken.request_id] = taken
         if not state.held_requests.enter(taken, gates):
@@ -161,8 +165,8 @@ class Scheduler(SchedulerInterface):
         failed = self._end_failed_runs(output.errors) if output.errors else []
         record = self._in_flight.popleft()
         step_result = settle(record, plan, output)
-        if self.limits.num_lookahead_tokens:
-            self._draft_counts.settle(record.requests, plan, output)
+        self._num_drafts += step_result.num_drafts
+        self._num_accepted += step_result.num_accepted
         if host.wants_output:
             host.notify_output(zip(step_result.advanced, step_result.counts, strict=True))
         for request, status in step_result.ended:
@@ -328,6 +332,6 @@ class Scheduler(SchedulerInterface):
             num_illegal_actions=host.num_illegal_actions,
             policy_failures=host.num_failures,
             num_idle_steps=host.num_idle_steps,
-            num_drafts=self._draft_counts.num_drafts,
-            num_accepted=self._draft_counts.num_accepted,
+            num_drafts=self._num_drafts,
+            num_accepted=self._num_accepted,
         )

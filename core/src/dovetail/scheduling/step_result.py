@@ -15,7 +15,7 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished, Scheduler
 from dovetail.plan import SchedulerOutput
 from dovetail.request import FINISH_REASONS, Request, RequestStatus
 from dovetail.result import LogprobColumns, ModelRunnerOutput
-from dovetail.scheduling.decode_batch import DecodeStepRecord
+from dovetail.scheduling.decode_batch import ADMISSION, DecodeStepRecord
 from dovetail.scheduling.draft import StepRecord
 
 _FINISHED = RequestStatus.FINISHED_STOPPED
@@ -28,8 +28,9 @@ class StepResult:
 
     advanced, request_ids, counts, token_ids: who got tokens, how many, and all of them one after
     the other.
-    ended: requests that are done, and why. num_kept: run to how many of its tokens count, where
-    that is not all of them.
+    ended: requests that are done, and why, in plan order. num_kept: run to how many of its tokens
+    count, where that is not all of them. num_drafts, num_accepted: drafts that were verified, and
+    those that were right.
     """
 
     advanced: list[Request] = field(default_factory=list)
@@ -41,6 +42,8 @@ class StepResult:
     prompt_logprobs: dict[str, LogprobColumns] = field(default_factory=dict)
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
     num_kept: dict[int, int] = field(default_factory=dict)
+    num_drafts: int = 0
+    num_accepted: int = 0
 
     def outputs(self, stats: SchedulerStats, failed: Iterable[Finished] = ()) -> EngineCoreOutputs:
         """Return it in the form in which the requests' owners get it.
@@ -68,18 +71,29 @@ class StepResult:
 
 
 def settle(record: StepRecord, plan: SchedulerOutput, output: ModelRunnerOutput) -> StepResult:
-    """Append the sampled tokens to their requests and tell who has ended.
+    """Append the sampled tokens to their requests and find out which have ended, in plan order.
 
-    record: who runs in the plan. Results of requests that have ended since the plan was made are
-    dropped, and so is what was sampled past an end.
+    record: which requests run in the plan. Results of requests that have ended since the plan was
+    made are dropped, and so is what was sampled past an end. Every result comes through here: those
+    that decode side by side as columns, the others run by run; both end by the same rules.
     """
     step_result = StepResult()
     num_members = 0
     if record.decode_record is not None:
         num_members = len(record.decode_record.members)
         _process_decode_batch(step_result, record.decode_record, output.token_ids[:num_members])
-    if record.counts:
-        _process_runs(step_result, [*record.counts], output, num_members)
+    position = num_members
+    for run, request in enumerate(record.counts, num_members):
+        count = output.num_sampled[run]
+        if count:
+            tokens = output.token_ids[position : position + count]
+            position += count
+            if plan.num_drafts:
+                _count_drafts(step_result, request, plan.num_drafts[run], count)
+            if request.status < _FINISHED:
+                _settle_run(step_result, run, request, tokens)
+            if output.num_drafts:
+                request.num_drafts = output.num_drafts[run] if request.row >= 0 else 0
     if output.logprobs:
         _sort_logprobs(record, output, step_result)
     if output.prompt_logprobs:
@@ -97,72 +111,72 @@ def _process_decode_batch(
         decode_record.token_ids,
     )
     if decode_record.gone:
-        kept = [place for place in range(len(members)) if place not in decode_record.gone]
-        members = [members[place] for place in kept]
-        request_ids = [request_ids[place] for place in kept]
-        own_ids = [own_ids[place] for place in kept]
-        token_ids = array("i", [token_ids[place] for place in kept])
+        members, request_ids, own_ids = members[:], request_ids[:], own_ids[:]
+        token_ids = token_ids[:]
+        for place in sorted(decode_record.gone, reverse=True):
+            for column in (members, request_ids, own_ids, token_ids):
+                del column[place]
     deque(map(array.append, own_ids, token_ids), maxlen=0)
     step_result.advanced += members
     step_result.request_ids += request_ids
     step_result.counts.extend(array("i", (1,)) * len(members))
     step_result.token_ids.extend(token_ids)
-    stop_ids, ended = decode_record.stop_ids, step_result.ended
-    if not stop_ids.isdisjoint(token_ids):
-        for request, token in zip(members, token_ids, strict=True):
-            if token in request.stop_token_ids and _may_stop(request):
-                ended.append((request, _stop(request, token)))
-    if decode_record.capped:
-        stopped = {request for request, _ in ended} | set(decode_record.gone.values())
-        for request in decode_record.capped:
-            if request.status < _FINISHED and request not in stopped:
-                ended.append((request, RequestStatus.FINISHED_LENGTH_CAPPED))
-        ended.sort(key=lambda end: end[0].admission)
+    ending = set(decode_record.capped).difference(decode_record.gone.values())
+    if not decode_record.stop_ids.isdisjoint(token_ids):
+        stop_ids = decode_record.stop_ids
+        ending.update(
+            request
+            for request, token in zip(members, token_ids, strict=True)
+            if token in stop_ids and token in request.stop_token_ids
+        )
+    for request in sorted(ending, key=ADMISSION):
+        if request.status < _FINISHED and (status := _end_of(request)) is not None:
+            step_result.ended.append((request, status))
 
 
-def _process_runs(
-    step_result: StepResult, requests: Sequence[Request], output: ModelRunnerOutput, first_run: int
+def _settle_run(
+    step_result: StepResult, run: int, request: Request, token_ids: Sequence[int]
 ) -> None:
-    """Settle the runs from `first_run` on one by one: any number of tokens each.
-
-    Each run before `first_run` has sampled one token.
-    """
-    advanced, counts, kept = step_result.advanced, step_result.counts, step_result.token_ids
-    num_sampled, sampled = output.num_sampled[first_run:], output.token_ids
-    position = first_run
-    for run, (request, count) in enumerate(zip(requests, num_sampled, strict=True), first_run):
-        first, position = position, position + count
-        if not count or request.status >= _FINISHED:
-            continue
-        known = request.token_ids
-        if len(known) == request.num_prompt_tokens:
-            step_result.num_cached_tokens[request.request_id] = request.num_cached_tokens
-        num_kept = 0
-        for token in sampled[first:position]:
-            num_kept += 1
-            known.append(token)
-            kept.append(token)
-            if token in request.stop_token_ids and _may_stop(request):
-                step_result.ended.append((request, _stop(request, token)))
-                break
-            if len(known) >= request.max_total_tokens:
-                step_result.ended.append((request, RequestStatus.FINISHED_LENGTH_CAPPED))
-                break
-        if num_kept < count:
-            step_result.num_kept[run] = num_kept
-        advanced.append(request)
-        step_result.request_ids.append(request.request_id)
-        counts.append(num_kept)
+    """Settle one run that has sampled any number of tokens."""
+    known = request.token_ids
+    if len(known) == request.num_prompt_tokens:
+        step_result.num_cached_tokens[request.request_id] = request.num_cached_tokens
+    num_kept = 0
+    for token in token_ids:
+        num_kept += 1
+        known.append(token)
+        if (status := _end_of(request)) is not None:
+            step_result.ended.append((request, status))
+            break
+    if num_kept < len(token_ids):
+        step_result.num_kept[run] = num_kept
+    step_result.advanced.append(request)
+    step_result.request_ids.append(request.request_id)
+    step_result.counts.append(num_kept)
+    step_result.token_ids.extend(known[-num_kept:])
 
 
-def _may_stop(request: Request) -> bool:
-    return request.num_output_tokens >= request.sampling_params.min_tokens
+def _count_drafts(
+    step_result: StepResult, request: Request, num_planned: int, num_sampled: int
+) -> None:
+    """Count what became of a run's drafts, of which there were at most `num_planned`."""
+    step_result.num_drafts += min(num_planned, request.num_drafts)
+    step_result.num_accepted += num_sampled - 1
+    request.take_back(1 + num_planned - num_sampled)
 
 
-def _stop(request: Request, token: int) -> RequestStatus:
-    if token in (request.sampling_params.stop_token_ids or ()):
-        request.stop_reason = token
-    return RequestStatus.FINISHED_STOPPED
+def _end_of(request: Request) -> RequestStatus | None:
+    """Return how the last token of `request` ends it, or None if it goes on."""
+    token = request.token_ids[-1]
+    if token in request.stop_token_ids:
+        params = request.sampling_params
+        if request.num_output_tokens >= params.min_tokens:
+            if token in (params.stop_token_ids or ()):
+                request.stop_reason = token
+            return RequestStatus.FINISHED_STOPPED
+    if len(request.token_ids) >= request.max_total_tokens:
+        return RequestStatus.FINISHED_LENGTH_CAPPED
+    return None
 
 
 def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, step_result: StepResult) -> None:

@@ -58,11 +58,12 @@ class GroupRows(RowModel):
         """Execute a plan as `RowModel` does, and hold what its runs read against what is due."""
         self.shed()
         super().execute(plan)
-        for row, start, count in zip(plan.rows, plan.starts, plan.num_tokens, strict=True):
+        runs = self._step.runs if self._step else []
+        for row, (start, end, _) in zip(plan.rows, runs, strict=True):
             for group, span in enumerate(self._spans):
                 if self._cached[group]:
                     first = max(0, start - span + 1) if span else 0
-                    self._check_read(group, self.rows[row], first, start + count)
+                    self._check_read(group, self.rows[row], first, end)
 
     def shed(self) -> None:
         """Forget the blocks that no later token needs: from now on they are somebody else's."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import ClassVar
 
 from dovetail.interfaces.kv_cache import KVCacheConfig
@@ -34,12 +35,12 @@ _UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
 class _Step:
     """A plan that was executed, and what each run's attention has read.
 
-    num_drafts: how many drafts each run verifies. attended: of each run, one number for each of its
-    last 1 + num_drafts positions. answer: the KV connector's.
+    runs: where each run begins and ends, and how many drafts it verifies. attended: of each run,
+    one number for each of its last 1 + num_drafts positions. answer: the KV connector's.
     """
 
     plan: SchedulerOutput
-    num_drafts: Sequence[int]
+    runs: list[tuple[int, int, int]] = field(default_factory=list)
     attended: list[list[int]] = field(default_factory=list)
     answer: bytes = b""
 
@@ -97,16 +98,16 @@ class RowModel:
         self._check_step(plan)
         if self.strict:
             self._encoder.execute(plan, self.rows)
-        step = _Step(plan, plan.num_drafts or bytes(len(plan.rows)))
-        self._step = step
-        for row, num_drafts in zip(plan.rows, step.num_drafts, strict=True):
-            self._assume_drafts(row, num_drafts)
+        self._step = step = _Step(plan)
+        drafts = plan.num_drafts or bytes(len(plan.rows))
+        planned = zip(plan.rows, plan.starts, plan.num_tokens, drafts, strict=True)
+        for row, start, count, num_drafts in planned:
+            step.runs.append(self._place_run(row, start, count, num_drafts))
         # As attention does: the step's own keys and values are all there before anybody reads.
-        runs = list(zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True))
-        for row, start, count, samples in runs:
-            self.write(row, start, count, bool(samples))
-        for (row, start, count, _), num_drafts in zip(runs, step.num_drafts, strict=True):
-            ends = range(start + count - num_drafts, start + count + 1)
+        for row, samples, (start, end, _) in zip(plan.rows, plan.samples, step.runs, strict=True):
+            self.write(row, start, end - start, bool(samples))
+        for row, (_, end, num_drafts) in zip(plan.rows, step.runs, strict=True):
+            ends = range(end - num_drafts, end + 1)
             step.attended.append([self.read(row, end) for end in ends])
         self._check_sharing()
         if self._side is not None:
@@ -124,16 +125,18 @@ class RowModel:
         prompt_logprobs: dict[int, LogprobColumns] = {}
         for run, row in enumerate(plan.rows):
             state = self.rows[row]
-            end = plan.starts[run] + plan.num_tokens[run]
+            start, end, num_drafts = step.runs[run]
             asked = state.request.sampling_params.prompt_logprobs
-            followers = state.tokens[plan.starts[run] + 1 : end + 1]
-            followers = followers[: max(0, state.request.num_prompt_tokens - 1 - plan.starts[run])]
+            followers = state.tokens[start + 1 : end + 1]
+            followers = followers[: max(0, state.request.num_prompt_tokens - 1 - start)]
             if asked is not None and followers:
                 prompt_logprobs[run] = _columns(followers, asked, self.vocab_size)
-            drafts = state.take_last(step.num_drafts[run])
+            drafts = state.take_last(num_drafts)
             sampled = []
             if plan.samples[run]:
                 sampled = self._verify(row, drafts, step.attended[run], allowed.get(run))
+                num_planned = plan.num_drafts[run] if plan.num_drafts else 0
+                state.num_wrong.append(1 + num_planned - len(sampled))
             num_sampled.append(len(sampled))
             token_ids.extend(sampled)
             asked = state.request.sampling_params.logprobs
@@ -283,17 +286,32 @@ class RowModel:
                     holders.setdefault((group, block), []).append(row)
         return {key: rows for key, rows in holders.items() if len(rows) > 1}
 
-    def _assume_drafts(self, row: int, num_drafts: int) -> None:
-        """Take drafts for known until they are verified; those that nobody asks for are gone."""
+    def _place_run(self, row: int, start: int, count: int, num_drafts: int) -> tuple[int, int, int]:
+        """Return where a run begins and ends, and how many drafts it verifies.
+
+        A plan gives the last place where it may begin, and as many drafts as there may be: what the
+        results of the plans before it are was not known when it was made. The drafts count as known
+        until they are verified; those that it does not verify are gone.
+        """
         self._require(row in self.rows, f"row {row} runs, but nobody has it")
-        state = self.rows[row]
+        state, most = self.rows[row], self.limits.num_lookahead_tokens
         held, state.drafts = state.drafts, []
         self._require(
-            0 <= num_drafts <= len(held),
-            f"row {row} is to verify {num_drafts} drafts, and holds {len(held)}",
+            0 <= num_drafts <= most,
+            f"row {row} is to verify {num_drafts} drafts; there are at most {most}",
         )
-        for token in held[:num_drafts]:
+        late = start - state.num_computed if state.num_computed >= 0 else 0
+        due = [0, *accumulate(reversed(state.num_wrong))]
+        self._require(
+            late in due,
+            f"row {row} runs from {start}, but is computed up to {state.num_computed}; in its last "
+            f"steps {list(state.num_wrong)} drafts were wrong",
+        )
+        verified = held[:num_drafts]
+        for token in verified:
             state.append(token)
+        end = start - late + count - num_drafts + len(verified)
+        return start - late, end, len(verified)
 
     def _verify(
         self, row: int, drafts: list[int], attended: list[int], allowed: frozenset[int] | None

@@ -7,6 +7,7 @@ numbers of all positions. Knows no block, no plan and no other row.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,9 @@ from dovetail.plan import NewRequest
 from dovetail.request import EncoderInput
 
 MASK = (1 << 64) - 1
+MAX_DEPTH = 4
+"""Plans that may be out at a time."""
+
 WRONG_ONE_IN = 4
 """Of the drafts."""
 
@@ -67,7 +71,9 @@ class RowState:
     """One row: whose it is, its tokens, its blocks by group, and how far it is computed.
 
     contents: what the slot of each known position must hold. num_computed: -1 before the first run.
-    drafts: held until the next run, which verifies as many of them as its plan says.
+    drafts: held until the next run, which verifies as many of them as its plan says. num_wrong: of
+    the last runs that have sampled, how many of the drafts that their plans allowed for were wrong
+    or not there: a plan that was made before it knew begins so much later.
     """
 
     request: NewRequest
@@ -76,6 +82,7 @@ class RowState:
     contents: list[int] = field(default_factory=list)
     num_computed: int = -1
     drafts: list[int] = field(default_factory=list)
+    num_wrong: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_DEPTH))
     encoded: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

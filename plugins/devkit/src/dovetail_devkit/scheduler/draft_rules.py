@@ -1,9 +1,11 @@
-"""What a scheduler may ask of drafts: it may verify what it has been told of, and nothing else.
+"""What a scheduler may ask of drafts: those that it knows of, or as many as there can be.
 
-Knows plans and results. That drafts change no token is the business of whoever looks at tokens.
+Knows plans and results. Whether drafts change a token is checked where tokens are compared.
 """
 
 from __future__ import annotations
+
+from collections import Counter, deque
 
 from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
@@ -11,40 +13,38 @@ from dovetail_devkit.expectation import expect
 
 
 class DraftChecker:
-    """Accounts of one scheduler's drafts. num_verified: how many it has had verified so far."""
+    """Accounts of one scheduler's drafts. num_verified: how many were verified so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_lookahead_tokens: int) -> None:
         self.num_verified = 0
-        self._told: dict[int, int] = {}
-        self._verifying: dict[int, int] = {}
-        self._last_run: dict[int, int] = {}
+        self._most = num_lookahead_tokens
+        self._held: Counter[int] = Counter()  # of each row, after its last result
+        self._in_flight: Counter[int] = Counter()  # runs of each row that sample
+        self._out: deque[dict[int, int]] = deque()
 
     def planned(self, plan: SchedulerOutput) -> None:
-        """Hold a new plan against what the results so far have told."""
+        """Check a new plan against what the results so far have told."""
         for row in (*plan.leaves, *(request.row for request in plan.joins)):
-            self._told.pop(row, None)
-            self._verifying.pop(row, None)
+            self._held[row] = self._in_flight[row] = 0
+            for runs in self._out:
+                runs.pop(row, None)
         for run, row in enumerate(plan.rows):
-            known = self._told.pop(row, 0)
-            self._last_run[row] = plan.step_id
             num_drafts = plan.num_drafts[run] if plan.num_drafts else 0
+            most = self._most if self._in_flight[row] else self._held[row]
             expect(
-                row not in self._verifying,
-                f"row {row} runs, though its run in step {self._verifying.get(row)} verifies "
-                "drafts, and nobody knows yet how many were right",
+                0 <= num_drafts <= most,
+                f"row {row} is to verify {num_drafts} drafts; it can have {most}",
             )
-            expect(
-                0 <= num_drafts <= known,
-                f"row {row} is to verify {num_drafts} drafts; the results so far tell of {known}",
-            )
-            if num_drafts:
-                self.num_verified += num_drafts
-                self._verifying[row] = plan.step_id
+        drafts = plan.num_drafts or bytes(len(plan.rows))
+        columns = zip(plan.rows, drafts, plan.samples, strict=True)
+        self._out.append({row: num for row, num, samples in columns if samples})
+        self._in_flight.update(self._out[-1].keys())
 
     def settled(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Take in what the scheduler has been told of `plan`'s drafts."""
+        """Take in what the scheduler has been told of the oldest plan's drafts."""
+        runs = self._out.popleft()
         for run, row in enumerate(plan.rows):
-            if self._verifying.get(row) == plan.step_id:
-                del self._verifying[row]
-            if result.num_drafts and self._last_run[row] == plan.step_id:
-                self._told[row] = result.num_drafts[run]
+            if row in runs:
+                self._in_flight[row] -= 1
+                self.num_verified += min(runs[row], self._held[row])
+                self._held[row] = result.num_drafts[run] if result.num_drafts else 0

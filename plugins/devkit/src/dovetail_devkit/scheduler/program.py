@@ -82,7 +82,7 @@ class Referee:
         """after_step: called with the scheduler after each call, to look deeper."""
         self.clock = ManualClock()
         self.program = program
-        self.drafts = DraftChecker()
+        self.drafts = DraftChecker(program.limits.num_lookahead_tokens)
         self.holds = HoldChecker(connected=program.connected)
         gated = program.holds and "gates" in scheduler_cls.provides
         self.connected = program.connected and "kv_connector" in scheduler_cls.provides
@@ -193,6 +193,7 @@ class Referee:
         plan, fingerprint, result = self._out.popleft()
         expect(repr(plan) == fingerprint, "a plan was changed after it was handed out")
         self.drafts.settled(plan, result)
+        self._accounts.settle(plan, result)
         outputs = self.scheduler.update_from_output(plan, result)
         self._executed = plan.step_id
         check_outputs_types(outputs)

@@ -22,7 +22,7 @@ VOCAB_SIZE = 31
 class Program:
     """What is played: the scheduler's limits, its cache, and a seed for everything else.
 
-    depth: plans that may be out, 1 or 2. holds: whether pauses hold requests back now and then, and
+    depth: plans that may be out, 1 to 4. holds: whether pauses hold requests back now and then, and
     a gate some of them, of a scheduler that provides "gates". connected: whether it has a KV
     connector, which errs, if it provides "kv_connector". num_turns: turns with arrivals and
     aborts; then it drains.
@@ -118,7 +118,7 @@ def random_program(
             windows=windows,
             multiples=multiples,
         ),
-        depth=1 + seed % 2,
+        depth=1 + seed % 2 + 2 * (seed % 7 > 3),
         holds=not plain and seed % 4 == 1,
         connected=connected and len(windows) == 1,
     )

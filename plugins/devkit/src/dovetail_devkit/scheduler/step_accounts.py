@@ -6,8 +6,11 @@ vain. Counts from below: evictions that no plan shows are the scheduler's to tel
 
 from __future__ import annotations
 
+from collections import deque
+
 from dovetail.interfaces.scheduler import SchedulerStats
 from dovetail.plan import SchedulerOutput
+from dovetail.result import ModelRunnerOutput
 from dovetail_devkit.expectation import expect
 
 _SUMS = (
@@ -28,6 +31,7 @@ class StepAccounts:
         self.idle = True
         self._reached: dict[str, int] = {}
         self._names: dict[int, str] = {}
+        self._out: deque[list[str]] = deque()
         self._num_rejoined = 0
         self._num_again = 0
         self._sums = (0,) * len(_SUMS)
@@ -43,13 +47,20 @@ class StepAccounts:
             name = self._names[request.row] = request.request_id
             self._num_rejoined += name in self._reached
             self._reached.setdefault(name, 0)
-        drafts = plan.num_drafts or bytes(len(plan.rows))
-        runs = zip(plan.rows, plan.starts, plan.num_tokens, drafts, strict=True)
-        for row, start, count, num_drafts in runs:
-            name, end = self._names[row], start + count - num_drafts
+        for row, start, count in zip(plan.rows, plan.starts, plan.num_tokens, strict=True):
+            name, end = self._names[row], start + count
             reached = self._reached[name]
             self._num_again += max(0, min(end, reached) - start)
             self._reached[name] = max(end, reached)
+        self._out.append([self._names[row] for row in plan.rows])
+
+    def settle(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        """Note the result of the oldest plan that is out: drafts that were wrong reach nowhere."""
+        names = self._out.popleft()
+        runs = zip(names, plan.num_drafts, result.num_sampled, strict=False)
+        for name, num_drafts, num_sampled in runs:
+            if num_sampled and name in self._reached:
+                self._reached[name] -= 1 + num_drafts - num_sampled
 
     def check(self, stats: SchedulerStats) -> None:
         """Hold statistics against the plans so far; raise AssertionError with what differs."""
