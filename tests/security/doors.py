@@ -17,12 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from security.canary import Form, behind, columns, messagepack, raw, text
 
 from dovetail.config import EngineArgs, EngineConfig, RequestedConfig
 from dovetail.config.resolve import resolve
 from dovetail.decision_log.header import LogHeader
 from dovetail.decision_log.log_file import LogReader
+from dovetail.engine.port import OPERATIONS
 from dovetail.engine.process.boot import EngineBoot
 from dovetail.errors import MessageError
 from dovetail.executors.multiproc.worker_main import WorkerBoot
@@ -151,11 +153,13 @@ def _log_header() -> bytes:
 
 def _to_engine(content: bytes) -> None:
     message: Any = messages.engine_reader().read(content)
-    given = [message.request] if isinstance(message, messages.Add) else []
-    if isinstance(message, messages.AddBatch):
-        given = [request for _, request in message.requests]
-    for request in given:
-        read_request(request)
+    if not isinstance(message, messages.Call) or message.operation not in OPERATIONS:
+        raise MessageError("this is not a call")
+    operation = OPERATIONS[message.operation]
+    (*_, last) = operation.decode_arguments(message.arguments)
+    if operation.takes_requests:
+        for _, request in (last,) if operation.name == "add_request" else last:
+            read_request(request)
 
 
 def _from_engine(content: bytes) -> None:
@@ -164,6 +168,12 @@ def _from_engine(content: bytes) -> None:
         message.columns()
     if isinstance(message, messages.Ready):
         EngineConfig.model_validate_json(message.config)
+
+
+def _call_door(name: str, arguments: tuple[object, ...]) -> Door:
+    """Return the door for a call of an operation, whose arguments are bytes in the message."""
+    call = messages.Call(1, name, msgspec.msgpack.encode(arguments))
+    return Door(good=messages.pack(call), read=_to_engine, form=behind(3, messagepack))
 
 
 def _answer(content: bytes) -> None:
@@ -265,25 +275,24 @@ def _engine_doors() -> dict[str, Door]:
     wire = behind(3, messagepack)
     boot = EngineBoot(config, "/tmp", 1.0)
     to_engine = (
-        messages.Add("a", _request()),
-        messages.AddBatch(1, (("a", _request()),)),
-        messages.Abort(("a",)),
-        messages.Call(1, "get_model_info", (1, "x"), {"deep": {"er": True}}),
+        ("add_request", (("a", _request()),)),
+        ("add_requests", ((("a", _request()),),)),
+        ("abort_requests", (("a",),)),
+        ("call_workers", ("get_model_info", (1, "x"), {"deep": {"er": True}})),
     )
     from_engine = (
         messages.Ready(12, _resolved().model_dump_json(), ModelInfo(vocab_size=9), 64),
         _outputs(),
-        messages.Answer(4, [{"vocab_size": 9}]),
-        messages.Died("a step failed", "2 runs"),
+        messages.Answer(4, msgspec.msgpack.encode([{"vocab_size": 9}])),
+        messages.Died(RemoteError("EngineDeadError", "a step failed", "2 runs")),
     )
     found = {
-        f"{way}: {type(one).__name__}": Door(good=messages.pack(one), read=read, form=wire)
-        for way, read, some in (
-            ("to the engine", _to_engine, to_engine),
-            ("from the engine", _from_engine, from_engine),
+        f"from the engine: {type(one).__name__}": Door(
+            good=messages.pack(one), read=_from_engine, form=wire
         )
-        for one in some
+        for one in from_engine
     }
+    found |= {f"to the engine: {name}": _call_door(name, given) for name, given in to_engine}
     return found | {
         "a request": Door(good=_request(), read=read_request, form=messagepack),
         "an engine's boot": Door(good=encode(boot), read=_engine_boot, form=messagepack),

@@ -18,7 +18,6 @@ from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
 from dovetail.errors import RequestError
 from dovetail.outputs import RequestOutputKind
 from dovetail.request import EngineCoreRequest
-from dovetail.transport.messages import Add, AddBatch
 from dovetail.transport.wire_types import wire_request
 from dovetail_devkit.fakes.worker import FakeWorker
 
@@ -154,26 +153,31 @@ def wire(place):
 def test_requests_that_come_together_are_admitted_over_several_steps(busy, turns):
     clock = ManualClock(1)
     core = SlowCore(clock, busy)
-    intake = RequestIntake(core, clock)
+    intake = RequestIntake(clock)
     intake.begin_turn()
-    intake.add_batch(AddBatch(7, tuple(map(wire, range(10)))))
-    answers = [intake.go_on()]
+    refused, num_turns = [], 1
+    requests = map(wire, range(10))
+    intake.begin_batch(requests, core.add_request, refused.append, holds_steps=not busy)
+    intake.go_on()
     while intake.is_waiting:
+        assert not refused and intake.holds_steps is not busy
         intake.begin_turn()
-        answers.append(intake.go_on())
-    assert len(answers) == turns
-    assert (answers[-1].call == 7 and answers[-1].value is not None) or answers[-1].error == ""
+        intake.go_on()
+        num_turns += 1
+    assert num_turns == turns
     assert core.added == [f"r{place}" for place in range(10) if place != 5]
-    assert [told[0] for told in answers[-1].value] == ["r5"]
+    assert [list(one) for one in refused] == [["r5"]]
 
 
 def test_single_requests_fill_a_turn_and_no_more():
     clock = ManualClock(1)
     core = SlowCore(clock, True)
-    intake = RequestIntake(core, clock)
+    intake = RequestIntake(clock)
     intake.begin_turn()
     count = 0
     while not intake.is_over:
-        intake.add(Add(*wire(100 + count)))
+        one = wire(100 + count)
+        intake.begin_batch([one], core.add_request, lambda refused: None, holds_steps=False)
+        intake.go_on()
         count += 1
     assert count == -(-INTAKE_NS // 3_000_000)

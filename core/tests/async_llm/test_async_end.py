@@ -73,7 +73,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
 @pytest.mark.parametrize("number", range(NUM_KILLS))
 def test_all_hear_of_a_killed_engine(bench, nothing_left, number):
     one = bench.start(told={"step_s": 0.01})
-    pid = one.client.process.pid
+    pid = one.client.process_id
     call = one.collective_rpc("doze", 30)
     got, took_s = bench.run(end(one, lambda: os.kill(pid, signal.SIGKILL), call))
     check_end(bench, one, got, took_s, "SIGKILL")
@@ -154,7 +154,7 @@ def test_what_was_there_is_read_before_the_end(bench, nothing_left):
 
 def test_a_stopped_engine_is_not_ready_until_it_goes_on(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
-    pid = one.client.process.pid
+    pid = one.client.process_id
 
     async def ask():
         stream = one.generate("a", LONG)
@@ -233,7 +233,7 @@ def workers_of(pid):
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
 def test_a_worker_that_is_killed_while_nothing_runs_is_named_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")
-    pid = llm.client.process.pid
+    pid = llm.client.process_id
     (worker,) = workers_of(pid)
 
     async def look():

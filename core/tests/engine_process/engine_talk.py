@@ -5,11 +5,16 @@ import gc
 import os
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import zmq
+
+from dovetail.engine.process.boot import OUTPUT_SOCKET
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
+from dovetail.transport.messages import Hello, pack
 
 SEED = 20261121
 
@@ -68,6 +73,26 @@ class Answers:
         while len(self.ends) < num_ends:
             self.take(await asyncio.wait_for(client.get_outputs(), 10))
         return self.tokens, self.ends
+
+
+@contextmanager
+def raw_front_end(address):
+    """The sockets of a front end that has attached: one to send bytes, one to receive them."""
+    with zmq.Context() as context:
+        context.linger = 5000
+        name = os.urandom(16)
+        ends = []
+        for path in (address, str(Path(address).parent / OUTPUT_SOCKET)):
+            end = context.socket(zmq.DEALER)
+            end.setsockopt(zmq.ROUTING_ID, name)
+            end.setsockopt(zmq.SNDHWM, 0)
+            end.connect(f"ipc://{path}")
+            ends.append(end)
+        while not ends[1].poll(50):
+            ends[0].send(pack(Hello()))
+        yield ends
+        for end in ends:
+            end.close()
 
 
 def is_running(pid):

@@ -16,7 +16,7 @@ from engine_talk import Answers, request
 
 from dovetail.config import EngineArgs
 from dovetail.engine.process import engine_process
-from dovetail.engine.supervision.client import SupervisedClient
+from dovetail.engine.process.factory import make_client
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import UnavailableError
 from dovetail.interfaces import EngineCoreOutputs
@@ -52,7 +52,7 @@ def make_config(model, executor):
 def live(model, executor, told):
     """Serve requests, call the worker, abort and shut down; note in `told` what became of it."""
     engine_process.START_GRACE_S = 1.5
-    client = SupervisedClient(make_config(model, executor), rules=RULES)
+    client = make_client(make_config(model, executor), "sync", rules=RULES)
     try:
         serve(client, told)
     finally:

@@ -3,6 +3,7 @@
 BUSY: how many requests run meanwhile.
 """
 
+import os
 import sys
 import time
 
@@ -10,7 +11,7 @@ from engine_process_parts import Obedient
 from engine_talk import request
 
 from dovetail.config import EngineArgs
-from dovetail.engine.process.sync_client import SyncMPClient
+from dovetail.engine.process.factory import make_client
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.fakes.platform import FakePlatform
 
@@ -22,8 +23,8 @@ if __name__ == "__main__":
         scheduler_cls=Scheduler,
         skip_tokenizer_init=True,
     )
-    client = SyncMPClient(args.create_engine_config())
-    told = client.process.pid, client.call_workers("child_pid")[0], client.process.folder
+    client = make_client(args.create_engine_config(), "sync")
+    told = client.process_id, client.call_workers("child_pid")[0], os.path.dirname(client.address)
     for number in range(int(sys.argv[2])):
         client.add_request(request(f"r{number}", max_tokens=400))
     print(*told, flush=True)

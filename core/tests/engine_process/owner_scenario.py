@@ -20,10 +20,7 @@ from engine_talk import request, residue
 
 from dovetail import LLM, AsyncLLM, SamplingParams
 from dovetail.config import EngineArgs
-from dovetail.engine.process.async_client import AsyncMPClient
-from dovetail.engine.process.sync_client import SyncMPClient
-from dovetail.engine.supervision.async_client import AsyncSupervisedClient
-from dovetail.engine.supervision.client import SupervisedClient
+from dovetail.engine.process.factory import make_client
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError
 from dovetail.scheduling import Scheduler
@@ -94,7 +91,7 @@ class WithWorkers(OverProcess):
 
 class Client(Having):
     def make(self, model):
-        return SyncMPClient(config(model))
+        return make_client(config(model), "sync")
 
     def busy(self):
         for number in range(3):
@@ -110,17 +107,19 @@ class Client(Having):
 
 class Supervised(Client):
     def make(self, model):
-        return SupervisedClient(config(model))
+        return make_client(config(model), "sync", rules=SupervisionRules())
 
 
 class SupervisedWorkers(Client):
     def make(self, model):
-        return SupervisedClient(config(model, executor_backend="multiproc"))
+        return make_client(
+            config(model, executor_backend="multiproc"), "sync", rules=SupervisionRules()
+        )
 
 
 class AsyncClient(Having):
     def make(self, model):
-        return AsyncMPClient(config(model))
+        return make_client(config(model), "async")
 
     def busy(self):
         async def begin(client):
@@ -140,7 +139,7 @@ class AsyncClient(Having):
 
 class AsyncSupervised(AsyncClient):
     def make(self, model):
-        return AsyncSupervisedClient(config(model))
+        return make_client(config(model), "async", rules=SupervisionRules())
 
 
 class AsyncFrontEnd(Having):

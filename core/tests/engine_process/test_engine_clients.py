@@ -5,12 +5,13 @@ import os
 import signal
 import stat
 import time
+from pathlib import Path
 
 import pytest
 
+from dovetail.engine.client import EngineClient
 from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET
-from dovetail.engine.process.client import EngineClient
-from dovetail.engine.process.engine_process import EngineProcess, error_of
+from dovetail.engine.process.engine_process import EngineProcess
 from dovetail.engine.process.factory import make_client
 from dovetail.errors import (
     CapacityError,
@@ -23,6 +24,7 @@ from dovetail.errors import (
 )
 from dovetail.interfaces import PauseScope
 from dovetail.request import FinishReason
+from dovetail.transport.remote_error import RemoteError
 
 
 def told(facts):
@@ -78,7 +80,7 @@ def test_what_nobody_waits_for_is_refused_with_the_outputs(client_of, talk):
 
 
 def test_requests_too_many_for_one_message_go_in_lots(client_of, monkeypatch, talk):
-    monkeypatch.setattr("dovetail.engine.process.sync_client._LOT_BYTES", 300)
+    monkeypatch.setattr("dovetail.engine.process.channel._BATCH_BYTES", 300)
     asked = [*talk.random_requests(), talk.request("huge", [2**40]), talk.request("bad", [97])]
     client = client_of("sync")
     refused = client.add_requests(asked)
@@ -141,12 +143,12 @@ def test_progress_tells_of_steps_and_of_silence(client_of, talk):
     talk.Answers().collect(client, 1)
     assert client.progress.num_steps >= 2
     assert client.progress.age_s < 1
-    os.kill(client.process.pid, signal.SIGSTOP)
+    os.kill(client.process_id, signal.SIGSTOP)
     time.sleep(0.3)
     client.add_request(talk.request("b"))
     assert client.get_outputs(0.2) is None
     assert client.progress.age_s > 0.4 and client.error is None
-    os.kill(client.process.pid, signal.SIGCONT)
+    os.kill(client.process_id, signal.SIGCONT)
     assert len(talk.Answers().collect(client, 1)[0]["b"]) == 5
 
 
@@ -215,14 +217,14 @@ def test_the_start_tells_why_it_failed(client_of, engine_config, talk):
 
 
 def test_sockets_are_the_owners_alone(client_of, talk):
-    folder = client_of("sync").process.folder
+    folder = Path(client_of("sync").address).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for name in (INPUT_SOCKET, OUTPUT_SOCKET):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
 
 
 def test_errors_of_another_process_keep_their_class():
-    assert isinstance(error_of("CapacityError", "no"), CapacityError)
-    assert error_of("EngineDeadError", "no", "step 1").digest == "step 1"
+    assert isinstance(RemoteError("CapacityError", "no").error(), CapacityError)
+    assert RemoteError("EngineDeadError", "no", "step 1").error().digest == "step 1"
     for kind in ("Path", "nearest", "__builtins__", "unheard"):
-        assert type(error_of(kind, "no")) is DovetailError
+        assert type(RemoteError(kind, "no").error()) is DovetailError

@@ -49,7 +49,7 @@ def kill_mid_decode(client, talk, after_s):
         client.add_request(talk.request(f"r{number}", max_tokens=400))
     assert client.get_outputs(5) is not None
     time.sleep(after_s)
-    os.kill(client.process.pid, signal.SIGKILL)
+    os.kill(client.process_id, signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         while True:
@@ -59,7 +59,7 @@ def kill_mid_decode(client, talk, after_s):
 
 
 def test_files_of_a_running_engine_are_its_owners_alone(client_of):
-    folder = client_of("sync").process.folder
+    folder = Path(client_of("sync").address).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
     assert modes and set(modes.values()) == {0o600}, modes
@@ -79,12 +79,12 @@ def test_everybody_who_waits_is_told(client_of, talk):
         client = client_of("async", step_s=0.01)
         await client.add_request(talk.request("a", max_tokens=400))
         await client.get_outputs()
-        os.kill(client.process.pid, signal.SIGSTOP)  # so that no call is answered any more
+        os.kill(client.process_id, signal.SIGSTOP)  # so that no call is answered any more
         waiting = [client.call_workers("echo", (n,)) for n in range(3)]
         waiting += [talk.Answers().collect_async(client, 1) for _ in range(3)]
         tasks = [asyncio.create_task(one) for one in waiting]
         await asyncio.sleep(0.05)
-        os.kill(client.process.pid, signal.SIGKILL)
+        os.kill(client.process_id, signal.SIGKILL)
         start = time.monotonic()
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert time.monotonic() - start < 2

@@ -205,7 +205,7 @@ def test_a_killed_engine_is_told_while_generate_waits(make):
     engine = llm.llm_engine
     engine.add_request("a", "say", greedy(50))
     engine.step()
-    os.kill(engine.client.process.pid, signal.SIGKILL)
+    os.kill(engine.client.process_id, signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         run(engine)

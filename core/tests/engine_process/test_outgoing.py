@@ -70,11 +70,11 @@ def test_outputs_of_any_size_go_in_messages_within_the_limit(monkeypatch, heavy)
         num_cached_tokens=dict.fromkeys(names, 3),
         stats=STATS,
     )
-    frames = list(pack_outputs(outputs, (Answer(7, "yes"),)))
+    frames = list(pack_outputs(outputs, (Answer(7, b"yes"),)))
     assert len(frames) > 2 and max(map(len, frames)) <= 4096
     reader = front_end_reader()
     found = [reader.read(frame) for frame in frames]
-    assert [answer.call for one in found for answer in one.answers] == [7]
+    assert [answer.number for one in found for answer in one.answers] == [7]
     pieces = [one.columns() for one in found]
     assert [piece.stats for piece in pieces][-1] == STATS
     assert sum(piece.stats is not None for piece in pieces) == 1

@@ -5,7 +5,6 @@ import pytest
 from dovetail.clock import ManualClock
 from dovetail.engine.process.request_intake import INTAKE_NS, RequestIntake
 from dovetail.errors import RequestError
-from dovetail.transport.messages import AddBatch
 from dovetail.transport.wire_types import wire_request
 from dovetail_devkit.suites.scheduler import make_request
 
@@ -30,19 +29,22 @@ class SlowCore:
 def test_no_turn_is_long_and_plans_wait_only_where_nothing_runs(runs):
     clock = ManualClock()
     core = SlowCore(clock, runs)
-    intake = RequestIntake(core, clock)
+    intake = RequestIntake(clock)
     names = ["a", "bad", "c", "d", "e", "f", "g", "h"]
     intake.begin_turn()
     batch = [(name, wire_request(make_request(name))) for name in names]
-    intake.add_batch(AddBatch(7, tuple(batch)))
     answers = []
+    intake.begin_batch(batch, core.add_request, answers.append, holds_steps=not core.has_work())
     for _ in range(3):
         assert intake.is_waiting and intake.holds_steps is not runs
         begin_ns = clock.now_ns()
         intake.begin_turn()
-        answers.append(intake.go_on())
+        assert not answers
+        intake.go_on()
         assert clock.now_ns() - begin_ns <= INTAKE_NS + 3
-    assert answers[:2] == [None, None]
-    assert answers[2].call == 7 and answers[2].value == [("bad", "no", "prompt")]
+    (refused,) = answers
+    assert {name: (str(error), error.parameter) for name, error in refused.items()} == {
+        "bad": ("no", "prompt")
+    }
     assert not intake.is_waiting and not intake.holds_steps
     assert core.taken == [name for name in names if name != "bad"]

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import pytest
 
-from dovetail.engine.supervision.async_client import AsyncSupervisedClient
-from dovetail.engine.supervision.client import SupervisedClient
-from dovetail.engine.supervision.rules import EngineState, SupervisionRules
+from dovetail.engine.channel import EngineState
+from dovetail.engine.process.factory import make_client
+from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError, RequestError, UnavailableError
 from dovetail.interfaces import PauseScope
 from dovetail.request import FinishReason
@@ -27,10 +27,11 @@ def supervised(engine_config, talk, monkeypatch, tmp_path_factory):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("t")))
     before, made = talk.residue(), []
 
-    def make(kind=SupervisedClient, *, rules=None, executor="auto", **told):
+    def make(kind="sync", *, rules=None, executor="auto", **told):
         config = engine_config(**told)
         parallel = config.parallel.model_copy(update={"executor_backend": executor})
-        made.append(kind(config.model_copy(update={"parallel": parallel}), rules=rules))
+        config = config.model_copy(update={"parallel": parallel})
+        made.append(make_client(config, kind, rules=rules or SupervisionRules()))
         return made[-1]
 
     yield make
@@ -92,7 +93,7 @@ def test_it_is_ready_again_and_answers_the_same(supervised, talk, num_rounds, vi
 
 def test_an_event_loop_is_served_through_a_death(supervised, talk):
     async def serve():
-        client = supervised(AsyncSupervisedClient, rules=MANY, step_s=0.01)
+        client = supervised("async", rules=MANY, step_s=0.01)
         await client.add_request(talk.request("canary", range(20), 12))
         tokens, _ = await talk.Answers().collect_async(client, 1)
         await client.add_request(talk.request("a", max_tokens=400))
@@ -174,10 +175,10 @@ def test_who_runs_beside_poison_is_served_in_the_end(supervised, talk):
 @pytest.mark.parametrize(
     ("kind", "victim"),
     [
-        (SupervisedClient, "worker"),
-        (AsyncSupervisedClient, "engine"),
-        pytest.param(SupervisedClient, "engine", marks=pytest.mark.slow),
-        pytest.param(AsyncSupervisedClient, "worker", marks=pytest.mark.slow),
+        ("sync", "worker"),
+        ("async", "engine"),
+        pytest.param("sync", "engine", marks=pytest.mark.slow),
+        pytest.param("async", "worker", marks=pytest.mark.slow),
     ],
 )
 def test_an_idle_engine_that_is_killed_is_replaced_though_nobody_calls(supervised, kind, victim):
@@ -212,7 +213,7 @@ def test_a_pause_outlives_the_engine(supervised, talk, scope):
 
 def test_a_pause_in_an_event_loop_outlives_the_engine(supervised, talk):
     async def serve():
-        client = supervised(AsyncSupervisedClient, rules=MANY)
+        client = supervised("async", rules=MANY)
         await client.pause(PauseScope.ALL)
         os.kill(client.process_id, signal.SIGKILL)
         while client.state is not EngineState.RESTARTING:

@@ -16,8 +16,7 @@ from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
 from dovetail.engine.process.factory import make_client
 from dovetail.engine.request_checks import read_pause_scope, request_id_chunks
 from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer
-from dovetail.engine.supervision.async_client import AsyncSupervisedClient
-from dovetail.engine.supervision.rules import EngineState, SupervisionRules
+from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import (
     ConfigError,
     EngineDeadError,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from dovetail.config import EngineConfig, RequestedConfig
-    from dovetail.engine.process.async_client import AsyncMPClient
+    from dovetail.engine.client import AsyncEngineClient
     from dovetail.inputs import Prompt
     from dovetail.interfaces import IOProcessor, SchedulerStats, Tokenizer
     from dovetail.outputs import RequestOutput
@@ -80,11 +79,7 @@ class AsyncLLM:
             raise ConfigError(f"rules={shorten(rules)} must be a SupervisionRules, or None.")
         clock = clock or MonotonicClock()
         prepared = FrontEndParts.of(config)
-        self.client: AsyncMPClient | AsyncSupervisedClient = (
-            make_client(config, "async")
-            if rules is None
-            else AsyncSupervisedClient(config, rules=rules)
-        )
+        self.client: AsyncEngineClient = make_client(config, "async", rules=rules)
         try:
             self._front = FrontEnd(prepared, self.client.facts, clock)
         except BaseException:
@@ -223,11 +218,7 @@ class AsyncLLM:
         """
         most_s = check_number("max_silence_s", max_silence_s, 0.0, MAX_TIMEOUT_S)
         self._streamer.begin()
-        client = self.client
-        if not isinstance(client, AsyncSupervisedClient):
-            await client.check_alive()
-        elif client.state is EngineState.RESTARTING:
-            raise UnavailableError("the engine died and is being started again.")
+        await self.client.check_alive()
         age_s = self.client.progress.age_s
         if age_s > most_s:
             raise StalledError(

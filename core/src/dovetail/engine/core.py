@@ -6,14 +6,22 @@ Knows neither text nor tokenizers, and of each part only its contract. Not threa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from dovetail.clock import MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.params_checks import ParamsCheck
 from dovetail.engine.request_checks import validate_core_request
-from dovetail.errors import DovetailError, EngineDeadError, StalledError
+from dovetail.errors import (
+    DovetailError,
+    EngineDeadError,
+    RequestError,
+    StalledError,
+    UserError,
+)
+from dovetail.executors.operation import check_callable_from_outside
 from dovetail.faults import fault
 from dovetail.interfaces import (
     EngineCoreOutputs,
@@ -21,15 +29,20 @@ from dovetail.interfaces import (
     Handle,
     PauseScope,
     SchedulerInterface,
+    SchedulerStats,
 )
 from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
+from dovetail.value_checks import shorten
 
 MAX_DRAIN_NS = 1_000_000_000
 """How long a reset waits, though no request is left, for what a KV connector stores."""
+
+SLEEP_TAGS = {"weights", "kv_cache"}
+"""Memory that a worker gives back while it sleeps."""
 
 
 class EngineCore:
@@ -63,6 +76,9 @@ class EngineCore:
         self._clock = MonotonicClock()
         self._idle = IdleWait(self._clock)
         self._stats_due = False
+        self._last_stats: SchedulerStats | None = None
+        self._asleep = False
+        self._awake_tags: set[str] = set()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Check a request, whatever front end it came through, and take it in.
@@ -88,6 +104,16 @@ class EngineCore:
         except Exception as error:
             raise self._scheduler_failed("a request was added", error) from error
         self._stats_due = True
+
+    def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
+        """Take requests in; return the refusals by id."""
+        refused = {}
+        for request in requests:
+            try:
+                self.add_request(request)
+            except RequestError as error:
+                refused[request.request_id] = error
+        return refused
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests at once; return the ids that were alive."""
@@ -140,8 +166,10 @@ class EngineCore:
         self.scheduler.pause(self.paused)
 
     def resume(self) -> None:
-        """Lift a pause; do nothing if there is none."""
+        """Lift a pause; do nothing if there is none. Raises UserError while the workers sleep."""
         self._check_alive()
+        if self._asleep:
+            raise UserError("The engine sleeps; call wake_up instead of resume.")
         self._idle.end()
         self.scheduler.resume()
         self.paused = None
@@ -206,6 +234,66 @@ class EngineCore:
                 break
         return self.scheduler.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back: pause all, drop cached prefixes, let the workers sleep.
+
+        Raises UserError if a worker does not provide "sleep", or requests are under way.
+        """
+        self._check_alive()
+        if self._asleep:
+            raise UserError("The engine sleeps already; call wake_up first.")
+        if type(level) is not int or level not in (1, 2):
+            raise UserError(f"level={shorten(level)} must be 1 or 2.")
+        if "sleep" not in self._worker_provides:
+            raise UserError('The worker does not provide "sleep"; choose another worker_cls.')
+        if not self.reset_prefix_cache():
+            raise UserError("Requests are under way; let them end, or abort them, before sleep.")
+        self.pause(PauseScope.ALL)
+        self._asleep = True
+        self.executor.collective_rpc("sleep", args=(level,))
+
+    def wake_up(self, tags: tuple[str, ...] = ()) -> None:
+        """Take memory again; with all of it (`tags` empty) requests run on.
+
+        Raises UserError if the engine does not sleep, or for a tag that is not known.
+        """
+        self._check_alive()
+        if not self._asleep:
+            raise UserError("The engine does not sleep.")
+        if unknown := set(tags) - SLEEP_TAGS:
+            raise UserError(
+                f"tags={shorten(sorted(unknown))}: only {sorted(SLEEP_TAGS)} are known."
+            )
+        self.executor.collective_rpc("wake_up", args=(tuple(tags),))
+        self._awake_tags |= set(tags) or SLEEP_TAGS
+        if self._awake_tags == SLEEP_TAGS:
+            self._asleep, self._awake_tags = False, set()
+            self.resume()
+
+    def call_workers(
+        self,
+        operation: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker; return the answers by rank.
+
+        Raises UserError for what cannot be called, DovetailError for what the call raised.
+        """
+        if isinstance(operation, str):
+            check_callable_from_outside(operation)
+        elif not callable(operation):
+            raise UserError(
+                f"operation={shorten(operation)} must be the name of a worker's method, or a "
+                "callable that is given the worker."
+            )
+        answers: list[Any] = self.executor.collective_rpc(operation, args=args, kwargs=kwargs)
+        return answers
+
+    def get_stats(self) -> SchedulerStats | None:
+        """Return the scheduler's statistics of the latest step, None before the first."""
+        return self._last_stats
+
     def shutdown(self) -> None:
         """End scheduler and executor. May be called twice."""
         self._out.clear()
@@ -232,6 +320,7 @@ class EngineCore:
             fault("core.update")
             self._stats_due = False
             outputs = self.scheduler.update_from_output(plan, result)
+            self._last_stats = outputs.stats
             if plan.empty and all(out.empty for out, _ in self._out):
                 self._idle.extend()
             return outputs

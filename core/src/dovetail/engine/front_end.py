@@ -31,8 +31,8 @@ from dovetail.value_checks import plain_text, shorten
 if TYPE_CHECKING:
     from dovetail.clock import Clock
     from dovetail.config import RequestedConfig
+    from dovetail.engine.channel import EngineFacts
     from dovetail.engine.output_processor import CompletionGroup
-    from dovetail.engine.process.client import EngineFacts
     from dovetail.inputs import Prompt
     from dovetail.request import EngineCoreRequest
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import MonotonicClock
 from dovetail.config import EngineArgs
+from dovetail.engine.client import EngineClient
 from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
-from dovetail.engine.process.client import EngineClient
 from dovetail.engine.process.factory import make_client
 from dovetail.engine.process.outgoing import MAX_UNREAD_MESSAGES
 from dovetail.engine.request_checks import read_pause_scope, read_request_ids

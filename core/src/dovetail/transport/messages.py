@@ -19,11 +19,11 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished, PauseScop
 from dovetail.interfaces.worker import ModelInfo
 from dovetail.result import LogprobColumns
 from dovetail.transport.columns import check_lengths, counts32
+from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.wire_types import WireLogprobs, decode, encode
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 64 << 20
-MAX_OPERATION_CHARS = 256
 _MARK = b"DV" + bytes((WIRE_VERSION,))
 
 M = TypeVar("M")
@@ -33,90 +33,61 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     """What all messages are: immutable, their name first, then their fields in order."""
 
 
-class Add(Message, frozen=True, tag="add"):
-    """Take a request in. request: of `wire_request`; it is read, and refused, by itself."""
-
-    request_id: str
-    request: bytes
-
-
-class AddBatch(Message, frozen=True, tag="add_all"):
-    """Take several requests in before the next step; the answer lists [id, reason, parameter].
-
-    requests: (id, bytes) as in `Add`. The answer names those that were not taken in.
-    """
-
-    call: int
-    requests: tuple[tuple[str, bytes], ...]
-
-
-class Abort(Message, frozen=True, tag="abort"):
-    """End requests, in whatever state; unknown ids are ignored. call: 0 for no answer."""
-
-    request_ids: tuple[str, ...]
-    call: int = 0
-
-
-class Pause(Message, frozen=True, tag="pause"):
-    """Hold requests. Like everything that has a `call` it is answered under that number."""
-
-    call: int
-    scope: PauseScope
-
-
-class Resume(Message, frozen=True, tag="resume"):
-    """Lift a pause."""
-
-    call: int
-
-
-class ResetPrefixCache(Message, frozen=True, tag="reset"):
-    """Forget all cached prefixes; the answer tells whether it was done."""
-
-    call: int
+class Hello(Message, frozen=True, tag="hello"):
+    """A front end is here; the engine answers with `Ready`. Repeated until that has come."""
 
 
 class Call(Message, frozen=True, tag="call"):
-    """Call a method of every worker by its name; the answer is a list by rank."""
+    """Call an operation of the engine port.
 
-    call: int
+    number: of the answer; 0 for a call that is not answered. arguments: msgpack, as the operation's
+    declaration says; they are read, and refused, by themselves.
+    """
+
+    number: int
     operation: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
+    arguments: bytes
 
 
 class Taken(Message, frozen=True, tag="taken"):
-    """The front end has taken so many more messages with outputs since it said so last."""
+    """The front end has taken so many more messages with outputs since its last `Taken`."""
 
     num_messages: int
 
 
+class Detach(Message, frozen=True, tag="detach"):
+    """The front end leaves: its requests are aborted, all others go on."""
+
+
 class Stop(Message, frozen=True, tag="stop"):
-    """End the engine: requests under way end with it."""
+    """End the engine; requests under way end with it. Only the owner may send this."""
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """The engine has started. config: the resolved configuration, as JSON."""
+    """The engine has started. config: the resolved configuration, as JSON.
+
+    front_end: the number of the front end that this is sent to; 0 is the owner.
+    """
 
     pid: int
     config: str
     model_info: ModelInfo
     max_model_len: int
+    front_end: int = 0
 
 
 class Answer(Message, frozen=True, tag="answer"):
-    """The answer to a call. error: why there is none, or ""; error_kind: the error's class."""
+    """The answer to a call. result: msgpack, as the operation's declaration says; or an error."""
 
-    call: int
-    value: Any = None
-    error: str = ""
-    error_kind: str = ""
+    number: int
+    result: bytes = b""
+    error: RemoteError | None = None
 
 
 class Outputs(Message, frozen=True, tag="outputs"):
     """What one step gave: `EngineCoreOutputs` as columns of bytes.
 
-    answers: to `AddBatch`, where requests of it ran in this step.
+    answers: to calls that handed requests over, some of which ran in this step.
     """
 
     request_ids: list[str]
@@ -162,32 +133,25 @@ class Outputs(Message, frozen=True, tag="outputs"):
         )
 
 
-class Refused(Message, frozen=True, tag="refused"):
-    """A request was not taken in. parameter: the field at fault, or ""."""
-
-    request_id: str
-    reason: str
-    parameter: str = ""
-
-
 class Died(Message, frozen=True, tag="died"):
-    """The engine cannot go on. digest: what ran, without any prompt. kind: the error's class."""
+    """The engine cannot go on, or no longer serves this front end."""
 
-    reason: str
-    digest: str = ""
-    kind: str = "EngineDeadError"
+    error: RemoteError
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """The engine's loop turns. num_steps, num_refused: steps done and messages refused so far."""
+    """The engine's loop turns. Sent every second, and when a pause begins or ends.
+
+    num_steps, num_refused: steps done and messages refused so far. paused: how far, or None.
+    """
 
     num_steps: int
     num_refused: int
+    paused: PauseScope | None = None
 
 
-Question = AddBatch | Abort | Pause | Resume | ResetPrefixCache | Call
-ToEngine = Add | Question | Taken | Stop
-FromEngine = Ready | Outputs | Refused | Answer | Died | Heartbeat
+ToEngine = Hello | Call | Taken | Detach | Stop
+FromEngine = Ready | Outputs | Answer | Died | Heartbeat
 
 
 def pack(message: Message) -> bytes:
@@ -217,6 +181,11 @@ class MessageReader(Generic[M]):
             self.num_refused += 1
             raise
 
+    def refuse(self, reason: str) -> MessageError:
+        """Count a message that was read, and cannot be used; return the error for it."""
+        self.num_refused += 1
+        return MessageError(reason)
+
     def _read(self, content: bytes) -> M:
         if len(content) > self._max_bytes:
             raise MessageError(f"a message of {len(content)} bytes; {self._max_bytes} are allowed.")
@@ -226,8 +195,6 @@ class MessageReader(Generic[M]):
                 f"none of Dovetail's, or not of version {WIRE_VERSION}."
             )
         message: M = decode(memoryview(content)[len(_MARK) :], self._kinds)
-        if isinstance(message, Call) and not 0 < len(message.operation) <= MAX_OPERATION_CHARS:
-            raise MessageError(f"an operation's name of {len(message.operation)} characters.")
         return message
 
 

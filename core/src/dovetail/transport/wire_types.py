@@ -8,7 +8,7 @@ types, and makes the original, which checks bounds. Nothing here can be made to 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, get_type_hints
 
@@ -153,18 +153,28 @@ def read_join(told: Any) -> NewRequest:
     return NewRequest(**given)
 
 
-def encode(value: Any) -> bytes:
-    """Return `value` as msgpack; raise MessageError for what is no plain value."""
+def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
+    """Return `value` as msgpack; raise MessageError for what is no plain value.
+
+    other: makes a plain value of what msgpack does not know, or raises TypeError.
+    """
     try:
-        return msgspec.msgpack.encode(value)
+        return msgspec.msgpack.encode(value, enc_hook=other)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MessageError(f"a value cannot cross a process: {error}") from None
 
 
-def decode(content: bytes | memoryview, kind: type[T]) -> T:
-    """Return `content` as a value of type `kind`, a union perhaps; raise MessageError if not."""
+def decode(
+    content: bytes | memoryview, kind: type[T], other: Callable[[type, Any], Any] | None = None
+) -> T:
+    """Return `content` as a value of type `kind`, a union perhaps; raise MessageError if not.
+
+    other: makes a value of a type that msgpack does not know.
+    """
     try:
-        return msgspec.msgpack.decode(content, type=kind, ext_hook=_refuse_extension)
+        return msgspec.msgpack.decode(
+            content, type=kind, ext_hook=_refuse_extension, dec_hook=other
+        )
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise MessageError(f"{len(content)} bytes are not what they should be: {error}") from None
 

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import zmq
 
-from dovetail.clock import MonotonicClock
+from dovetail.clock import MonotonicClock, sleep
 from dovetail.config import RequestedConfig
 from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET, EngineBoot, bind_private
+from dovetail.engine.process.front_ends import FrontEnds
+from dovetail.engine.process.link import OWNER
 from dovetail.engine.process.server import EngineServer
 from dovetail.engine.start import StartedEngine, start_engine
 from dovetail.faults import fault
 from dovetail.processes.child_main import ChildContext
-from dovetail.transport.messages import MAX_MESSAGE_BYTES, Ready, pack
+from dovetail.transport.messages import MAX_MESSAGE_BYTES, Heartbeat, Ready, pack
 from dovetail.transport.wire_types import decode
 
 _LINGER_MS = 2000
+_TRY_S = 0.01
+_NUM_TRIES = 500
 
 
 def serve(context: ChildContext) -> int:
@@ -25,9 +29,11 @@ def serve(context: ChildContext) -> int:
     fault("engine.boot")
     boot = decode(context.settings, EngineBoot)
     folder, zmq_context = Path(boot.folder), zmq.Context()
-    inbox, outbox = zmq_context.socket(zmq.PULL), zmq_context.socket(zmq.PUSH)
+    inbox, outbox = zmq_context.socket(zmq.ROUTER), zmq_context.socket(zmq.ROUTER)
     inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)  # before it is in memory
     inbox.setsockopt(zmq.RCVHWM, 0)  # a front end never waits for the engine in order to send
+    outbox.setsockopt(zmq.SNDHWM, 0)  # the windows of the front ends limit what is on its way
+    outbox.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending fails where a front end is gone
     outbox.setsockopt(zmq.LINGER, _LINGER_MS)
     try:
         fault("engine.bind")
@@ -49,11 +55,13 @@ def _serve(
     context.liveness.watch_children(started.core.executor.silence_s)
     try:
         fault("engine.ready")
-        context.ready(pack(_ready(started)))
+        ready = _ready(started)
+        _wait_for_owner(outbox)
+        context.ready(pack(ready))
         return EngineServer(
             started.core,
             inbox,
-            outbox,
+            FrontEnds(outbox, ready),
             ahead=started.config.scheduler.async_scheduling,
             heartbeat_s=boot.heartbeat_s,
             clock=clock,
@@ -62,6 +70,18 @@ def _serve(
     finally:
         fault("engine.stop")
         started.core.shutdown()
+
+
+def _wait_for_owner(outbox: zmq.Socket[bytes]) -> None:
+    """Wait until the parent is connected, as it does while the engine starts."""
+    for _ in range(_NUM_TRIES):
+        try:
+            outbox.send_multipart((OWNER, pack(Heartbeat(0, 0))))
+            return
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+        sleep(_TRY_S)
 
 
 def _ready(started: StartedEngine) -> Ready:

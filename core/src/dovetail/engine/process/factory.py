@@ -1,13 +1,18 @@
-"""One way to an engine core, whatever side of a process border it is on."""
+"""Clients of an engine: started here, in a process of its own, or by another process."""
 
 from __future__ import annotations
 
 from typing import Literal, overload
 
+from dovetail.clock import Clock
 from dovetail.config import RequestedConfig
-from dovetail.engine.process.async_client import AsyncMPClient
-from dovetail.engine.process.client import EngineClient, InprocClient
-from dovetail.engine.process.sync_client import SyncMPClient
+from dovetail.engine.channel import Channel, InprocChannel
+from dovetail.engine.client import AsyncEngineClient, EngineClient
+from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S, AttachedEngine
+from dovetail.engine.process.channel import ProcessChannel
+from dovetail.engine.process.engine_process import EngineProcess
+from dovetail.engine.supervision.channel import SupervisedChannel
+from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import ConfigError
 from dovetail.plugins import PluginRegistry
 
@@ -18,24 +23,68 @@ def make_client(
     kind: Literal["inproc", "sync"],
     *,
     plugins: PluginRegistry | None = None,
+    rules: SupervisionRules | None = None,
+    clock: Clock | None = None,
 ) -> EngineClient: ...
 @overload
-def make_client(config: RequestedConfig, kind: Literal["async"]) -> AsyncMPClient: ...
+def make_client(
+    config: RequestedConfig,
+    kind: Literal["async"],
+    *,
+    rules: SupervisionRules | None = None,
+    clock: Clock | None = None,
+) -> AsyncEngineClient: ...
 
 
 def make_client(
-    config: RequestedConfig, kind: str, *, plugins: PluginRegistry | None = None
-) -> EngineClient | AsyncMPClient:
-    """Start an engine and return the client that speaks with it.
+    config: RequestedConfig,
+    kind: str,
+    *,
+    plugins: PluginRegistry | None = None,
+    rules: SupervisionRules | None = None,
+    clock: Clock | None = None,
+) -> EngineClient | AsyncEngineClient:
+    """Start an engine and return a client of it.
 
     kind: "inproc", "sync" (a process, called from one thread) or "async" (a process, called from an
-    event loop). plugins: for an engine in process; None for a registry of its own. Raises
-    ConfigError for another kind, and what the engine's start raises.
+    event loop). plugins: for an engine in process; None for a registry of its own. rules: when the
+    engine is started again after it died; None for never. Raises ConfigError for another kind, and
+    what the engine's start raises.
     """
-    if kind == "inproc":
-        return InprocClient(config, plugins=plugins)
-    if kind == "sync":
-        return SyncMPClient(config)
-    if kind == "async":
-        return AsyncMPClient(config)
-    raise ConfigError(f"kind={kind!r} is no engine client; it can be 'inproc', 'sync' or 'async'.")
+    if kind == "inproc" and rules is None:
+        return EngineClient(InprocChannel(config, plugins=plugins))
+    if kind not in ("sync", "async"):
+        raise ConfigError(
+            f"kind={kind!r} is no engine client; it can be 'inproc', 'sync' or 'async', and an "
+            "engine in process cannot be supervised."
+        )
+
+    def start() -> ProcessChannel:
+        return ProcessChannel(EngineProcess(config))
+
+    channel: Channel = start() if rules is None else SupervisedChannel(start, rules, clock=clock)
+    return EngineClient(channel) if kind == "sync" else AsyncEngineClient(channel)
+
+
+@overload
+def attach_client(
+    address: str, kind: Literal["sync"], *, timeout_s: float = ATTACH_TIMEOUT_S
+) -> EngineClient: ...
+@overload
+def attach_client(
+    address: str, kind: Literal["async"], *, timeout_s: float = ATTACH_TIMEOUT_S
+) -> AsyncEngineClient: ...
+
+
+def attach_client(
+    address: str, kind: str, *, timeout_s: float = ATTACH_TIMEOUT_S
+) -> EngineClient | AsyncEngineClient:
+    """Return a client of an engine that another process has started.
+
+    address: the `address` of its owner's client. kind: "sync" or "async". Raises ConfigError for an
+    address that is not one, EngineDeadError if no engine answers within `timeout_s` seconds.
+    """
+    if kind not in ("sync", "async"):
+        raise ConfigError(f"kind={kind!r} cannot be attached; it can be 'sync' or 'async'.")
+    channel = ProcessChannel(AttachedEngine(address, timeout_s=timeout_s))
+    return EngineClient(channel) if kind == "sync" else AsyncEngineClient(channel)

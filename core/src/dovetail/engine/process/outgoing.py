@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dovetail.engine.output_chunks import cut_outputs, work_of
-from dovetail.errors import EngineDeadError, MessageError
+from dovetail.errors import MessageError
 from dovetail.interfaces import EngineCoreOutputs
-from dovetail.transport.messages import Answer, Outputs, Taken, pack
-
-if TYPE_CHECKING:
-    from dovetail.engine.process.engine_process import EngineProcess
+from dovetail.transport.messages import Answer, Outputs, pack
 
 MAX_UNREAD_MESSAGES = 64
 """Messages with outputs that may be on their way; a front end takes all that there are at once."""
 
 MAX_UNREAD_BYTES = 64 << 20
+MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES
+"""Most that is kept for a front end that does not read, while others are served."""
+
 ACKNOWLEDGE_EVERY = 16
 """The front end tells what it has taken after this many messages."""
 
@@ -47,6 +45,11 @@ class OutputWindow:
         too_large = self._num_bytes >= MAX_UNREAD_BYTES and len(self._sizes) >= ACKNOWLEDGE_EVERY
         return too_large or len(self._sizes) >= MAX_UNREAD_MESSAGES
 
+    @property
+    def is_overflowing(self) -> bool:
+        """Whether more is on its way than is kept for a front end."""
+        return self._num_bytes > MAX_KEPT_BYTES
+
     def sent(self, num_bytes: int) -> None:
         """Note that a message with outputs was sent."""
         self._sizes.append(num_bytes)
@@ -56,22 +59,6 @@ class OutputWindow:
         """Note that the front end has taken so many more; more than were sent count as all."""
         for _ in range(min(num_messages, len(self._sizes))):
             self._num_bytes -= self._sizes.popleft()
-
-
-class Acknowledger:
-    """The front end's side of the window: tells how many messages with outputs were taken."""
-
-    def __init__(self, process: EngineProcess) -> None:
-        self._process = process
-        self._num_taken = 0
-
-    def took_one(self) -> None:
-        """Note that outputs were taken; tell the engine now and then, as long as it lives."""
-        self._num_taken += 1
-        if self._num_taken >= ACKNOWLEDGE_EVERY:
-            taken, self._num_taken = Taken(self._num_taken), 0
-            with suppress(EngineDeadError):
-                self._process.send(taken)
 
 
 def pack_outputs(outputs: EngineCoreOutputs, answers: tuple[Answer, ...] = ()) -> Iterator[bytes]:

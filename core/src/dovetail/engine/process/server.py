@@ -1,15 +1,17 @@
 """The engine core's loop: messages in, steps, messages out.
 
 One thread does everything in turn, so that the core needs no lock; ZMQ's own threads read and
-write meanwhile. What comes in is checked by its reader and once more by the core: a message that
-is none is counted, a request that is wrong is refused by name, and neither ends anything. A step
-that fails ends the engine, with its digest. Knows no process and no parent.
+write meanwhile. What comes in is checked by its reader, by the declaration of the operation and
+once more by the core: a message that cannot be read is counted, a request that is wrong is refused
+by name, and neither ends anything. A step that fails ends the engine, with its digest. A front end
+that leaves, or is killed, takes only its own requests with it. Knows no process and no parent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -17,57 +19,48 @@ import zmq
 
 from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
-from dovetail.engine.process.outgoing import OutputWindow, pack_outputs
+from dovetail.engine.operation import Operation, PackedRequest
+from dovetail.engine.port import OPERATIONS, EnginePort
+from dovetail.engine.process.front_ends import FrontEndPeer, FrontEnds
+from dovetail.engine.process.outgoing import pack_outputs
 from dovetail.engine.process.request_intake import RequestIntake
-from dovetail.errors import DovetailError, EngineDeadError, MessageError, RequestError
-from dovetail.executors.operation import check_callable_from_outside
+from dovetail.errors import EngineDeadError, MessageError, RequestError, describe_failure
 from dovetail.faults import fault
-from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
-from dovetail.plugins.containment import describe_failure
+from dovetail.interfaces import EngineCoreOutputs, Finished
 from dovetail.processes.liveness import LivenessWriter
+from dovetail.request import EngineCoreRequest, FinishReason
 from dovetail.transport.messages import (
-    Abort,
-    Add,
-    AddBatch,
     Answer,
     Call,
+    Detach,
     Died,
     Heartbeat,
-    Message,
-    Pause,
-    Question,
-    Refused,
-    ResetPrefixCache,
-    Resume,
+    Hello,
     Stop,
     Taken,
     ToEngine,
     engine_reader,
     pack,
 )
+from dovetail.transport.remote_error import RemoteError
 
 _IDLE_LOOK_MS = 250
 """How often an engine that has nothing to do looks whether its workers live."""
 
-_GAUGES = (
-    "num_waiting",
-    "num_running",
-    "num_used_blocks",
-    "num_aborted",
-    "num_preemptions",
-    "policy_failures",
+_TOO_FAR_BEHIND = (
+    "the engine has ended the requests of this front end: it reads too slowly, and its outputs are "
+    "more than the engine keeps."
 )
-"""Statistics that are told when they change, though nothing ran."""
 
 
 class EngineServer:
-    """Serves one core to one front end. Owns neither sockets nor core."""
+    """Serves one core to its front ends. Owns neither sockets nor core."""
 
     def __init__(
         self,
         core: EngineCore,
         inbox: zmq.Socket[bytes],
-        outbox: zmq.Socket[bytes],
+        front_ends: FrontEnds,
         *,
         ahead: bool,
         heartbeat_s: float,
@@ -78,7 +71,6 @@ class EngineServer:
         self._liveness = liveness
         self._core = core
         self._inbox = inbox
-        self._outbox = outbox
         self._step: Callable[[], EngineCoreOutputs | None] = (
             core.step_with_batch_queue if ahead else core.step
         )
@@ -87,36 +79,32 @@ class EngineServer:
         self._next_beat_ns = 0
         self._clock = clock
         self._reader = engine_reader()
-        # To `AddBatch`. They wait for the outputs of the first step, since waking the front end
-        # before it takes a core from the workers.
-        self._answers: list[Answer] = []
-        self._last_stats: SchedulerStats | None = None
-        self._window = OutputWindow()
+        self._front_ends = front_ends
         self._num_steps = 0
         self._stopping = False
-        self._intake = RequestIntake(core, clock)
+        self._intake = RequestIntake(clock)
 
     def run(self) -> int:
         """Serve until told to stop; return the process's exit status: 0, or 1 if it died."""
         try:
             while not self._stopping:
-                self._take_in(self._wait_ms())
+                self._read_messages(self._wait_ms())
                 if self._can_step() and not (self._core.wait_s or self._intake.holds_steps):
                     self._run_step()
                 else:
                     self._core.check_health()
                     self._send_answers()
                 self._beat()
-        except EngineDeadError as error:
-            self._send(Died(str(error).partition("\n")[0], error.digest))
-            return 1
         except Exception as error:
-            self._send(Died(describe_failure(error)))
+            if not isinstance(error, EngineDeadError):
+                error = EngineDeadError(describe_failure(error))
+            for peer in self._front_ends:
+                self._front_ends.send(peer, pack(Died(RemoteError.of(error))))
             return 1
         return 0
 
     def _can_step(self) -> bool:
-        return self._core.step_is_due() and not self._window.is_full
+        return self._core.step_is_due() and self._front_ends.may_step()
 
     def _wait_ms(self) -> int:
         """Return how long to wait for a message before the next step or look."""
@@ -124,80 +112,142 @@ class EngineServer:
             return self._idle_ms
         return min(self._idle_ms, ceil(1000 * self._core.wait_s))
 
-    def _take_in(self, wait_ms: int) -> None:
+    def _read_messages(self, wait_ms: int) -> None:
         """Do what has come, as long as a turn lasts; wait `wait_ms` for the first message."""
         if not self._intake.is_waiting and not self._inbox.poll(wait_ms):
             return
         self._intake.begin_turn()
-        self._go_on()
+        self._intake.go_on()
         while not (self._stopping or self._intake.is_waiting or self._intake.is_over):
             try:
-                content = self._inbox.recv(zmq.NOBLOCK)
+                name, *contents = self._inbox.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
                 fault("engine.receive")
-                message = self._reader.read(content)
+                message = self._reader.read(contents[0] if len(contents) == 1 else b"")
+                self._do(name, message)
             except MessageError:
                 continue  # counted by the reader, told with the heartbeat
-            self._do(message)
 
-    def _do(self, message: ToEngine) -> None:
-        if isinstance(message, Add):
-            refused = self._intake.add(message)
-            if refused is not None:
-                self._send(refused)
-        elif isinstance(message, AddBatch):
-            self._intake.add_batch(message)
-            self._go_on()
-        elif isinstance(message, Taken):
-            self._window.taken(message.num_messages)
-        elif isinstance(message, Stop):
-            self._stopping = True
+    # --- messages -----------------------------------------------------------------------------
+
+    def _do(self, name: bytes, message: ToEngine) -> None:
+        """Do what a message asks; raise MessageError for one that its sender may not send."""
+        peer = self._front_ends.find(name)
+        if isinstance(message, Hello):
+            if peer is None and (new := self._front_ends.attach(name)) is not None:
+                self._send_beat(new)
+            return
+        if peer is None or (isinstance(message, Stop) and not peer.is_owner):
+            raise self._reader.refuse("a message that its sender may not send")
+        peer.num_beats = 0
+        match message:
+            case Call():
+                self._begin_call(peer, message)
+            case Taken():
+                peer.window.taken(message.num_messages)
+            case Detach():
+                self._forget(peer)
+            case Stop():
+                self._stopping = True
+
+    def _begin_call(self, peer: FrontEndPeer, call: Call) -> None:
+        operation = OPERATIONS.get(call.operation)
+        if operation is None:
+            raise self._reader.refuse(f"{call.operation!r:.80} is not an operation")
+        try:
+            arguments = operation.decode_arguments(call.arguments)
+        except MessageError as error:
+            raise self._reader.refuse(str(error)) from None
+        if operation.takes_requests:
+            self._take_requests(peer, call.number, operation, arguments[0])
+        elif operation is EnginePort.abort_requests:
+            self._answer(peer, call.number, operation, partial(self._abort, peer, arguments[0]))
         else:
-            self._answer(message)
+            perform = partial(operation.perform, self._core, arguments)
+            self._answer(peer, call.number, operation, perform)
 
-    def _go_on(self) -> None:
-        answer = self._intake.go_on()
-        if isinstance(answer, Refused):
-            self._send(answer)
-        elif answer is not None:
-            self._answers.append(answer)
-
-    def _answer(self, message: Question) -> None:
+    def _answer(
+        self,
+        peer: FrontEndPeer,
+        number: int,
+        operation: Operation[..., Any],
+        perform: Callable[[], Any],
+    ) -> None:
+        """Perform a call and answer it, be it with an error; the engine's death is raised."""
+        before = self._core.paused
         try:
             fault("engine.answer")
-            content = pack(Answer(message.call, self._value(message)))
+            content = pack(Answer(number, operation.encode_result(perform())))
         except EngineDeadError:
             raise
         except Exception as error:
-            kind = type(error).__name__ if isinstance(error, DovetailError) else ""
-            reason = str(error) if kind else describe_failure(error)
-            content = pack(Answer(message.call, None, reason, kind or "DovetailError"))
-        if message.call:
-            self._outbox.send(content)
+            content = pack(Answer(number, error=RemoteError.of(error)))
+        if self._core.paused != before:
+            for other in self._front_ends:
+                self._send_beat(other)
+        if number:
+            self._send(peer, content)
 
-    def _value(self, message: Question) -> Any:
-        match message:
-            case Abort():
-                return self._core.abort_requests(message.request_ids)
-            case Pause():
-                return self._core.pause(message.scope)
-            case Resume():
-                return self._core.resume()
-            case ResetPrefixCache():
-                return self._core.reset_prefix_cache()
-            case Call():
-                return self._call(message)
+    # --- requests -----------------------------------------------------------------------------
 
-    def _call(self, message: Call) -> list[Any]:
-        name = message.operation
-        check_callable_from_outside(name)
-        if ":" in name:  # in this process it would be anybody's function
-            raise RequestError(f"operation {name!r} is not a worker's; only those can be called.")
-        executor = self._core.executor
-        answers: list[Any] = executor.collective_rpc(name, args=message.args, kwargs=message.kwargs)
-        return answers
+    def _take_requests(
+        self,
+        peer: FrontEndPeer,
+        number: int,
+        operation: Operation[..., Any],
+        packed: PackedRequest | tuple[PackedRequest, ...],
+    ) -> None:
+        """Begin to take in what a call hands over: one request, or several together."""
+        one = operation is EnginePort.add_request
+        requests: Any = (packed,) if one else packed
+        done = self._refuse if one else partial(self._answer_requests, number)
+        self._intake.begin_batch(
+            requests,
+            partial(self._add, peer),
+            partial(done, peer),
+            holds_steps=not one and not self._core.has_work(),
+        )
+        self._intake.go_on()
+
+    def _add(self, peer: FrontEndPeer, request: EngineCoreRequest) -> None:
+        if self._front_ends.find(peer.name) is not peer:
+            raise RequestError("the front end has left.")
+        own_id = request.request_id
+        core_id = peer.scope(own_id)
+        if core_id != own_id:
+            request = replace(request, request_id=core_id)
+        self._core.add_request(request)
+        peer.live[core_id] = own_id
+        peer.wants_stats = True
+
+    def _abort(self, peer: FrontEndPeer, request_ids: tuple[str, ...]) -> None:
+        core_ids = [peer.scope(request_id) for request_id in request_ids]
+        self._core.abort_requests(core_ids)
+        for core_id in core_ids:
+            peer.live.pop(core_id, None)
+        peer.wants_stats = True
+
+    def _refuse(self, peer: FrontEndPeer, refused: dict[str, RequestError]) -> None:
+        """Let requests that nobody waits for end with the outputs."""
+        ends = [
+            Finished(request_id=name, reason=FinishReason.ERROR, message=str(error))
+            for name, error in refused.items()
+        ]
+        if ends:
+            self._send_ends(peer, ends)
+
+    def _answer_requests(
+        self, number: int, peer: FrontEndPeer, refused: dict[str, RequestError]
+    ) -> None:
+        # It waits for the outputs of the first step, since waking the front end before it takes a
+        # core from the workers.
+        result = EnginePort.add_requests.encode_result(refused)
+        if number:
+            peer.answers.append(Answer(number, result))
+
+    # --- steps --------------------------------------------------------------------------------
 
     def _run_step(self) -> None:
         self._liveness.begin_step()
@@ -205,44 +255,56 @@ class EngineServer:
         outputs = self._step()
         self._liveness.end_step()
         self._num_steps += 1
-        if outputs is not None and (self._answers or self._has_news(outputs)):
-            self._send_outputs(outputs)
-            self._last_stats = outputs.stats
+        if outputs is None:
+            return
+        for peer in self._front_ends.send_outputs(outputs):
+            self._forget(peer)
+        for peer in self._front_ends:
+            if peer.window.is_overflowing and peer.live:
+                self._end_requests(peer)
 
-    def _has_news(self, outputs: EngineCoreOutputs) -> bool:
-        """Return whether a front end learns anything from these outputs."""
-        stats, last = outputs.stats, self._last_stats
-        if outputs.request_ids or outputs.finished or stats is None or last is None:
-            return True
-        if stats.num_scheduled_tokens:
-            return True
-        return any(getattr(stats, name) != getattr(last, name) for name in _GAUGES)
+    def _end_requests(self, peer: FrontEndPeer) -> None:
+        """End the requests of a front end that is too far behind: others are not held up by it."""
+        ends = [
+            Finished(request_id=name, reason=FinishReason.ERROR, message=_TOO_FAR_BEHIND)
+            for name in peer.live.values()
+        ]
+        self._core.abort_requests(list(peer.live))
+        peer.live.clear()
+        self._send_ends(peer, ends)
 
-    def _send_outputs(self, outputs: EngineCoreOutputs) -> None:
-        for content in pack_outputs(outputs, tuple(self._answers)):
-            self._send_packed(content)
-            self._window.sent(len(content))
-        self._answers.clear()
+    def _send_ends(self, peer: FrontEndPeer, ends: list[Finished]) -> None:
+        for content in pack_outputs(EngineCoreOutputs(finished=tuple(ends))):
+            self._send(peer, content)
 
     def _send_answers(self) -> None:
-        for answer in self._answers:
-            self._send(answer)
-        self._answers.clear()
+        for peer in self._front_ends:
+            answers, peer.answers = peer.answers, []
+            for answer in answers:
+                self._send(peer, pack(answer))
+
+    def _send(self, peer: FrontEndPeer, content: bytes) -> None:
+        if not self._front_ends.send(peer, content):
+            self._forget(peer)
+
+    def _forget(self, peer: FrontEndPeer) -> None:
+        """Abort what a front end that is gone has under way; the owner's end ends the process."""
+        if peer.is_owner:
+            return
+        self._front_ends.remove(peer)
+        self._core.abort_requests(list(peer.live))
+        peer.live.clear()
 
     def _beat(self) -> None:
         now_ns = self._clock.now_ns()
         if now_ns >= self._next_beat_ns:
             self._next_beat_ns = now_ns + self._heartbeat_ns
             fault("engine.beat")
-            beat = pack(Heartbeat(self._num_steps, self._reader.num_refused))
-            with suppress(zmq.Again):  # nobody reads: this one is of no use
-                self._outbox.send(beat, zmq.NOBLOCK)
+            for peer in self._front_ends:
+                if self._front_ends.is_beat_due(peer):
+                    self._send_beat(peer)
 
-    def _send(self, message: Message) -> None:
-        self._send_packed(pack(message))
-
-    def _send_packed(self, content: bytes) -> None:
-        # Waits while the front end's socket takes nothing in, which the window leaves to messages
-        # without outputs. If the reader is gone, the parent's end ends this process.
-        fault("engine.send")
-        self._outbox.send(content)
+    def _send_beat(self, peer: FrontEndPeer) -> None:
+        beat = Heartbeat(self._num_steps, self._reader.num_refused, self._core.paused)
+        if not self._front_ends.send(peer, pack(beat), counts=False):
+            self._forget(peer)

@@ -31,10 +31,9 @@ from dovetail.value_checks import check_number, shorten
 
 if TYPE_CHECKING:
     from dovetail.clock import Clock
+    from dovetail.engine.client import AsyncEngineClient
     from dovetail.engine.front_end import CheckedRequest, FrontEnd, UserRequest
     from dovetail.engine.output_processor import CompletionGroup
-    from dovetail.engine.process.async_client import AsyncMPClient
-    from dovetail.engine.supervision.async_client import AsyncSupervisedClient
     from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
     from dovetail.outputs import RequestOutput
     from dovetail.request import EngineCoreRequest
@@ -56,7 +55,7 @@ class RequestStreamer:
     def __init__(
         self,
         front: FrontEnd,
-        client: AsyncMPClient | AsyncSupervisedClient,
+        client: AsyncEngineClient,
         *,
         max_asked: int,
         clock: Clock,

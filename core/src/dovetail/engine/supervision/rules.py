@@ -1,28 +1,13 @@
-"""What a supervisor goes by: limits and delays, all in seconds, and the states that it tells."""
+"""What a supervisor goes by: limits and delays, all in seconds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from enum import StrEnum
 
 from dovetail.errors import UserError
 
 _LEAST = {"max_restarts": 0, "max_deaths": 1}
-
-
-class EngineState(StrEnum):
-    """How a supervised engine is.
-
-    READY: it lives and its steps go on. STALLED: it lives and shows no sign of it, or a step does
-    not end; it may come back. RESTARTING: it died, and another one is being started. DEAD: it is
-    not started again.
-    """
-
-    READY = "ready"
-    STALLED = "stalled"
-    RESTARTING = "restarting"
-    DEAD = "dead"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,212 @@
+"""Operations of the engine port: what is derived from the signature of a declaration.
+
+The port itself is in `dovetail.engine.port`. Knows no socket and no engine.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from dovetail.errors import MessageError, RequestError, UserError
+from dovetail.interfaces.scheduler import EngineCoreOutputs
+from dovetail.request import EngineCoreRequest
+from dovetail.transport.wire_types import decode, encode, wire_request
+from dovetail.value_checks import shorten
+
+if TYPE_CHECKING:
+    from dovetail.engine.core import EngineCore
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncCaller(Protocol):
+    """A client for a thread."""
+
+    def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call an operation and return its result."""
+
+    def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
+        """Return the next outputs."""
+
+
+class AsyncCaller(Protocol):
+    """A client for an event loop."""
+
+    async def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call an operation and return its result."""
+
+    async def get_outputs(self) -> EngineCoreOutputs:
+        """Return the next outputs."""
+
+
+class Operation(Generic[P, R]):
+    """One operation of the port; a method of every client.
+
+    name: of the operation and of the method of `EngineCore` that does it. answered: False for one
+    whose caller does not wait; what it has to say comes with the outputs. while_paused: whether
+    it may be called while the engine is paused. takes_requests: it hands requests over, which the
+    engine reads one by one, in slices of time between two steps.
+    """
+
+    def __init__(
+        self,
+        declared: Callable[Concatenate[Any, P], R],
+        *,
+        answered: bool,
+        while_paused: bool,
+    ) -> None:
+        """Read the signature. Raises TypeError for an argument without a type."""
+        self.name = declared.__name__
+        self.answered = answered
+        self.while_paused = while_paused
+        self.__doc__ = declared.__doc__
+        signature = inspect.signature(declared)
+        self._signature = signature
+        hints = get_type_hints(declared, include_extras=True)
+        names = list(signature.parameters)[1:]
+        missing = [name for name in (*names, "return") if name not in hints]
+        if missing:
+            raise TypeError(f"Operation {self.name!r}: give {missing[0]!r} a type.")
+        self._hints = [hints[name] for name in names]
+        self._result: Any = hints["return"]
+        self._arguments: Any = tuple[tuple(map(_wire_type, self._hints))]  # type: ignore[misc]
+        self.takes_requests = any(map(_is_request, self._hints))
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Operation[P, R]: ...
+    @overload
+    def __get__(self, instance: SyncCaller, owner: type) -> Callable[P, R]: ...
+    @overload
+    def __get__(
+        self, instance: AsyncCaller, owner: type
+    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Return the operation itself, or a client's way to call it."""
+        if instance is None:
+            return self
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return instance.call(self, self.bind(*args, **kwargs))
+
+        return call
+
+    def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the arguments by position, defaults among them; raise TypeError as a call does."""
+        bound = self._signature.bind(None, *args, **kwargs)
+        bound.apply_defaults()
+        values = list(bound.args[1:])
+        for place, hint in enumerate(self._hints):
+            if get_origin(hint) is Iterable:
+                values[place] = tuple(values[place])
+        return tuple(values)
+
+    def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
+        """Return the arguments as bytes.
+
+        Raises UserError for a callable, MessageError for what is no plain data.
+        """
+        for value, hint in zip(arguments, self._hints, strict=True):
+            if _takes_callable(hint) and not isinstance(value, str):
+                raise UserError(
+                    f"{shorten(value)} cannot be called in the engine's process: only names cross. "
+                    "Give the name of a worker's method (worker_extension_cls adds methods), or "
+                    "leave engine_process out."
+                )
+        content = encode(arguments)
+        self.decode_arguments(content)  # what the engine would refuse is an error here
+        return content
+
+    def decode_arguments(self, content: bytes | memoryview) -> tuple[Any, ...]:
+        """Return the arguments, checked by type; raise MessageError for any other bytes."""
+        arguments: tuple[Any, ...] = decode(content, self._arguments)
+        return arguments
+
+    def encode_result(self, value: R) -> bytes:
+        """Return the result as bytes; raise MessageError for what is no plain data."""
+        return encode(value, _encode_error)
+
+    def decode_result(self, content: bytes | memoryview) -> R:
+        """Return the result, checked by type; raise MessageError for any other bytes."""
+        result: R = decode(content, self._result, _decode_error)
+        return result
+
+    def perform(self, core: EngineCore, arguments: Sequence[Any]) -> R:
+        """Let the core do it. Raises UserError where the engine's pause does not allow it."""
+        if core.paused is not None and not self.while_paused:
+            raise UserError(f"{self.name} cannot be called while the engine is paused; resume it.")
+        result: R = getattr(core, self.name)(*arguments)
+        return result
+
+
+def operation(
+    *, answered: bool = True, while_paused: bool = True
+) -> Callable[[Callable[Concatenate[Any, P], R]], Operation[P, R]]:
+    """Declare a method of `EnginePort` as an operation; see `Operation` for the arguments."""
+
+    def declare(declared: Callable[Concatenate[Any, P], R]) -> Operation[P, R]:
+        return Operation(declared, answered=answered, while_paused=while_paused)
+
+    return declare
+
+
+PackedRequest = tuple[str, bytes]
+"""A request on its way: its id, and what `wire_request` made of it."""
+
+
+def pack_request(request: EngineCoreRequest) -> PackedRequest:
+    """Return a request as it travels; raise RequestError for one that cannot."""
+    return request.request_id, wire_request(request)
+
+
+def _wire_type(hint: Any) -> Any:
+    """Return the type that an argument has in a message."""
+    if hint is EngineCoreRequest:
+        return PackedRequest
+    if _is_request(hint):
+        return tuple[PackedRequest, ...]
+    if _takes_callable(hint):
+        kinds = [one for one in get_args(hint) if get_origin(one) is not Callable]
+        return reduce(or_, kinds)
+    if get_origin(hint) is Iterable:
+        return tuple[(*get_args(hint), ...)]  # type: ignore[misc]
+    return hint
+
+
+def _is_request(hint: Any) -> bool:
+    return hint is EngineCoreRequest or get_args(hint) == (EngineCoreRequest,)
+
+
+def _takes_callable(hint: Any) -> bool:
+    is_union = get_origin(hint) in (Union, UnionType)
+    return is_union and any(get_origin(one) is Callable for one in get_args(hint))
+
+
+def _encode_error(value: object) -> object:
+    if isinstance(value, RequestError):
+        return str(value), value.parameter
+    raise TypeError(f"a {type(value).__qualname__} is no plain data")
+
+
+def _decode_error(kind: type, value: Any) -> object:
+    if kind is RequestError and isinstance(value, list) and len(value) == 2:
+        return RequestError(str(value[0]), parameter=str(value[1]))
+    raise MessageError(f"a {type(value).__name__} stands where a {kind.__name__} is due")

@@ -1,0 +1,141 @@
+"""An engine that another process has started, as a further front end sees it.
+
+The front end connects to the engine's sockets, by the address that its owner gives it, and leaves
+again without ending the engine. It owns nothing but its sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+import zmq
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.engine.channel import Progress
+from dovetail.engine.process.boot import INPUT_SOCKET
+from dovetail.engine.process.engine_process import HEARTBEAT_S
+from dovetail.engine.process.link import EngineLink, Sockets, shut_down_error
+from dovetail.errors import ConfigError, EngineDeadError, MessageError
+from dovetail.machine import read_system_file
+from dovetail.processes.ownership import finalize_in_owner, forked_error, on_fork_in_child
+from dovetail.processes.parent_death import open_pidfd
+from dovetail.transport.messages import Detach, FromEngine, Hello, Ready, pack
+from dovetail.value_checks import shorten
+
+ATTACH_TIMEOUT_S = 30.0
+_HELLO_S = 0.05
+_LINGER_MS = 200
+
+
+class AttachedEngine(EngineLink):
+    """A running engine that belongs to another process."""
+
+    def __init__(
+        self, address: str, *, timeout_s: float = ATTACH_TIMEOUT_S, clock: Clock | None = None
+    ) -> None:
+        """Attach to the engine at this address: the path of its socket.
+
+        Raises ConfigError if there is no socket of this user, EngineDeadError if no engine answers
+        within `timeout_s` seconds.
+        """
+        clock = clock or MonotonicClock()
+        super().__init__(_folder_of(address), clock)
+        self._heard_ns = clock.now_ns()
+        self._tear_down = finalize_in_owner(self, Sockets.close, self._sockets)
+        self._owner_pid = os.getpid()
+        on_fork_in_child(self._disown)
+        try:
+            self.open_sockets(secrets.token_bytes(16))
+            self.ready = self._say_hello(address, timeout_s)
+            self._sockets.ending = open_pidfd(self.ready.pid)
+            self.watch_process(self.ready.pid, self._sockets.ending)
+        except BaseException:
+            self._tear_down()
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return bool(self._tear_down.alive)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the engine has come, as of its last heartbeat.
+
+        age_s: only an engine that is stopped counts as silent, since it sends none during a step;
+        its owner sees more.
+        """
+        silent_s = (self.clock.now_ns() - self._heard_ns) / 1e9 if _is_stopped(self.pid) else 0.0
+        return Progress(
+            num_steps=self.heartbeat.num_steps,
+            num_refused=self.heartbeat.num_refused,
+            age_s=max(0.0, silent_s - HEARTBEAT_S),
+        )
+
+    def receive(self, timeout_s: float | None = None) -> FromEngine | None:
+        """Return the next message, or None if none came; note when."""
+        message = super().receive(timeout_s)
+        if message is not None:
+            self._heard_ns = self.clock.now_ns()
+        return message
+
+    def died(self) -> EngineDeadError:
+        """Return the error for the process's end; its owner knows how it ended."""
+        return EngineDeadError(
+            f"the engine's process {self.pid} ended; the requests under way are lost. Attach to "
+            "another engine."
+        )
+
+    def close(self) -> None:
+        """Leave the engine: it aborts what this front end has under way. May be called twice."""
+        if not self.is_open or os.getpid() != self._owner_pid:
+            return
+        with self._sending:
+            if self.error is None:
+                self.error = shut_down_error()
+                self._sockets.to_engine.setsockopt(zmq.LINGER, _LINGER_MS)
+                self._sockets.to_engine.send(pack(Detach()))
+            self._tear_down()
+
+    def _disown(self) -> None:
+        """In a forked child: let every call fail."""
+        self.error = forked_error("this client", self._owner_pid)
+
+    def _say_hello(self, address: str, timeout_s: float) -> Ready:
+        """Say hello until the engine answers: its side of the other socket may come later."""
+        begun_ns = self.clock.now_ns()
+        while (self.clock.now_ns() - begun_ns) / 1e9 < timeout_s:
+            self.send(Hello())
+            message = self.receive(_HELLO_S)
+            if isinstance(message, Ready):
+                return message
+            if message is not None:
+                raise MessageError(f"the engine began with a {type(message).__name__}.")
+        raise EngineDeadError(f"No engine answers at {address!r} within {timeout_s:g} s.")
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by SIGSTOP say; False where the system does not tell."""
+    return read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]
+
+
+def _folder_of(address: object) -> Path:
+    """Return the folder of an engine's sockets; raise ConfigError if there is no such socket."""
+    if not isinstance(address, str) or not address:
+        raise ConfigError(f"address={shorten(address)} must be the path of an engine's socket.")
+    path = Path(address)
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"address={shorten(address)} cannot be used ({error}): give the `address` of an engine "
+            "that runs in a process of its own on this machine."
+        ) from None
+    if not stat.S_ISSOCK(found.st_mode) or path.name != INPUT_SOCKET:
+        raise ConfigError(f"address={shorten(address)} is not the socket of an engine.")
+    if found.st_uid != os.getuid():
+        raise ConfigError(f"address={shorten(address)} belongs to another user.")
+    return path.parent

@@ -1,0 +1,205 @@
+"""The channel to an engine's process: calls become messages, and messages replies and outputs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from dovetail.config import EngineConfig
+from dovetail.engine.channel import (
+    Call,
+    Channel,
+    EngineFacts,
+    EngineState,
+    Progress,
+    Received,
+    Reply,
+)
+from dovetail.engine.operation import PackedRequest, pack_request
+from dovetail.engine.process.boot import INPUT_SOCKET
+from dovetail.engine.process.link import EngineLink
+from dovetail.engine.process.outgoing import ACKNOWLEDGE_EVERY
+from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.interfaces import PauseScope
+from dovetail.request import EngineCoreRequest
+from dovetail.transport import messages
+from dovetail.transport.messages import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    FromEngine,
+    Heartbeat,
+    Outputs,
+    Taken,
+)
+from dovetail.transport.wire_types import encode
+
+_BATCH_BYTES = MAX_MESSAGE_BYTES // 4
+_BATCH_REQUESTS = 4096
+"""Requests that are handed over together go in batches of about so many bytes and requests, so that
+the answer, which may refuse all of them, is within a message's limit too."""
+
+
+class ProcessChannel(Channel):
+    """Speaks with an engine's process, which this process has started or is attached to.
+
+    link: the sockets to it.
+    """
+
+    def __init__(self, link: EngineLink) -> None:
+        """link: is closed with the channel."""
+        self.link = link
+        self.facts = EngineFacts(
+            config=EngineConfig.model_validate_json(link.ready.config),
+            model_info=link.ready.model_info,
+            max_model_len=link.ready.max_model_len,
+            front_end=link.ready.front_end,
+        )
+        self._received: deque[Received] = deque()
+        self._calls: dict[int, _Pending] = {}
+        self._num_messages = 0
+        self._num_taken = 0
+
+    def send(self, call: Call) -> None:
+        """Send a call; requests that were handed over together in as many messages as they need."""
+        operation = call.operation
+        if not operation.takes_requests:
+            content = operation.encode_arguments(call.arguments)
+            self._send(call, [content])
+        elif isinstance(call.arguments[0], EngineCoreRequest):
+            self._send(call, [encode((pack_request(call.arguments[0]),))])
+        else:
+            refused: dict[str, RequestError] = {}
+            batches = [encode((batch,)) for batch in _batches(call.arguments[0], refused)]
+            self._send(call, batches, refused)
+
+    def receive(self, timeout_s: float | None = None) -> Received | None:
+        """Return the next reply or outputs."""
+        clock = self.link.clock
+        begun_ns = clock.now_ns()
+        while not self._received:
+            left_s = timeout_s
+            if timeout_s is not None:
+                left_s = timeout_s - (clock.now_ns() - begun_ns) / 1e9
+            message = self.link.receive(left_s)
+            if message is None:
+                return None
+            self._take(message)
+        return self._received.popleft()
+
+    def acknowledge(self) -> None:
+        """Note that outputs were taken; tell the engine now and then, as long as it lives."""
+        self._num_taken += 1
+        if self._num_taken >= ACKNOWLEDGE_EVERY:
+            taken, self._num_taken = Taken(self._num_taken), 0
+            with suppress(EngineDeadError):
+                self.link.send(taken)
+
+    def close(self) -> None:
+        """End the engine, if this process has started it, or leave it."""
+        self.link.close()
+
+    @property
+    def error(self) -> DovetailError | None:
+        """What the engine died of."""
+        return self.link.error
+
+    @property
+    def state(self) -> EngineState:
+        """Whether the process lives."""
+        return EngineState.DEAD if self.link.has_ended() else EngineState.READY
+
+    @property
+    def paused(self) -> PauseScope | None:
+        """How far the engine is paused."""
+        return self.link.heartbeat.paused
+
+    @property
+    def progress(self) -> Progress:
+        """How far the engine has come."""
+        return self.link.progress
+
+    @property
+    def process_id(self) -> int:
+        """The id of the engine's process."""
+        return self.link.pid
+
+    @property
+    def address(self) -> str:
+        """The path of the engine's socket."""
+        return str(self.link.folder / INPUT_SOCKET)
+
+    def _send(
+        self, call: Call, contents: Sequence[bytes], refused: dict[str, RequestError] | None = None
+    ) -> None:
+        """Send a call in one or more messages; the last of their answers makes the reply."""
+        if call.number and not contents:
+            self._received.append(Reply(call.number, refused))
+        pending = _Pending(call, len(contents), refused)
+        for content in contents:
+            number = 0
+            if call.number:
+                self._num_messages += 1
+                number = self._num_messages
+                self._calls[number] = pending
+            self.link.send(messages.Call(number, call.operation.name, content))
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Outputs):
+            self._received.append(message.columns())
+            for answer in message.answers:
+                self._answer(answer)
+        elif isinstance(message, Answer):
+            self._answer(message)
+        elif not isinstance(message, Heartbeat):
+            raise EngineDeadError(f"the engine sent a {type(message).__name__} unexpectedly.")
+
+    def _answer(self, answer: Answer) -> None:
+        pending = self._calls.pop(answer.number, None)
+        if pending is not None and (reply := pending.take(answer)) is not None:
+            self._received.append(reply)
+
+
+class _Pending:
+    """A call whose answers are not all there. refused: requests so far, for calls with those."""
+
+    def __init__(self, call: Call, num_left: int, refused: dict[str, RequestError] | None) -> None:
+        self._call = call
+        self._num_left = num_left
+        self._refused = refused
+
+    def take(self, answer: Answer) -> Reply | None:
+        """Take an answer; return the reply if it was the last."""
+        self._num_left -= 1
+        value, error = None, None
+        if answer.error is not None:
+            error = answer.error.error()
+        else:
+            value = self._call.operation.decode_result(answer.result)
+        if self._refused is not None and value is not None:
+            value = self._refused = self._refused | value
+        if error is not None:
+            self._num_left = 0
+        return None if self._num_left else Reply(self._call.number, value, error)
+
+
+def _batches(
+    requests: Sequence[EngineCoreRequest], refused: dict[str, RequestError]
+) -> Iterator[tuple[PackedRequest, ...]]:
+    """Yield requests as they travel; note in `refused` those that cannot."""
+    batch: list[PackedRequest] = []
+    num_bytes = 0
+    for request in requests:
+        try:
+            packed = pack_request(request)
+        except RequestError as error:
+            refused[request.request_id] = error
+            continue
+        size = len(packed[1])
+        if batch and (num_bytes + size > _BATCH_BYTES or len(batch) >= _BATCH_REQUESTS):
+            yield tuple(batch)
+            batch, num_bytes = [], 0
+        batch.append(packed)
+        num_bytes += size
+    if batch:
+        yield tuple(batch)

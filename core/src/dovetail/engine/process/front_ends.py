@@ -1,0 +1,213 @@
+"""The front ends of an engine: who gets which outputs, and who has left.
+
+Each front end has a name, which its sockets carry, a number, requests of its own and a window of
+its own. Ids of requests are scoped by the number, so that two front ends cannot name each other's
+requests. Number 0 is the owner, which has started the engine: its ids stay as they are. Knows no
+engine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from dovetail.engine.process.link import OWNER
+from dovetail.engine.process.outgoing import OutputWindow, pack_outputs
+from dovetail.faults import fault
+from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
+from dovetail.transport.messages import Answer, Ready, pack
+
+V = TypeVar("V")
+
+_SCOPE = "\x1f"
+"""Before the number of a front end, at the end of a scoped id."""
+
+_QUIET_BEATS = 60
+"""After so many heartbeats to a front end that says nothing, only each of so many is sent."""
+
+GAUGES = (
+    "num_waiting",
+    "num_running",
+    "num_used_blocks",
+    "num_aborted",
+    "num_preemptions",
+    "policy_failures",
+)
+"""Statistics that are told when they change, though nothing ran."""
+
+
+@dataclass(eq=False)
+class FrontEndPeer:
+    """One front end, as the engine sees it.
+
+    live: its requests under way, its own ids by the core's. answers: go with its next outputs.
+    last_stats: that it was sent. wants_stats: whether it did something since, so that they are news
+    though none of its requests runs. num_beats: heartbeats since it was last heard of.
+    translates: whether its ids and the core's may differ.
+    """
+
+    name: bytes
+    number: int
+    window: OutputWindow = field(default_factory=OutputWindow)
+    live: dict[str, str] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
+    last_stats: SchedulerStats | None = None
+    wants_stats: bool = True
+    num_beats: int = 0
+    translates: bool = False
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it has started the engine."""
+        return self.number == 0
+
+    def scope(self, request_id: str) -> str:
+        """Return the core's id for a request of this front end; no other front end has it."""
+        if self.is_owner and _SCOPE not in request_id:
+            return request_id
+        self.translates = True
+        return f"{request_id}{_SCOPE}{self.number}"
+
+    def has_news(self, outputs: EngineCoreOutputs) -> bool:
+        """Return whether it learns anything from these outputs."""
+        stats, last = outputs.stats, self.last_stats
+        if outputs.request_ids or outputs.finished or stats is None or last is None:
+            return True
+        if stats.num_scheduled_tokens:
+            return True
+        return any(getattr(stats, name) != getattr(last, name) for name in GAUGES)
+
+
+_Part = tuple[FrontEndPeer, EngineCoreOutputs]
+
+
+class FrontEnds:
+    """All front ends of an engine, and the socket to them. The socket stays the caller's."""
+
+    def __init__(self, outbox: zmq.Socket[bytes], ready: Ready) -> None:
+        """ready: what a front end is told first."""
+        self._ready = ready
+        self.owner = FrontEndPeer(OWNER, 0)
+        self._outbox = outbox
+        self._peers = {OWNER: self.owner}
+        self._num_attached = 0
+
+    def __iter__(self) -> Iterator[FrontEndPeer]:
+        """Iterate over the front ends; they may be removed meanwhile."""
+        return iter(list(self._peers.values()))
+
+    def find(self, name: bytes) -> FrontEndPeer | None:
+        """Return the front end of this name, or None."""
+        return self._peers.get(name)
+
+    def attach(self, name: bytes) -> FrontEndPeer | None:
+        """Add a front end and tell it that the engine is ready.
+
+        None if it cannot be reached yet: its next Hello will find it.
+        """
+        peer = FrontEndPeer(name, self._num_attached + 1)
+        ready = msgspec.structs.replace(self._ready, front_end=peer.number)
+        if not self.send(peer, pack(ready), counts=False):
+            return None
+        self._num_attached += 1
+        self._peers[name] = peer
+        return peer
+
+    def remove(self, peer: FrontEndPeer) -> None:
+        """Forget a front end."""
+        self._peers.pop(peer.name, None)
+
+    def may_step(self) -> bool:
+        """Return whether the engine may run a step: not while all who get outputs are behind."""
+        peers = self._peers.values()
+        if not any(peer.window.is_full for peer in peers):
+            return True
+        return any(peer.live and not peer.window.is_full for peer in peers)
+
+    def send(self, peer: FrontEndPeer, content: bytes, *, counts: bool = True) -> bool:
+        """Send a message; return False if the front end is gone. counts: towards its window."""
+        fault("engine.send")
+        try:
+            self._outbox.send(peer.name, zmq.SNDMORE)
+            self._outbox.send(content)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        if counts:
+            peer.window.sent(len(content))
+        return True
+
+    def send_outputs(self, outputs: EngineCoreOutputs) -> list[FrontEndPeer]:
+        """Send to each front end what it learns of a step's outputs; return those that are gone."""
+        gone = []
+        alone = len(self._peers) == 1
+        for peer, part in self._split(outputs):
+            if not peer.answers and not self._concerns(peer, part, alone=alone):
+                continue
+            for content in pack_outputs(part, tuple(peer.answers)):
+                if not self.send(peer, content):
+                    gone.append(peer)
+                    break
+            peer.answers.clear()
+            peer.last_stats = part.stats
+            peer.wants_stats = bool(peer.live)
+        return gone
+
+    def is_beat_due(self, peer: FrontEndPeer) -> bool:
+        """Return whether a front end gets this heartbeat: seldom where it does not read."""
+        peer.num_beats += 1
+        return peer.num_beats <= _QUIET_BEATS or peer.num_beats % _QUIET_BEATS == 0
+
+    def _concerns(self, peer: FrontEndPeer, part: EngineCoreOutputs, *, alone: bool) -> bool:
+        if not alone and not (peer.live or peer.wants_stats or part.finished):
+            return False
+        return peer.has_news(part)
+
+    def _split(self, outputs: EngineCoreOutputs) -> list[_Part]:
+        """Return each front end with its part of a step's outputs; requests that ended are gone."""
+        if len(self._peers) == 1 and not self.owner.translates:
+            for ending in outputs.finished:
+                self.owner.live.pop(ending.request_id, None)
+            return [(self.owner, outputs)]
+        return [(peer, _part_of(peer, outputs)) for peer in self]
+
+
+def _part_of(peer: FrontEndPeer, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+    """Return what a step gave to the requests of one front end, by its own ids."""
+    live = peer.live
+    names: list[str] = []
+    counts, tokens = array("i"), array("i")
+    end = 0
+    for core_id, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
+        start, end = end, end + count
+        if (name := live.get(core_id)) is not None:
+            names.append(name)
+            counts.append(count)
+            tokens.extend(outputs.token_ids[start:end])
+    part = EngineCoreOutputs(
+        request_ids=names,
+        num_new_tokens=counts,
+        token_ids=tokens,
+        finished=tuple(
+            replace(ending, request_id=live[ending.request_id])
+            for ending in outputs.finished
+            if ending.request_id in live
+        ),
+        logprobs=_own(outputs.logprobs, live),
+        prompt_logprobs=_own(outputs.prompt_logprobs, live),
+        num_cached_tokens=_own(outputs.num_cached_tokens, live),
+        stats=outputs.stats,
+    )
+    for ending in outputs.finished:
+        live.pop(ending.request_id, None)
+    return part
+
+
+def _own(given: Mapping[str, V], live: Mapping[str, str]) -> dict[str, V]:
+    return {live[name]: value for name, value in given.items() if name in live}

@@ -1,0 +1,205 @@
+"""The sockets between one front end and an engine's process.
+
+One socket sends, the other receives, so that two threads can use them. Both carry the same random
+name, by which the engine knows this front end. The process's end is told by its pidfd, so that
+nobody waits for a dead engine. Any thread may send and close while one receives.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import zmq
+
+from dovetail.clock import Clock
+from dovetail.engine.channel import Progress
+from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET, address
+from dovetail.errors import DovetailError, EngineDeadError
+from dovetail.faults import fault
+from dovetail.transport.messages import (
+    Died,
+    FromEngine,
+    Heartbeat,
+    Message,
+    Ready,
+    front_end_reader,
+    pack,
+)
+
+OWNER = b"owner"
+"""The name of the front end that started the engine; all others have random ones."""
+
+_DRAIN_MS = 100
+_RECONNECT_MS = 5
+
+
+class Sockets:
+    """The sockets to an engine's process.
+
+    ending: a pidfd of the process, closed with them; None for none.
+    """
+
+    context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ending: int | None = None
+
+    def open(self, folder: Path, name: bytes) -> None:
+        """Make and connect the sockets; `close` closes what there is, should this fail half-way."""
+        self.context = zmq.Context()
+        self.context.linger = 0  # of all its sockets: to close them never waits for the engine
+        self.to_engine = self._connect(folder, INPUT_SOCKET, name)
+        self.from_engine = self._connect(folder, OUTPUT_SOCKET, name)
+
+    def close(self) -> None:
+        """Close all, unsent messages too; never waits. In any thread, while none uses them."""
+        if self.context is not None:
+            self.context.destroy(linger=0)
+        if self.ending is not None:
+            os.close(self.ending)
+        self.context = self.ending = None
+
+    def _connect(self, folder: Path, file: str, name: bytes) -> zmq.Socket[bytes]:
+        assert self.context is not None
+        end = self.context.socket(zmq.DEALER)
+        end.setsockopt(zmq.ROUTING_ID, name)
+        end.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)  # until the process has bound it
+        end.setsockopt(zmq.SNDHWM, 0)
+        fault("client.connect")
+        end.connect(address(folder, file))
+        return end
+
+
+class EngineLink(ABC):
+    """One front end's way to an engine's process.
+
+    error: what it died of, or that it was shut down; None while it is not known to be dead.
+    ready: what it said when it was. heartbeat: the last one. folder: in which its sockets lie.
+    """
+
+    error: DovetailError | None = None
+    pid: int
+    ready: Ready
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        """Subclasses call `open_sockets`."""
+        self.folder = folder
+        self.heartbeat = Heartbeat(0, 0)
+        self.clock = clock
+        self._sockets = Sockets()
+        self._ending: int | None = None
+        self._sending = threading.Lock()
+        self._reader = front_end_reader()
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether the sockets can be used."""
+
+    @property
+    @abstractmethod
+    def progress(self) -> Progress:
+        """How far the engine has come."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what this front end owns. May be called twice, and in any thread."""
+
+    @abstractmethod
+    def died(self) -> DovetailError:
+        """Return the error for a process that has ended without a word."""
+
+    def open_sockets(self, name: bytes) -> None:
+        """Connect."""
+        self._sockets.open(self.folder, name)
+        self._poller = zmq.Poller()
+        self._poller.register(self._sockets.from_engine, zmq.POLLIN)
+
+    def watch_process(self, pid: int, ending: int | None) -> None:
+        """Notice from now on when the process ends.
+
+        ending: a descriptor that can be read then; None where the system offers none.
+        """
+        self.pid = pid
+        self._ending = ending
+        if ending is not None:
+            self._poller.register(ending, zmq.POLLIN)
+
+    def send(self, message: Message) -> None:
+        """Send a message; never waits.
+
+        Raises MessageError if it cannot travel, EngineDeadError if the engine is known to be dead.
+        """
+        content = pack(message)
+        self.check_open()
+        with self._sending:
+            self.check_open()  # another thread may have closed it meanwhile
+            fault("client.send")
+            try:
+                self._sockets.to_engine.send(content)
+            except zmq.ZMQError:
+                self.check_open()
+                raise
+
+    def receive(self, timeout_s: float | None = None) -> FromEngine | None:
+        """Return the next message, or None if none came within `timeout_s`; None waits for ever.
+
+        Heartbeats are kept, too. Raises EngineDeadError, now and from then on, when the engine has
+        died and all that it said before has been read.
+        """
+        self.check_open()
+        wait_ms = None if timeout_s is None else max(0, int(1000 * timeout_s))
+        try:
+            message = self._receive(wait_ms)
+        except zmq.ZMQError:
+            self.check_open()
+            raise
+        if isinstance(message, Heartbeat):
+            self.heartbeat = message
+        return message
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        """Return whether the process has ended; wait for it, `timeout_s` seconds at most."""
+        if not self.is_open:
+            return True
+        if self._ending is None:
+            return self.error is not None
+        end = select.poll()
+        end.register(self._ending, select.POLLIN)
+        return bool(end.poll(1000 * timeout_s))
+
+    def check_open(self) -> None:
+        """Raise what the engine died of, or that it was shut down.
+
+        It is torn down without `close` where the interpreter ends, or the garbage collector takes
+        it, while somebody still uses it: in an exit hook, a daemon thread, a `__del__`.
+        """
+        if self.error is None and not self.is_open:
+            self.error = shut_down_error()
+        if self.error is not None:
+            raise self.error
+
+    def _receive(self, wait_ms: int | None) -> FromEngine | None:
+        """Return the next message, or None if none came."""
+        from_engine = self._sockets.from_engine
+        events = dict(self._poller.poll(wait_ms))
+        # What a dead process has said may still be on its way through ZMQ's own thread.
+        if from_engine not in events and events and not from_engine.poll(_DRAIN_MS):
+            self.error = self.died()
+            raise self.error
+        return self._read() if events else None
+
+    def _read(self) -> FromEngine:
+        fault("client.receive")
+        message = self._reader.read(self._sockets.from_engine.recv())
+        if isinstance(message, Died):
+            self.error = message.error.error()
+            raise self.error
+        return message
+
+
+def shut_down_error() -> DovetailError:
+    """Return the error for the use of a client that was shut down."""
+    return EngineDeadError("the engine was shut down; make a new one.")

@@ -1,0 +1,162 @@
+"""The calls and requests that an engine has not finished with, which are lost when it dies."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.engine.channel import Call, Received, Reply
+from dovetail.engine.input_processor import user_request_id
+from dovetail.engine.port import EnginePort
+from dovetail.engine.supervision.crash_tracker import CrashTracker
+from dovetail.engine.supervision.rules import SupervisionRules
+from dovetail.errors import DovetailError, RequestError, UnavailableError
+from dovetail.interfaces import EngineCoreOutputs, Finished
+from dovetail.request import EngineCoreRequest, FinishReason
+
+_NORMAL_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Work:
+    """What is under way in one engine after the other. May be used by several threads.
+
+    lost: what whoever waits is to receive of the engines that died: replies, and requests' ends.
+    """
+
+    def __init__(self, rules: SupervisionRules, clock: Clock | None = None) -> None:
+        self.lost: deque[Received] = deque()
+        self._crashes = CrashTracker(rules, clock or MonotonicClock())
+        self._requests: dict[str, EngineCoreRequest] = {}
+        self._calls: dict[int, Call] = {}
+        self._refused: dict[int, dict[str, RequestError]] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, call: Call) -> Call:
+        """Note a call, and the requests that it hands over; return it with those that may run.
+
+        Raises RequestError for a request that engines have died of, UnavailableError for one that
+        has to wait for another one of which they may have died.
+        """
+        with self._lock:
+            if call.operation.name == EnginePort.add_request.name:
+                self._admit(call.arguments[0])
+            elif call.operation.takes_requests:
+                call = self._admit_several(call)
+            elif call.operation.name == EnginePort.abort_requests.name and not call.number:
+                self._dismiss_all(call.arguments[0])
+            if call.number:
+                self._calls[call.number] = call
+            return call
+
+    def withdraw(self, call: Call) -> bool:
+        """Forget a call that was not sent; return False if it is lost already."""
+        with self._lock:
+            known = not call.number or self._calls.pop(call.number, None) is not None
+            for request in _requests_of(call):
+                known = self._dismiss(request.request_id) and known
+            return known
+
+    def note(self, message: Received) -> Received:
+        """Note what a message ends; return it as whoever waits receives it."""
+        with self._lock:
+            if isinstance(message, EngineCoreOutputs):
+                for ending in message.finished:
+                    self._dismiss(ending.request_id, is_normal=ending.reason in _NORMAL_ENDS)
+                return message
+            call = self._calls.pop(message.number, None)
+            refused = self._refused.pop(message.number, {})
+            if call is None or message.error is not None:
+                return message
+            if call.operation.name == EnginePort.abort_requests.name:
+                self._dismiss_all(call.arguments[0])
+            if call.operation.takes_requests:
+                message = replace(message, value=refused | message.value)
+                self._dismiss_all(message.value)
+            return message
+
+    def blames_request(self, *, was_killed: bool) -> bool:
+        """Return whether a request under way is to blame for the engine's death."""
+        with self._lock:
+            return self._crashes.blames_request(self._under_way(), was_killed=was_killed)
+
+    def lose(self, reason: str, *, was_killed: bool, restarts_left: int) -> int:
+        """Move all that is under way into `lost`; return how many requests it was.
+
+        was_killed: by a SIGKILL that was not the supervisor's.
+        """
+        with self._lock:
+            self._crashes.restarts_left = restarts_left
+            self._crashes.record_death(self._under_way(), was_killed=was_killed)
+            for call in self._calls.values():
+                self.lost.append(_lost_reply(call, reason))
+            message = f"EngineDeadError: {reason}"
+            ends = tuple(
+                Finished(request_id=name, reason=FinishReason.ERROR, message=message)
+                for name in self._requests
+                if name not in self._unanswered()
+            )
+            if ends:
+                self.lost.append(EngineCoreOutputs(finished=ends))
+            num_lost = len(self._requests)
+            self._requests.clear()
+            self._calls.clear()
+            self._refused.clear()
+            return num_lost
+
+    def _under_way(self) -> list[tuple[str, EngineCoreRequest]]:
+        return [(user_request_id(name), request) for name, request in self._requests.items()]
+
+    def _unanswered(self) -> set[str]:
+        """Return the requests whose call gets an error as its reply: that ends them, too."""
+        calls = self._calls.values()
+        return {request.request_id for call in calls for request in _requests_of(call)}
+
+    def _admit(self, request: EngineCoreRequest) -> None:
+        self._crashes.admit(user_request_id(request.request_id), request)
+        self._requests[request.request_id] = request
+
+    def _admit_several(self, call: Call) -> Call:
+        refused: dict[str, RequestError] = {}
+        admitted = []
+        for request in call.arguments[0]:
+            try:
+                self._admit(request)
+                admitted.append(request)
+            except RequestError as error:
+                refused[request.request_id] = error
+            except UnavailableError as error:
+                refused[request.request_id] = RequestError(str(error), parameter="prompt")
+        self._refused[call.number] = refused
+        return replace(call, arguments=(admitted,))
+
+    def _dismiss(self, request_id: str, *, is_normal: bool = False) -> bool:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            user_id = user_request_id(request_id)
+            self._crashes.record_end(user_id, request, is_normal=is_normal)
+        return request is not None
+
+    def _dismiss_all(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._dismiss(request_id)
+
+
+def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
+    """Return the requests that a call hands over."""
+    if not call.operation.takes_requests:
+        return ()
+    given = call.arguments[0]
+    return (given,) if isinstance(given, EngineCoreRequest) else given
+
+
+def _lost_reply(call: Call, reason: str) -> Reply:
+    """Return the reply to a call that the engine died in: an abort has nothing left to do."""
+    if call.operation.name == EnginePort.abort_requests.name:
+        return Reply(call.number)
+    error: DovetailError = UnavailableError(
+        f"The engine died during the call and is started again: {reason}"
+    )
+    return Reply(call.number, None, error)
