@@ -10,7 +10,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING
 
+from dovetail.retired_names import refuse_retired
 from dovetail.sampling_params import SamplingParams
 
 
@@ -287,3 +289,7 @@ class Request:
             f"Request({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
             f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
         )
+
+
+if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+    __getattr__ = refuse_retired(__name__)

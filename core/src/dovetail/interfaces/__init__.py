@@ -4,6 +4,8 @@ Importing this package imports no tensor library. Contracts grow by fields of th
 request objects, not by parameters. Each has a fake and a contract suite in `dovetail_devkit`.
 """
 
+from typing import TYPE_CHECKING
+
 from dovetail.interfaces.admission import AdmissionGate
 from dovetail.interfaces.attention import (
     AttentionBackend,
@@ -119,6 +121,7 @@ from dovetail.interfaces.worker import (
     WorkerContext,
 )
 from dovetail.interfaces.worker_extension import WorkerExtension
+from dovetail.retired_names import refuse_retired
 
 __all__ = [
     "CONTINUE",
@@ -237,3 +240,6 @@ __all__ = [
     "WorkerExtension",
     "missing_capability",
 ]
+
+if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+    __getattr__ = refuse_retired(__name__)

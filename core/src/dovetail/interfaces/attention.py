@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.retired_names import refuse_retired
 
 if TYPE_CHECKING:
     import torch
@@ -260,3 +261,7 @@ class AttentionBackend(ABC):
     @abstractmethod
     def create_layer(context: AttentionLayerContext) -> AttentionLayer:
         """Return the attention of a layer."""
+
+
+if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+    __getattr__ = refuse_retired(__name__)

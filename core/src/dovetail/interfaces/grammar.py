@@ -10,9 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.retired_names import refuse_retired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +70,7 @@ class GrammarBackend(ABC):
         May be called from several threads, and must bound its own time and memory: the text is
         a stranger's.
         """
+
+
+if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+    __getattr__ = refuse_retired(__name__)

@@ -16,8 +16,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from random import Random
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.retired_names import refuse_retired
 from dovetail.sampling_params import SamplingParams
 
 
@@ -288,3 +289,7 @@ class Policy:
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
         """Hear that a request is finished, whatever the reason."""
+
+
+if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+    __getattr__ = refuse_retired(__name__)

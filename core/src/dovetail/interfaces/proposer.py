@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces.worker import WorkerContext
 from dovetail.plan import NewRequest
+from dovetail.retired_names import refuse_retired
 
 if TYPE_CHECKING:
     import torch
@@ -82,3 +83,7 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, ask: ProposerInput) -> Drafts:
         """Return drafts for the rows asked for."""
+
+
+if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+    __getattr__ = refuse_retired(__name__)

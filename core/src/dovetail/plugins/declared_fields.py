@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.interfaces.attention import AttentionCapabilities
+from dovetail.retired_names import RETIRED_FEATURES, renamed_hint
 from dovetail.value_checks import shorten
 
 _NAME_SETS: Mapping[str, tuple[str, ...]] = {
@@ -38,6 +39,11 @@ def _attention_problems(cls: type[Any]) -> Iterator[str]:
         return
     for field in _CAPABILITY_SETS:
         yield from _names_problem(f"capabilities.{field}", getattr(found, field))
+    features: object = found.features
+    given = features if isinstance(features, (set, frozenset)) else frozenset()
+    for feature in sorted(RETIRED_FEATURES.keys() & given):
+        hint = renamed_hint(feature, RETIRED_FEATURES)
+        yield f"capabilities.features names {feature!r}.{hint}"
     sizes: object = found.head_sizes
     if not isinstance(sizes, (set, frozenset)) or not all(map(_is_positive, sizes)):
         yield f"capabilities.head_sizes is {shorten(sizes)}; write a frozenset of positive integers"

@@ -12,6 +12,7 @@ from typing import Any
 from dovetail.errors import ConfigError, ContractError, nearest
 from dovetail.frozen_mapping import FrozenDict, freeze
 from dovetail.plugins.description import Description
+from dovetail.retired_names import renamed_hint
 from dovetail.value_checks import shorten
 
 WITHOUT_CONTEXT = frozenset({"linear_method", "ops", "platform", "policy", "tokenizer"})
@@ -109,9 +110,9 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
     known = [*fields, *(f.alias for f in fields.values() if f.alias)]
     for key in given:
         if key not in known:
+            hint = renamed_hint(key, getattr(model, "retired_options", {})) or nearest(key, known)
             raise ConfigError(
-                f"plugin_options: the {description} has no option {shorten(key)}."
-                f"{nearest(key, known)} "
+                f"plugin_options: the {description} has no option {shorten(key)}.{hint} "
                 f"Options: {', '.join(fields) or 'none'}."
             )
     try:

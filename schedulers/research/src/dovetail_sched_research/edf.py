@@ -28,6 +28,7 @@ class EDFOptions(BaseModel):
     """The options. preempt: whether a later deadline gives up its seat to an earlier one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    retired_options: ClassVar[Mapping[str, str]] = {"displace": "preempt"}
 
     preempt: bool = True
 

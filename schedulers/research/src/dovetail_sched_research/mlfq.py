@@ -28,6 +28,7 @@ class MLFQOptions(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    retired_options: ClassVar[Mapping[str, str]] = {"displace": "preempt"}
 
     max_batch: int = Field(default=32, ge=1)
     levels: int = Field(default=6, ge=1)

@@ -30,6 +30,11 @@ class OneOrderPolicy(Policy):
     preempts = True
     max_batch: float = float("inf")
 
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a subclass that defines a hook by its old name."""
+        if "may_displace" in vars(cls):
+            raise TypeError(f"{cls.__name__}.may_displace was renamed; define may_preempt.")
+
     def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
         """Return whether a waiting request is so much better than the worst that runs."""
         return bool(self.rank(running, view) > self.rank(request, view))

@@ -1,0 +1,51 @@
+"""The names that this release renamed, and the errors that give the new name.
+
+Only a person who still writes an old name reaches this code. Nothing else looks names up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+_ATTENTION = {"AttentionAsk": "AttentionRequirements", "Rotation": "RotaryArgs"}
+_POLICY = {"Displace": "PreemptAndAdmit", "Wish": "Action", "WishKind": "ActionKind"}
+_GRAMMAR = {"GrammarAsk": "GrammarSpec"}
+_PROPOSER = {"ProposalAsk": "ProposerInput"}
+_REQUEST = {"Pace": "SharedStepCounter", "STANDING": "STATIC_COUNTER"}
+
+RETIRED_IMPORTS: Mapping[str, Mapping[str, str]] = {
+    "dovetail.interfaces": _ATTENTION | _POLICY | _GRAMMAR | _PROPOSER,
+    "dovetail.interfaces.attention": _ATTENTION,
+    "dovetail.interfaces.grammar": _GRAMMAR,
+    "dovetail.interfaces.policy": _POLICY,
+    "dovetail.interfaces.proposer": _PROPOSER,
+    "dovetail.request": _REQUEST,
+}
+"""Module, then old name to new name."""
+
+RETIRED_FEATURES: Mapping[str, str] = {"counts_on": "supports_advance"}
+"""Features of `AttentionCapabilities`."""
+
+
+def refuse_retired(module: str) -> Callable[[str], NoReturn]:
+    """Return the `__getattr__` of a module whose names were renamed. It never returns a value.
+
+    For an old name it raises ImportError, since Python drops the message of an AttributeError in
+    `from module import name`. For any other name it raises the usual AttributeError.
+    """
+    renamed = RETIRED_IMPORTS[module]
+
+    def refuse(name: str) -> NoReturn:
+        if name in renamed:
+            new = renamed[name]
+            raise ImportError(f"{module}.{name} was renamed. Use {module}.{new}.", name=module)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return refuse
+
+
+def renamed_hint(name: object, renamed: Mapping[str, str]) -> str:
+    """Return " It was renamed; use 'x'." for an old name, or an empty string."""
+    new = renamed.get(name) if isinstance(name, str) else None
+    return f" It was renamed; use {new!r}." if new else ""

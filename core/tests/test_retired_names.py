@@ -1,0 +1,52 @@
+"""Old names are answered with the new one, by an error of the usual type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from dovetail.errors import ContractError
+from dovetail.plugins.contract import check_contract
+from dovetail.retired_names import RETIRED_IMPORTS
+from dovetail_devkit.fakes.attention import FakeAttentionBackend
+
+IMPORTS = [(module, *pair) for module, names in RETIRED_IMPORTS.items() for pair in names.items()]
+
+
+@pytest.mark.parametrize(("module", "old", "new"), IMPORTS)
+def test_importing_an_old_name_names_the_new_one(module, old, new):
+    """As a plugin's `from module import name` does; the new name exists."""
+    with pytest.raises(ImportError) as refusal:
+        exec(f"from {module} import {old}")  # what a plugin's file says
+    assert f"Use {module}.{new}." in str(refusal.value)
+    assert getattr(import_module(module), new) is not None
+
+
+@pytest.mark.parametrize("module", RETIRED_IMPORTS)
+def test_other_unknown_names_get_the_usual_errors(module):
+    with pytest.raises(ImportError, match="cannot import name 'Typo'"):
+        exec(f"from {module} import Typo")
+    assert not hasattr(import_module(module), "Typo")
+
+
+def test_importing_the_old_kit_names_the_new_package():
+    with pytest.raises(ImportError, match="dovetail_devkit"):
+        import_module("dovetail.testing.fake_worker")
+
+
+def test_an_attention_backend_with_an_old_feature_is_refused_with_the_new_feature():
+    class Old(FakeAttentionBackend):
+        capabilities = replace(FakeAttentionBackend.capabilities, features=frozenset({"counts_on"}))
+
+    class New(FakeAttentionBackend):
+        capabilities = replace(
+            FakeAttentionBackend.capabilities, features=frozenset({"supports_advance"})
+        )
+
+    with pytest.raises(
+        ContractError, match=r"'counts_on'\. It was renamed; use 'supports_advance'"
+    ):
+        check_contract("attention", Old)
+    check_contract("attention", New)
