@@ -78,10 +78,10 @@ def test_requirements_from_config_json_equal_those_of_the_worker(
     made.shutdown()
     options = {**contexts.SMALL_ENGINE, "load_format": "dummy"}
     explanation = explain_choice("attention", EngineArgs(model=model, platform="cpu", **options))
-    assert [explanation.wanted.requirements] == asks
+    assert [explanation.criteria.requirements] == asks
 
 
 def test_without_a_model_explain_says_that_the_requirements_are_unknown():
     explanation = explain_choice("attention")
-    assert explanation.wanted.requirements is None
-    assert "--model" in explanation.wanted.why
+    assert explanation.criteria.requirements is None
+    assert "--model" in explanation.criteria.why

@@ -294,7 +294,7 @@ BROKEN = [
             "        raise OSError('driver')\n"
         ),
         error=PluginLoadError,
-        told=("probe of the platform 'fake' failed", "OSError: driver", "name the plugin to use"),
+        told=("probe of the platform 'bad' failed", "OSError: driver", "name the plugin to use"),
     ),
     Broken(
         id="raises_when_asked_for_capabilities",

@@ -1,27 +1,31 @@
-"""Explanations say what selection does, for every kind, and why."""
+"""Selection and explanations read the same verdicts, for every kind, each with its reason."""
 
 from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from importlib.metadata import distributions
 
 import pytest
 
-from dovetail.config import EngineArgs
-from dovetail.config.resolve import resolve
-from dovetail.engine.choice import explain_choice, wanted_of
-from dovetail.errors import ConfigError, PluginError, PluginNotFoundError
+from dovetail.errors import PluginError
 from dovetail.interfaces import AttentionRequirements
-from dovetail.plugins import KINDS, PluginPolicy, PluginRegistry
-from dovetail.plugins.explanation import ABLE, FAILED, OUT, REFUSED, TAKEN, Wanted, explain
+from dovetail.plugins import PluginPolicy, PluginRegistry
 from dovetail.plugins.selection import (
+    ABLE,
+    FAILED,
+    OUT,
+    REFUSED,
+    TAKEN,
+    Criteria,
     choose,
     choose_attention,
     choose_platform,
     choose_scheduler,
+    explain,
+    judge,
 )
-from dovetail_devkit.tiny_model import write_tiny_llama
 
 PARTS = """
 from dovetail.interfaces import (
@@ -170,35 +174,7 @@ def reasons(explanation, name):
     return "; ".join((found.standing, *found.reasons))
 
 
-# --- agreement with selection -----------------------------------------------------------------
-
-
-def chosen_by_selection(registry, kind, wanted, platform):
-    """Return "module:Class" of what selection takes, or None where it raises."""
-    (reference,) = wanted.references
-    try:
-        if kind == "platform":
-            cls = type(choose_platform(registry, reference))
-        elif kind == "attention":
-            cls = choose_attention(registry, platform, reference, wanted.requirements)
-        elif kind in ("scheduler", "policy"):
-            found = choose_scheduler(registry, reference)
-            cls = found[0] if kind == "scheduler" else found[1]
-        else:
-            cls = choose(registry, platform, kind, reference)
-    except PluginError:
-        return None
-    return cls and f"{cls.__module__}:{cls.__qualname__}"
-
-
-def chosen_by_explanation(registry, explanation):
-    if not explanation.chosen:
-        return None
-    (verdict,) = explanation.chosen
-    if not verdict.distribution:
-        return verdict.target
-    cls = registry.load(explanation.kind, f"{verdict.name}@{verdict.distribution}")
-    return f"{cls.__module__}:{cls.__qualname__}"
+# --- the generator of verdicts ------------------------------------------------------------------
 
 
 def random_world(world, rng):
@@ -242,60 +218,77 @@ def random_policy(rng):
     }
 
 
+def random_criteria(world, kind, installed, rng):
+    """Return what a user and a platform might require of a kind."""
+    platform = __import__(world.parts).GoodPlatform()
+    platform.likes = {kind: tuple(rng.sample(NAMES, rng.randint(0, 3)))}
+    names = [name for its_kind, name in installed if its_kind == kind]
+    choices = ["auto", "auto", "auto", rng.choice(names), f"{world.parts}:GoodOps"]
+    if kind in ("scheduler", "policy"):
+        choices = names
+    return Criteria(
+        references=(rng.choice(choices),),
+        requirements=ASK if kind == "attention" else None,
+        platform=None if kind == "platform" else platform,
+    )
+
+
+def selected(registry, kind, criteria):
+    """Return the class that an engine uses, or the error that its start raises."""
+    (reference,) = criteria.references
+    try:
+        if kind == "platform":
+            return type(choose_platform(registry, reference))
+        if kind == "attention":
+            return choose_attention(registry, criteria.platform, reference, ASK)
+        if kind in ("scheduler", "policy"):
+            found = choose_scheduler(registry, reference)
+            return found[kind == "policy"]
+        return choose(registry, criteria.platform, kind, reference)
+    except PluginError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("seed", range(60))
-def test_explanations_agree_with_selection(world, seed):
+def test_the_winner_of_an_explanation_is_selected_and_each_refusal_has_a_reason(world, seed):
     rng = random.Random(seed)
     installed = random_world(world, rng)
     policy = random_policy(rng)
-    platform_cls = __import__(world.parts).GoodPlatform
     for kind in sorted({kind for kind, _ in installed}):
-        platform = platform_cls()
-        preferred = tuple(rng.sample(NAMES, rng.randint(0, 3)))
-        platform.likes = {kind: preferred}
-        names = [name for its_kind, name in installed if its_kind == kind]
-        reference = rng.choice(
-            ["auto", "auto", "auto", rng.choice(names), f"{world.parts}:GoodOps"]
-        )
-        if kind in ("scheduler", "policy") and reference == "auto":
-            reference = rng.choice(names)
-        wanted = Wanted(
-            references=(reference,),
-            requirements=ASK if kind == "attention" else None,
-            platform="box",
-            device_type="box",
-            preferred=() if kind == "platform" else preferred,
-        )
+        criteria = random_criteria(world, kind, installed, rng)
         registry = world.registry(**policy)
-        explanation = explain(registry, kind, wanted)
-        got = chosen_by_explanation(registry, explanation)
-        want = chosen_by_selection(world.registry(**policy), kind, wanted, platform)
-        assert got == want, (kind, wanted, policy, explanation)
-        if kind not in ("scheduler", "policy"):
-            assert bool(explanation.error) == (want is None)
+        explanation = explain(registry, kind, criteria)
+        result = selected(world.registry(**policy), kind, criteria)
+        winners = [one.cls for one in explanation.chosen]
+        if isinstance(result, str):
+            assert not winners and result == explanation.error
+        else:
+            assert winners == [result] * (result is not None) and not explanation.error
+        for one in explanation.verdicts:
+            assert one.state == TAKEN or (all(one.reasons) and one.reasons)
+            assert one.rule or one.state in (TAKEN, ABLE)
+        listed = [(one.name, one.distribution) for one in explanation.verdicts]
+        everyone = {(one.name, one.distribution) for one in registry.candidates(kind)}
+        assert len(listed) == len(set(listed)) and set(listed) >= everyone
         assert not registry.set_aside or all("broken" in one for one in registry.set_aside)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_installed_is_explained_as_it_is_chosen(kind, tmp_path):
-    args = EngineArgs(model=write_tiny_llama(tmp_path))
-    explanation = explain_choice(kind, args)
-    assert not explanation.error
-    registry = PluginRegistry()
-    platform = choose_platform(registry, "auto")
-    config = resolve(args.create_engine_config(), platform)
-    wanted = wanted_of(kind, config, platform)
-    if not wanted.references:
-        assert not explanation.chosen
-        return
-    if kind in ("model", "weight_loader", "tokenizer"):
-        cls = registry.load(kind, wanted.references[0])
-        want = f"{cls.__module__}:{cls.__qualname__}"
-    else:
-        wanted = explanation.wanted if kind == "attention" else wanted
-        want = chosen_by_selection(registry, kind, wanted, platform)
-    assert chosen_by_explanation(registry, explanation) == want
-    known = {(v.name, v.distribution) for v in explanation.verdicts}
-    assert known >= {(c.name, c.distribution) for c in registry.candidates(kind)}
+@pytest.mark.parametrize("seed", range(20))
+def test_judging_stops_at_the_winner(world, seed):
+    rng = random.Random(seed)
+    installed = random_world(world, rng)
+    for kind in sorted({kind for kind, _ in installed} - {"platform"}):
+        criteria = replace(random_criteria(world, kind, installed, rng), references=("auto",))
+        lazy, eager = world.registry(), world.registry()
+        seen = []
+        for verdict in judge(lazy, kind, criteria):
+            seen.append(verdict)
+            if verdict.state == TAKEN or verdict.is_fatal:
+                break
+        every = list(judge(eager, kind, criteria))
+        assert [one.facts() for one in seen] == [one.facts() for one in every[: len(seen)]]
+        assert len(lazy.resolutions) <= len(seen)
+        assert [one.state for one in every].count(TAKEN) <= 1
 
 
 # --- reasons ----------------------------------------------------------------------------------
@@ -316,10 +309,10 @@ def test_every_candidate_has_its_place_and_its_reason(world):
     world.install("acme", [("attention", "mine", "GoodAttention")])
     world.install("rude", [("attention", "rude", "GoodAttention")])
     registry = world.registry(deny=("*:*@rude",))
-    wanted = Wanted(
-        references=("auto",), requirements=ASK, platform="box", preferred=("gone", "narrow", "good")
-    )
-    explanation = explain(registry, "attention", wanted)
+    platform = __import__(world.parts).GoodPlatform()
+    platform.likes = {"attention": ("gone", "narrow", "good")}
+    criteria = Criteria(references=("auto",), requirements=ASK, platform=platform)
+    explanation = explain(registry, "attention", criteria)
     assert states(explanation) == {
         "gone": FAILED,
         "narrow": REFUSED,
@@ -334,7 +327,7 @@ def test_every_candidate_has_its_place_and_its_reason(world):
     assert "dtype float32 is asked; it does float16" in reasons(explanation, "narrow")
     assert "multiples of 64" in reasons(explanation, "narrow")
     assert "no such chip; no driver" in reasons(explanation, "absent")
-    assert "good goes before it" in reasons(explanation, "spare")
+    assert "good has precedence" in reasons(explanation, "spare")
     assert "has no attribute 'attention_gone'" in reasons(explanation, "gone")
     assert "plugins_allow=attention:mine@acme" in reasons(explanation, "mine")
     assert "'*:*@rude'" in reasons(explanation, "rude")
@@ -343,8 +336,8 @@ def test_every_candidate_has_its_place_and_its_reason(world):
 def test_nobody_is_imported_who_is_not_to_be_taken(world):
     world.install("dovetail-a", [("ops", "good", "GoodOps")])
     world.install("acme", [("ops", "mine", "GoodOps")])
-    explain(world.registry(), "ops", Wanted(references=("auto",)))
-    explain(world.registry(), "ops", Wanted(references=("good",)))
+    explain(world.registry(), "ops", Criteria(references=("auto",)))
+    explain(world.registry(), "ops", Criteria(references=("good",)))
     assert f"{world.parts}_acme" not in sys.modules
 
 
@@ -353,7 +346,7 @@ def test_a_replaced_plugin_says_by_whom(world):
     replaces = entry("ops", "mine", replaces=["ops:good@dovetail-a"])
     world.install("acme", [("ops", "mine", "GoodOps")], replaces)
     registry = world.registry(allow=("ops:*@acme",))
-    explanation = explain(registry, "ops", Wanted(references=("auto",)))
+    explanation = explain(registry, "ops", Criteria(references=("auto",)))
     assert states(explanation) == {"mine": TAKEN, "good": OUT}
     assert "replaced by mine@acme" in reasons(explanation, "good")
     assert "allowed by plugins_allow" in reasons(explanation, "mine")
@@ -365,7 +358,7 @@ def test_a_probe_that_fails_leaves_the_platforms_place_empty(world):
         [("platform", "good", "GoodPlatform"), ("platform", "odd", "GoodPlatform")],
         entry("platform", "odd", probe="PACKAGE:crash"),
     )
-    explanation = explain(world.registry(), "platform", Wanted(references=("auto",)))
+    explanation = explain(world.registry(), "platform", Criteria(references=("auto",)))
     assert not explanation.chosen
     assert "the driver crashed" in explanation.error
     assert states(explanation) == {"good": ABLE, "odd": FAILED}
@@ -375,26 +368,6 @@ def test_an_ambiguous_pick_is_shown_as_refused(world):
     for owner in ("acme", "bolt"):
         world.install(owner, [("policy", "twin", "GoodPolicy"), ("ops", "twin", "GoodOps")])
     for kind in ("policy", "ops"):
-        explanation = explain(world.registry(), kind, Wanted(references=("twin",)))
+        explanation = explain(world.registry(), kind, Criteria(references=("twin",)))
         assert "twin@acme or twin@bolt" in explanation.error
         assert states(explanation) == {"twin": REFUSED}
-
-
-def test_an_unknown_kind_is_refused_with_the_nearest():
-    with pytest.raises(PluginNotFoundError, match="Did you mean 'attention'"):
-        explain_choice("atention")
-
-
-def test_a_policy_in_a_schedulers_place_is_explained_from_both_sides():
-    args = {"scheduler_cls": "dovetail.interfaces.policy:Policy"}
-    scheduler = explain_choice("scheduler", **args)
-    (taken,) = scheduler.chosen
-    assert taken.target == "dovetail.scheduling.scheduler:Scheduler"
-    assert "Policy is asked for" in taken.reasons[0]
-    (policy,) = explain_choice("policy", **args).chosen
-    assert policy.target == "dovetail.interfaces.policy:Policy"
-
-
-def test_options_without_a_model_are_still_checked():
-    with pytest.raises(ConfigError, match="max_num_seqs"):
-        explain_choice("ops", max_num_seqs=-1)

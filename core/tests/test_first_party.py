@@ -8,9 +8,9 @@ import pytest
 from dovetail.config.installed_checkpoints import find_installed_checkpoint
 from dovetail.errors import PluginError
 from dovetail.plugins import KINDS, PluginPolicy
-from dovetail.plugins.commands import find_commands
-from dovetail.plugins.discovery import discover
-from dovetail.plugins.first_party import is_first_party
+from dovetail.plugins.metadata.commands import find_commands
+from dovetail.plugins.metadata.discovery import discover
+from dovetail.plugins.metadata.first_party import is_first_party
 from dovetail.plugins.selection import choose, choose_platform
 from dovetail_devkit.doctor import WARNING
 from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try

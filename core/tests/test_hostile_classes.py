@@ -19,9 +19,9 @@ from dovetail.errors import (
 from dovetail.interfaces import AttentionCapabilities, Policy, Probe
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.admission import check_probe
-from dovetail.plugins.batch_promise import promises_equal_bits
 from dovetail.plugins.construction import construct
-from dovetail.plugins.contract import check_contract
+from dovetail.plugins.contracts.checks import check_contract
+from dovetail.plugins.contracts.declared import promises_equal_bits
 from dovetail.plugins.platform_answers import MAX_PREFERRED, check_info, preferred_names
 from dovetail.plugins.selection import choose_scheduler
 from dovetail_devkit import load_fake

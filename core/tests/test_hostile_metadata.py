@@ -10,8 +10,8 @@ import pytest
 from dovetail.config.installed_checkpoints import installed_checkpoint_names
 from dovetail.errors import PluginLoadError
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.class_denial import _owners_of_packages
-from dovetail.plugins.commands import find_commands
+from dovetail.plugins.metadata.commands import find_commands
+from dovetail.plugins.resolving.class_denial import _owners_of_packages
 
 POLICY = """
 from dovetail.interfaces import Policy

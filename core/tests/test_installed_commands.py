@@ -9,8 +9,8 @@ from importlib.metadata import distributions
 import pytest
 
 from dovetail.cli import main
-from dovetail.plugins import commands
-from dovetail.plugins.commands import find_commands
+from dovetail.plugins.metadata import commands
+from dovetail.plugins.metadata.commands import find_commands
 from dovetail.plugins.registry import PluginRegistry
 from dovetail_devkit.doctor import BROKEN, WARNING
 from dovetail_devkit.doctor.registrations import check_registrations
@@ -125,7 +125,7 @@ def test_our_own_command_goes_first_and_the_doctor_says_so(zoo, capsys):
 def test_our_own_commands_do_not_look_for_others():
     code = (
         "import sys; from dovetail.cli import main; main(['collect-env']);"
-        "sys.exit('dovetail.plugins.commands' in sys.modules)"
+        "sys.exit('dovetail.plugins.metadata.commands' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0

@@ -10,8 +10,7 @@ from dovetail.engine.choice import explain_choice
 from dovetail.errors import ContractError, PluginError, PluginLoadError, PluginNotFoundError
 from dovetail.interfaces import PlatformInfo
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.explanation import Wanted, explain
-from dovetail.plugins.selection import choose, choose_platform
+from dovetail.plugins.selection import Criteria, choose, choose_platform, explain
 from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.fakes.worker import FakeWorker
@@ -137,7 +136,7 @@ def test_an_automatic_platform_without_names_is_set_aside(plugin_site, caplog):
     assert type(choose_platform(registry, "auto")).__name__ == "Sound"
     (told,) = registry.set_aside
     assert "it needs a PlatformInfo" in told and told in caplog.text
-    explained = explain(plugin_site.registry(), "platform", Wanted(references=("auto",)))
+    explained = explain(plugin_site.registry(), "platform", Criteria(references=("auto",)))
     assert [one.name for one in explained.chosen] == ["sound"]
 
 
@@ -147,8 +146,8 @@ class OtherWorker(FakeWorker):
 
 def test_a_worker_of_another_device_is_refused_before_it_is_made(start):
     told = (
-        r"worker .*OtherWorker.* was asked for on the platform 'fake', but it runs on npu, and "
-        "the platform's device is cpu"
+        r"worker 'OtherWorker' was requested on the platform 'fake', but it cannot be used here: "
+        "it runs on npu, and the platform's device is cpu"
     )
     with pytest.raises(PluginError, match=told):
         start(FakePlatform, worker_cls=OtherWorker)

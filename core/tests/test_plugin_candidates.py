@@ -89,8 +89,8 @@ def test_where_all_fail_each_says_why(plugin_site):
     with pytest.raises(PluginNotFoundError) as refusal:
         choose(plugin_site.registry(), Prefers("gone"), "policy", "auto")
     told = str(refusal.value)
-    assert "prefers gone; installed: acme, dovetail-a. Name one, or allow" in told
-    assert "\ndovetail-a: Cannot load" in told
+    assert "acme: an outside plugin: name it, or allow it with plugins_allow=policy:acme" in told
+    assert "\n  - dovetail-a: Cannot load" in told
 
 
 def test_a_platform_that_does_not_load_is_set_aside_but_named_it_raises(plugin_site, caplog):
@@ -120,7 +120,7 @@ def test_a_probe_that_says_no_is_asked_before_the_class_is_imported(plugin_site)
     registry = probed(plugin_site, "return Probe(usable=False, reasons=('no lid',))")
     assert type(choose_platform(registry, "auto")).__module__ == "dovetail_b.parts"
     assert "dovetail_a.parts" not in sys.modules and registry.set_aside == ()
-    with pytest.raises(PluginError, match=r"'box' was asked for, but it cannot be used.*no lid"):
+    with pytest.raises(PluginError, match=r"'box' was requested, but it cannot be used.*no lid"):
         choose_platform(registry, "box")
 
 

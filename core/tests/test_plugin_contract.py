@@ -12,7 +12,7 @@ from dovetail.errors import ContractError
 from dovetail.interfaces import Executor, Policy, SchedulerInterface, WeightLoader
 from dovetail.plugins import KINDS, check_contract
 from dovetail.plugins.capabilities import check_claims
-from dovetail.plugins.contract import contract_version
+from dovetail.plugins.contracts.checks import contract_version
 
 
 def problems(kind: str, cls: object) -> list[str]:

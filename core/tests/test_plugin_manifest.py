@@ -9,9 +9,9 @@ import pytest
 
 from dovetail.errors import PluginLoadError
 from dovetail.plugins import KINDS, PluginRegistry
-from dovetail.plugins.api_range import parse_range, parse_version
-from dovetail.plugins.contract import contract_version
-from dovetail.plugins.manifest import PluginEntry
+from dovetail.plugins.contracts.api_range import parse_range, parse_version
+from dovetail.plugins.contracts.checks import contract_version
+from dovetail.plugins.metadata.manifest import PluginEntry
 
 CANARY = "raise AssertionError('a plugin was imported')"
 FULL = """

@@ -4,11 +4,21 @@ import sys
 
 import pytest
 
+from dovetail import LLM
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import Policy, SchedulerInterface
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import construct
+from dovetail.plugins.selection import choose
+from dovetail_devkit import FAKES
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.fakes.platform import FakePlatform
 
+FAKE_PARTS = {
+    "platform": FAKES["platform"],
+    "worker_cls": FAKES["worker"],
+    "skip_tokenizer_init": True,
+}
 PARTS = """
 from dovetail.interfaces import Policy
 from dovetail.scheduling import Scheduler
@@ -192,3 +202,33 @@ def test_a_model_that_is_none_is_the_plugins_fault(plugin_site, model, told):
     plugin_site.add("acme", entries, manifest=manifest, parts=PARTS, model=source)
     error = ContractError if model == "int" else ImportError
     assert told in refusal(plugin_site.registry(), error=error)
+
+
+def test_options_of_an_installed_plugin_that_is_not_selected_are_refused(plugin_site):
+    parts = "from dovetail_devkit.fakes.ops import FakeOps\nclass Alpha(FakeOps): pass\n"
+    entries = {"ops": {"alpha": ".parts:Alpha", "beta": ".parts:Alpha"}}
+    plugin_site.add("dovetail-a", entries, parts=parts)
+    for key in ("beta", "ops:beta"):
+        registry = plugin_site.registry(options={key: {"tile": 4}})
+        registry.check_option_names([])
+        with pytest.raises(
+            ConfigError, match=rf"'{key}' has options, but the ops in use is 'alpha'"
+        ):
+            choose(registry, FakePlatform(), "ops", "auto")
+        with pytest.raises(ConfigError, match="or select the plugin with ops"):
+            choose(registry, FakePlatform(), "ops", "alpha")
+
+
+@pytest.mark.parametrize(
+    ("key", "chosen", "told"),
+    [
+        ("jsonl", {}, "'jsonl' has options, but"),
+        ("stat_logger:jsonl", {}, "no stat_logger is used. Take 'stat_logger:jsonl' out of"),
+        ("priority", {"scheduler_cls": "fcfs"}, "the policy in use is 'fcfs'.*with scheduler_cls"),
+        ("ByteTokenizer", {}, "there is no plugin 'ByteTokenizer'"),
+    ],
+)
+def test_an_engine_refuses_options_that_nothing_uses(tmp_path, key, chosen, told):
+    options = {**SMALL_ENGINE, **FAKE_PARTS, **chosen, "plugin_options": {key: {"path": "x"}}}
+    with pytest.raises(ConfigError, match=f"plugin_options: .*{told}"):
+        LLM(write_fake_config(tmp_path), **options)

@@ -102,16 +102,16 @@ def test_the_options_of_an_engine_arrive_as_its_policy(tmp_path):
         "trust_local_code": True,
     }
     config = EngineArgs(write_fake_config(tmp_path), **given).create_engine_config()
-    assert config.plugins.policy() == PluginPolicy(
+    assert PluginPolicy.of(config.plugins) == PluginPolicy(
         allow=("policy:*@acme",),
         deny=("ops:*@*",),
         no_plugins=True,
         strict=True,
         trust_local_code=True,
     )
-    assert EngineArgs(tmp_path).create_engine_config().plugins.policy() == PluginPolicy()
+    assert PluginPolicy.of(EngineArgs(tmp_path).create_engine_config().plugins) == PluginPolicy()
     with pytest.raises(AttributeError):
-        config.plugins.policy().strict = False
+        PluginPolicy.of(config.plugins).strict = False
 
 
 def test_rules_are_flags_of_the_command_line():

@@ -10,7 +10,7 @@ import pytest
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError
 from dovetail.interfaces import Policy
 from dovetail.plugins import PluginPolicy, PluginRegistry, Resolution, compare_resolutions
-from dovetail.plugins.contract import contract_version
+from dovetail.plugins.contracts.checks import contract_version
 from dovetail.plugins.selection import choose
 from dovetail_devkit.fakes.platform import FakePlatform
 

@@ -17,7 +17,7 @@ from architecture.sources import (
     relative,
     tree_of,
 )
-from dovetail.plugins.first_party import FIRST_PARTY
+from dovetail.plugins.metadata.first_party import FIRST_PARTY
 
 MAX_README_LINES = 60
 BROUGHT_BY_TORCH = frozenset({"triton"})  # by its builds for accelerators, under several names
@@ -59,7 +59,7 @@ def test_a_member_is_whole(member):
 
 def test_the_first_party_distributions_are_the_members():
     found = {name: import_name(member) for name, member in OURS.items()}
-    assert dict(FIRST_PARTY) == found, "write each member in dovetail.plugins.first_party"
+    assert dict(FIRST_PARTY) == found, "write each member in dovetail.plugins.metadata.first_party"
 
 
 def test_the_requirements_name_only_members():

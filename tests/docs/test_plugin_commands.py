@@ -7,7 +7,7 @@ from docs.record_commands import printed, recorded
 
 from dovetail.cli.app import COMMANDS
 from dovetail.plugins import KINDS, PluginRegistry
-from dovetail.plugins.commands import DEVKIT_COMMANDS, find_commands
+from dovetail.plugins.metadata.commands import DEVKIT_COMMANDS, find_commands
 
 RENEW = "renew it: python tests/docs/record_commands.py"
 

@@ -16,7 +16,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.engine.choice import explain_choice
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.explanation import ABLE, TAKEN
+from dovetail.plugins.selection import ABLE, TAKEN
 
 TASKS = pytest.importorskip("dovetail_demo_model.tasks").TASKS
 

@@ -181,8 +181,8 @@ def test_a_worker_that_describes_wrongly_is_named(tmp_path, answer, told):
 
 def test_what_config_json_does_not_state_is_known(write):
     explained = explain_choice("attention", EngineArgs(model=write("other names, cap")))
-    assert explained.wanted.requirements.features == {"soft_cap"}
-    assert (explained.wanted.requirements.num_heads, explained.wanted.requirements.head_size) == (
-        4,
-        8,
-    )
+    assert explained.criteria.requirements.features == {"soft_cap"}
+    assert (
+        explained.criteria.requirements.num_heads,
+        explained.criteria.requirements.head_size,
+    ) == (4, 8)

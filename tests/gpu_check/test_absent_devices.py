@@ -15,8 +15,7 @@ from dovetail.engine.choice import explain_choice
 from dovetail.errors import PluginError
 from dovetail.interfaces import AttentionRequirements
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.explanation import REFUSED, TAKEN
-from dovetail.plugins.selection import attention_refusals
+from dovetail.plugins.selection import REFUSED, TAKEN, attention_refusals
 from dovetail_devkit.expectation import NotHere
 from dovetail_devkit.kit import suite_cases
 from dovetail_devkit.kit_subjects import Subjects
@@ -46,13 +45,13 @@ def test_a_platform_that_is_asked_for_is_not_replaced(name, model):
     with pytest.raises(PluginError) as refusal:
         LLM(model, platform=name, skip_tokenizer_init=True)
     told = str(refusal.value)
-    assert f"The platform {name!r} was asked for, but it cannot be used here: " in told
+    assert f"The platform {name!r} was requested, but it cannot be used here: " in told
     assert "What can be used here: cpu." in told
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_devices_worker_is_refused_on_another_platform(name, model):
-    with pytest.raises(PluginError, match=f"needs device.{name}, which neither the core nor"):
+    with pytest.raises(PluginError, match=f"needs device.{name}, which this platform does not"):
         LLM(model, platform="cpu", worker_cls=name, skip_tokenizer_init=True)
     explanation = explain_choice("worker", platform="cpu", worker_cls=name)
     assert f"it needs device.{name}, which this platform does not provide" in explanation.error
@@ -68,7 +67,7 @@ def test_kernels_of_a_gpu_are_refused_on_the_cpu(kind, option, would_do, model):
     with pytest.raises(PluginError) as refusal:
         LLM(model, **options)
     told = str(refusal.value)
-    assert "'triton' was asked for" in told and "cuda, xpu" in told and "cpu" in told
+    assert "'triton' was requested" in told and "cuda, xpu" in told and "cpu" in told
     assert would_do in told.partition("What can be used here: ")[2]
     explanation = explain_choice(kind, platform="cpu", **{option: "triton"})
     if kind == "ops":

@@ -157,8 +157,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return ""
     names = list(known)
     same = [one for one in names if _letters(one) == _letters(name)]
-    close = same or get_close_matches(name, names, n=1, cutoff=0.5)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    folded = {one.casefold(): one for one in reversed(names)}
+    close = [folded[one] for one in get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)]
+    found = same or close
+    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def _letters(name: str) -> str:

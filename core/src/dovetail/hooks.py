@@ -17,7 +17,7 @@ import pluggy
 
 from dovetail.errors import ConfigError, ContractError, PluginError, nearest
 from dovetail.interfaces.hooks import PROJECT, HooksContext, HookSpecs
-from dovetail.plugins.instance import make_instance, plugin_name
+from dovetail.plugins.construction import make_instance, plugin_name
 from dovetail.plugins.registry import PluginRegistry
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ def test_who_is_taken_stands_first_with_the_reason(capsys):
     assert heading.split() == ["scheduler", "distribution", "why"]
     assert first.split()[:3] == ["1", "taken", "priority"]
     (fcfs,) = [line for line in rest if " fcfs " in line]
-    assert "priority is asked for" in fcfs and fcfs.split()[:2] == ["–", "out"]
+    assert "priority is requested" in fcfs and fcfs.split()[:2] == ["–", "out"]
 
 
 def test_attention_is_held_against_the_model(tmp_path, capsys):
@@ -30,7 +30,7 @@ def test_attention_is_held_against_the_model(tmp_path, capsys):
     arguments = ["--model", str(model), "--block-size", "32", "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
     told = capsys.readouterr().out
-    assert "Required of it: head size 8, 4 heads over 2 key-value heads, float32" in told
+    assert "Requirements: head size 8, 4 heads over 2 key-value heads, float32" in told
     assert "blocks of 32" in told and "sliding_window" in told
 
 
@@ -48,13 +48,13 @@ def test_json_is_one_object_with_the_ask(tmp_path, capsys):
 def test_a_place_that_stays_empty_is_an_error(capsys):
     assert main(["plugins", "explain", "ops", "--ops", "nobody", *PLATFORM]) == 1
     told = capsys.readouterr().out
-    assert "none can be taken" in told
+    assert "none can be used" in told
     assert "There is no ops plugin 'nobody'" in told
 
 
 def test_kinds_that_nobody_takes_yet_say_so(capsys):
-    assert main(["plugins", "explain", "grammar"]) == 0
-    assert "no part of the engine takes plugins of this kind yet" in capsys.readouterr().out
+    assert main(["plugins", "explain", "proposer"]) == 0
+    assert "no part of the engine uses plugins of this kind yet" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,9 @@ def test_attention_requirements_need_no_tensor_library(tmp_path):
         "from dovetail.config import EngineArgs\n"
         "from dovetail.engine.choice import explain_choice\n"
         f"args = EngineArgs(model={str(tmp_path)!r}, platform='cpu')\n"
-        "given = explain_choice('attention', args)\n"
-        "print(given.wanted.requirements.head_size, [v.state for v in given.verdicts])\n"
+        "explanation = explain_choice('attention', args)\n"
+        "required = explanation.criteria.requirements\n"
+        "print(required.head_size, [v.state for v in explanation.verdicts])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ

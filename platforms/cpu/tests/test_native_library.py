@@ -8,8 +8,7 @@ import pytest
 from dovetail.errors import PluginError
 from dovetail.interfaces import Probe
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.explanation import Wanted, explain
-from dovetail.plugins.selection import choose, choose_platform
+from dovetail.plugins.selection import Criteria, choose, choose_platform, explain
 from dovetail_cpu import native_library
 from dovetail_cpu.native_library import find_library, probe_any, probe_fast
 
@@ -56,8 +55,8 @@ def test_torch_serves_where_native_kernels_cannot_and_explain_says_why(kind, ins
     registry = PluginRegistry()
     platform = choose_platform(registry, "cpu")
     chosen = choose(registry, platform, kind, "auto")
-    wanted = Wanted(references=("auto",), preferred=tuple(platform.prefer(kind)), platform="cpu")
-    told = explain(registry, kind, wanted)
+    criteria = Criteria(references=("auto",), platform=platform)
+    told = explain(registry, kind, criteria)
     assert told.chosen[0].name == instead
     assert told.chosen[0].target.endswith(chosen.__name__)
     (native,) = [verdict for verdict in told.verdicts if verdict.name == "native"]

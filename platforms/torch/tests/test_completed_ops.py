@@ -8,8 +8,8 @@ import torch
 from dovetail.errors import ContractError
 from dovetail.interfaces import Ops
 from dovetail.interfaces.ops import ROUNDED, operation, overridden_operations
-from dovetail.plugins.batch_promise import promises_equal_bits
-from dovetail.plugins.contract import check_contract
+from dovetail.plugins.contracts.checks import check_contract
+from dovetail.plugins.contracts.declared import promises_equal_bits
 from dovetail_torch.layers import CompletedOps, TorchOps
 
 X_T2D = torch.tensor([[0.5, -1.0, 2.0, 3.0]])

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.machine import Cores
 from dovetail.plugins import KINDS, PluginRegistry
-from dovetail.plugins.contract import contract_version
+from dovetail.plugins.contracts.checks import contract_version
 from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, examine
 from dovetail_devkit.doctor import devices as devices_module
 from dovetail_devkit.doctor import surroundings as surroundings_module

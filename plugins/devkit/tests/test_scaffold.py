@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.errors import PluginError, PluginNotFoundError
 from dovetail.plugins import KINDS
-from dovetail.plugins.contract import contract_version
+from dovetail.plugins.contracts.checks import contract_version
 from dovetail_devkit import SUITES
 from dovetail_devkit.scaffold import BLUEPRINTS, get_blueprint, name_plugin, write_package
 

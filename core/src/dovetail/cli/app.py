@@ -96,8 +96,8 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
     if any(typed.startswith(f"{words} ") for words in built_in):
         return
     # Only where it may be one of those.
-    from dovetail.plugins.commands import find_commands, require_devkit
     from dovetail.plugins.loading import Origin, load_target
+    from dovetail.plugins.metadata.commands import find_commands, require_devkit
 
     usable = find_commands(built_in).usable
     require_devkit(typed, {command.words for command in usable})

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 from dovetail.cli.engine_options import ENGINE_GROUP, EngineOptions, engine_args
 from dovetail.cli.plugins_table import print_json, print_line, print_table
 from dovetail.engine.choice import explain_choice
-from dovetail.interfaces.config_fields import reference_name
-from dovetail.plugins.batch_promise import SEED_NOTE
-from dovetail.plugins.explanation import UNKNOWN, Explanation, Verdict
+from dovetail.plugins.contracts.declared import SEED_NOTE
+from dovetail.plugins.resolving.reference import reference_text
+from dovetail.plugins.selection import UNKNOWN, Explanation, Verdict
 
 if TYPE_CHECKING:
     from dovetail.interfaces import AttentionRequirements
@@ -71,26 +71,26 @@ def _explained(kind: str, engine: EngineOptions) -> Explanation:
 
 
 def _facts(explanation: Explanation) -> dict[str, Any]:
-    wanted = explanation.wanted
+    criteria = explanation.criteria
     return {
         "kind": explanation.kind,
-        "platform": wanted.platform,
-        "references": [reference_name(reference) for reference in wanted.references],
-        "why": wanted.why,
-        "requirements": wanted.requirements,
+        "platform": criteria.platform_name,
+        "references": [reference_text(reference) for reference in criteria.references],
+        "why": criteria.why,
+        "requirements": criteria.requirements,
         "chosen": [verdict.name for verdict in explanation.chosen],
         "error": explanation.error,
-        "verdicts": explanation.verdicts,
+        "verdicts": [verdict.facts() for verdict in explanation.verdicts],
     }
 
 
 def _show(explanation: Explanation) -> None:
-    wanted = explanation.wanted
+    criteria = explanation.criteria
     print_line(_headline(explanation), style="bold")
     if any(verdict.batch_invariant is False for verdict in explanation.chosen):
         print_line(SEED_NOTE)
-    if wanted.requirements is not None:
-        print_line(f"Required of it: {_requirements_text(wanted.requirements)}.")
+    if criteria.requirements is not None:
+        print_line(f"Requirements: {_requirements_text(criteria.requirements)}.")
     if explanation.verdicts:
         print()
         headings = ("", "", explanation.kind, "distribution", "why")
@@ -101,27 +101,27 @@ def _show(explanation: Explanation) -> None:
 
 
 def _headline(explanation: Explanation) -> str:
-    kind, wanted = explanation.kind.replace("_", " "), explanation.wanted
-    where = f" on the platform {wanted.platform}" if wanted.platform else ""
+    kind, criteria = explanation.kind.replace("_", " "), explanation.criteria
+    where = f" on the platform {criteria.platform_name}" if criteria.platform else ""
     names = ", ".join(verdict.name for verdict in explanation.chosen)
     if names:
-        return f"{kind}{where}: {names} ({wanted.why})."
+        return f"{kind}{where}: {names} ({criteria.why})."
     unknown = [verdict.name for verdict in explanation.verdicts if verdict.state == UNKNOWN]
     if unknown and not explanation.error:
-        return f"{kind}{where}: unknown, {unknown[0]} is tried first ({wanted.why})."
+        return f"{kind}{where}: unknown, {unknown[0]} is tried first ({criteria.why})."
     if explanation.error:
-        return f"{kind}{where}: none can be taken ({wanted.why})."
-    return f"{kind}{where}: none ({wanted.why})."
+        return f"{kind}{where}: none can be used ({criteria.why})."
+    return f"{kind}{where}: none ({criteria.why})."
 
 
-def _requirements_text(requirements: AttentionRequirements) -> str:
+def _requirements_text(required: AttentionRequirements) -> str:
     parts = [
-        f"head size {requirements.head_size}",
-        f"{requirements.num_heads} heads over {requirements.num_kv_heads} key-value heads",
-        requirements.dtype,
-        f"a KV cache of {requirements.kv_cache_dtype} in blocks of {requirements.block_size}",
-        f"device {requirements.device_type}",
-        *sorted(requirements.features),
+        f"head size {required.head_size}",
+        f"{required.num_heads} heads over {required.num_kv_heads} key-value heads",
+        required.dtype,
+        f"a KV cache of {required.kv_cache_dtype} in blocks of {required.block_size}",
+        f"device {required.device_type}",
+        *sorted(required.features),
     ]
     return ", ".join(parts)
 

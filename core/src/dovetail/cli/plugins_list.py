@@ -11,10 +11,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_table
-from dovetail.plugins.commands import KIND as COMMAND
-from dovetail.plugins.commands import find_commands
-from dovetail.plugins.discovery import Candidate
 from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.metadata.commands import KIND as COMMAND
+from dovetail.plugins.metadata.commands import find_commands
+from dovetail.plugins.metadata.discovery import Candidate
 from dovetail.plugins.registry import PluginRegistry
 
 _KIND_HELP = "Only plugins of this kind, such as scheduler."

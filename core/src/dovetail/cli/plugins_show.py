@@ -16,8 +16,8 @@ from dovetail.plugins.plugin_details import (
     load_class,
     parse_plugin,
 )
-from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.registry import PluginRegistry
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 
 _PLUGIN_HELP = "KIND:NAME, such as attention:torch; or KIND:NAME@DISTRIBUTION, KIND:module:Class."
 _LOAD_HELP = "Import it, check its contract, and show what its class declares."

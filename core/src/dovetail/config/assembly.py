@@ -34,7 +34,7 @@ from dovetail.interfaces.requested_config import (
     RequestedScheduler,
 )
 from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
-from dovetail.plugins.plugin_policy import PluginPolicy
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 from dovetail.value_checks import plain_text, shorten
 from dovetail.working_directory import check_working_directory
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import ConfigError, nearest
+from dovetail.plugins.kinds import KINDS, Cardinality
 
 if TYPE_CHECKING:
     from dovetail.interfaces.requested_config import RequestedConfig
@@ -43,8 +44,25 @@ def _explaining(cls: C) -> C:
     return cls
 
 
+def _with_plugin_options(cls: C) -> C:
+    """Add the option of each plugin kind that the class does not declare itself."""
+    options = {
+        Cardinality.ONE: ("str | type", "auto"),
+        Cardinality.OPTIONAL: ("str | type | None", None),
+        Cardinality.MANY: ("tuple[str | type, ...]", ()),
+    }
+    for kind in KINDS.values():
+        if kind.option and kind.option not in cls.__annotations__:
+            hint, default = options[kind.cardinality]
+            cls.__annotations__[kind.option] = hint
+            text = f"{kind.name.replace('_', ' ').capitalize()} plugin: {kind.summary}."
+            setattr(cls, kind.option, field(default=default, metadata=_help(text)))
+    return cls
+
+
 @_explaining
 @dataclass(frozen=True, kw_only=True)
+@_with_plugin_options
 class EngineArgs:
     """The options of an engine. Frozen; `dataclasses.replace` makes a changed copy.
 

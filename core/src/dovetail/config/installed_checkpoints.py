@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import ModelError
-from dovetail.plugins.discovery import Candidate, discover
 from dovetail.plugins.loading import Origin, load_target
+from dovetail.plugins.metadata.discovery import Candidate, discover
 
 logger = logging.getLogger(__name__)
 

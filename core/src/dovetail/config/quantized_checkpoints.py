@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.config.draft import Draft
-from dovetail.errors import ModelError
+from dovetail.errors import ModelError, PluginNotFoundError
 from dovetail.interfaces.config_fields import AUTO, reference_name
 from dovetail.interfaces.platform import Platform
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
-from dovetail.plugins.platform_answers import preferred_names
-from dovetail.plugins.selection import try_candidate
+from dovetail.plugins.selection import Criteria, select
 
 PREFIX = "quantization."
 """Of the capability ids by which linear methods say which formats they read."""
@@ -44,13 +43,13 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
                 quantization, plugins, f", which the linear method {name!r} does not read"
             )
         return
-    for candidate in plugins.automatic(_KIND, preferred_names(platform, _KIND)):
-        cls, _ = try_candidate(plugins, candidate)
-        if cls is not None and capability in declared_ids(cls, "provides"):
-            reason = f"the checkpoint is quantized with {quantization['method']}"
-            draft.put(_FIELD, candidate.reference, reason)
-            return
-    raise _refusal(quantization, plugins, "")
+    criteria = Criteria(references=(AUTO,), platform=platform, provides=frozenset({capability}))
+    try:
+        selected = select(plugins, _KIND, criteria)
+    except PluginNotFoundError:
+        raise _refusal(quantization, plugins, "") from None
+    reason = f"the checkpoint is quantized with {quantization['method']}"
+    draft.put(_FIELD, selected.reference, reason)
 
 
 def capability_of(method: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from dovetail.engine.plugin_choices import make_registry
+from dovetail.engine.plugin_choices import make_registry, named_plugins
 from dovetail.errors import AttentionUnknownError, ContractError, DovetailError, PluginError
 from dovetail.interfaces.attention import AttentionFacts
 from dovetail.interfaces.engine_config import EngineConfig
@@ -23,48 +23,24 @@ from dovetail.interfaces.worker import WorkerContext
 from dovetail.plugins.attention_requirements import attention_requirements, read_attention_facts
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
 from dovetail.plugins.construction import call_plugin
-from dovetail.plugins.explanation import (
+from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.selection import (
     ABLE,
-    TAKEN,
+    AUTO,
     UNKNOWN,
+    Criteria,
     Explanation,
-    Wanted,
+    choose,
+    choose_platform,
     explain,
 )
-from dovetail.plugins.kinds import get_kind
-from dovetail.plugins.platform_answers import preferred_names
-from dovetail.plugins.selection import AUTO, choose, choose_platform
 
 if TYPE_CHECKING:
     from dovetail.config import EngineArgs, RequestedConfig
+    from dovetail.engine.plugin_choices import AnyConfig
     from dovetail.plugins import PluginRegistry
 
-_FIELDS = {
-    "attention": "compute.attention_backend",
-    "executor": "parallel.executor_backend",
-    "grammar": "extensions.grammar_backend",
-    "hooks": "extensions.hooks",
-    "io_processor": "extensions.io_processor",
-    "kv_connector": "extensions.kv_connector",
-    "linear_method": "compute.linear_method",
-    "logits_processor": "extensions.logits_processors",
-    "model": "model.architecture",
-    "ops": "compute.ops",
-    "platform": "parallel.platform",
-    "policy": "scheduler.scheduler_cls",
-    "scheduler": "scheduler.scheduler_cls",
-    "stat_logger": "extensions.stat_loggers",
-    "step_extension": "extensions.step_extensions",
-    "tokenizer": "model.tokenizer_mode",
-    "weight_loader": "load.load_format",
-    "worker": "parallel.worker_cls",
-    "worker_extension": "extensions.worker_extension_cls",
-}
-"""The field of the configuration that names plugins of a kind."""
-
 _OF_MODEL = ("attention", "model")
-_CHOSEN_LATE = ("attention", "linear_method", "ops", "worker")
-"""Kinds whose field is None where no plugin was requested: the first that fits is used."""
 _NO_MODEL = "give --model to hold them against what a model asks"
 _NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
@@ -87,38 +63,34 @@ def explain_choice(kind: str, args: EngineArgs | None = None, **options: object)
         return _explain(kind, plain.create_engine_config(), has_model=False)
 
 
-def wanted_of(
-    kind: str, config: EngineConfig | RequestedConfig, platform: Platform | None = None
-) -> Wanted:
-    """Return what `config` wants of a kind. It is resolved, if there is a platform."""
-    path = _FIELDS.get(kind)
-    if path is None:
-        return Wanted(references=(), why="no part of the engine takes plugins of this kind yet")
-    group, field = path.split(".")
-    value = getattr(getattr(config, group), field)
-    if value is None and kind in _CHOSEN_LATE:
-        value = AUTO
+def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) -> Criteria:
+    """Return what `config` requires of a kind. It is resolved, if there is a platform."""
+    return Criteria(
+        references=named_plugins(kind, config),
+        why=_why(kind, config),
+        platform=platform,
+        dtype=config.model.dtype if platform is not None else "",
+        batch_invariant=config.compute.batch_invariant and platform is not None,
+    )
+
+
+def _why(kind: str, config: AnyConfig) -> str:
+    """Return where the references to plugins of a kind come from."""
+    path, named = get_kind(kind).field, named_plugins(kind, config)
+    if not path:
+        return "no part of the engine uses plugins of this kind yet"
+    if kind == "model":
+        return "config.json names its architecture"
+    if kind == "tokenizer" and config.model.skip_tokenizer_init:
+        return "skip_tokenizer_init is set"
+    field = path.partition(".")[2]
     changes = config.changes if isinstance(config, EngineConfig) else ()
     reasons = {change.field: change.reason for change in changes}
-    why = f"{field}: {reasons[path]}" if path in reasons else f"{field} names it"
-    if value in (AUTO, None, "", ()):
-        why = f"{field} is {'left open' if value == AUTO else 'empty'}"
-    if kind == "tokenizer" and config.model.skip_tokenizer_init:
-        value, why = None, "skip_tokenizer_init is set"
-    if kind == "model":
-        why = "config.json names its architecture"
-    references = value if isinstance(value, tuple) else () if value in (None, "") else (value,)
-    if platform is None:
-        return Wanted(references=references, why=why)
-    return Wanted(
-        references=references,
-        why=why,
-        platform=platform.info.name,
-        device_type=platform.info.device_type,
-        preferred=preferred_names(platform, kind),
-        dtype=config.model.dtype,
-        batch_invariant=config.compute.batch_invariant,
-    )
+    if path in reasons:
+        return f"{field}: {reasons[path]}"
+    if named == (AUTO,):
+        return f"{field} is left open"
+    return f"{field} names it" if named else f"{field} is empty"
 
 
 def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Explanation:
@@ -130,51 +102,47 @@ def _explain(kind: str, requested: RequestedConfig, *, has_model: bool) -> Expla
     platform = choose_platform(registry, requested.parallel.platform)
     is_open = requested.model.dtype == AUTO
     config = resolve(requested, platform, registry if kind == "linear_method" else None)
-    wanted = wanted_of(kind, config, platform)
+    criteria = criteria_of(kind, config, platform)
     if not has_model and is_open:
-        wanted = replace(wanted, dtype="")
+        criteria = replace(criteria, dtype="")
     elif kind == "attention":
         without_heads = attention_requirements(
             _NO_HEADS, config.worker_config(), platform.info.device_type
         )
-        wanted = replace(wanted, config_requirements=without_heads)
+        criteria = replace(criteria, config_requirements=without_heads)
     if kind in _OF_MODEL and not has_model:
-        references = () if kind == "model" else wanted.references
-        return explain(registry, kind, replace(wanted, references=references, why=_NO_MODEL))
+        references = () if kind == "model" else criteria.references
+        return explain(registry, kind, replace(criteria, references=references, why=_NO_MODEL))
     if kind == "attention":
-        return _explain_attention(registry, config, platform, wanted)
-    return explain(registry, kind, wanted)
+        return _explain_attention(registry, config, platform, criteria)
+    return explain(registry, kind, criteria)
 
 
 def _explain_attention(
-    registry: PluginRegistry, config: EngineConfig, platform: Platform, wanted: Wanted
+    registry: PluginRegistry, config: EngineConfig, platform: Platform, criteria: Criteria
 ) -> Explanation:
-    """Explain who does what the model asks, which the worker says as it would when it loads it."""
+    """Explain which backend does what the model requires, as the worker says it would load it."""
     facts, problem, unknown = read_attention_facts(config.model.hf_config), "", ""
     try:
         worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls or AUTO)
         if DESCRIBES_ATTENTION in declared_ids(worker_cls, "provides"):
             facts = _described(worker_cls, registry, config, platform)
             if facts is None:
-                wanted = replace(wanted, references=(), why="the model has no attention layers")
+                criteria = replace(criteria, references=(), why="the model has no attention layers")
     except AttentionUnknownError as error:
         facts, unknown = None, str(error)
     except DovetailError as error:
         problem = str(error)
     if facts is not None:
-        wanted = replace(
-            wanted,
-            requirements=attention_requirements(
-                facts, config.worker_config(), platform.info.device_type
-            ),
-        )
-    explanation = explain(registry, "attention", wanted)
+        required = attention_requirements(facts, config.worker_config(), platform.info.device_type)
+        criteria = replace(criteria, requirements=required)
+    explanation = explain(registry, "attention", criteria)
     if unknown:
-        return _with_state(explanation, UNKNOWN, unknown)
+        return explanation.with_state(UNKNOWN, unknown)
     if not problem:
         return explanation
     text = f"An engine cannot make its worker and the model: {problem}"
-    return replace(_with_state(explanation, ABLE), error=text)
+    return replace(explanation.with_state(ABLE), error=text)
 
 
 def _described(
@@ -198,22 +166,12 @@ def _described(
     )
 
 
-def _with_state(explanation: Explanation, state: str, *reasons: str) -> Explanation:
-    """Return `explanation` with nobody taken: who would be has `state` and further reasons."""
-    verdicts = tuple(
-        replace(one, state=state, reasons=(*one.reasons, *reasons)) if one.state == TAKEN else one
-        for one in explanation.verdicts
-    )
-    return replace(explanation, verdicts=verdicts)
-
-
 def _explain_platform(config: RequestedConfig) -> Explanation:
-    wanted = wanted_of("platform", config)
-    explanation = explain(make_registry(config), "platform", wanted)
+    explanation = explain(make_registry(config), "platform", criteria_of("platform", config))
     if explanation.error:
         return explanation
     try:
-        # Who wins the choice has still to be made, and to provide what it needs itself.
+        # The winner still has to be constructed, and to provide what it needs itself.
         choose_platform(make_registry(config), config.parallel.platform)
     except PluginError as error:
         return replace(explanation, error=str(error))

@@ -24,7 +24,7 @@ from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
 from dovetail.interfaces.config_fields import AUTO
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.instance import Options, make_instance
+from dovetail.plugins.construction import Options, make_instance
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import plain_text, shorten
 

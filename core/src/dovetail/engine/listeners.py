@@ -18,7 +18,7 @@ from dovetail.errors import ConfigError, RequestError
 from dovetail.hooks import HookPlugins, Subscriber, failure
 from dovetail.interfaces import EngineCoreOutputs, StatLogger, StatLoggerContext, StepStats
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.instance import Options, make_instance, plugin_name
+from dovetail.plugins.construction import Options, make_instance, plugin_name
 from dovetail.request import FinishReason
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dovetail.config import EngineConfig
 from dovetail.errors import ConfigError, ContractError, RequestError
 from dovetail.interfaces import LogitsProcessor, StepExtension
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.instance import plugin_name
+from dovetail.plugins.construction import plugin_name
 from dovetail.sampling_params import SamplingParams
 
 _OPTIONS = {"logits_processor": "logits_processors", "step_extension": "step_extensions"}

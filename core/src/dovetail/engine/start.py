@@ -20,7 +20,11 @@ from dovetail.decision_log import DecisionRecorder, RecordedScheduler
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.params_checks import load_params_checks
-from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
+from dovetail.engine.plugin_choices import (
+    check_options_are_used,
+    check_plugin_choices,
+    make_registry,
+)
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import (
     Executor,
@@ -83,7 +87,7 @@ def start_engine(
     with StartUp(clock, deadline_s=deadline_s, notify=notify_phase) as start:
         start.enter("plugins")
         plugins = plugins or make_registry(requested)
-        plugins.warn_of_impostors()
+        plugins.warn_of_installations()
         check_plugin_choices(requested, plugins)
         started = _start_parts(start, requested, plugins, clock)
     logger.info(describe_phases(start.records))
@@ -96,7 +100,7 @@ def _start_parts(
     start.enter("platform")
     platform = choose_platform(plugins, requested.parallel.platform)
     start.enter("configuration")
-    config = resolve(requested, platform, plugins)
+    config = _resolve(requested, platform, plugins)
     start.enter("parts")
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
@@ -150,6 +154,14 @@ def _start_parts(
         plugins=plugins,
         clock=clock,
     )
+
+
+def _resolve(
+    requested: RequestedConfig, platform: Platform, plugins: PluginRegistry
+) -> EngineConfig:
+    config = resolve(requested, platform, plugins)
+    check_options_are_used(config, plugins)
+    return config
 
 
 def _check_world_size(executor_cls: type[Executor], config: EngineConfig) -> None:

@@ -22,8 +22,8 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.extension import complete_worker_cls
-from dovetail.plugins.plugin_policy import PluginPolicy
-from dovetail.plugins.resolution import Resolution, compare_resolutions
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
+from dovetail.plugins.resolving.resolution import Resolution, compare_resolutions
 from dovetail.plugins.selection import choose_platform
 from dovetail.transport.wire_types import decode, encode
 

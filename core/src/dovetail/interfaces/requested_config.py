@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.config_fields import (
@@ -31,6 +31,7 @@ from dovetail.interfaces.config_fields import (
     exactly,
     integer,
 )
+from dovetail.plugins.kinds import KINDS, Cardinality
 from dovetail.sampling_params import (
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGPROBS,
@@ -39,10 +40,30 @@ from dovetail.sampling_params import (
     MAX_WORDS,
 )
 
+N = TypeVar("N", bound=ConfigNode)
+
 MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
 MAX_WORKERS = 64
+
+
+def _with_plugin_fields(cls: type[N]) -> type[N]:
+    """Return the class with a field for each kind of plugin that it does not declare itself."""
+    types = {
+        Cardinality.OPTIONAL: (OptionalReference, None),
+        Cardinality.MANY: (PluginReferences, ()),
+    }
+    fields: dict[str, Any] = {
+        kind.option: types[kind.cardinality]
+        for kind in KINDS.values()
+        if kind.field == f"extensions.{kind.option}" and kind.option not in cls.model_fields
+    }
+    if not fields:
+        return cls
+    return create_model(
+        cls.__name__, __base__=cls, __module__=__name__, __doc__=cls.__doc__, **fields
+    )
 
 
 class CheckpointFields(ConfigNode):
@@ -195,6 +216,7 @@ class LimitsConfig(ConfigNode):
     max_chat_messages: Annotated[int, integer(1, MAX_INT)] = 4096
 
 
+@_with_plugin_fields
 class ExtensionsConfig(ConfigNode):
     """Plugins that the user adds to an engine, in the order given.
 

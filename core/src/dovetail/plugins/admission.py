@@ -14,7 +14,6 @@ from typing import Any, cast
 from dovetail.clock import Clock
 from dovetail.errors import ContractError, DovetailError, PluginError, PluginLoadError, nearest
 from dovetail.interfaces.platform import Probe
-from dovetail.plugins.adapters import Adapters, adapt, check_api
 from dovetail.plugins.capabilities import (
     CORE_CAPABILITIES,
     DEVICE_PREFIX,
@@ -22,13 +21,14 @@ from dovetail.plugins.capabilities import (
     declared_ids,
 )
 from dovetail.plugins.containment import contained, describe_failure
-from dovetail.plugins.contract import check_contract
-from dovetail.plugins.description import Description
-from dovetail.plugins.first_party import top_package
+from dovetail.plugins.contracts.adapters import Adapters, adapt, check_api
+from dovetail.plugins.contracts.checks import check_contract
 from dovetail.plugins.loading import Origin, find_attribute, load_dotted, load_file, load_target
+from dovetail.plugins.metadata.description import Description
+from dovetail.plugins.metadata.first_party import top_package
 from dovetail.plugins.options import PluginOptions
-from dovetail.plugins.reference import FileReference, QualifiedReference, parse_reference
-from dovetail.plugins.resolution import Resolution
+from dovetail.plugins.resolving.reference import FileReference, QualifiedReference, parse_reference
+from dovetail.plugins.resolving.resolution import Resolution
 from dovetail.value_checks import shorten
 
 

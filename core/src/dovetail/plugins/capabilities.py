@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dovetail.errors import ContractError
-from dovetail.plugins.contract import load_interface, member_problems
+from dovetail.plugins.contracts.checks import load_interface, member_problems
 
 DEVICE_PREFIX = "device."
 """Of the capability ids by which a platform says what it computes on."""

@@ -7,11 +7,15 @@ linear_method) get them as the keyword `options`, and only where the plugin has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import ContractError, DovetailError, PluginLoadError
 from dovetail.plugins.containment import describe_failure
 
+if TYPE_CHECKING:
+    from dovetail.plugins.registry import PluginRegistry
+
+Options = Mapping[str, object]
 T = TypeVar("T")
 
 
@@ -60,3 +64,23 @@ def construct(
             f"object of {type(made).__name__!r}. Its __new__ has to return an instance of it."
         )
     return made
+
+
+def make_instance(
+    plugins: PluginRegistry,
+    kind: str,
+    reference: str | type,
+    context: Callable[[Options], object],
+) -> Any:
+    """Load `reference` and return an instance of it.
+
+    context: makes the constructor's argument of the plugin's own options.
+    Raises PluginError if it cannot be loaded or made, ConfigError for options that are wrong.
+    """
+    cls = plugins.load(kind, reference)
+    return construct(kind, cls, context(plugins.options_of(kind, cls)))
+
+
+def plugin_name(plugins: PluginRegistry, kind: str, reference: str | type) -> str:
+    """Return the name that a plugin goes by in options and messages."""
+    return plugins.resolve(kind, reference).name

@@ -6,17 +6,15 @@ Whatever the model's own settings, unknown keys are refused. Knows no option by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import ConfigError, ContractError, nearest
 from dovetail.frozen_mapping import FrozenDict, freeze
-from dovetail.plugins.description import Description
+from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.metadata.description import Description
 from dovetail.retired_names import renamed_hint
 from dovetail.value_checks import shorten
-
-WITHOUT_CONTEXT = frozenset({"linear_method", "ops", "platform", "policy", "tokenizer"})
-"""Kinds that are made without a context; the keyword `options` brings them theirs."""
 
 _NONE: Mapping[str, Any] = FrozenDict()
 
@@ -75,7 +73,7 @@ class PluginOptions:
             return _validated(given, model, description)
         if shared and key == description.name:
             return _NONE
-        if given and (description.in_manifest or description.kind in WITHOUT_CONTEXT):
+        if given and (description.in_manifest or not get_kind(description.kind).takes_context):
             raise ConfigError(
                 f"plugin_options: the {description} takes no options, and {shorten(dict(given))} "
                 f"were given. Take {key!r} out of plugin_options."
@@ -84,8 +82,7 @@ class PluginOptions:
 
     def _key(self, description: Description) -> str:
         """Return under which key there are options for a plugin; "" for none."""
-        names = names_of(description.kind, description.name, description.target)
-        keys = [key for key in names if key in self._given]
+        keys = [key for key in description.keys if key in self._given]
         if len(keys) > 1:
             raise ConfigError(
                 f"plugin_options: {' and '.join(map(repr, keys))} are the same plugin; give one."
@@ -93,9 +90,17 @@ class PluginOptions:
         return keys[0] if keys else ""
 
 
-def names_of(kind: str, name: str, target: str) -> tuple[str, ...]:
-    """Return the keys under which a plugin's options may stand."""
-    return (name, f"{kind}:{name}", target)
+def unused_options(kind: str, key: str, used: Sequence[str]) -> ConfigError:
+    """Return the error for options of a plugin that is installed and not used."""
+    option = get_kind(kind).option
+    instead = (
+        f"the {kind} in use is {' and '.join(map(repr, used))}" if used else f"no {kind} is used"
+    )
+    remedy = f", or select the plugin with {option}" if option else ""
+    return ConfigError(
+        f"plugin_options: {key!r} has options, but {instead}. Take {key!r} out of "
+        f"plugin_options{remedy}."
+    )
 
 
 def _validated(given: Any, model: Any, description: Description) -> Mapping[str, Any]:

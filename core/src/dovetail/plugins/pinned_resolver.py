@@ -6,16 +6,16 @@ nothing else is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from dovetail.errors import PluginError, PluginNotFoundError
-from dovetail.plugins.description import Describer
-from dovetail.plugins.discovery import Candidate, Discovery
-from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.kinds import get_kind
-from dovetail.plugins.plugin_policy import PluginPolicy
-from dovetail.plugins.resolution import Resolution
-from dovetail.plugins.resolver import Resolver
+from dovetail.plugins.metadata.description import Describer
+from dovetail.plugins.metadata.discovery import Candidate, Discovery
+from dovetail.plugins.metadata.first_party import normalize_distribution
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
+from dovetail.plugins.resolving.resolution import Resolution
+from dovetail.plugins.resolving.resolver import Resolver
 
 
 class PinnedResolver(Resolver):
@@ -35,13 +35,7 @@ class PinnedResolver(Resolver):
         """Return those of the shipped resolutions that are installed plugins of `kind`."""
         get_kind(kind)
         return tuple(
-            Candidate(
-                kind=one.kind,
-                name=one.name,
-                target=one.target,
-                distribution=one.distribution,
-                version=one.version,
-            )
+            Candidate(**one.identity())
             for one in self._shipped
             if one.kind == kind and one.distribution
         )
@@ -57,7 +51,7 @@ class PinnedResolver(Resolver):
         if isinstance(reference, type):
             reference = f"{reference.__module__}:{reference.__qualname__}"
         for one in mine:
-            if reference.strip() in _references(one):
+            if reference.strip() in (*one.keys, one.target.replace(":", "."), one.reference):
                 if one.target.startswith("/"):
                     self._require_trust(one.target)
                 return one
@@ -91,12 +85,3 @@ def _difference(shipped: Resolution, discovery: Discovery) -> str:
     if any((c.name, c.target) == (shipped.name, shipped.target) for c in installed):
         return ""
     return f"{shipped}: it does not declare {shipped.target} here"
-
-
-def _references(resolution: Resolution) -> Iterator[str]:
-    """Yield everything that means a resolution."""
-    yield resolution.name
-    yield resolution.target
-    yield resolution.target.replace(":", ".")
-    if resolution.distribution:
-        yield f"{resolution.name}@{resolution.distribution}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dovetail.errors import ContractError, PluginError
 from dovetail.interfaces.platform import Platform, PlatformInfo
 from dovetail.plugins.construction import call_plugin
-from dovetail.plugins.reference import parse_reference
+from dovetail.plugins.resolving.reference import parse_reference
 from dovetail.value_checks import shorten
 
 MAX_PREFERRED = 100

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PluginError, nearest
-from dovetail.plugins.adapters import ADAPTERS, check_api
-from dovetail.plugins.api_range import parse_range
 from dovetail.plugins.capabilities import declared_ids
-from dovetail.plugins.contract import contract_version, load_interface
-from dovetail.plugins.description import Description
+from dovetail.plugins.contracts.adapters import ADAPTERS, check_api
+from dovetail.plugins.contracts.api_range import parse_range
+from dovetail.plugins.contracts.checks import contract_version, load_interface
 from dovetail.plugins.kinds import KINDS, get_kind
+from dovetail.plugins.metadata.description import Description
 from dovetail.plugins.registry import PluginRegistry
 
 _DECLARATIONS = ("CONTRACT", "CONTRACT_VERSION", "provides", "needs")
@@ -94,12 +94,7 @@ def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) 
     """
     about = registry.describe(kind, reference)
     version = contract_version(kind)
-    denied = registry.policy.denial(
-        kind,
-        about.name,
-        about.distribution,
-        first_party=about.first_party,
-    )
+    denied = registry.policy.denial_of(about)
     return PluginDetails(
         description=about,
         contract=get_kind(kind).contract,

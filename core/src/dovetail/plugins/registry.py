@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import PluginError
-from dovetail.plugins.adapters import ADAPTERS, Adapters
 from dovetail.plugins.admission import Admission, Plugin, check_needed
 from dovetail.plugins.capabilities import CORE_CAPABILITIES
-from dovetail.plugins.class_denial import ClassRules
-from dovetail.plugins.description import Describer, Description
-from dovetail.plugins.discovery import Candidate, Discovery, discover
-from dovetail.plugins.first_party import first_party_owner
+from dovetail.plugins.contracts.adapters import ADAPTERS, Adapters
 from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.manifest import PluginEntry
-from dovetail.plugins.options import PluginOptions, names_of
+from dovetail.plugins.metadata.description import Describer, Description
+from dovetail.plugins.metadata.discovery import Candidate, Discovery, discover
+from dovetail.plugins.metadata.first_party import first_party_owner
+from dovetail.plugins.metadata.manifest import PluginEntry
+from dovetail.plugins.options import PluginOptions, unused_options
 from dovetail.plugins.pinned_resolver import PinnedResolver, check_versions
 from dovetail.plugins.platform_answers import provided_capabilities
-from dovetail.plugins.plugin_policy import PluginPolicy
-from dovetail.plugins.refusals import denied, namesake_note
-from dovetail.plugins.resolution import Resolution
-from dovetail.plugins.resolver import Resolver
+from dovetail.plugins.resolving.class_denial import ClassRules
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
+from dovetail.plugins.resolving.refusals import denied, namesake_note
+from dovetail.plugins.resolving.resolution import Resolution
+from dovetail.plugins.resolving.resolver import Resolver
 
 if TYPE_CHECKING:
     from dovetail.interfaces.platform import Platform, Probe
@@ -131,7 +131,7 @@ class PluginRegistry:
             if one.kind not in passed_over or (one.kind, one.target) in self._chosen
         )
 
-    def note_choice(self, kind: str, cls: type[Any]) -> None:
+    def note_choice(self, kind: str, cls: type[Any] | None) -> None:
         """Take note that of all plugins of `kind` that were loaded this one is used."""
         found = self.resolution_of(kind, cls)
         if found is not None:
@@ -156,9 +156,9 @@ class PluginRegistry:
         namesakes = (note for kind in KINDS for note in self._namesakes(kind))
         return (*self._discovery.warnings, *namesakes)
 
-    def warn_of_impostors(self) -> None:
-        """Log, once, that distributions claim a name that another, or a first-party one, has."""
-        self._warn(self._discovery.warnings)
+    def warn_of_installations(self) -> None:
+        """Log, once, which distributions cannot be read, and which claim a name of another."""
+        self._warn((*self._discovery.set_aside, *self._discovery.warnings))
 
     def candidates(self, kind: str) -> tuple[Candidate, ...]:
         """Return the installed plugins of `kind`: first-party first, then by distribution, name.
@@ -187,7 +187,7 @@ class PluginRegistry:
 
         Raises as `resolve`, and PluginLoadError if its distribution's manifest is broken.
         """
-        return self._describe(self.resolve(kind, reference))
+        return self._describer.describe(self.resolve(kind, reference))
 
     def entry_of(self, candidate: Candidate) -> PluginEntry:
         """Return what the manifest says of a plugin; defaults where it is broken or silent."""
@@ -196,6 +196,10 @@ class PluginRegistry:
     def denial(self, candidate: Candidate) -> str:
         """Return which rule of the user forbids a plugin, as part of a sentence; "" for none."""
         return self._resolver.denial(candidate)
+
+    def exclusion(self, candidate: Candidate) -> tuple[str, str]:
+        """Return which rule keeps a plugin out of automatic selection, and why; "" for none."""
+        return self._resolver.exclusion(candidate)
 
     def unmet_needs(self, kind: str, reference: str | type) -> str:
         """Return what a plugin's manifest needs and the bound platform lacks; "" for nothing.
@@ -225,7 +229,7 @@ class PluginRegistry:
         key = (kind, reference)
         if key not in self._loaded:
             resolution = self.resolve(kind, reference)
-            about = self._describe(resolution)
+            about = self._describer.describe(resolution)
             self._check_needed(about, about.entry.needs)  # before anything of it is imported
             shared = len(self._kinds_with_options(about.name)) > 0
             # What another process named by a class path is here known by its target alone.
@@ -238,11 +242,8 @@ class PluginRegistry:
             self._loaded[key] = plugin
         return self._loaded[key].cls
 
-    def put_aside(self, candidate: Candidate, error: PluginError) -> None:
-        """Leave an automatic candidate that failed, with one warning; raise if strict."""
-        if self.policy.strict:
-            raise error
-        whose = f"{candidate.kind} {candidate.reference}"
+    def put_aside(self, whose: str, error: PluginError) -> None:
+        """Note that an automatic candidate failed, with one warning. whose: "kind name@dist"."""
         if whose not in self._failures:
             self._failures[whose] = f"The {whose} was set aside: {error}"
             logger.warning("%s", self._failures[whose])
@@ -275,13 +276,26 @@ class PluginRegistry:
         """
         if not self._options.keys:
             return
-        plugins = [one for kind in KINDS for one in self.candidates(kind)]
-        known = [key for one in plugins for key in names_of(one.kind, one.name, one.target)]
+        known = [key for kind in KINDS for one in self.candidates(kind) for key in one.keys]
         for kind, reference in chosen:
-            found = self.resolve(kind, reference)
-            known += names_of(kind, found.name, found.target)
+            known += self.resolve(kind, reference).keys
         kinds_of = {key: self._kinds_with_options(key) for key in self._options.keys}
         self._options.check_names(known, kinds_of)
+
+    def check_options_used(self, chosen: Mapping[str, Sequence[str | type]]) -> None:
+        """Raise ConfigError for options of an installed plugin that is not in `chosen`.
+
+        chosen: kind to references, for the kinds whose plugins are known by now.
+        """
+        for key in self._options.keys:
+            owners = [one for name in KINDS for one in self.candidates(name) if key in one.keys]
+            declared = [one for one in owners if self._describer.entry(one).options]
+            kinds = {one.kind for one in declared or owners}
+            if not kinds or not kinds <= chosen.keys():
+                continue
+            used = [self.resolve(kind, one) for kind in sorted(kinds) for one in chosen[kind]]
+            if not any(key in one.keys for one in used):
+                raise unused_options(sorted(kinds)[0], key, [one.name for one in used])
 
     def bind_platform(self, platform: Platform) -> None:
         """From now on hold each plugin's needs against what the core and `platform` provide.
@@ -319,24 +333,6 @@ class PluginRegistry:
             if sentence not in self._warned:
                 self._warned.add(sentence)
                 logger.warning("%s", sentence)
-
-    def _describe(self, resolution: Resolution) -> Description:
-        if resolution.distribution:
-            return self._describer.describe(
-                Candidate(
-                    kind=resolution.kind,
-                    name=resolution.name,
-                    target=resolution.target,
-                    distribution=resolution.distribution,
-                    version=resolution.version,
-                )
-            )
-        return Description(
-            kind=resolution.kind,
-            name=resolution.name,
-            target=resolution.target,
-            entry=PluginEntry(kind=resolution.kind, name=resolution.name),
-        )
 
     def _check_needed(self, about: Description, needs: frozenset[str]) -> None:
         """Refuse what the platform cannot serve, once it is known which one that is."""

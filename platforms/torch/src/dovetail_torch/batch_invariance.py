@@ -10,7 +10,7 @@ import logging
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import AttentionBackend, LinearMethod, Ops, RankGroup
-from dovetail.plugins.batch_promise import promises_equal_bits
+from dovetail.plugins.contracts.declared import promises_equal_bits
 
 logger = logging.getLogger(__name__)
 

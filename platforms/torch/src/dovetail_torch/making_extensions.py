@@ -11,7 +11,7 @@ from dovetail.interfaces import (
     StepExtensionContext,
     WorkerContext,
 )
-from dovetail.plugins.instance import Options, make_instance, plugin_name
+from dovetail.plugins.construction import Options, make_instance, plugin_name
 from dovetail_torch.runner.loaded_model import LoadedModel
 from dovetail_torch.sampling.processors import ProcessorExtension
 

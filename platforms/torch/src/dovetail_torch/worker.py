@@ -41,8 +41,7 @@ from dovetail.interfaces import (
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.architecture import load_architecture
 from dovetail.plugins.attention_requirements import attention_requirements
-from dovetail.plugins.construction import call_plugin, construct
-from dovetail.plugins.instance import Options
+from dovetail.plugins.construction import Options, call_plugin, construct
 from dovetail.plugins.selection import AUTO, choose, choose_attention
 from dovetail_torch.batch_invariance import BatchInvariance
 from dovetail_torch.device_runtime import DeviceRuntime

@@ -11,7 +11,7 @@ smallest right implementation, slow and strict, for tests of everything around i
         context = make_worker_context(write_tiny_llama(tmp_path), MyPlatform())
         load_suite("worker")(MyWorker, context)
 
-Importing this package imports nothing else; modules of torch kinds import torch.
+Importing this package imports the table of kinds only; modules of torch kinds import torch.
 """
 
 from __future__ import annotations
@@ -20,50 +20,14 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from dovetail.plugins.kinds import KINDS
+
 __all__ = ["FAKES", "SUITES", "load_fake", "load_suite"]
 
-SUITES: Mapping[str, str] = {
-    "attention": "dovetail_devkit.suites.attention:check_backend",
-    "executor": "dovetail_devkit.suites.executor:check_executor",
-    "hooks": "dovetail_devkit.suites.hooks:check_hooks",
-    "io_processor": "dovetail_devkit.suites.io_processor:check_io_processor",
-    "kv_connector": "dovetail_devkit.suites.kv_connector:check_kv_connector",
-    "linear_method": "dovetail_devkit.suites.linear_method:check_linear_method",
-    "logits_processor": "dovetail_devkit.suites.logits_processor:check_logits_processor",
-    "model": "dovetail_devkit.suites.model:check_model",
-    "ops": "dovetail_devkit.suites.ops:check_ops",
-    "platform": "dovetail_devkit.suites.platform:check_platform",
-    "policy": "dovetail_devkit.suites.policy:check_policy",
-    "scheduler": "dovetail_devkit.suites.scheduler:check_scheduler",
-    "stat_logger": "dovetail_devkit.suites.stat_logger:check_stat_logger",
-    "step_extension": "dovetail_devkit.suites.step_extension:check_step_extension",
-    "tokenizer": "dovetail_devkit.suites.tokenizer:check_tokenizer",
-    "weight_loader": "dovetail_devkit.suites.weight_loader:check_weight_loader",
-    "worker": "dovetail_devkit.suites.worker:check_worker",
-    "worker_extension": "dovetail_devkit.suites.worker_extension:check_worker_extension",
-}
+SUITES: Mapping[str, str] = {kind.name: kind.suite_path for kind in KINDS.values() if kind.suite}
 """The suite of each kind of plugin, as "module:function"."""
 
-FAKES: Mapping[str, str] = {
-    "attention": "dovetail_devkit.fakes.attention:FakeAttentionBackend",
-    "executor": "dovetail_devkit.fakes.executor:FakeExecutor",
-    "hooks": "dovetail_devkit.fakes.hooks:FakeHooks",
-    "io_processor": "dovetail_devkit.fakes.io_processor:FakeIOProcessor",
-    "kv_connector": "dovetail_devkit.fakes.kv_connector:FakeKVConnector",
-    "linear_method": "dovetail_devkit.fakes.linear_method:FakeLinearMethod",
-    "logits_processor": "dovetail_devkit.fakes.logits_processor:FakeLogitsProcessor",
-    "model": "dovetail_devkit.fakes.model:FakeModel",
-    "ops": "dovetail_devkit.fakes.ops:FakeOps",
-    "platform": "dovetail_devkit.fakes.platform:FakePlatform",
-    "policy": "dovetail_devkit.fakes.policy:FakePolicy",
-    "scheduler": "dovetail_devkit.fakes.scheduler:FakeScheduler",
-    "stat_logger": "dovetail_devkit.fakes.stat_logger:FakeStatLogger",
-    "step_extension": "dovetail_devkit.fakes.step_extension:FakeStepExtension",
-    "tokenizer": "dovetail_devkit.fakes.tokenizer:ByteTokenizer",
-    "weight_loader": "dovetail_devkit.fakes.weight_loader:FakeWeightLoader",
-    "worker": "dovetail_devkit.fakes.worker:FakeWorker",
-    "worker_extension": "dovetail_devkit.fakes.worker_extension:FakeWorkerExtension",
-}
+FAKES: Mapping[str, str] = {kind.name: kind.fake_path for kind in KINDS.values() if kind.fake}
 """The fake of each kind of plugin, as "module:class"."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from dovetail.errors import PluginError
 from dovetail.plugins import PluginPolicy, PluginRegistry, check_contract
 from dovetail.plugins.loading import Origin, load_target
-from dovetail.plugins.manifest import PluginEntry
+from dovetail.plugins.metadata.manifest import PluginEntry
 from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import NotHere, expect, judging
 

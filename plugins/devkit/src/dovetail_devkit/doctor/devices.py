@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from dovetail.plugins.capabilities import DEVICE_PREFIX
-from dovetail.plugins.discovery import Candidate
+from dovetail.plugins.metadata.discovery import Candidate
 from dovetail.plugins.registry import PluginRegistry
 from dovetail_devkit.doctor.finding import NOTE, WARNING, Finding
 from dovetail_devkit.doctor.trial_run import Trial

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dovetail.machine import find_devices
-from dovetail.plugins.plugin_policy import PluginPolicy
 from dovetail.plugins.registry import PluginRegistry
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 from dovetail_devkit.doctor.devices import judge_devices, verified_findings
 from dovetail_devkit.doctor.finding import Finding
 from dovetail_devkit.doctor.path_files import check_path_files

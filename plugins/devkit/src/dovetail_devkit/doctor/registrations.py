@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dovetail.cli.app import COMMANDS
 from dovetail.config.installed_checkpoints import KIND as CHECKPOINT
 from dovetail.errors import PluginError, nearest
-from dovetail.plugins.adapters import ADAPTERS, check_api
-from dovetail.plugins.commands import KIND as COMMAND
-from dovetail.plugins.commands import find_commands
-from dovetail.plugins.description import Description
-from dovetail.plugins.discovery import Candidate, discover
+from dovetail.plugins.contracts.adapters import ADAPTERS, check_api
 from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.metadata.commands import KIND as COMMAND
+from dovetail.plugins.metadata.commands import find_commands
+from dovetail.plugins.metadata.description import Description
+from dovetail.plugins.metadata.discovery import Candidate, discover
 from dovetail.plugins.registry import PluginRegistry
 from dovetail_devkit.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 

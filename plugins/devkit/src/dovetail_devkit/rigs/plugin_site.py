@@ -7,7 +7,8 @@ from importlib.metadata import distributions
 
 import pytest
 
-from dovetail.plugins import PluginRegistry, first_party
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.metadata import first_party
 
 MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good", "low", "none")]
 """Distributions that count as first-party where `plugin_site` is used."""

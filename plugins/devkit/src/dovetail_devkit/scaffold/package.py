@@ -15,8 +15,8 @@ from pathlib import Path
 from string import Template
 
 from dovetail.errors import PluginError
-from dovetail.plugins.api_range import parse_version
-from dovetail.plugins.contract import contract_version
+from dovetail.plugins.contracts.api_range import parse_version
+from dovetail.plugins.contracts.checks import contract_version
 from dovetail.plugins.kinds import get_kind
 from dovetail_devkit.scaffold.blueprint import Blueprint, get_blueprint
 from dovetail_devkit.scaffold.plugin_name import PluginName, name_plugin

@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError
-from dovetail.plugins.description import Describer
-from dovetail.plugins.discovery import Candidate, Discovery
-from dovetail.plugins.first_party import first_party_owner, normalize_distribution
 from dovetail.plugins.kinds import KINDS, get_kind
-from dovetail.plugins.plugin_policy import PluginPolicy
-from dovetail.plugins.reference import (
+from dovetail.plugins.metadata.description import Describer
+from dovetail.plugins.metadata.discovery import Candidate, Discovery
+from dovetail.plugins.metadata.first_party import first_party_owner, normalize_distribution
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
+from dovetail.plugins.resolving.reference import (
     FORMS,
     FileReference,
     NamedReference,
     QualifiedReference,
     parse_reference,
 )
-from dovetail.plugins.refusals import (
+from dovetail.plugins.resolving.refusals import (
     ambiguity,
     denied,
     namesake_note,
     not_found,
     not_in_distribution,
 )
-from dovetail.plugins.resolution import Resolution
+from dovetail.plugins.resolving.resolution import Resolution
 
 
 class Resolver:
@@ -73,13 +73,8 @@ class Resolver:
         Raises PluginError where one name has several owners.
         """
         order = [found for name in preferred if (found := self._preferred(kind, name))]
-        order = [one for one in order if outside or self._takes_part(one)]
-        replaced = {victim for c in self.candidates(kind) for victim in self._replaced_by(c)}
-        rest = [
-            c
-            for c in self.candidates(kind)
-            if c not in order and self._takes_part(c) and _identity(c) not in replaced
-        ]
+        order = [one for one in order if outside or self._may_serve(one)]
+        rest = [c for c in self.candidates(kind) if c not in order and not self.exclusion(c)[0]]
         for name in dict.fromkeys(c.name for c in rest):
             same = [c for c in rest if c.name == name]
             if len(same) - any(c.first_party for c in same) > 1:
@@ -88,17 +83,24 @@ class Resolver:
 
     def denial(self, candidate: Candidate) -> str:
         """Return what forbids a plugin, as part of a sentence; "" if nothing does."""
-        return self._policy.denial(
-            candidate.kind,
-            candidate.name,
-            candidate.distribution,
-            first_party=candidate.first_party,
-        )
+        return self._policy.denial_of(candidate)
 
-    def _takes_part(self, candidate: Candidate) -> bool:
-        if self.denial(candidate):
-            return False
-        return candidate.first_party or self._is_allowed(candidate)
+    def exclusion(self, candidate: Candidate) -> tuple[str, str]:
+        """Return which rule keeps a plugin out of automatic selection, and why; "" for none."""
+        if rule := self.denial(candidate):
+            return "deny", f"denied by {rule}"
+        if not candidate.first_party and not self._is_allowed(candidate):
+            whose = f"{candidate.kind}:{candidate.reference}"
+            return "outside", (
+                f"an outside plugin: name it, or allow it with plugins_allow={whose}"
+            )
+        for other in self.candidates(candidate.kind):
+            if _identity(candidate) in self._replaced_by(other):
+                return "replaces", f"replaced by {other.reference}, as plugins_allow permits"
+        return "", ""
+
+    def _may_serve(self, candidate: Candidate) -> bool:
+        return self.exclusion(candidate)[0] in ("", "replaces")
 
     def _is_allowed(self, candidate: Candidate) -> bool:
         return self._policy.consents(candidate.kind, candidate.name, candidate.distribution)
@@ -150,7 +152,7 @@ class Resolver:
         ]
         if usable[0].first_party:
             notes += [namesake_note(usable[0], c) for c in outside]
-        return Resolution.of(usable[0], notes=tuple(notes))
+        return Resolution(**usable[0].identity(), notes=tuple(notes))
 
     def _replacers(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return the plugins that may replace one of `found`."""
@@ -172,7 +174,7 @@ class Resolver:
             if candidate.target == asked.target or (asked.dotted and candidate.name == text):
                 if rule := self.denial(candidate):
                     raise denied(f"{kind} {candidate.reference!r}", rule)
-                return Resolution.of(candidate)
+                return Resolution(**candidate.identity())
         return self._direct(kind, asked.attribute, asked.target)
 
     def _direct(self, kind: str, name: str, target: str) -> Resolution:

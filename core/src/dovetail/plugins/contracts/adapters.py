@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from dovetail.errors import ContractError
-from dovetail.plugins.api_range import ApiRange, parse_range, parse_version
-from dovetail.plugins.contract import contract_version, is_compatible
+from dovetail.plugins.contracts.api_range import ApiRange, parse_range, parse_version
+from dovetail.plugins.contracts.checks import contract_version, is_compatible
 
 Adapter = Callable[[type[Any]], type[Any]]
 """From a class of an earlier contract version to one of the current."""

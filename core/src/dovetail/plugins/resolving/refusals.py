@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
-from dovetail.plugins.discovery import Candidate
-from dovetail.plugins.first_party import normalize_distribution
-from dovetail.plugins.reference import FORMS, NamedReference
-
-_ALSO_TAKEN = {"scheduler": ("policy",)}
-"""Kinds that an option of another kind takes, too."""
+from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.metadata.discovery import Candidate
+from dovetail.plugins.metadata.first_party import normalize_distribution
+from dovetail.plugins.resolving.reference import FORMS, NamedReference
 
 _DIGITS = re.compile(r"\d+")
 
@@ -22,8 +20,8 @@ def not_found(
     """Return the error for a name that nobody has: the nearest, and all there are."""
     if kind == "model":
         return _unknown_architecture(name, by_kind[kind])
-    kinds = (kind, *_ALSO_TAKEN.get(kind, ()))
-    candidates = [one for taken in kinds for one in by_kind[taken]]
+    kinds = (kind, *get_kind(kind).also_accepts)
+    candidates = [one for accepted in kinds for one in by_kind[accepted]]
     hint = nearest(name, [c.name for c in candidates])
     elsewhere = [k for k in by_kind if any(c.name == name for c in by_kind[k])]
     if elsewhere and not hint:

@@ -19,11 +19,11 @@ from typing import Any
 from dovetail.clock import Clock
 from dovetail.errors import PluginError
 from dovetail.plugins.containment import contained
-from dovetail.plugins.discovery import Candidate, Discovery, read_identity
-from dovetail.plugins.first_party import first_party_owner, top_package
 from dovetail.plugins.loading import LOCAL_PREFIX, Origin, load_target
-from dovetail.plugins.metadata_files import MAX_RECORD_BYTES, read_metadata
-from dovetail.plugins.plugin_policy import PluginPolicy
+from dovetail.plugins.metadata.discovery import Candidate, Discovery, read_identity
+from dovetail.plugins.metadata.first_party import first_party_owner, top_package
+from dovetail.plugins.metadata.metadata_files import MAX_RECORD_BYTES, read_metadata
+from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 
 _CONTRACTS = "dovetail.interfaces"
 
@@ -62,7 +62,7 @@ class ClassRules:
             home = f"{function.__globals__.get('__name__')}:{function.__qualname__}"
             home = home.rpartition(".")[0]
             for one in self._discovery.candidates[kind]:
-                if one.target == home and (rule := self._denial(one)):
+                if one.target == home and (rule := self._policy.denial_of(one)):
                     return rule
         return ""
 
@@ -71,7 +71,7 @@ class ClassRules:
         candidates = self._discovery.candidates[kind]
         declared = [one for one in candidates if self._is_class_of(one, cls)]
         for one in declared:
-            if rule := self._denial(one):
+            if rule := self._policy.denial_of(one):
                 return rule
         if not every or any(one.first_party for one in declared):
             return ""
@@ -85,11 +85,6 @@ class ClassRules:
         )
         return next(filter(None, rules), "")
 
-    def _denial(self, one: Candidate) -> str:
-        return self._policy.denial(
-            one.kind, one.name, one.distribution, first_party=one.first_party
-        )
-
     def _is_class_of(self, candidate: Candidate, cls: type[Any]) -> bool:
         """Return whether an entry point means this very class."""
         module, _, path = candidate.target.partition(":")
@@ -99,7 +94,7 @@ class ClassRules:
         packages = [top_package(name) for name in names]
         if module not in sys.modules and top_package(module) in packages:
             # Its package is imported already, and this module may have another name for the class.
-            if not self._denial(candidate):
+            if not self._policy.denial_of(candidate):
                 return False
             try:
                 with contained(top_package(module), self._clock):

@@ -22,10 +22,10 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from dovetail.errors import nearest
-from dovetail.plugins.api_range import parse_range
-from dovetail.plugins.discovery import Installation
-from dovetail.plugins.kinds import KINDS
-from dovetail.plugins.metadata_files import (
+from dovetail.plugins.contracts.api_range import parse_range
+from dovetail.plugins.kinds import KINDS, ROLES
+from dovetail.plugins.metadata.discovery import Installation
+from dovetail.plugins.metadata.metadata_files import (
     MAX_ENTRY_POINTS_BYTES,
     MAX_RECORD_BYTES,
     read_metadata,
@@ -37,7 +37,6 @@ FILE_NAME = "dovetail.toml"
 MAX_BYTES = 1 << 18
 _MAX_DOTS = 200
 """In a line: the parser's time grows with the square of the parts of a key."""
-ROLES = ("frontend", "engine", "worker")
 
 _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import Distribution, distributions
 from itertools import takewhile
+from typing import Any
 
-from dovetail.plugins.first_party import (
+from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
+from dovetail.plugins.metadata.first_party import (
     first_party_owner,
     first_party_package,
     is_first_party,
     normalize_distribution,
     top_package,
 )
-from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
-from dovetail.plugins.metadata_files import (
+from dovetail.plugins.metadata.metadata_files import (
     MAX_ENTRY_POINTS_BYTES,
     MAX_HEADER_BYTES,
     read_metadata,
@@ -37,26 +38,41 @@ _RESERVED = frozenset({"auto"})
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One installed plugin, found but not loaded.
+    """One plugin: what names it, and what it names.
 
     target: "module:Class" as its distribution declares it. distribution: as it writes its name.
+    distribution and version are empty for a class that the user named directly.
     """
 
     kind: str
     name: str
     target: str
-    distribution: str
-    version: str
+    distribution: str = ""
+    version: str = ""
 
     @property
     def reference(self) -> str:
-        """What means this plugin and no other: "name@distribution"."""
-        return f"{self.name}@{self.distribution}"
+        """The reference that names this plugin and no other: "name@distribution", or its class."""
+        return f"{self.name}@{self.distribution}" if self.distribution else self.target
 
     @property
     def first_party(self) -> bool:
         """Whether it is a plugin of a first-party distribution."""
         return is_first_party(self.distribution, self.target)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of `plugin_options` under which its options may stand."""
+        return self.name, f"{self.kind}:{self.name}", self.target
+
+    def identity(self) -> dict[str, Any]:
+        """Return its fields as a Candidate, to make another object for the same plugin."""
+        return {one.name: getattr(self, one.name) for one in fields(Candidate)}
+
+    def __str__(self) -> str:
+        """Return it as messages name it: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
+        whose = f" of {self.distribution} {self.version}" if self.distribution else ""
+        return f"{self.kind} {self.name!r}{whose}"
 
 
 @dataclass(frozen=True, kw_only=True)

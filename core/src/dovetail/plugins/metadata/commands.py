@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution
 
 from dovetail.errors import PluginError
-from dovetail.plugins.discovery import Candidate, discover
-from dovetail.plugins.manifest import read_tables
+from dovetail.plugins.metadata.discovery import Candidate, discover
+from dovetail.plugins.metadata.manifest import read_tables
 
 KIND = "command"
 """What commands are called in lists and manifests; there is no contract of that kind."""

@@ -96,6 +96,13 @@ def parse_reference(text: str) -> Reference:
     return NamedReference(name=name, distribution=distribution)
 
 
+def reference_text(reference: str | type) -> str:
+    """Return a reference as text: a class as "module:Class"."""
+    if isinstance(reference, type):
+        return f"{reference.__module__}:{reference.__qualname__}"
+    return reference
+
+
 def _absolute(text: str) -> Path:
     try:
         path = Path(text).expanduser()

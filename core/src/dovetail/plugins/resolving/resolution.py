@@ -11,44 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.frozen_mapping import FrozenDict
-from dovetail.plugins.discovery import Candidate
+from dovetail.plugins.metadata.discovery import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """What a reference turned out to mean.
+class Resolution(Candidate):
+    """The plugin that a reference means.
 
     name: the plugin's name, or the class path where it was named directly. target: "module:Class"
-    or "/file.py:Class". distribution, version: whose entry point it is; empty for none's.
-    notes: what was assumed in its favour, and what its import did. options: those it was given.
-    roles: the processes that load it.
+    or "/file.py:Class". notes: what was assumed in its favour, and what its import did. options:
+    those it was given. roles: the processes that load it.
     """
 
-    kind: str
-    name: str
-    target: str
-    distribution: str = ""
-    version: str = ""
     notes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=FrozenDict, hash=False)
     roles: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, candidate: Candidate, *, notes: tuple[str, ...] = ()) -> Resolution:
-        """Return that an installed plugin is meant."""
-        return cls(
-            kind=candidate.kind,
-            name=candidate.name,
-            target=candidate.target,
-            distribution=candidate.distribution,
-            version=candidate.version,
-            notes=notes,
-        )
-
-    def __str__(self) -> str:
-        """Return it as messages name it."""
-        whose = f" of {self.distribution} {self.version}" if self.distribution else ""
-        return f"{self.kind} {self.name!r}{whose}"
 
 
 def compare_resolutions(per_rank: Sequence[Sequence[Resolution]]) -> list[str]:

@@ -12,11 +12,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, nearest
-from dovetail.plugins.first_party import normalize_distribution
 from dovetail.plugins.kinds import KINDS
+from dovetail.plugins.metadata.first_party import normalize_distribution
 
 if TYPE_CHECKING:
     from dovetail.interfaces.requested_config import PluginsConfig
+    from dovetail.plugins.metadata.discovery import Candidate
 
 _RULE_FORM = "kind:name@distribution, such as 'policy:fast@acme' or '*:*@acme'"
 _GLOB = re.compile(r"[*?\[]")
@@ -63,6 +64,10 @@ class PluginPolicy:
         if self.no_plugins and not first_party:
             return "no_plugins, under which only first-party plugins are used"
         return ""
+
+    def denial_of(self, one: Candidate) -> str:
+        """Return what forbids an installed plugin; "" if nothing does."""
+        return self.denial(one.kind, one.name, one.distribution, first_party=one.first_party)
 
     def consents(self, kind: str, name: str, distribution: str) -> bool:
         """Return whether the user allowed this plugin by a rule."""

@@ -9,36 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.errors import PluginLoadError
-from dovetail.plugins.discovery import Candidate, Discovery
-from dovetail.plugins.first_party import is_first_party, normalize_distribution
-from dovetail.plugins.manifest import Manifest, PluginEntry, read_manifest
+from dovetail.plugins.metadata.discovery import Candidate, Discovery
+from dovetail.plugins.metadata.first_party import normalize_distribution
+from dovetail.plugins.metadata.manifest import Manifest, PluginEntry, read_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
+class Description(Candidate):
     """A plugin as it is known before it is loaded.
 
-    distribution, version: empty for a class that was named directly; it has no manifest.
-    entry: its manifest's word, or defaults; in_manifest tells which.
+    entry: what its manifest says, or defaults; in_manifest tells which. A class that was named
+    directly has no manifest.
     """
 
-    kind: str
-    name: str
-    target: str
-    distribution: str = ""
-    version: str = ""
     entry: PluginEntry
     in_manifest: bool = False
-
-    @property
-    def first_party(self) -> bool:
-        """Whether it is a plugin of a first-party distribution."""
-        return is_first_party(self.distribution, self.target)
-
-    def __str__(self) -> str:
-        """Return it as messages name it: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
-        whose = f" of {self.distribution} {self.version}" if self.distribution else ""
-        return f"{self.kind} {self.name!r}{whose}"
 
 
 class Describer:
@@ -76,11 +61,7 @@ class Describer:
             )
         entry = manifest.entries.get((candidate.kind, candidate.name))
         return Description(
-            kind=candidate.kind,
-            name=candidate.name,
-            target=candidate.target,
-            distribution=candidate.distribution,
-            version=candidate.version,
+            **candidate.identity(),
             entry=entry or PluginEntry(kind=candidate.kind, name=candidate.name),
             in_manifest=entry is not None,
         )
@@ -92,6 +73,8 @@ class Describer:
         return found or PluginEntry(kind=candidate.kind, name=candidate.name)
 
     def _manifest(self, name: str) -> Manifest:
+        if not name:
+            return Manifest(entries={})  # of a class that was named directly
         if name not in self._manifests:
             self._manifests[name] = read_manifest(self._discovery.installations[name])
         return self._manifests[name]

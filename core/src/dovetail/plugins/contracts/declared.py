@@ -1,0 +1,106 @@
+"""What classes declare as values: checked when a class is loaded, and read by selection.
+
+Devices, dtypes and the promise of equal bits in every batch. A part without that promise may give a
+seeded request other tokens when other requests run beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dovetail.interfaces.attention import AttentionCapabilities
+from dovetail.interfaces.ops import ROUNDED, overridden_operations
+from dovetail.plugins.kinds import get_kind
+from dovetail.retired_names import RETIRED_FEATURES, renamed_hint
+from dovetail.value_checks import shorten
+
+FEATURE = "batch_invariant"
+"""The attention feature, and the attribute of other classes, of this name."""
+SEED_NOTE = (
+    "It does not promise equal bits in every batch: a seeded request may get other tokens when "
+    "other requests run beside it."
+)
+"""What a part without the promise means for users."""
+
+_CAPABILITY_SETS = ("dtypes", "device_types", "kv_cache_dtypes", "features")
+
+
+def field_problems(kind: str, cls: type[Any]) -> Iterator[str]:
+    """Yield what is wrong with the values that a class declares; absent ones are not its task."""
+    for name in get_kind(kind).declares:
+        yield from _names_problem(name, getattr(cls, name, frozenset()))
+    if kind == "attention":
+        yield from _attention_problems(cls)
+
+
+def _attention_problems(cls: type[Any]) -> Iterator[str]:
+    name: object = getattr(cls, "name", None)
+    if not isinstance(name, str) or not name.isprintable() or not name:
+        yield f"name is {shorten(name)}; write a string"
+    found: object = getattr(cls, "capabilities", None)
+    if not isinstance(found, AttentionCapabilities):
+        yield f"capabilities is {shorten(found)}; write AttentionCapabilities(…)"
+        return
+    for field in _CAPABILITY_SETS:
+        yield from _names_problem(f"capabilities.{field}", getattr(found, field))
+    features: object = found.features
+    given = features if isinstance(features, (set, frozenset)) else frozenset()
+    for feature in sorted(RETIRED_FEATURES.keys() & given):
+        hint = renamed_hint(feature, RETIRED_FEATURES)
+        yield f"capabilities.features names {feature!r}.{hint}"
+    sizes: object = found.head_sizes
+    if not isinstance(sizes, (set, frozenset)) or not all(map(_is_positive, sizes)):
+        yield f"capabilities.head_sizes is {shorten(sizes)}; write a frozenset of positive integers"
+    if not _is_positive(found.block_size_multiple):
+        multiple = shorten(found.block_size_multiple)
+        yield f"capabilities.block_size_multiple is {multiple}; write a positive integer"
+
+
+def _names_problem(name: str, value: object) -> Iterator[str]:
+    is_set = isinstance(value, (set, frozenset))
+    if not is_set or not all(isinstance(one, str) for one in value):  # type: ignore[attr-defined]
+        yield f"{name} is {shorten(value)}; write a frozenset of strings"
+
+
+def _is_positive(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:
+    """Return why a class cannot compute on a device of that type; "" if it can.
+
+    device_type: of torch; "" if it is not known.
+    """
+    types: frozenset[str] = frozenset()
+    if "device_types" in get_kind(kind).declares:
+        types = cls.device_types
+    if not types or not device_type or device_type in types:
+        return ""
+    return f"it runs on {', '.join(sorted(types))}, and the platform's device is {device_type}"
+
+
+def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
+    """Return whether `cls` promises it for models of `dtype`.
+
+    dtype: a name such as "bfloat16"; "" if it is not known. None for kinds without the promise, and
+    where it depends on a dtype that is not known.
+    """
+    if kind == "attention":
+        capabilities = cls.capabilities
+        promised = capabilities.dtypes if FEATURE in capabilities.features else frozenset()
+    elif kind == "ops":
+        # What the provider leaves out runs in torch, which promises nothing.
+        promised = cls.batch_invariant if overridden_operations(cls) >= ROUNDED else frozenset()
+    elif FEATURE in get_kind(kind).declares:
+        promised = cls.batch_invariant
+    else:
+        return None
+    if not dtype and promised:
+        return None
+    return dtype in promised
+
+
+def missing_promise(dtype: str) -> str:
+    """Return the reason text for a class that does not promise it."""
+    return f"it does not promise equal bits in every batch in {dtype or 'any dtype'}"

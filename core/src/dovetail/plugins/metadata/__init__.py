@@ -1,0 +1,1 @@
+"""Metadata: what installed distributions and their manifests say, read without importing them."""

@@ -1,0 +1,1 @@
+"""Resolving: which plugin a user's reference means, under the user's rules."""

@@ -1,0 +1,48 @@
+"""Selection: which plugin serves in each place of an engine, and why the others do not.
+
+`judge` yields a verdict on each candidate; `select` and the `choose` functions take its winner,
+`explain` lists all verdicts.
+"""
+
+from dovetail.plugins.selection.choosing import (
+    choose,
+    choose_attention,
+    choose_platform,
+    choose_scheduler,
+    select,
+)
+from dovetail.plugins.selection.explanation import Explanation, explain
+from dovetail.plugins.selection.judging import judge
+from dovetail.plugins.selection.rules import attention_refusals
+from dovetail.plugins.selection.verdict import (
+    ABLE,
+    AUTO,
+    FAILED,
+    OUT,
+    REFUSED,
+    TAKEN,
+    UNKNOWN,
+    Criteria,
+    Verdict,
+)
+
+__all__ = [
+    "ABLE",
+    "AUTO",
+    "FAILED",
+    "OUT",
+    "REFUSED",
+    "TAKEN",
+    "UNKNOWN",
+    "Criteria",
+    "Explanation",
+    "Verdict",
+    "attention_refusals",
+    "choose",
+    "choose_attention",
+    "choose_platform",
+    "choose_scheduler",
+    "explain",
+    "judge",
+    "select",
+]

@@ -1,0 +1,220 @@
+"""The generator of verdicts: which candidates are tried, in which order, and who wins.
+
+`judge` is the only code that decides which plugin is selected. Selection stops at the winner; an
+explanation lists every verdict. Loads only what selection might load: a plugin that the user
+neither named nor allowed runs no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dovetail.errors import PluginError, UnfitPluginError
+from dovetail.plugins.contracts.declared import missing_promise
+from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.metadata.discovery import Candidate
+from dovetail.plugins.platform_answers import preferred_names
+from dovetail.plugins.registry import PluginRegistry
+from dovetail.plugins.resolving.reference import reference_text
+from dovetail.plugins.selection.precedence import automatic_order, resolve_scheduler
+from dovetail.plugins.selection.rules import apply_rules
+from dovetail.plugins.selection.verdict import ABLE, AUTO, REFUSED, TAKEN, Criteria, Verdict
+
+
+def judge(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
+    """Yield a verdict on each plugin of `kind`, in the order in which an engine tries them.
+
+    First those that take part, then the others. A winner is TAKEN; at most one for each reference.
+    A fatal verdict leaves a place empty; one without a target stands for a reference that means no
+    plugin. registry: bound to the platform, unless `kind` is "platform". Raises PluginNotFoundError
+    for an unknown kind.
+    """
+    seen: list[Verdict] = []
+    for verdict in _participants(registry, kind, criteria):
+        seen.append(verdict)
+        yield verdict
+    yield from _others(registry, kind, seen, criteria)
+
+
+def no_winner(kind: str, criteria: Criteria, verdicts: Sequence[Verdict]) -> str:
+    """Return the message for automatic selection without a winner, with every reason."""
+    lines = [f"\n  - {one.name}: {'; '.join(one.reasons).rstrip('.')}" for one in verdicts]
+    if not lines:
+        hint = get_kind(kind).distribution
+        lines = [f" None is installed{f'; try: pip install {hint}' if hint else ''}."]
+    return f"No {kind} plugin qualifies for automatic selection{_where(criteria)}.{''.join(lines)}"
+
+
+def _where(criteria: Criteria) -> str:
+    return f" on the platform {criteria.platform_name!r}" if criteria.platform else ""
+
+
+def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str:
+    """Return a sentence that names what automatic selection could use; "" if nothing.
+
+    For messages about a plugin that cannot be used. criteria: its references do not matter.
+    """
+    try:
+        verdicts = list(judge(registry, kind, replace(criteria, references=(AUTO,))))
+    except PluginError:
+        return ""
+    names = [one.name for one in verdicts if one.state in (ABLE, TAKEN)]
+    return f" What can be used here: {', '.join(names)}." if names else ""
+
+
+def _participants(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
+    registry.candidates(kind)  # raises for an unknown kind
+    if criteria.references == (AUTO,):
+        yield from _automatic(registry, kind, criteria)
+        return
+    judge_one = _scheduler if kind in ("scheduler", "policy") else _named
+    for place, reference in enumerate(criteria.references, 1):
+        try:
+            yield from judge_one(registry, kind, place, reference, criteria)
+        except PluginError as error:
+            yield from _unresolved(registry, kind, place, reference, error)
+
+
+def _named(
+    registry: PluginRegistry, kind: str, place: int, reference: str | type, criteria: Criteria
+) -> Iterator[Verdict]:
+    """Yield the verdict on what the user named; anything but TAKEN is fatal."""
+    found = registry.resolve(kind, reference)
+    verdict = Verdict(**found.identity(), standing=criteria.why, place=place)
+    verdict = apply_rules(registry, kind, reference, verdict, criteria)
+    if verdict.state == ABLE:
+        yield _take(verdict, criteria)
+        return
+    error = verdict.error
+    if error is None:
+        reasons = "; ".join(verdict.reasons).rstrip(".")
+        instead = alternatives(registry, kind, criteria)
+        error = UnfitPluginError(
+            f"The {kind} {verdict.name!r} was requested{_where(criteria)}, but it cannot be used "
+            f"here: {reasons}.{instead}"
+        )
+    yield replace(verdict, error=error, is_fatal=True)
+
+
+def _unresolved(
+    registry: PluginRegistry, kind: str, place: int, reference: str | type, error: PluginError
+) -> Iterator[Verdict]:
+    """Yield verdicts on those that a reference without a meaning may have meant, or on itself."""
+    meant = [one for one in registry.candidates(kind) if reference in (one.name, one.reference)]
+    named = [Verdict(**one.identity(), place=place) for one in meant]
+    for verdict in named or [
+        Verdict(kind=kind, name=reference_text(reference), target="", place=place)
+    ]:
+        refused = verdict.refused("reference", "it is requested, but it cannot be used")
+        yield replace(refused, error=error, is_fatal=True)
+
+
+def _scheduler(
+    registry: PluginRegistry, kind: str, place: int, reference: str | type, criteria: Criteria
+) -> Iterator[Verdict]:
+    """Yield the verdict on the scheduler or on its policy: one reference means either."""
+    scheduler_cls, policy_cls = resolve_scheduler(registry, reference)
+    if (policy_cls is not None) == (kind == "policy"):
+        found = registry.resolve(kind, reference)
+        verdict = Verdict(**found.identity(), standing=criteria.why, place=place)
+        yield replace(verdict, state=TAKEN, cls=policy_cls or scheduler_cls)
+    elif policy_cls is not None:
+        yield Verdict(
+            kind=kind,
+            name=scheduler_cls.__name__,
+            target=f"{scheduler_cls.__module__}:{scheduler_cls.__qualname__}",
+            place=place,
+            standing="the core's own scheduler",
+            state=TAKEN,
+            rule="policy",
+            reasons=(f"{reference_text(reference)} is a policy",),
+            cls=scheduler_cls,
+        )
+
+
+def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
+    """Yield verdicts of which the first usable one wins."""
+    platform = criteria.platform
+    preferred = () if platform is None else preferred_names(platform, kind)
+    try:
+        order = automatic_order(registry, kind, preferred, criteria.platform_name)
+    except PluginError as error:
+        yield from _without_order(registry, kind, error)
+        return
+    verdicts: Iterator[Verdict] = (
+        _judge_candidate(registry, one, criteria, preferred) for one in order
+    )
+    behind = ""
+    if kind == "platform":
+        # The highest rank wins, and a probe that failed might have been the winner's.
+        ranked = sorted(verdicts, key=lambda verdict: -verdict.rank)
+        failed = next((one.name for one in ranked if one.is_fatal), "")
+        behind = f"no platform is selected, because {failed} failed" if failed else ""
+        verdicts = iter(ranked)
+    is_over = False
+    for place, verdict in enumerate(verdicts, 1):
+        verdict = replace(verdict, place=place, is_fatal=verdict.is_fatal and not is_over)
+        if verdict.state == ABLE and behind:
+            verdict = replace(verdict, reasons=(*verdict.reasons, behind))
+        elif verdict.state == ABLE:
+            verdict, behind = _take(verdict, criteria), f"{verdict.name} has precedence"
+        elif verdict.is_fatal:
+            behind = f"no {kind} is selected, because {verdict.name} failed"
+        # An engine tries nothing after the winner, or after an error.
+        is_over = is_over or verdict.state == TAKEN or verdict.is_fatal
+        yield verdict
+
+
+def _without_order(registry: PluginRegistry, kind: str, error: PluginError) -> Iterator[Verdict]:
+    """Yield verdicts on candidates of which none is the first, for the reason in `error`."""
+    able = [one for one in registry.candidates(kind) if not registry.exclusion(one)[0]]
+    for verdict in [Verdict(**one.identity()) for one in able] or [
+        Verdict(kind=kind, name=AUTO, target="")
+    ]:
+        refused = verdict.refused("order", "the error says why no candidate is the first")
+        yield replace(refused, error=error, is_fatal=True)
+
+
+def _judge_candidate(
+    registry: PluginRegistry, candidate: Candidate, criteria: Criteria, preferred: Sequence[str]
+) -> Verdict:
+    """Return the verdict on an automatic candidate, as if it were the only one."""
+    kind, reference = candidate.kind, candidate.reference
+    standing = "first-party" if candidate.first_party else "allowed by plugins_allow"
+    if candidate.name in preferred or reference in preferred:
+        standing = f"the platform {criteria.platform_name} prefers it"
+    verdict = Verdict(**candidate.identity(), standing=standing)
+    try:
+        rank = registry.describe(kind, reference).entry.rank
+    except PluginError as error:
+        return verdict.failed("manifest", error, is_fatal=registry.policy.strict)
+    verdict = replace(verdict, rank=rank)
+    return apply_rules(registry, kind, reference, verdict, criteria, automatic=True)
+
+
+def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
+    """Return the verdict on the winner, which has to keep the promise that the user requires."""
+    if not criteria.batch_invariant or verdict.batch_invariant is not False:
+        return replace(verdict, state=TAKEN)
+    missing = missing_promise(criteria.dtype)
+    error = UnfitPluginError(
+        f"batch_invariant=True is set, but {verdict.name!r} cannot be used: {missing}."
+    )
+    refused = replace(verdict, state=REFUSED, rule="batch_invariant")
+    return replace(refused, error=error, is_fatal=True)
+
+
+def _others(
+    registry: PluginRegistry, kind: str, seen: Sequence[Verdict], criteria: Criteria
+) -> Iterator[Verdict]:
+    """Yield verdicts on those that do not take part."""
+    known = {(verdict.name, verdict.distribution) for verdict in seen}
+    names = " and ".join(reference_text(one) for one in criteria.references)
+    for one in registry.candidates(kind):
+        if (one.name, one.distribution) in known:
+            continue
+        rule, reason = registry.exclusion(one)
+        if criteria.references != (AUTO,) and rule in ("", "outside"):
+            rule, reason = "reference", f"{names} is requested" if names else "none is requested"
+        yield replace(Verdict(**one.identity()), rule=rule, reasons=(reason,))

@@ -1,0 +1,78 @@
+"""Precedence: in which order candidates are tried, and what one reference to a scheduler means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.errors import ContractError, PluginError, PluginNotFoundError
+from dovetail.plugins.contracts.checks import OtherContractError
+from dovetail.plugins.metadata.discovery import Candidate
+from dovetail.plugins.metadata.first_party import normalize_distribution
+from dovetail.plugins.registry import PluginRegistry
+from dovetail.plugins.resolving.reference import NamedReference, parse_reference
+
+
+def automatic_order(
+    registry: PluginRegistry, kind: str, preferred: Sequence[str], platform: str
+) -> list[Candidate]:
+    """Return the plugins of `kind` that take part in automatic selection, in their order.
+
+    preferred: by the platform called `platform`. If none of them is installed, that is an error for
+    a worker, since another platform's computes on another device, and else a warning.
+    """
+    order = registry.automatic(kind, preferred)
+    if not preferred or any(_is_installed(registry, kind, name) for name in preferred):
+        return order
+    installed = ", ".join(one.reference for one in registry.candidates(kind)) or "none"
+    text = (
+        f"The platform {platform!r} prefers the {kind} {', '.join(map(repr, preferred))}, which "
+        f"is not installed. Installed: {installed}."
+    )
+    if kind == "worker":
+        raise PluginNotFoundError(f"{text} Install it, or choose another with worker_cls.")
+    registry.warn(f"{text} Another one is used.")
+    return order
+
+
+def resolve_scheduler(
+    registry: PluginRegistry, reference: str | type
+) -> tuple[type[Any], type[Any] | None]:
+    """Return (scheduler class, policy class or None): `scheduler_cls` accepts a policy, too.
+
+    A policy means the core's own scheduler in that order.
+    """
+    from dovetail.scheduling import Scheduler  # the core's own plugin, imported when chosen
+
+    if not _is_known(registry, "scheduler", reference) and _is_known(registry, "policy", reference):
+        return Scheduler, registry.load("policy", reference)
+    try:
+        return registry.load("scheduler", reference), None
+    except (ContractError, PluginNotFoundError) as refusal:
+        try:
+            return Scheduler, registry.load("policy", reference)
+        except PluginError as wrong:
+            is_policy = isinstance(refusal, OtherContractError)
+            if is_policy and not isinstance(wrong, OtherContractError):
+                raise
+            raise refusal from None
+
+
+def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:
+    parsed = parse_reference(reference)
+    if not isinstance(parsed, NamedReference):
+        return True
+    owner = normalize_distribution(parsed.distribution)
+    return any(
+        one.name == parsed.name and owner in ("", normalize_distribution(one.distribution))
+        for one in registry.candidates(kind)
+    )
+
+
+def _is_known(registry: PluginRegistry, kind: str, reference: str | type) -> bool:
+    """Return whether `reference` may mean a plugin of `kind`; raise as `resolve` for the rest."""
+    try:
+        registry.resolve(kind, reference)
+    except PluginNotFoundError:
+        return False
+    return True

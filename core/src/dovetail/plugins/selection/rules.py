@@ -1,0 +1,176 @@
+"""The rules that a candidate has to pass before it can serve, in their order.
+
+A rule looks at one candidate and says yes or no with reasons; it raises PluginError if it cannot
+tell. Loads a class only after its needs are met and its probe said yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from dovetail.errors import ContractError, PluginError
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionRequirements,
+)
+from dovetail.interfaces.platform import Platform, Probe
+from dovetail.plugins.admission import check_probe, probe_failure
+from dovetail.plugins.capabilities import declared_ids
+from dovetail.plugins.construction import call_plugin as ask_plugin
+from dovetail.plugins.contracts.declared import device_refusal, missing_promise, promises_equal_bits
+from dovetail.plugins.kinds import get_kind
+from dovetail.plugins.platform_answers import check_info
+from dovetail.plugins.registry import PluginRegistry
+from dovetail.plugins.selection.verdict import ABLE, OUT, Criteria, Verdict
+from dovetail.value_checks import shorten
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What a rule looks at: one candidate and what is required of it."""
+
+    registry: PluginRegistry
+    kind: str
+    reference: str | type
+    verdict: Verdict
+    criteria: Criteria
+
+    def load(self) -> type[Any]:
+        """Return its class; the registry loads it once."""
+        return self.registry.load(self.kind, self.reference)
+
+
+def apply_rules(
+    registry: PluginRegistry,
+    kind: str,
+    reference: str | type,
+    verdict: Verdict,
+    criteria: Criteria,
+    *,
+    automatic: bool = False,
+) -> Verdict:
+    """Return `verdict` after the rules, in their order, as far as the first that says no."""
+    subject = _Subject(registry, kind, reference, verdict, criteria)
+    notes: list[str] = []
+    for rule, check in _RULES.items():
+        if rule == "automatic" and not automatic:
+            continue
+        try:
+            answer = check(subject)
+        except PluginError as error:
+            # A platform's probe that fails has not said that this is another machine.
+            unclear = kind == "platform" and rule in _PROBES
+            is_fatal = not automatic or unclear or registry.policy.strict
+            return verdict.failed(rule, error, is_fatal=is_fatal)
+        if not answer.usable:
+            refused = verdict.refused(rule, *answer.reasons)
+            return replace(refused, state=OUT) if rule == "automatic" else refused
+        notes += answer.reasons
+    cls = subject.load()
+    if kind == "platform":
+        verdict = replace(verdict, rank=verdict.rank or cls.rank)
+    promised = promises_equal_bits(kind, cls, criteria.dtype)
+    if promised is False:
+        notes.append(missing_promise(criteria.dtype))
+    return replace(verdict, state=ABLE, reasons=tuple(notes), batch_invariant=promised, cls=cls)
+
+
+def _unless(*reasons: str) -> Probe:
+    return Probe(usable=not any(reasons), reasons=tuple(filter(None, reasons)))
+
+
+def _needs(subject: _Subject) -> Probe:
+    return _unless(subject.registry.unmet_needs(subject.kind, subject.reference))
+
+
+def _manifest_probe(subject: _Subject) -> Probe:
+    if not get_kind(subject.kind).is_probed:
+        return Probe(usable=True)
+    return subject.registry.probe(subject.kind, subject.reference)
+
+
+def _contract(subject: _Subject) -> Probe:
+    cls = subject.load()
+    if subject.kind == "platform":
+        check_info(cls)
+    return Probe(usable=True)
+
+
+def _waits_to_be_named(subject: _Subject) -> Probe:
+    waits = subject.kind == "platform" and not subject.load().automatic
+    return _unless("it is used only if it is named" if waits else "")
+
+
+def _device(subject: _Subject) -> Probe:
+    platform = subject.criteria.platform
+    device_type = "" if platform is None else platform.info.device_type
+    return _unless(device_refusal(subject.kind, subject.load(), device_type))
+
+
+def _provides(subject: _Subject) -> Probe:
+    wanted = subject.criteria.provides
+    missing = wanted - declared_ids(subject.load(), "provides") if wanted else frozenset()
+    return _unless(f"it does not provide {', '.join(sorted(missing))}" if missing else "")
+
+
+def _requirements(subject: _Subject) -> Probe:
+    """Compare with every requirement that is known: without heads, those of the configuration."""
+    criteria = subject.criteria
+    if subject.kind != "attention":
+        return Probe(usable=True)
+    backend: type[AttentionBackend] = subject.load()
+    if criteria.requirements is not None:
+        return _unless(*attention_refusals(backend, criteria.requirements))
+    if criteria.config_requirements is None:
+        return Probe(usable=True)
+    capabilities: AttentionCapabilities = backend.capabilities
+    fitting = min(capabilities.head_sizes, default=1)
+    known = replace(criteria.config_requirements, head_size=fitting)
+    return _unless(*capabilities.refusals(known))
+
+
+def _class_probe(subject: _Subject) -> Probe:
+    if subject.kind != "platform":
+        return Probe(usable=True)
+    cls: type[Platform] = subject.load()
+    whose = f"platform {subject.verdict.name if subject.verdict.distribution else cls.info.name!r}"
+    try:
+        answer: object = cls.probe()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise probe_failure(whose, error) from error
+    return check_probe(whose, answer)
+
+
+_RULES: Mapping[str, Callable[[_Subject], Probe]] = MappingProxyType(
+    {
+        "needs": _needs,
+        "probe": _manifest_probe,
+        "contract": _contract,
+        "automatic": _waits_to_be_named,
+        "device": _device,
+        "provides": _provides,
+        "requirements": _requirements,
+        "class_probe": _class_probe,
+    }
+)
+"""What a candidate has to pass, in this order. A rule raises PluginError if it cannot tell."""
+_PROBES = ("probe", "class_probe")
+
+
+def attention_refusals(
+    backend: type[AttentionBackend], required: AttentionRequirements
+) -> list[str]:
+    """Return every reason why `backend` cannot do what is required."""
+    whose = f"attention backend {backend.name!r}"
+    own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(required))
+    if not isinstance(own, (list, tuple)) or not all(isinstance(one, str) for one in own):
+        raise ContractError(
+            f"The {whose} returned {shorten(own)} for refusals; it has to return a list of reasons."
+        )
+    return [*backend.capabilities.refusals(required), *own]

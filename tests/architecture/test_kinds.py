@@ -1,0 +1,63 @@
+"""The table of plugin kinds agrees with options, configuration, kit, scaffolds and documents."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+
+from dovetail.config import EngineArgs, EngineConfig, RequestedConfig
+from dovetail.plugins import KINDS, Kind
+from dovetail.plugins.kinds import ROLES, Cardinality
+from dovetail_devkit.scaffold import BLUEPRINTS
+from tests.architecture.sources import ROOT
+
+OPTIONS = {option.name: option for option in fields(EngineArgs)}
+CHOSEN = [kind for kind in KINDS.values() if kind.field]
+DEFAULTS = {Cardinality.ONE: "auto", Cardinality.OPTIONAL: None, Cardinality.MANY: ()}
+
+
+def _load(path: str) -> object:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+@pytest.mark.parametrize("kind", CHOSEN, ids=[kind.name for kind in CHOSEN])
+def test_the_option_and_the_field_of_a_kind_are_those_of_its_row(kind: Kind) -> None:
+    section, _, name = kind.field.partition(".")
+    for config in (RequestedConfig, EngineConfig):
+        node = config.model_fields[section].annotation
+        assert name in node.model_fields, config
+    if not kind.option:
+        assert kind.name == "model"
+        return
+    assert kind.option == name
+    default = "" if kind.option == "worker_extension_cls" else DEFAULTS[kind.cardinality]
+    assert OPTIONS[kind.option].default == default
+    assert OPTIONS[kind.option].metadata["help"]
+    assert all(OPTIONS[other].default is None for other in kind.other_options)
+    assert kind.roles and set(kind.roles) <= set(ROLES)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_the_contract_suite_and_fake_of_a_kind_are_where_its_row_says(kind: Kind) -> None:
+    assert kind.name == _load(kind.contract).CONTRACT
+    assert bool(kind.suite) == bool(kind.fake)
+    if kind.suite:
+        assert callable(_load(kind.suite_path)) and isinstance(_load(kind.fake_path), type)
+    assert kind.has_template == (kind.name in BLUEPRINTS)
+    assert all(KINDS[other].field == kind.field for other in kind.also_accepts)
+
+
+def test_the_page_on_plugins_lists_every_kind_as_its_row_has_it() -> None:
+    text = (ROOT / "docs/plugins/README.md").read_text(encoding="utf-8")
+    listed = [line for line in text.splitlines() if re.match(r"\| \[\w+\]\(\w+\.md\) \|", line)]
+    assert listed == [
+        f"| [{kind.name}]({kind.name}.md) | {kind.summary} | "
+        f"{f'`{kind.option}`' if kind.option else '`architectures` of config.json'} | "
+        f"{kind.cardinality} | {', '.join(kind.roles)} |"
+        for kind in CHOSEN
+        if not kind.is_sketch
+    ]
