@@ -1,15 +1,17 @@
-"""Answers that are on their way: handles, and the rings that they come over.
+"""What the workers answer: the rings that it comes over, and the handles that wait for it.
 
-Whoever wants a result takes in what comes, for everybody: there is no thread for it, and no hop
-between threads on the way of a step. Answers come in the order of the orders, so the next result is
-that of the oldest step; calls go by their order's number, and an answer whose handle was given up
-is dropped. Knows no order's content.
+Whoever wants a result reads the rings, for everybody: there is no thread for it, so a step's result
+does not wait for one. Answers come in the order of the orders, so the next result is that of
+the oldest step. Calls are found by their order's number, and an answer whose handle was dropped is
+dropped, too. Knows no order's content.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
 from dovetail.clock import Clock
@@ -25,18 +27,8 @@ _TURN_S = 0.25
 """How long one thread waits for a frame before others may look."""
 
 
-class Awaited(Protocol):
-    """What is waited for. order: its number. deadline_ns: 0 for none."""
-
-    order: int
-    deadline_ns: int
-
-    def missing_rank(self) -> int | None:
-        """Return a rank that has not answered yet, or None if it is settled."""
-
-
 class Answers:
-    """Takes in what the workers answer. May be used by several threads."""
+    """Reads what the workers answer. May be used by several threads."""
 
     def __init__(self, workers: Workers, clock: Clock, *, num_step_answers: int) -> None:
         """num_step_answers: how many ranks, from 0, answer each step."""
@@ -45,8 +37,8 @@ class Answers:
         self._readers = workers.answers
         self._group = workers.group
         self._clock = clock
-        self._steps: list[deque[StepHandle]] = [deque() for _ in range(num_step_answers)]
-        self._calls: WeakValueDictionary[int, CallHandle] = WeakValueDictionary()
+        self._steps: list[deque[Pending]] = [deque() for _ in range(num_step_answers)]
+        self._calls: WeakValueDictionary[int, Pending] = WeakValueDictionary()
         self._last_done = 0
         self._forked: EngineDeadError | None = None
 
@@ -54,17 +46,17 @@ class Answers:
         """In a forked child: let every call raise `error`; the rings are the parent's."""
         self._forked = error
 
-    def await_step(self, order: int, timeout_s: float) -> StepHandle:
+    def await_step(self, order: int, timeout_s: float) -> Pending:
         """Return a handle for the step whose second half is `order`."""
         deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
-        handle = StepHandle(self, order, deadline_ns, len(self._steps))
+        handle = Pending(self, order, len(self._steps), _step_result, deadline_ns=deadline_ns)
         for steps in self._steps:
             steps.append(handle)
         return handle
 
-    def await_call(self, order: int, rank: int | None) -> CallHandle:
+    def await_call(self, order: int, rank: int | None) -> Pending:
         """Return a handle for the call `order`; `rank`: whose answer is wanted."""
-        handle = CallHandle(self, order, rank)
+        handle = Pending(self, order, self.world_size, partial(_call_result, rank))
         self._calls[order] = handle
         return handle
 
@@ -78,13 +70,13 @@ class Answers:
         self.look()
         return any(self._steps)
 
-    def is_settled(self, awaited: Awaited) -> bool:
-        """Return whether `wait_for` would not wait; take in what has come."""
+    def is_settled(self, awaited: Pending) -> bool:
+        """Return whether `wait_for` would not wait; read what has come."""
         self.look()
         return awaited.missing_rank() is None or self._group.is_over()
 
     def look(self) -> None:
-        """Take in what has come, without waiting; a worker's end is told by whoever waits."""
+        """Read what has come, without waiting; a worker's end is raised by `wait_for`."""
         if self._forked is not None:
             raise self._forked
         with self.lock:
@@ -92,10 +84,10 @@ class Answers:
                 while self._take(rank, 0.0):
                     pass
 
-    def wait_for(self, awaited: Awaited, timeout_s: float | None) -> None:
+    def wait_for(self, awaited: Pending, timeout_s: float | None) -> None:
         """Return when `awaited` is settled.
 
-        Raises TimeoutError after `timeout_s` seconds, and the cause if the workers are no more.
+        Raises TimeoutError after `timeout_s` seconds, and the cause if the workers cannot go on.
         """
         if self._forked is not None:
             raise self._forked
@@ -107,14 +99,14 @@ class Answers:
             if awaited.deadline_ns and now_ns >= awaited.deadline_ns:
                 self._group.fail(
                     EngineDeadError(
-                        f"worker {rank} has not done a step within its deadline, "
-                        "step_timeout_s in the options of the executor."
+                        f"worker {rank} has not done a step within its deadline "
+                        "(the executor's option step_timeout_s)."
                     )
                 )
                 raise self._group.cause()
             left_s = _TURN_S if end_ns is None else (end_ns - now_ns) / 1e9
             with self.lock:
-                # Somebody else may have taken it in while this thread waited for its turn.
+                # Another thread may have read it while this one waited for its turn.
                 if awaited.missing_rank() == rank and not self._take(rank, min(left_s, _TURN_S)):
                     self._check_group()
 
@@ -123,14 +115,16 @@ class Answers:
             raise self._group.failure
 
     def _take(self, rank: int, timeout_s: float) -> bool:
-        """Take in the next frame of a rank; return False if none came."""
+        """Read the next frame of a rank; return False if none came."""
         try:
             frame = self._readers[rank].receive(timeout_s=timeout_s)
             self._settle(rank, frame)
         except TimeoutError:
             return False
         except MessageError as error:
-            self._group.fail(EngineDeadError(f"worker {rank} answers what is no answer: {error}"))
+            self._group.fail(
+                EngineDeadError(f"Worker {rank} sent something that is not an answer: {error}")
+            )
         except TransportError:
             if timeout_s:
                 raise self._group.cause() from None
@@ -148,80 +142,62 @@ class Answers:
             return
         output = decode_result(frame)
         if rank >= len(self._steps) or not self._steps[rank]:
-            raise MessageError(f"a result of step {output.step_id} that nobody has asked for.")
+            raise MessageError(f"a result of step {output.step_id}, which is not expected.")
         step = self._steps[rank].popleft()
         step.settle(rank, output)
         if rank == 0:
             self._last_done = step.order
 
 
-class StepHandle:
-    """A step's result. output: once it is there, put together from the ranks that answer."""
+class Pending:
+    """A handle for what the first ranks answer to an order: a step's result, or a call's answers.
 
-    __slots__ = ("_answers", "_by_rank", "deadline_ns", "order", "output")
+    order: its number. deadline_ns: when the worker that has not answered counts as failed; 0 for
+    never. finish: makes the result of the answers, or raises their error.
+    """
 
-    def __init__(self, answers: Answers, order: int, deadline_ns: int, num_ranks: int) -> None:
+    __slots__ = ("__weakref__", "_answers", "_by_rank", "_finish", "deadline_ns", "order")
+
+    def __init__(
+        self,
+        answers: Answers,
+        order: int,
+        num_ranks: int,
+        finish: Callable[[list[Any]], Any],
+        *,
+        deadline_ns: int = 0,
+    ) -> None:
         self._answers = answers
-        self._by_rank: list[ModelRunnerOutput | None] = [None] * num_ranks
+        self._by_rank: list[Any] = [None] * num_ranks
+        self._finish = finish
         self.order = order
         self.deadline_ns = deadline_ns
-        self.output: ModelRunnerOutput | None = None
 
-    def settle(self, rank: int, output: ModelRunnerOutput) -> None:
-        """Take a rank's result."""
-        self._by_rank[rank] = output
-        found = [one for one in self._by_rank if one is not None]
-        if len(found) == len(self._by_rank):
-            self.output = aggregate_outputs(found) if len(found) > 1 else output
-
-    def missing_rank(self) -> int | None:
-        """Return the first rank that has not answered."""
-        return None if self.output is not None else self._by_rank.index(None)
-
-    def done(self) -> bool:
-        """Return whether the result is there, or none will come."""
-        return self._answers.is_settled(self)
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """Wait for the result and return it, or raise why there is none."""
-        output = self.output
-        while output is None:
-            self._answers.wait_for(self, timeout)
-            output = self.output
-        return output
-
-
-class CallHandle:
-    """The answers of all workers to a call; `rank`: whose alone is wanted, or None."""
-
-    __slots__ = ("__weakref__", "_answers", "_by_rank", "_rank", "deadline_ns", "order")
-
-    def __init__(self, answers: Answers, order: int, rank: int | None) -> None:
-        self._answers = answers
-        self._rank = rank
-        self._by_rank: dict[int, CallAnswer] = {}
-        self.order = order
-        self.deadline_ns = 0
-
-    def settle(self, rank: int, answer: CallAnswer) -> None:
-        """Take a rank's answer."""
+    def settle(self, rank: int, answer: ModelRunnerOutput | CallAnswer) -> None:
+        """Keep a rank's answer."""
         self._by_rank[rank] = answer
 
     def missing_rank(self) -> int | None:
-        """Return the first rank that has not answered."""
-        if len(self._by_rank) == self._answers.world_size:
-            return None
-        return next(rank for rank in range(self._answers.world_size) if rank not in self._by_rank)
+        """Return the first rank that has not answered; None if all have."""
+        return self._by_rank.index(None) if None in self._by_rank else None
 
     def done(self) -> bool:
         """Return whether all have answered, or will not."""
         return self._answers.is_settled(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answers and return them; raise the error of the first rank that has one."""
+        """Wait for the answers; return what they amount to, or raise why there is none."""
         self._answers.wait_for(self, timeout)
-        found = [self._by_rank[rank] for rank in range(self._answers.world_size)]
-        for rank, answer in enumerate(found):
-            if answer.error is not None:
-                raise answer.error.error(f"worker {rank}" if len(found) > 1 else "")
-        return [one.value for one in found] if self._rank is None else found[self._rank].value
+        return self._finish(self._by_rank)
+
+
+def _step_result(outputs: list[ModelRunnerOutput]) -> ModelRunnerOutput:
+    return aggregate_outputs(outputs) if len(outputs) > 1 else outputs[0]
+
+
+def _call_result(rank: int | None, answers: list[CallAnswer]) -> Any:
+    """Return the values, or that of `rank` alone; raise the error of the first that has one."""
+    for number, answer in enumerate(answers):
+        if answer.error is not None:
+            raise answer.error.error(f"worker {number}" if len(answers) > 1 else "")
+    return [one.value for one in answers] if rank is None else answers[rank].value
