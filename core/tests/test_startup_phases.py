@@ -8,6 +8,7 @@ import pytest
 
 from dovetail.clock import ManualClock, MonotonicClock
 from dovetail.errors import CapacityError, StartError
+from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import construct
 from dovetail.processes.startup_phases import StartUp, describe_phases, enter_phase
 
@@ -79,7 +80,9 @@ def test_a_phase_is_not_silent_for_long(caplog):
         time.sleep(0.2)
     told = [one.getMessage() for one in caplog.records]
     assert 2 <= len(told) <= 4
-    assert all("load_model goes on" in one and "test_startup_phases" in one for one in told)
+    assert all(
+        "the phase load_model has taken" in one and "test_startup_phases" in one for one in told
+    )
 
 
 def test_a_phase_that_hangs_is_broken_off_where_it_is():
@@ -109,6 +112,17 @@ def test_a_plugin_whose_making_hangs_is_not_told_as_broken():
     assert "Endless" not in message and "test_startup_phases" in message, "where it was"
 
 
+def test_a_plugin_whose_import_hangs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "hangs_at_import.py").write_text("import time\ntime.sleep(30)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
+        start.enter("parts")
+        PluginRegistry().load("worker", "hangs_at_import:Worker")
+    message = str(raised.value)
+    assert "It was importing hangs_at_import." in message and "start_timeout_s" in message
+    assert "hangs_at_import.py:2" in message, "where it was"
+
+
 def test_elsewhere_than_in_the_main_thread_a_late_phase_is_told(caplog):
     found = []
 
@@ -122,5 +136,5 @@ def test_elsewhere_than_in_the_main_thread_a_late_phase_is_told(caplog):
     thread.start()
     thread.join()
     assert [one.name for one in found] == ["load_model"]
-    assert "load_model goes on" in caplog.text
+    assert "load_model has taken" in caplog.text
     assert not [one for one in threading.enumerate() if one.name == "start-watch"]

@@ -317,7 +317,9 @@ def _worker_doors() -> dict[str, Door]:
         local_rank=0,
         world_size=1,
     )
-    boot = WorkerBoot(spec=spec, orders=(3, 4), answers=(5, 6), reports_transfers=False)
+    boot = WorkerBoot(
+        spec=spec, orders=(3, 4), answers=(5, 6), reports_transfers=False, phase_timeout_s=1
+    )
     call = WorkerCall(
         number=1,
         operation="get_model_info",

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.errors import CapacityError, EngineDeadError, ModelError, PeerLostError, StalledError
+from dovetail.errors import (
+    CapacityError,
+    EngineDeadError,
+    ModelError,
+    PeerLostError,
+    StalledError,
+    StartError,
+)
 from dovetail_devkit.contexts import write_fake_config
 from dovetail_devkit.executor.workers import UnloadableWorker
 from dovetail_devkit.suites.executor import make_plans, start
@@ -146,10 +153,10 @@ def test_a_step_has_a_deadline(make):
 @pytest.mark.parametrize(
     ("how", "error", "told"),
     [
-        ("raises", Exception, "worker 1 .* in load_model: RuntimeError: the chip melted"),
+        ("raises", StartError, "worker 1 .* in load_model: .*RuntimeError: the chip melted"),
         ("refuses", CapacityError, "worker 1 .* in load_model: 7 GB are needed"),
         ("exits", EngineDeadError, "worker 1 .* ended in load_model with status 3"),
-        ("hangs", EngineDeadError, "After 1.9 s, worker 1 .* is in load_model"),
+        ("hangs", StartError, "worker 1 .* in load_model: .* within 1.8 s; .*multiproc_parts"),
     ],
 )
 def test_a_start_that_fails_names_worker_and_phase(make, how, error, told):

@@ -66,7 +66,7 @@ KINDS = {"engine": Engine, "worker": Worker, "sandbox": Sandbox}
 def running_children():
     """The children of this process, as their parent sees them."""
     gc.collect()
-    found = [one for one in gc.get_objects() if isinstance(one, ChildProcess)]
+    found = [one for one in gc.get_objects() if type(one) is ChildProcess]
     return [one for one in found if not one.is_closed]
 
 

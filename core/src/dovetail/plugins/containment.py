@@ -39,6 +39,7 @@ def contained(package: str, clock: Clock) -> Iterator[list[str]]:
             yield notes
     except BaseException as error:
         _forget(package, before)
+        error.add_note(f"It was importing {package}.")
         if text := printed.getvalue():
             error.add_note(f"While it was imported it printed {_shown(text)}.")
         raise

@@ -40,22 +40,22 @@ class ChildGroup:
         self._closing = False
         self._watch = threading.Thread(target=self._run, name="child-watch", daemon=True)
 
-    def wait_until_ready(self, phase_timeout_s: float, enter: Callable[[str], None]) -> list[bytes]:
+    def wait_until_ready(self, timeout_s: float, enter: Callable[[str], bool]) -> list[bytes]:
         """Return what each child returned when it was ready, by rank.
 
-        phase_timeout_s: for each phase. enter: called with each phase when the last child is in it.
-        Raises the error of the first that failed, or EngineDeadError naming each that is late.
+        enter: called with each phase when the last child is in it; returns whether the time, of
+        `timeout_s` seconds, begins anew. Raises the error of the first child that failed, or
+        EngineDeadError naming each that is late.
         """
         self._watch.start()
-        seen: int | None = None
+        deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
         while self.failure is None and (phase := self._slowest_phase()) < len(self._phases):
-            if phase == seen:
-                self._fail_start(phase_timeout_s)
-                break
-            seen = phase
-            enter(self._phases[phase])
+            if enter(self._phases[phase]):
+                deadline_ns = self._clock.now_ns() + int(timeout_s * 1e9)
+            left_s = (deadline_ns - self._clock.now_ns()) / 1e9
             with self._changed:
-                self._changed.wait_for(lambda: self._is_beyond(phase), phase_timeout_s)
+                if not self._changed.wait_for(lambda: self._is_beyond(phase), max(0.0, left_s)):
+                    self._fail_start(timeout_s)
         if self.failure is not None:
             raise self.failure
         return [child.content or b"" for child in self.children]

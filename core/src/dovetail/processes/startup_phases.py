@@ -1,9 +1,8 @@
-"""The phases of an engine's start: each with a name, a deadline, and its time and memory noted.
+"""The phases of an engine's start: each has a name, a deadline, and its time and memory recorded.
 
-A start is a line of phases; whoever does the work says which one begins. What goes wrong is told
-with the phase's name, and everything made so far is taken back, the last first. No phase is silent
-for long: a thread tells of one that goes on, and ends it at its deadline. Knows no part of an
-engine.
+A start enters one phase after the other. An error names the phase in which it was raised, and
+everything made so far is undone, the last first. A thread logs a phase that takes long, with the
+place where it is, and interrupts it at its deadline. Knows no part of an engine.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ PHASES = (
 """The phases of a start with an executor of the core, in order; `start.…` are fault points."""
 
 REPORT_S = 10.0
-"""How long a phase goes on without a word."""
+"""After how many seconds a phase that still runs is logged, again and again."""
 
 _STACK_FRAMES = 3
 # A signal whose default is to be ignored, so that one that comes too late harms nobody.
@@ -52,7 +51,7 @@ _SIGNAL = signal.SIGURG
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRecord:
-    """One phase that has ended. Memory: of this process, resident, at its begin and end."""
+    """One phase that has ended. Memory: resident, of this process, before and after it."""
 
     name: str
     took_s: float
@@ -60,7 +59,7 @@ class PhaseRecord:
     after_bytes: int
 
     def __str__(self) -> str:
-        """Return it as the log shows it."""
+        """Return the record as the log shows it."""
         grown = (self.after_bytes - self.before_bytes) / 2**20
         return f"{self.name} {self.took_s:.2f} s {grown:+.0f} MiB"
 
@@ -81,10 +80,10 @@ class _Running:
 class StartUp:
     """One start: `with StartUp(clock, deadline_s=600) as start: start.enter("plugins"); …`.
 
-    If the block raises, what `undo` was told of is done, the last first. A DovetailError goes on
-    with its `phase` set; any other Exception becomes a StartError that names the phase. At its
-    deadline a phase is broken off where the start runs in the main thread and nobody else handles
-    SIGURG; elsewhere, and in native code that does not return, it can only be told.
+    If the block raises, the calls given to `undo` are made, the last first. A DovetailError gets
+    its `phase` set; any other Exception becomes a StartError that names the phase. A phase can be
+    interrupted at its deadline where the start runs in the main thread and nobody else handles
+    SIGURG; elsewhere, and in native code that does not return, it is only logged.
     records: the phases that have ended.
     """
 
@@ -96,7 +95,7 @@ class StartUp:
         report_s: float = REPORT_S,
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        """deadline_s: for each phase. tell: is given the name of each phase that begins."""
+        """deadline_s: for each phase. notify: called with the name of each phase that begins."""
         self.records: list[PhaseRecord] = []
         self._clock = clock
         self._deadline_s = deadline_s
@@ -115,7 +114,7 @@ class StartUp:
         self._token = _current.set(self)
         main = self._owner is threading.main_thread()
         if main and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
-            signal.signal(_SIGNAL, self._break_off)
+            signal.signal(_SIGNAL, self._interrupt)
             self._handles = True
         self._watch_until_done = True
         self._watch.start()
@@ -127,7 +126,7 @@ class StartUp:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the last phase, or take everything back and tell what went wrong, and when."""
+        """End the last phase; if the block raised, undo everything and name the phase."""
         phase = self._running.name if self._running is not None else ""
         self._end_phase()
         self._stop_watch()
@@ -135,22 +134,31 @@ class StartUp:
         if error is None:
             self._undo.pop_all()
             return
-        self._roll_back()
-        # What makes plugins takes all that is raised there for the plugin's failure.
+        try:
+            self._undo.close()
+        except Exception as undo_error:  # must not hide the first error
+            logger.warning("Undoing a failed start: %s", describe_failure(undo_error))
+        # Whoever makes a plugin takes every error raised there for the plugin's failure.
         overdue = error if isinstance(error, _Overdue) else error.__cause__
         if isinstance(overdue, _Overdue):
-            late = StartError(
-                f"a phase of the start has not ended within {self._deadline_s:g} s; it was "
-                f"{overdue}. Mend what it waits for, or raise start_timeout_s."
-            )
-            late.phase = phase
-            raise late from None
+            found = [*getattr(overdue, "__notes__", ()), *getattr(error, "__notes__", ())]
+            notes = "".join(f" {note}" for note in dict.fromkeys(found))
+            raise self._start_error(
+                f"A phase of the start has not ended within {self._deadline_s:g} s; it was "
+                f"{overdue}.{notes} Find out what it waits for, or raise start_timeout_s.",
+                phase,
+            ) from None
         if isinstance(error, DovetailError):
             error.phase = error.phase or phase
         elif isinstance(error, Exception):
-            unexpected = StartError(f"the engine could not start: {describe_failure(error)}")
-            unexpected.phase = phase
-            raise unexpected from error
+            text = f"The engine could not start: {describe_failure(error)}"
+            raise self._start_error(text, phase) from error
+
+    @staticmethod
+    def _start_error(text: str, phase: str) -> StartError:
+        error = StartError(text)
+        error.phase = phase
+        return error
 
     def enter(self, name: str) -> None:
         """End the phase before, and begin another one."""
@@ -166,7 +174,7 @@ class StartUp:
             fault(f"start.{name}")
 
     def undo(self, call: Callable[[], object]) -> None:
-        """Remember what takes back what was just made, if the start fails."""
+        """Register a call that is made if the start fails."""
         self._undo.callback(call)
 
     def _end_phase(self) -> None:
@@ -183,13 +191,6 @@ class StartUp:
                 )
             )
 
-    def _roll_back(self) -> None:
-        try:
-            self._undo.close()
-        except Exception as error:
-            # The first error is the one to tell; this one must not hide it.
-            logger.warning("Taking a failed start back: %s", describe_failure(error))
-
     def _stop_watch(self) -> None:
         with self._changed:
             self._watch_until_done = False
@@ -199,7 +200,7 @@ class StartUp:
             signal.signal(_SIGNAL, signal.SIG_DFL)
 
     def _run_watch(self) -> None:
-        """In the thread: tell of a phase that goes on, and of one that is past its deadline."""
+        """In the thread: log a phase that takes long; interrupt it at its deadline."""
         seen: _Running | None = None
         next_s = 0.0
         with self._changed:
@@ -209,29 +210,29 @@ class StartUp:
                 if seen is None:
                     self._changed.wait()
                     continue
-                went_s = (self._clock.now_ns() - seen.begun_ns) / 1e9
-                if went_s < next_s:
-                    self._changed.wait(next_s - went_s)
+                taken_s = (self._clock.now_ns() - seen.begun_ns) / 1e9
+                if taken_s < next_s:
+                    self._changed.wait(next_s - taken_s)
                     continue
-                self._speak(seen, went_s)
-                next_s = went_s + self._report_s
-                if went_s < self._deadline_s:
+                self._report(seen, taken_s)
+                next_s = taken_s + self._report_s
+                if taken_s < self._deadline_s:
                     next_s = min(next_s, self._deadline_s)
 
-    def _speak(self, phase: _Running, went_s: float) -> None:
+    def _report(self, phase: _Running, taken_s: float) -> None:
         logger.warning(
-            "Start-up: %s goes on for %.0f s (%.0f s are allowed): %s",
+            "Start-up: the phase %s has taken %.0f s (the limit is %.0f s): %s",
             phase.name,
-            went_s,
+            taken_s,
             self._deadline_s,
             _stack_of(self._owner),
         )
-        if went_s >= self._deadline_s and self._late is not phase and self._handles:
+        if taken_s >= self._deadline_s and self._late is not phase and self._handles:
             self._late = phase
             signal.pthread_kill(self._owner.ident or 0, _SIGNAL)
 
-    def _break_off(self, number: int, frame: FrameType | None) -> None:
-        """The signal's handler: end the phase that is late, if it is still the one that runs."""
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The signal's handler: interrupt the phase that is late, if it still runs."""
         if self._late is not None and self._late is self._running:
             raise _Overdue(_stack_text(frame))
 
@@ -240,9 +241,9 @@ _current: ContextVar[StartUp | None] = ContextVar("dovetail_start", default=None
 
 
 def enter_phase(name: str) -> None:
-    """Begin another phase of the start that this thread is in; do nothing if it is in none.
+    """Begin another phase of this thread's start; do nothing if there is none.
 
-    For executors, whose making takes most of a start.
+    For executors, which take most of the time of a start.
     """
     start = _current.get()
     if start is not None:

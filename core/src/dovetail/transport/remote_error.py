@@ -1,7 +1,7 @@
-"""Errors on the wire: an error's class, by name, and what it says.
+"""Errors of another process: the class, by name, and the text.
 
-An error of ours keeps its class; any other comes as the root of our tree, its class in its text.
-Nothing is looked up but the classes of `dovetail.errors`.
+A DovetailError keeps its class; any other error arrives as a DovetailError whose text names its
+class. Only the classes of `dovetail.errors` are looked up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RemoteError:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """Return what is to be told of `error`."""
+        """Return what is sent of `error`, without its phase, which the receiver knows."""
         if not isinstance(error, DovetailError):
             return cls("", describe_failure(error))
         kind = next(
@@ -37,7 +37,7 @@ class RemoteError:
         return cls(kind, _text(error))
 
     def error(self, whose: str = "") -> DovetailError:
-        """Return the error that was told of. whose: what to put before its text."""
+        """Return the error. whose: what its text begins with."""
         text = f"{whose}: {self.text}" if whose else self.text
         if self.kind == EngineDeadError.__name__:
             return EngineDeadError(text, digest=self.detail)
@@ -50,5 +50,5 @@ class RemoteError:
 
 
 def _text(error: DovetailError) -> str:
-    text = str(error)
+    text = str(error).removesuffix(f" (start-up phase: {error.phase})")
     return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"

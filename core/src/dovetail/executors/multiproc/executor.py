@@ -39,6 +39,8 @@ from dovetail.transport.ring import MAX_FRAME_BYTES
 _ROOM_S = 0.05
 _SHARE_OF_DEADLINE = 0.95
 """Of a phase's deadline: sooner than the start's own watch, which knows no worker by name."""
+_FAILED_STOP_S = 1.0
+"""For workers to end by themselves after a start that failed."""
 _OF_THE_START = ("init_device", "load_model")
 _NOTHING = "dovetail.executors.multiproc.host:do_nothing"
 
@@ -74,7 +76,9 @@ class MultiprocExecutor(Executor):
             deadline_s = _SHARE_OF_DEADLINE * config.start_timeout_s
             check_plugins(context.plugins, self._group.wait_until_ready(deadline_s, _enter))
         except BaseException:
-            self.shutdown()
+            self._closed = True
+            self._workers.close(_FAILED_STOP_S)
+            self._end()
             raise
         gathers = config.worker.kv_connector is not None
         self._answers = Answers(
@@ -212,9 +216,11 @@ class _Executed:
             self._executor.collective_rpc(_NOTHING, timeout=timeout)
 
 
-def _enter(phase: str) -> None:
+def _enter(phase: str) -> bool:
+    """Begin a phase of the engine's start; return whether it is one, with a deadline of its own."""
     if phase in _OF_THE_START:
         enter_phase(phase)
+    return phase in _OF_THE_START
 
 
 def check_result_size(max_num_batched_tokens: int, max_logprobs: int) -> None:

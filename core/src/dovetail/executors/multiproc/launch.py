@@ -24,6 +24,9 @@ from dovetail.transport.ring import RingReader, RingWriter, make_ring, make_ring
 from dovetail.transport.ring_memory import RingShape
 from dovetail.transport.wire_types import encode
 
+_SHARE_OF_DEADLINE = 0.9
+"""Of a phase's deadline: a worker knows what it waits for, so it is the first to report it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
@@ -79,6 +82,7 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
                 orders=place.descriptors,
                 answers=writer.descriptors,
                 reports_transfers=context.config.worker.kv_connector is not None,
+                phase_timeout_s=_SHARE_OF_DEADLINE * context.config.start_timeout_s,
             )
             fault("multiproc.spawn")
             group.children.append(

@@ -6,10 +6,12 @@ from contextlib import ExitStack
 
 import msgspec
 
+from dovetail.clock import MonotonicClock
 from dovetail.executors.multiproc.host import WorkerHost
 from dovetail.executors.worker_spec import WorkerSpec, describe_plugins, make_worker
 from dovetail.faults import fault
 from dovetail.processes.child_main import ChildContext
+from dovetail.processes.startup_phases import StartUp
 from dovetail.transport.ring import RingPlace, RingReader, RingWriter, RingWriterPlace
 from dovetail.transport.wire_types import decode
 
@@ -18,12 +20,14 @@ class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """orders, answers: the descriptors of this worker's places at the two rings.
 
     reports_transfers: whether each rank answers each step with what its KV connector reports.
+    phase_timeout_s: for each phase of the start.
     """
 
     spec: WorkerSpec
     orders: tuple[int, ...]
     answers: tuple[int, ...]
     reports_transfers: bool
+    phase_timeout_s: float
 
 
 def serve(context: ChildContext) -> int:
@@ -57,14 +61,16 @@ def _work(
 ) -> None:
     """Make the worker and serve; register in `ends` how the worker is shut down."""
     fault("worker.make")
-    worker, plugins = make_worker(boot.spec, context.enter_phase)
-    ends.callback(worker.shutdown)
-    context.enter_phase("init_device")
-    fault("worker.init_device")
-    worker.init_device()
-    context.enter_phase("load_model")
-    fault("worker.load_model")
-    worker.load_model()
+    deadline_s = boot.phase_timeout_s
+    with StartUp(MonotonicClock(), deadline_s=deadline_s, notify=context.enter_phase) as start:
+        worker, plugins = make_worker(boot.spec, start.enter)
+        ends.callback(worker.shutdown)
+        start.enter("init_device")
+        fault("worker.init_device")
+        worker.init_device()
+        start.enter("load_model")
+        fault("worker.load_model")
+        worker.load_model()
     fault("worker.ready")
     context.ready(describe_plugins(plugins))
     rank, reports = boot.spec.rank, boot.reports_transfers
