@@ -279,7 +279,7 @@ class Silent:
     batch_invariant: ClassVar = frozenset()
 
 
-@pytest.mark.parametrize("kind", ["attention", "linear_method", "ops"])
+@pytest.mark.parametrize("kind", ["attention", "linear_method"])
 def test_the_promise_is_of_a_dtype(kind):
     assert promises_equal_bits(kind, Promising, "bfloat16") is True
     assert promises_equal_bits(kind, Promising, "float16") is False

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from dovetail.errors import ContractError
-from dovetail.plugins.contract import check_contract
+from dovetail.plugins.contracts.checks import check_contract
 from dovetail.retired_names import RETIRED_IMPORTS
 from dovetail_devkit.fakes.attention import FakeAttentionBackend
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dovetail.cli import main
+from dovetail.plugins.contracts.checks import contract_version
 
 SOURCE = """
 from typing import ClassVar
@@ -69,7 +70,7 @@ def test_everything_is_shown_and_nothing_imported(site, capsys):
     assert shown["class"].strip() == "shown_mod:Mine"
     assert shown["distribution"].strip() == "shown-dist 2.5"
     assert shown["source"].strip() == str(site / "shown_mod/__init__.py")
-    assert "takes in this core's 0.2" in shown["api"]
+    assert f"takes in this core's {contract_version('policy')}" in shown["api"]
     assert shown["needs"].strip() == "paged_kv_cache"
     assert shown["rank"].strip() == "4"
     assert shown["roles"].strip() == "engine, frontend, worker"

@@ -250,7 +250,7 @@ _ROWS = (
     Kind(
         name="step_extension",
         interface="StepExtension",
-        summary="takes part in the steps of the requests that ask",
+        summary="takes part in the steps of a request",
         field="extensions.step_extensions",
         option="step_extensions",
         cardinality=Cardinality.MANY,
