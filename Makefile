@@ -50,6 +50,7 @@ check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/ruff check --quiet $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config core/layers.toml
 	$(BIN)/python -m pytest -q tests/architecture
 
 sanitize: $(STAMP)  ## run the native kernels under address and undefined-behaviour sanitizers

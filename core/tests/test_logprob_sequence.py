@@ -11,7 +11,7 @@ from dovetail.clock import ManualClock
 from dovetail.engine.output_chunks import cut_outputs
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.interfaces.scheduler import EngineCoreOutputs
-from dovetail.logprob_store import LogprobStore
+from dovetail.logprobs import LogprobStore
 from dovetail.outputs import Logprob, LogprobSequence, RequestOutputKind
 from dovetail.request import EngineCoreRequest
 from dovetail.result import LogprobColumns

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,30 @@ def test_contracts_of_import_linter_are_kept():
     done = run("-c", program)
     # What it has to say is long; the end names the broken contract and the lines to change.
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def lint_layers(sources: Path) -> subprocess.CompletedProcess[str]:
+    """Check the layers of the core whose sources are in `sources`."""
+    program = (
+        "import sys; from importlinter.cli import lint_imports; "
+        f"sys.exit(lint_imports({str(ROOT / 'core/layers.toml')!r}, no_cache=True))"
+    )
+    return run("-c", program, PYTHONPATH=str(sources))
+
+
+def test_the_layers_of_the_core_are_kept():
+    done = lint_layers(ROOT / "core/src")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_a_type_from_a_higher_layer_is_found(tmp_path):
+    shutil.copytree(ROOT / "core/src/dovetail", tmp_path / "dovetail")
+    with open(tmp_path / "dovetail/kv_cache/sizing.py", "a", encoding="utf-8") as file:
+        file.write("\nif __debug__:\n    from typing import TYPE_CHECKING\n")
+        file.write("    if TYPE_CHECKING:\n        from dovetail.engine.core import EngineCore\n")
+    done = lint_layers(tmp_path)
+    assert done.returncode == 1
+    assert "dovetail.kv_cache is not allowed to import dovetail.engine" in done.stdout
 
 
 def test_importing_the_names_used_loads_nothing_heavy(imports):

@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 
 from dovetail.config import EngineArgs, EngineConfig, RequestedConfig
+from dovetail.plugin_kinds import ROLES, Cardinality
 from dovetail.plugins import KINDS, Kind
-from dovetail.plugins.kinds import ROLES, Cardinality
 from dovetail_devkit.scaffold import BLUEPRINTS
 from tests.architecture.sources import ROOT
 

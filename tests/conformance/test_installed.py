@@ -3,8 +3,8 @@
 import pytest
 from conformance.subjects import SUBJECTS, check
 
+from dovetail.plugin_kinds import KINDS
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.kinds import KINDS
 from dovetail_devkit import FAKES, SUITES, load_fake
 
 REGISTRY = PluginRegistry()

@@ -132,7 +132,7 @@ class Tree:
         for package in ("dovetail", "dovetail_devkit"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(_folder(package), root / package, ignore=ignored)
-        table = root / "dovetail/plugins/kinds.py"
+        table = root / "dovetail/plugin_kinds.py"
         before, start, rows = table.read_text().partition("_ROWS = (\n")
         table.write_text(before + start + row + rows)
         (root / "dovetail/interfaces/translator.py").write_text(CONTRACT)
@@ -190,7 +190,7 @@ def tree(tmp_path_factory):
 
 def test_a_new_kind_takes_four_files(tree):
     assert tree.changes() == {
-        "dovetail/plugins/kinds.py",
+        "dovetail/plugin_kinds.py",
         "dovetail/interfaces/translator.py",
         "dovetail_devkit/fakes/translator.py",
         "dovetail_devkit/suites/translator.py",

@@ -21,8 +21,8 @@ from gpu.catalogue import DEVICE_PLUGINS, SECTIONS
 from gpu.tables import UNVERIFIED, page_block, plugins_block, verified_text
 
 from architecture.sources import members, project_of
+from dovetail.plugin_kinds import GROUP_PREFIX, KINDS
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
 
 ADVICE = "run `python tests/docs/record_gpu.py`"
 RUN = {

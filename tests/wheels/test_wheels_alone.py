@@ -10,7 +10,7 @@ import pytest
 from wheels.clean_environment import make_environment, run
 
 from architecture.sources import ROOT, members, project_of, relative
-from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
+from dovetail.plugin_kinds import GROUP_PREFIX, KINDS
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,21 @@ makes many of them: a frozen one takes three times as long to make, keywords twi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from operator import eq as _equal
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from dovetail.logprob_store import LogprobStore
+from dovetail.logprobs import Logprob, LogprobSequence, TokenLogprobs
+
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "LogprobSequence",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "TokenLogprobs",
+]
 
 
 class RequestOutputKind(Enum):
@@ -26,69 +33,6 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
-
-
-@dataclass(slots=True)
-class Logprob:
-    """How likely a token was.
-
-    logprob: natural logarithm. rank: 1 is the most likely token of the vocabulary.
-    decoded_token: the token's own text, or None where nothing is detokenised.
-    """
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-TokenLogprobs = dict[int, Logprob]
-"""Token id to how likely it was: the token that stands there first, then the best, best first."""
-
-
-class LogprobSequence(Sequence[Any]):
-    """The log-probabilities of successive tokens: a read-only sequence of `TokenLogprobs`.
-
-    They are kept as columns of numbers, 8 bytes an entry; each access makes a new dictionary of
-    `Logprob` objects. An entry is None where nothing is known: the first token of a prompt.
-    Compares equal to a list of the same entries; a slice, and a sum with a list, is a list.
-    """
-
-    __slots__ = ("_num_positions", "_store")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, store: LogprobStore) -> None:
-        """store: is shown as it is now; what is added to it later is not shown."""
-        self._store = store
-        self._num_positions = len(store)
-
-    def __len__(self) -> int:
-        return self._num_positions
-
-    def __getitem__(self, index: int | slice) -> Any:
-        found = range(self._num_positions)[index]  # raises IndexError, and counts from the end
-        if isinstance(found, range):
-            return [self._store.at(position) for position in found]
-        return self._store.at(found)
-
-    def __iter__(self) -> Iterator[TokenLogprobs | None]:
-        return map(self._store.at, range(self._num_positions))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, list | LogprobSequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(_equal, self, other))
-
-    def __add__(self, other: Sequence[Any]) -> list[Any]:
-        return [*self, *other]
-
-    def __radd__(self, other: Sequence[Any]) -> list[Any]:
-        return [*other, *self]
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return list, (list(self),)  # a copy is a list, which holds no tokenizer
 
 
 @dataclass(slots=True)

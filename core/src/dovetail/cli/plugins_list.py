@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_table
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugin_kinds import KINDS
 from dovetail.plugins.metadata.commands import KIND as COMMAND
 from dovetail.plugins.metadata.commands import find_commands
 from dovetail.plugins.metadata.discovery import Candidate

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail.errors import ConfigError, nearest
-from dovetail.plugins.kinds import KINDS, Cardinality
+from dovetail.plugin_kinds import KINDS, Cardinality
 
 if TYPE_CHECKING:
     from dovetail.interfaces.requested_config import RequestedConfig

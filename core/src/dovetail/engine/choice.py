@@ -20,10 +20,10 @@ from dovetail.interfaces.attention import AttentionFacts
 from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.platform import Platform
 from dovetail.interfaces.worker import WorkerContext
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.attention_requirements import attention_requirements, read_attention_facts
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
 from dovetail.plugins.construction import call_plugin
-from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.selection import (
     ABLE,
     AUTO,

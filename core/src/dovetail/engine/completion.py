@@ -13,7 +13,7 @@ from dovetail.engine.detokenizer import Detokenizer, make_detokenizer
 from dovetail.engine.stop_strings import StopStringFilter
 from dovetail.interfaces.scheduler import Finished
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.logprob_store import LogprobStore
+from dovetail.logprobs import LogprobStore
 from dovetail.outputs import CompletionOutput, LogprobSequence
 from dovetail.request import EngineCoreRequest, FinishReason
 from dovetail.result import LogprobColumns

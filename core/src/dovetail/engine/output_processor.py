@@ -16,7 +16,7 @@ from dovetail.engine.completion import Completion, LogprobTexts
 from dovetail.errors import RequestError
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.logprob_store import LogprobStore
+from dovetail.logprobs import LogprobStore
 from dovetail.outputs import LogprobSequence, RequestMetrics, RequestOutput, RequestOutputKind
 from dovetail.request import EngineCoreRequest, FinishReason
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail.errors import PluginNotFoundError
-from dovetail.plugins.kinds import KINDS, Cardinality, Kind, get_kind
+from dovetail.plugin_kinds import KINDS, Cardinality, Kind, get_kind
 from dovetail.plugins.resolving.reference import reference_text
 from dovetail.plugins.selection import AUTO
 from dovetail.value_checks import shorten

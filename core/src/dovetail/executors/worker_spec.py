@@ -17,6 +17,7 @@ from dovetail.errors import ConfigError, ContractError, MessageError, PluginErro
 from dovetail.frozen_mapping import freeze
 from dovetail.interfaces.engine_config import ExecutorConfig
 from dovetail.interfaces.executor import ExecutorContext
+from dovetail.interfaces.plugin_lookup import PluginLookup
 from dovetail.interfaces.worker import WorkerBase, WorkerContext
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
@@ -141,7 +142,7 @@ def describe_plugins(plugins: PluginRegistry) -> bytes:
     return encode([_pack_resolution(one) for one in plugins.resolutions])
 
 
-def check_plugins(engine: PluginRegistry, per_rank: Sequence[bytes]) -> None:
+def check_plugins(engine: PluginLookup, per_rank: Sequence[bytes]) -> None:
     """Raise PluginError, with every difference, if processes have loaded different plugins.
 
     per_rank: what `describe_plugins` returned in each worker's process.
@@ -180,7 +181,7 @@ def _unpack_resolution(packed: Mapping[str, Any]) -> Resolution:
     return Resolution(**(dict(packed) | lists | options))
 
 
-def _reference(plugins: PluginRegistry, kind: str, cls: type) -> str:
+def _reference(plugins: PluginLookup, kind: str, cls: type) -> str:
     """Return a reference by which another process finds the class of a plugin loaded here."""
     found = plugins.resolution_of(kind, cls)
     if found is not None and found.distribution:

@@ -22,7 +22,7 @@ from dovetail.value_checks import shorten
 if TYPE_CHECKING:
     from dovetail.interfaces.engine_config import ExecutorConfig
     from dovetail.interfaces.platform import Platform
-    from dovetail.plugins import PluginRegistry
+    from dovetail.interfaces.plugin_lookup import PluginLookup
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -66,7 +66,7 @@ class ExecutorContext:
 
     config: ExecutorConfig
     platform: Platform
-    plugins: PluginRegistry
+    plugins: PluginLookup
     worker_cls: type
     options: Mapping[str, object] = field(default_factory=dict)
     worker_options: Mapping[str, object] = field(default_factory=dict)

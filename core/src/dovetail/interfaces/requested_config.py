@@ -31,7 +31,7 @@ from dovetail.interfaces.config_fields import (
     exactly,
     integer,
 )
-from dovetail.plugins.kinds import KINDS, Cardinality
+from dovetail.plugin_kinds import KINDS, Cardinality
 from dovetail.sampling_params import (
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGPROBS,

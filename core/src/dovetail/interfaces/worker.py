@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.engine_config import WorkerConfig
     from dovetail.interfaces.executor import Handle
     from dovetail.interfaces.platform import Platform
-    from dovetail.plugins import PluginRegistry
+    from dovetail.interfaces.plugin_lookup import PluginLookup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class WorkerContext:
 
     config: WorkerConfig
     platform: Platform
-    plugins: PluginRegistry
+    plugins: PluginLookup
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1

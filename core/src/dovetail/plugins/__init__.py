@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from dovetail.plugins.kinds import KINDS, Kind, get_kind
+from dovetail.plugin_kinds import KINDS, Kind, get_kind
 
 if TYPE_CHECKING:
     from dovetail.plugins.contracts.checks import check_contract

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.errors import ConfigError, ContractError, nearest
 from dovetail.frozen_mapping import FrozenDict, freeze
-from dovetail.plugins.kinds import get_kind
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.metadata.description import Description
 from dovetail.retired_names import renamed_hint
 from dovetail.value_checks import shorten

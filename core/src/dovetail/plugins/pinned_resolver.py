@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.errors import PluginError, PluginNotFoundError
-from dovetail.plugins.kinds import get_kind
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.metadata.description import Describer
 from dovetail.plugins.metadata.discovery import Candidate, Discovery
 from dovetail.plugins.metadata.first_party import normalize_distribution

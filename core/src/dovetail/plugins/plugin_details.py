@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import PluginError, nearest
+from dovetail.plugin_kinds import KINDS, get_kind
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.contracts.adapters import ADAPTERS, check_api
 from dovetail.plugins.contracts.api_range import parse_range
 from dovetail.plugins.contracts.checks import contract_version, load_interface
-from dovetail.plugins.kinds import KINDS, get_kind
 from dovetail.plugins.metadata.description import Description
 from dovetail.plugins.registry import PluginRegistry
 

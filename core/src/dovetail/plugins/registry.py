@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import PluginError
+from dovetail.plugin_kinds import KINDS
 from dovetail.plugins.admission import Admission, Plugin, check_needed
 from dovetail.plugins.capabilities import CORE_CAPABILITIES
 from dovetail.plugins.contracts.adapters import ADAPTERS, Adapters
-from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.metadata.description import Describer, Description
 from dovetail.plugins.metadata.discovery import Candidate, Discovery, discover
 from dovetail.plugins.metadata.first_party import first_party_owner

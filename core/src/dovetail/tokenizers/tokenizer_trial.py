@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dovetail import __version__
 from dovetail.errors import ModelError
 from dovetail.sandbox.child import (
     BoundedChild,
@@ -76,7 +75,7 @@ def try_tokenizer(
 
 
 def _digest(content: bytes, text: bytes, limits: ChildLimits) -> str:
-    versions = f"{__version__} {_CHECKS} {version('tokenizers')} {limits}"
+    versions = f"{version('dovetail-core')} {_CHECKS} {version('tokenizers')} {limits}"
     digest = hashlib.blake2b(versions.encode(), digest_size=32)
     digest.update(len(text).to_bytes(8, "little") + text)
     digest.update(content)

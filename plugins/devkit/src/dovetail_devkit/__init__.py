@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugin_kinds import KINDS
 
 __all__ = ["FAKES", "SUITES", "load_fake", "load_suite"]
 

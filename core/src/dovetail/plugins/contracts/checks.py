@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any, Generic, Protocol
 
 from dovetail.errors import ContractError
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.contracts.api_range import Version, parse_version
 from dovetail.plugins.contracts.declared import field_problems
 from dovetail.plugins.contracts.signatures import find_mismatches
-from dovetail.plugins.kinds import get_kind
 from dovetail.value_checks import shorten
 
 _DECLARATIONS = ("CONTRACT", "CONTRACT_VERSION")

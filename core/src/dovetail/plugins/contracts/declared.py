@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.interfaces.attention import AttentionCapabilities
 from dovetail.interfaces.ops import ROUNDED, overridden_operations
-from dovetail.plugins.kinds import get_kind
+from dovetail.plugin_kinds import get_kind
 from dovetail.retired_names import RETIRED_FEATURES, renamed_hint
 from dovetail.value_checks import shorten
 

@@ -13,7 +13,7 @@ from importlib.metadata import Distribution, distributions
 from itertools import takewhile
 from typing import Any
 
-from dovetail.plugins.kinds import GROUP_PREFIX, KINDS
+from dovetail.plugin_kinds import GROUP_PREFIX, KINDS
 from dovetail.plugins.metadata.first_party import (
     first_party_owner,
     first_party_package,

@@ -22,8 +22,8 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from dovetail.errors import nearest
+from dovetail.plugin_kinds import KINDS, ROLES
 from dovetail.plugins.contracts.api_range import parse_range
-from dovetail.plugins.kinds import KINDS, ROLES
 from dovetail.plugins.metadata.discovery import Installation
 from dovetail.plugins.metadata.metadata_files import (
     MAX_ENTRY_POINTS_BYTES,

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError, nearest
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugin_kinds import KINDS
 from dovetail.plugins.metadata.first_party import normalize_distribution
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
-from dovetail.plugins.kinds import get_kind
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.metadata.discovery import Candidate
 from dovetail.plugins.metadata.first_party import normalize_distribution
 from dovetail.plugins.resolving.reference import FORMS, NamedReference

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError
-from dovetail.plugins.kinds import KINDS, get_kind
+from dovetail.plugin_kinds import KINDS, get_kind
 from dovetail.plugins.metadata.description import Describer
 from dovetail.plugins.metadata.discovery import Candidate, Discovery
 from dovetail.plugins.metadata.first_party import first_party_owner, normalize_distribution

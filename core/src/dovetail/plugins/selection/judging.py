@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dovetail.errors import PluginError, UnfitPluginError
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.contracts.declared import missing_promise
-from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.metadata.discovery import Candidate
 from dovetail.plugins.platform_answers import preferred_names
 from dovetail.plugins.registry import PluginRegistry

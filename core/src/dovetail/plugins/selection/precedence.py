@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from dovetail.errors import ContractError, PluginError, PluginNotFoundError
 from dovetail.plugins.contracts.checks import OtherContractError
+from dovetail.plugins.loading import Origin, load_target
 from dovetail.plugins.metadata.discovery import Candidate
 from dovetail.plugins.metadata.first_party import normalize_distribution
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolving.reference import NamedReference, parse_reference
+
+CORE_SCHEDULER = "dovetail.scheduling:Scheduler"
+"""The scheduler that runs a policy given as `scheduler_cls`."""
 
 
 def automatic_order(
@@ -42,20 +46,23 @@ def resolve_scheduler(
 
     A policy means the core's own scheduler in that order.
     """
-    from dovetail.scheduling import Scheduler  # the core's own plugin, imported when chosen
-
     if not _is_known(registry, "scheduler", reference) and _is_known(registry, "policy", reference):
-        return Scheduler, registry.load("policy", reference)
+        return _core_scheduler(), registry.load("policy", reference)
     try:
         return registry.load("scheduler", reference), None
     except (ContractError, PluginNotFoundError) as refusal:
         try:
-            return Scheduler, registry.load("policy", reference)
+            return _core_scheduler(), registry.load("policy", reference)
         except PluginError as wrong:
             is_policy = isinstance(refusal, OtherContractError)
             if is_policy and not isinstance(wrong, OtherContractError):
                 raise
             raise refusal from None
+
+
+def _core_scheduler() -> type[Any]:
+    # Loaded by its name, like every plugin: this package does not depend on implementations.
+    return cast("type[Any]", load_target(CORE_SCHEDULER, Origin(asked=CORE_SCHEDULER)))
 
 
 def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:

@@ -18,11 +18,11 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.platform import Platform, Probe
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import call_plugin as ask_plugin
 from dovetail.plugins.contracts.declared import device_refusal, missing_promise, promises_equal_bits
-from dovetail.plugins.kinds import get_kind
 from dovetail.plugins.platform_answers import check_info
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.verdict import ABLE, OUT, Criteria, Verdict

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dovetail.cli.app import COMMANDS
 from dovetail.config.installed_checkpoints import KIND as CHECKPOINT
 from dovetail.errors import PluginError, nearest
+from dovetail.plugin_kinds import KINDS
 from dovetail.plugins.contracts.adapters import ADAPTERS, check_api
-from dovetail.plugins.kinds import KINDS
 from dovetail.plugins.metadata.commands import KIND as COMMAND
 from dovetail.plugins.metadata.commands import find_commands
 from dovetail.plugins.metadata.description import Description

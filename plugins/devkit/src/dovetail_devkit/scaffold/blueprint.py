@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dovetail.errors import PluginError, nearest
-from dovetail.plugins.kinds import KINDS, get_kind
+from dovetail.plugin_kinds import KINDS, get_kind
 
 _TORCH_LAYER = ("dovetail-torch{core}", "torch>=2.11")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from string import Template
 
 from dovetail.errors import PluginError
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.contracts.api_range import parse_version
 from dovetail.plugins.contracts.checks import contract_version
-from dovetail.plugins.kinds import get_kind
 from dovetail_devkit.scaffold.blueprint import Blueprint, get_blueprint
 from dovetail_devkit.scaffold.plugin_name import PluginName, name_plugin
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 
 from dovetail.errors import PluginError
-from dovetail.plugins.kinds import get_kind
+from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.registry import PluginRegistry
 
 _OURS = "dovetail"

@@ -19,7 +19,7 @@ from dovetail.clock import MonotonicClock
 from dovetail.config import EngineArgs, EngineConfig
 from dovetail.config.resolve import resolve
 from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Probe
-from dovetail.plugins.kinds import KINDS
+from dovetail.plugin_kinds import KINDS
 from dovetail_devkit.case import Case
 from dovetail_devkit.contexts import write_fake_config
 from dovetail_devkit.expectation import NotHere, expect, judging

@@ -1,0 +1,132 @@
+"""Log-probabilities of a sequence as it grows: kept as columns, objects are made on access.
+
+A long prompt with many log-probabilities has millions of entries. As objects they would take
+gigabytes, and the garbage collector would scan all of them again and again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import eq as _equal
+from typing import Any
+
+from dovetail.result import LogprobColumns
+
+
+@dataclass(slots=True)
+class Logprob:
+    """How likely a token was.
+
+    logprob: natural logarithm. rank: 1 is the most likely token of the vocabulary.
+    decoded_token: the token's own text, or None where nothing is detokenised.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Token id to how likely it was: the token that stands there first, then the best, best first."""
+
+
+class LogprobSequence(Sequence[Any]):
+    """The log-probabilities of successive tokens: a read-only sequence of `TokenLogprobs`.
+
+    They are kept as columns of numbers, 8 bytes an entry; each access makes a new dictionary of
+    `Logprob` objects. An entry is None where nothing is known: the first token of a prompt.
+    Compares equal to a list of the same entries; a slice, and a sum with a list, is a list.
+    """
+
+    __slots__ = ("_num_positions", "_store")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, store: LogprobStore) -> None:
+        """store: is shown as it is now; what is added to it later is not shown."""
+        self._store = store
+        self._num_positions = len(store)
+
+    def __len__(self) -> int:
+        return self._num_positions
+
+    def __getitem__(self, index: int | slice) -> Any:
+        found = range(self._num_positions)[index]  # raises IndexError, and counts from the end
+        if isinstance(found, range):
+            return [self._store.at(position) for position in found]
+        return self._store.at(found)
+
+    def __iter__(self) -> Iterator[TokenLogprobs | None]:
+        return map(self._store.at, range(self._num_positions))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, list | LogprobSequence):
+            return NotImplemented
+        return len(self) == len(other) and all(map(_equal, self, other))
+
+    def __add__(self, other: Sequence[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)  # a copy is a list, which holds no tokenizer
+
+
+class LogprobStore:
+    """Append-only columns of log-probabilities, one position a token."""
+
+    __slots__ = ("_ends", "_logprobs", "_ranks", "_texts", "_token_ids")
+
+    def __init__(self, texts: Mapping[int, str | None]) -> None:
+        """texts: the text of each token; read on access."""
+        self._texts = texts
+        self._ends = array("q")  # of each position's entries in the two columns of entries
+        self._ranks = array("i")
+        self._token_ids = array("i")
+        self._logprobs = array("f")
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def empty(self) -> LogprobStore:
+        """Return a store of the same texts without positions."""
+        return LogprobStore(self._texts)
+
+    def add_unknown(self) -> None:
+        """Append a position of which nothing is known."""
+        self._ends.append(len(self._token_ids))
+        self._ranks.append(0)
+
+    def extend(self, columns: LogprobColumns) -> None:
+        """Append positions."""
+        num_entries = len(self._token_ids)
+        if len(columns.counts) == 1:
+            self._ends.append(num_entries + columns.counts[0])
+        else:
+            ends = accumulate(columns.counts, initial=num_entries)
+            next(ends)
+            self._ends.extend(ends)
+        self._ranks.extend(columns.ranks)
+        self._token_ids.extend(columns.token_ids)
+        self._logprobs.extend(columns.logprobs)
+
+    def at(self, position: int) -> TokenLogprobs | None:
+        """Return the entries at a position: the token that stands there, then the best."""
+        start, end = self._ends[position - 1] if position else 0, self._ends[position]
+        if start == end:
+            return None
+        token_ids, logprobs, texts = self._token_ids, self._logprobs, self._texts
+        first = token_ids[start]
+        found = {first: Logprob(logprobs[start], self._ranks[position], texts[first])}
+        for rank in range(1, end - start):
+            token = token_ids[start + rank]
+            if token not in found:
+                found[token] = Logprob(logprobs[start + rank], rank, texts[token])
+        return found
