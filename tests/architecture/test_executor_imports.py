@@ -1,0 +1,34 @@
+"""Our executors use only the modules that the page for authors of executors lists."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core/src/dovetail/executors"
+PAGE = ROOT / "docs/plugins/executor.md"
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+
+
+def test_executors_import_only_the_modules_of_their_page():
+    section = PAGE.read_text("utf-8").partition("## Modules for executors")[2].partition("\n## ")[0]
+    listed = re.findall(r"`(dovetail\.[a-z_.]+)`", section)
+    assert "dovetail.processes" in listed
+    files = [CORE / "uniproc.py", *sorted((CORE / "multiproc").glob("*.py"))]
+    used = {module for file in files for module in imported_modules(file)}
+    ours = {module for module in used if module.partition(".")[0] == "dovetail"}
+    allowed = (*listed, "dovetail.executors.multiproc")
+    beyond = {
+        one
+        for one in ours
+        if not any(one == name or one.startswith(f"{name}.") for name in allowed)
+    }
+    assert not beyond, f"add these to {PAGE.name}, or do without them: {sorted(beyond)}"
+    assert "dovetail.processes.child_group" in ours
