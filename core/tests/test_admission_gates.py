@@ -14,28 +14,28 @@ class RefusingGate(FakeGate):
         raise RequestError("this text is no grammar")
 
 
-def enter(house, name):
+def enter(house, name, now_ns=0):
     asked = make_request(name)
     request = Request(asked, max_model_len=16, sequence=len(house))
     gates = house.ask(asked)
     if gates:
-        house.hold(request, gates)
+        house.hold(request, gates, now_ns)
     return request
 
 
 def test_who_has_to_wait_for_nothing_is_not_held():
     gate = FakeGate(wants=lambda request: request.request_id == "b")
-    house = AdmissionGates([gate])
+    house = AdmissionGates([gate], 60)
     assert enter(house, "a").status is RequestStatus.WAITING
     held = enter(house, "b")
     assert list(house) == [held] and gate.held == ["b"]
     assert held.status is RequestStatus.WAITING_FOR_FSM
-    assert house.take_ready() == house.take_failed() == []
+    assert house.take_ready() == house.take_failed(0) == []
 
 
 def test_all_gates_must_open_and_they_open_in_any_order():
     first, second = FakeGate(), FakeGate(wants=lambda request: request.request_id != "c")
-    house = AdmissionGates([first, second])
+    house = AdmissionGates([first, second], 60)
     a, b, c = (enter(house, name) for name in "abc")
     second.open("a")
     first.open("c")
@@ -49,30 +49,30 @@ def test_all_gates_must_open_and_they_open_in_any_order():
 
 def test_one_failure_is_enough_and_the_other_gates_forget():
     first, second = FakeGate(), FakeGate()
-    house = AdmissionGates([first, second])
+    house = AdmissionGates([first, second], 60)
     a, b = (enter(house, name) for name in "ab")
     second.fail("a", "no such grammar")
-    assert house.take_failed() == [(a, "no such grammar")]
+    assert house.take_failed(0) == [(a, "no such grammar")]
     assert first.held == ["b"] and list(house) == [b]
     first.open("b")
     second.fail("b", "too late")
     assert house.take_ready() == []
-    assert house.take_failed() == [(b, "too late")]
+    assert house.take_failed(0) == [(b, "too late")]
 
 
 def test_both_gates_may_fail_at_once():
     first, second = FakeGate(), FakeGate()
-    house = AdmissionGates([first, second])
+    house = AdmissionGates([first, second], 60)
     a = enter(house, "a")
     first.fail("a", "one")
     second.fail("a", "two")
-    assert house.take_failed() == [(a, "one")]
-    assert house.take_failed() == []
+    assert house.take_failed(0) == [(a, "one")]
+    assert house.take_failed(0) == []
 
 
 def test_who_is_discarded_is_forgotten_even_on_its_way_out():
     first, second = FakeGate(), FakeGate()
-    house = AdmissionGates([first, second])
+    house = AdmissionGates([first, second], 60)
     a, b = (enter(house, name) for name in "ab")
     first.open("a")
     house.discard(a)
@@ -84,7 +84,21 @@ def test_who_is_discarded_is_forgotten_even_on_its_way_out():
 
 def test_a_refusal_leaves_nothing_held():
     gate = FakeGate()
-    house = AdmissionGates([gate, RefusingGate()])
+    house = AdmissionGates([gate, RefusingGate()], 60)
     with pytest.raises(RequestError, match="no grammar"):
         enter(house, "a")
     assert gate.held == [] and len(house) == 0
+
+
+def test_a_request_that_is_held_for_too_long_fails_and_its_gates_forget_it():
+    first, second = FakeGate(), FakeGate()
+    house = AdmissionGates([first, second], 2.5)
+    a, b = enter(house, "a"), enter(house, "b", now_ns=10**9)
+    first.open("a")
+    assert house.take_ready() == [] and house.take_failed(2_499_999_999) == []
+    ((late, message),) = house.take_failed(2_500_000_000)
+    assert late is a and "admission_timeout_s=2.5: FakeGate was not ready" in message
+    assert list(house) == [b] and second.held == ["b"]
+    first.open("b")
+    second.open("b")
+    assert house.take_ready() == [b] and house.take_failed(10**12) == []

@@ -99,6 +99,8 @@ def test_all_changes_of_an_open_config() -> None:
         "parallel.platform": ("auto", "fake"),
         "scheduler.scheduler_cls": ("auto", "fcfs"),
         "scheduler.async_scheduling": (None, False),
+        "scheduler.pipeline_depth": (None, 1),
+        "scheduler.encoder_cache_tokens": (None, 0),
         "cache.gpu_memory_utilization": (None, 0.9),
         "parallel.executor_backend": ("auto", "uniproc"),
     }
@@ -134,6 +136,8 @@ def test_given_values_stay() -> None:
         scheduler__enable_chunked_prefill=True,
         scheduler__scheduler_cls=SomeWorker,
         scheduler__async_scheduling=True,
+        scheduler__pipeline_depth=2,
+        scheduler__encoder_cache_tokens=0,
         parallel__executor_backend="mine",
         load__load_format="dummy",
         model__tokenizer_mode="mine",

@@ -163,6 +163,24 @@ class EngineArgs:
         default=None,
         metadata=_help("Plan a step while the one before it runs; None: as the platform likes."),
     )
+    pipeline_depth: int | None = field(
+        default=None,
+        metadata=_help("Steps in flight, 1 to 4; None: 2 with async_scheduling, otherwise 1."),
+    )
+    num_lookahead_tokens: int = field(
+        default=0, metadata=_help("Most draft tokens of a request in a step; 0: no drafts.")
+    )
+    max_num_encoder_tokens: int = field(
+        default=0, metadata=_help("Most placeholder tokens whose content is encoded in a step.")
+    )
+    encoder_cache_tokens: int | None = field(
+        default=None,
+        metadata=_help("Encoder outputs to keep, in tokens; None: max_num_encoder_tokens."),
+    )
+    admission_timeout_s: float = field(
+        default=60.0,
+        metadata=_help("Seconds that a request may wait for a grammar or another gate."),
+    )
     platform: str | type = field(
         default="auto", metadata=_help("Platform plugin: the kind of machine to run on.")
     )

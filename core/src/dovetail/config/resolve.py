@@ -39,6 +39,8 @@ _DTYPE = "model.dtype"
 _LENGTH = "model.max_model_len"
 _SEQS = "scheduler.max_num_seqs"
 _BUDGET = "scheduler.max_num_batched_tokens"
+_ASYNC = "scheduler.async_scheduling"
+_DEPTH = "scheduler.pipeline_depth"
 _CHUNKED = "scheduler.enable_chunked_prefill"
 
 _SUBSTITUTES = {
@@ -69,6 +71,7 @@ def resolve(
     draft.fill("cache.kv_cache_dtype", draft.get(_DTYPE), "the cache has the dtype of the model")
     for path, value in _DEFAULTS.items():
         draft.fill(path, value, "the default")
+    _resolve_pipeline(draft)
     draft.fill("parallel.platform", platform.info.name, "the best platform for this machine")
     _resolve_executor(draft)
     _check_with_platform(draft.finish(), platform)
@@ -204,6 +207,21 @@ def _resolve_max_model_len(draft: Draft) -> None:
             f"max_model_len={given} is more than the {stated.most} tokens that the model is made "
             f"for ({stated.source}); {advice}."
         )
+
+
+def _resolve_pipeline(draft: Draft) -> None:
+    """Resolve how many steps may be in flight, and what is kept between them.
+
+    async_scheduling means two steps, unless pipeline_depth is given.
+    """
+    depth = draft.count(_DEPTH)
+    if _DEPTH not in draft.open and depth is not None:
+        draft.put(_ASYNC, depth > 1, f"pipeline_depth is {depth}")
+    else:
+        depth = 2 if draft.get(_ASYNC) else 1
+        draft.fill(_DEPTH, depth, f"async_scheduling is {draft.get(_ASYNC)}")
+    encoder_tokens = draft.get("scheduler.max_num_encoder_tokens")
+    draft.fill("scheduler.encoder_cache_tokens", encoder_tokens, "as many as a step encodes")
 
 
 def _resolve_executor(draft: Draft) -> None:

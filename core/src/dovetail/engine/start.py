@@ -25,6 +25,7 @@ from dovetail.engine.plugin_choices import (
     check_plugin_choices,
     make_registry,
 )
+from dovetail.engine.scheduler_options import check_scheduler_options, make_limits
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import (
     Executor,
@@ -34,7 +35,6 @@ from dovetail.interfaces import (
     Platform,
     SchedulerContext,
     SchedulerInterface,
-    SchedulerLimits,
     WorkerBase,
 )
 from dovetail.kv_cache.grouping import group_layers, padding_share
@@ -105,9 +105,8 @@ def _start_parts(
     scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
     worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
-    check_kv_connector(config, worker_cls, scheduler_cls)
+    _check_options(config, executor_cls, worker_cls, scheduler_cls)
     params_checks = load_params_checks(config, plugins, worker_cls)
-    _check_world_size(executor_cls, config)
     start.enter("executor")
     executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
     start.undo(executor.shutdown)
@@ -122,7 +121,7 @@ def _start_parts(
     executor.initialize_cache(kv_cache)
     start.enter("scheduler")
     given = SchedulerContext(
-        limits=_limits(config, max_model_len),
+        limits=make_limits(config, max_model_len),
         kv_cache=kv_cache,
         clock=clock,
         policy=policy_cls,
@@ -131,6 +130,7 @@ def _start_parts(
         policy_options=plugins.options_of("policy", policy_cls),
         kv_connector=make_scheduler_side(config, plugins, kv_cache),
         kv_transfer_timeout_s=config.extensions.kv_transfer_timeout_s,
+        admission_timeout_s=config.scheduler.admission_timeout_s,
     )
     scheduler = _make_scheduler(scheduler_cls, given, config.observability.decision_log)
     start.undo(scheduler.shutdown)
@@ -164,7 +164,15 @@ def _resolve(
     return config
 
 
-def _check_world_size(executor_cls: type[Executor], config: EngineConfig) -> None:
+def _check_options(
+    config: EngineConfig,
+    executor_cls: type[Executor],
+    worker_cls: type[WorkerBase],
+    scheduler_cls: type[SchedulerInterface],
+) -> None:
+    """Raise for an option that the chosen parts cannot follow."""
+    check_kv_connector(config, worker_cls, scheduler_cls)
+    check_scheduler_options(config, worker_cls, scheduler_cls)
     size, most = config.parallel.tensor_parallel_size, executor_cls.max_world_size
     if size > most:
         raise ConfigError(
@@ -213,7 +221,7 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
     load = Load(
         max_num_seqs=scheduler.max_num_seqs,
         max_model_len=config.model.max_model_len,
-        max_step_tokens=scheduler.max_num_batched_tokens,
+        max_step_tokens=scheduler.max_num_batched_tokens + scheduler.num_lookahead_tokens,
     )
     specs = executor.get_kv_cache_specs()
     for one in specs:
@@ -257,24 +265,13 @@ def _model_len(
     length, reason = fit_model_len(
         kv_cache,
         max_model_len=most,
-        max_step_tokens=config.scheduler.max_num_batched_tokens,
+        max_step_tokens=config.scheduler.max_num_batched_tokens
+        + config.scheduler.num_lookahead_tokens,
         asked_by_user=asked is not None,
     )
     if reason:
         logger.warning("max_model_len is %d instead of %d: %s.", length, most, reason)
     return length
-
-
-def _limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
-    scheduler = config.scheduler
-    return SchedulerLimits(
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill,
-        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-    )
 
 
 def _log_start(

@@ -27,7 +27,9 @@ from dovetail.interfaces.config_fields import (
 from dovetail.interfaces.requested_config import (
     MAX_BLOCK_SIZE,
     MAX_INT,
+    MAX_LOOKAHEAD_TOKENS,
     MAX_NUM_SEQS,
+    MAX_PIPELINE_DEPTH,
     MAX_WORKERS,
     CheckpointFields,
     CommonSections,
@@ -85,6 +87,8 @@ class SchedulerConfig(RequestedScheduler):
     max_num_batched_tokens: Annotated[int, integer(1, MAX_INT)]
     enable_chunked_prefill: Flag
     async_scheduling: Flag
+    pipeline_depth: Annotated[int, integer(1, MAX_PIPELINE_DEPTH)]
+    encoder_cache_tokens: Annotated[int, integer(0, MAX_INT)]
 
 
 class ParallelConfig(RequestedParallel):
@@ -112,7 +116,8 @@ class ComputeConfig(RequestedCompute):
 class WorkerConfig(ConfigNode):
     """The part of the configuration that decides what a worker computes.
 
-    max_num_seqs, max_num_batched_tokens: rows and tokens of the largest step. platform, worker_cls:
+    max_num_seqs, max_num_batched_tokens: rows and tokens of the largest step. num_lookahead_tokens,
+    max_num_encoder_tokens, encoder_cache_tokens: as in SchedulerConfig. platform, worker_cls:
     as in ParallelConfig. logits_processors, step_extensions, kv_connector: plugins that the worker
     makes.
     """
@@ -123,6 +128,9 @@ class WorkerConfig(ConfigNode):
     compute: ComputeConfig
     max_num_seqs: Annotated[int, integer(1, MAX_NUM_SEQS)]
     max_num_batched_tokens: Annotated[int, integer(1, MAX_INT)]
+    num_lookahead_tokens: Annotated[int, integer(0, MAX_LOOKAHEAD_TOKENS)]
+    max_num_encoder_tokens: Annotated[int, integer(0, MAX_INT)]
+    encoder_cache_tokens: Annotated[int, integer(0, MAX_INT)]
     tensor_parallel_size: Annotated[int, integer(1, MAX_WORKERS)]
     platform: ChosenReference
     worker_cls: ChosenReference | None
@@ -142,7 +150,7 @@ class ExecutorConfig(ConfigNode):
 
     worker: WorkerConfig
     worker_extension_cls: OptionalReference
-    max_concurrent_steps: Annotated[int, integer(1, 2)]
+    max_concurrent_steps: Annotated[int, integer(1, MAX_PIPELINE_DEPTH)]
     max_logprobs: Annotated[int, integer(0, MAX_LOGPROBS)]
     start_timeout_s: Annotated[int, integer(1, MAX_INT)]
     plugins: PluginsConfig
@@ -184,7 +192,7 @@ class EngineConfig(CommonSections):
         return ExecutorConfig(
             worker=self.worker_config(),
             worker_extension_cls=self.extensions.worker_extension_cls,
-            max_concurrent_steps=2 if self.scheduler.async_scheduling else 1,
+            max_concurrent_steps=self.scheduler.pipeline_depth,
             max_logprobs=self.model.max_logprobs,
             start_timeout_s=self.parallel.start_timeout_s,
             plugins=self.plugins,

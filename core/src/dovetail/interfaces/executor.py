@@ -80,7 +80,8 @@ class Executor(ABC):
     "async_output" gives a handle of its own: its result is what is handed on. A failing worker, or
     such a handle, makes the handle raise; after that the executor is dead, and every later call
     raises EngineDeadError.
-    max_concurrent_steps: how many steps may be out at a time; 1 or 2.
+    max_concurrent_steps: how many steps may be in flight at a time; 1 to 4, and no more than the
+        configuration's `max_concurrent_steps`.
     max_world_size: most workers that it can have.
     takes_callables: whether its workers live in this process, so that an operation may be any
         callable; where they do not, one is a ContractError.

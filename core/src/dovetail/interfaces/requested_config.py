@@ -42,6 +42,8 @@ from dovetail.sampling_params import (
 
 N = TypeVar("N", bound=ConfigNode)
 
+MAX_PIPELINE_DEPTH = 4
+MAX_LOOKAHEAD_TOKENS = 64
 MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
@@ -121,7 +123,13 @@ class RequestedCache(ConfigNode):
 
 
 class RequestedScheduler(ConfigNode):
-    """The limits of a step and of the scheduler. Units: requests and tokens."""
+    """The limits of a step and of the scheduler. Units: requests and tokens.
+
+    pipeline_depth: steps that may be in flight. num_lookahead_tokens: most drafts that a worker
+    makes for a request. max_num_encoder_tokens: placeholder tokens whose content is encoded in one
+    step; 0 for a model without an encoder. encoder_cache_tokens: those whose encoder output is
+    kept; None for as many. admission_timeout_s: how long a request may wait for admission gates.
+    """
 
     scheduler_cls: PluginReference = "auto"
     max_num_seqs: Annotated[int | None, integer(1, MAX_NUM_SEQS, optional=True)] = None
@@ -129,6 +137,26 @@ class RequestedScheduler(ConfigNode):
     enable_chunked_prefill: OptionalFlag = None
     long_prefill_token_threshold: Annotated[int, integer(0, MAX_INT)] = 0
     async_scheduling: OptionalFlag = None
+    pipeline_depth: Annotated[int | None, integer(1, MAX_PIPELINE_DEPTH, optional=True)] = None
+    num_lookahead_tokens: Annotated[int, integer(0, MAX_LOOKAHEAD_TOKENS)] = 0
+    max_num_encoder_tokens: Annotated[int, integer(0, MAX_INT)] = 0
+    encoder_cache_tokens: Annotated[int | None, integer(0, MAX_INT, optional=True)] = None
+    admission_timeout_s: Seconds = 60.0
+
+    @model_validator(mode="after")
+    def _check_pipeline(self) -> Self:
+        depth, ahead = self.pipeline_depth, self.async_scheduling
+        if depth is not None and ahead is not None and ahead != (depth > 1):
+            raise ConfigError(
+                f"pipeline_depth={depth} and async_scheduling={ahead} contradict each other; leave "
+                "async_scheduling out."
+            )
+        if self.encoder_cache_tokens and not self.max_num_encoder_tokens:
+            raise ConfigError(
+                f"encoder_cache_tokens={self.encoder_cache_tokens} has no effect without "
+                "max_num_encoder_tokens; set both, or neither."
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_step(self) -> Self:

@@ -65,6 +65,7 @@ class SchedulerContext:
         for schedulers that provide "kv_connector". The scheduler shuts it down.
     kv_transfer_timeout_s: seconds after which a load that has not ended counts as failed. After
         twice the time no transfer touches its blocks, which come free then.
+    admission_timeout_s: seconds after which a request that a gate still holds ends with an error.
     """
 
     limits: SchedulerLimits
@@ -78,6 +79,7 @@ class SchedulerContext:
     gates: Sequence[AdmissionGate] = ()
     kv_connector: KVSchedulerSide | None = None
     kv_transfer_timeout_s: float = 30.0
+    admission_timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,8 +96,9 @@ class WorkerBase(ABC):
     them, so `num_sampled` is 1 + accepted. The row is then computed up to its last token but one:
     what was written for the other drafts is void and written over by later runs. Drafts change
     speed and never which tokens come out. Whatever drafting itself keeps in the cache goes into
-    blocks that the row has: those reach `SchedulerLimits.num_lookahead_tokens` beyond the row's
-    last run, as far as the request may grow. A worker that does not draft is never asked to verify.
+    blocks that the row has: those reach `WorkerConfig.num_lookahead_tokens`, the most drafts of a
+    row, beyond the row's last run, as far as the request may grow. A worker without the capability
+    "drafts" is never asked to verify.
 
     Sampling. Every worker does `temperature` and `seed`, and names in `provides` which other fields
     of `SamplingParams` it does, by the ids of `SAMPLING_CAPABILITIES`; a request that needs another

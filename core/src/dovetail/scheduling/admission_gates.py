@@ -17,9 +17,12 @@ from dovetail.scheduling.life_cycle import change_status
 class AdmissionGates:
     """Holds requests, by id, with the gates that each still waits for."""
 
-    def __init__(self, gates: Sequence[AdmissionGate]) -> None:
+    def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
+        """timeout_s: after which a request that is still held has failed."""
         self._gates = tuple(gates)
+        self._timeout_s = timeout_s
         self._held: dict[str, tuple[Request, list[AdmissionGate]]] = {}
+        self._since_ns: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -46,14 +49,16 @@ class AdmissionGates:
             raise
         return holding
 
-    def hold(self, request: Request, gates: list[AdmissionGate]) -> None:
+    def hold(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> None:
         """Hold `request`, which is WAITING, for `gates`; its status is the first one's."""
         self._held[request.request_id] = (request, gates)
+        self._since_ns[request.request_id] = now_ns
         change_status(request, gates[0].status)
 
     def discard(self, request: Request) -> None:
         """Hold `request` no longer, and let its gates forget it; do nothing if it is not held."""
         _, gates = self._held.pop(request.request_id, (request, []))
+        self._since_ns.pop(request.request_id, None)
         for gate in gates:
             gate.forget(request.request_id)
 
@@ -65,13 +70,16 @@ class AdmissionGates:
                 request, gates = self._held[request_id]
                 gates.remove(gate)
                 if not gates:
-                    del self._held[request_id]
+                    del self._held[request_id], self._since_ns[request_id]
                     change_status(request, RequestStatus.WAITING)
                     ready.append(request)
         return sorted(ready, key=lambda request: request.sequence)
 
-    def take_failed(self) -> list[tuple[Request, str]]:
-        """Return, and hold no longer, those that some gate has failed, with its message."""
+    def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
+        """Return, and hold no longer, those that a gate has failed or holds for too long.
+
+        Each with a message for the user.
+        """
         failed = []
         for gate in self._gates:
             for request_id, message in gate.take_failed():
@@ -79,4 +87,16 @@ class AdmissionGates:
                 gates.remove(gate)
                 self.discard(request)
                 failed.append((request, message))
+        limit_ns = now_ns - int(self._timeout_s * 1e9)
+        for request_id in [name for name, since in self._since_ns.items() if since <= limit_ns]:
+            request, gates = self._held[request_id]
+            whose = ", ".join(type(gate).__name__ for gate in gates)
+            self.discard(request)
+            failed.append((request, self._late_message(whose)))
         return failed
+
+    def _late_message(self, whose: str) -> str:
+        return (
+            f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: {whose} "
+            "was not ready for it. Send a request that needs less, or raise admission_timeout_s."
+        )

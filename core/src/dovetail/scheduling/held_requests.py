@@ -15,9 +15,10 @@ from dovetail.scheduling.admission_gates import AdmissionGates
 class HeldRequests:
     """Holds requests until they are let in. closed: whether a pause holds whoever comes."""
 
-    def __init__(self, gates: Sequence[AdmissionGate]) -> None:
+    def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
+        """timeout_s: how long a gate may hold a request."""
         self.closed = False
-        self._admission_gates = AdmissionGates(gates)
+        self._admission_gates = AdmissionGates(gates, timeout_s)
         self._aside: dict[Request, None] = {}
 
     def __len__(self) -> int:
@@ -30,10 +31,10 @@ class HeldRequests:
         """Return the gates that hold a new request; let a gate's RequestError through."""
         return self._admission_gates.ask(asked)
 
-    def enter(self, request: Request, gates: list[AdmissionGate]) -> bool:
+    def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:
         """Take a new request in; return False if it may go on to the queue at once."""
         if gates:
-            self._admission_gates.hold(request, gates)
+            self._admission_gates.hold(request, gates, now_ns)
         elif self.closed:
             self._aside[request] = None
         return bool(gates) or self.closed
@@ -66,6 +67,7 @@ class HeldRequests:
         self._aside |= dict.fromkeys(ready)
         return []
 
-    def take_failed(self) -> list[tuple[Request, str]]:
+    def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
         """Return those that can never pass, with a message, and hold them no longer."""
-        return self._admission_gates.take_failed() if len(self._admission_gates) else []
+        gates = self._admission_gates
+        return gates.take_failed(now_ns) if len(gates) else []

@@ -98,7 +98,7 @@ class Scheduler(SchedulerInterface):
         )
         self._sequence += 1
         state.requests[taken.request_id] = taken
-        if not state.held_requests.enter(taken, gates):
+        if not state.held_requests.enter(taken, gates, state.now_ns):
             self._host.push(taken)
         self._host.notify_arrival(taken)
 
@@ -247,7 +247,7 @@ class Scheduler(SchedulerInterface):
     def _end_failed(self) -> list[Finished]:
         """End those that gates have failed; return what their owners are told."""
         news, ended = [], RequestStatus.FINISHED_ERROR
-        for request, message in self._state.held_requests.take_failed():
+        for request, message in self._state.held_requests.take_failed(self._state.now_ns):
             self._end(request, ended)
             name, reason = request.request_id, FINISH_REASONS[ended]
             news.append(Finished(request_id=name, reason=reason, message=message))

@@ -44,7 +44,7 @@ class SchedulerState:
         self.num_groups = len(context.kv_cache.groups)
         self.builder = StepBuilder(num_groups=self.num_groups)
         self.requests: dict[str, Request] = {}
-        self.held_requests = HeldRequests(context.gates)
+        self.held_requests = HeldRequests(context.gates, context.admission_timeout_s)
         self.decode_batch = DecodeBatch(context.kv_cache.block_size)
         self.running = self.decode_batch.running
         self.encoder = EncoderBudget(limits)

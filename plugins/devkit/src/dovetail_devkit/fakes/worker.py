@@ -58,12 +58,11 @@ class FakeWorker(WorkerBase):
 
     calls: names of the methods called so far, in order.
     row_model_cls: what it executes plans on; a test may name a subclass that is wrong.
-    num_lookahead_tokens: most tokens that it drafts for a row; some are wrong. 0 for none.
+    It drafts as many tokens for a row as the configuration allows; some are wrong.
     """
 
-    provides = frozenset({"logprobs", "prompt_logprobs"})
+    provides = frozenset({"drafts", "encoder", "logprobs", "prompt_logprobs"})
     row_model_cls: ClassVar[type[RowModel]] = RowModel
-    num_lookahead_tokens: ClassVar[int] = 0
 
     def __init__(self, context: WorkerContext) -> None:
         self.calls: list[str] = []
@@ -101,7 +100,9 @@ class FakeWorker(WorkerBase):
             max_num_seqs=self._config.max_num_seqs,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             max_model_len=self._config.model.max_model_len,
-            num_lookahead_tokens=self.num_lookahead_tokens,
+            num_lookahead_tokens=self._config.num_lookahead_tokens,
+            max_num_encoder_tokens=self._config.max_num_encoder_tokens,
+            encoder_cache_tokens=self._config.encoder_cache_tokens,
         )
         self.row_model = self.row_model_cls(limits, kv_cache_config, self._vocab_size())
 

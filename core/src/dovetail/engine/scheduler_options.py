@@ -1,0 +1,56 @@
+"""From the configuration to what a scheduler is made from: its limits, and who else has to agree.
+
+Knows no scheduler and no worker by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces import SchedulerLimits
+from dovetail.interfaces.engine_config import EngineConfig
+from dovetail.plugins.capabilities import declared_ids
+
+DRAFTS = "drafts"
+"""What a worker declares in `provides` if it drafts tokens and verifies them."""
+ENCODER = "encoder"
+"""What a worker and a scheduler declare in `provides` if they do content that is encoded."""
+
+
+def check_scheduler_options(
+    config: EngineConfig, worker_cls: type[Any], scheduler_cls: type[Any]
+) -> None:
+    """Raise ConfigError for an option of the scheduler that worker or scheduler would ignore."""
+    options = config.scheduler
+    if options.num_lookahead_tokens:
+        option = f"num_lookahead_tokens={options.num_lookahead_tokens}"
+        _check_declared(option, DRAFTS, ("worker", worker_cls))
+    if options.max_num_encoder_tokens:
+        option = f"max_num_encoder_tokens={options.max_num_encoder_tokens}"
+        _check_declared(option, ENCODER, ("worker", worker_cls), ("scheduler", scheduler_cls))
+
+
+def make_limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
+    """Return what a step and the scheduler may hold."""
+    options = config.scheduler
+    return SchedulerLimits(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_lookahead_tokens=options.num_lookahead_tokens,
+        max_num_encoder_tokens=options.max_num_encoder_tokens,
+        encoder_cache_tokens=options.encoder_cache_tokens,
+    )
+
+
+def _check_declared(option: str, capability: str, *parts: tuple[str, type[Any]]) -> None:
+    for kind, cls in parts:
+        if capability not in declared_ids(cls, "provides"):
+            raise ConfigError(
+                f"{option} has no effect: the {kind} {cls.__qualname__} does not declare "
+                f"{capability!r} in `provides`. Choose another {kind}_cls, or leave the option out."
+            )

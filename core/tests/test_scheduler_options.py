@@ -1,0 +1,156 @@
+"""Options of the scheduler reach it: pipeline depth, drafts and content to encode."""
+
+from dataclasses import replace
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.config import EngineArgs
+from dovetail.engine.start import start_engine
+from dovetail.errors import ConfigError, RequestError
+from dovetail.request import EncoderInput
+from dovetail.scheduling import Scheduler
+from dovetail_devkit import FAKES
+from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
+from dovetail_devkit.fakes.worker import FakeWorker
+from dovetail_devkit.rows.state import encode, predict_token
+from dovetail_devkit.suites.scheduler import make_request
+
+PARAMS = SamplingParams(max_tokens=20, seed=3, temperature=1.0, detokenize=False, ignore_eos=True)
+PROMPTS = [[1, 2, 3], [4], list(range(30)), [1, 2, 3], [9] * 7, [5, 6]]
+VOCAB = 97
+
+
+class PlainWorker(FakeWorker):
+    """Neither drafts nor encodes."""
+
+    provides = frozenset({"logprobs"})
+
+
+class CountingWorker(FakeWorker):
+    """Counts the steps that run something."""
+
+    num_steps = 0
+
+    def execute_model(self, plan):
+        type(self).num_steps += not plan.empty
+        super().execute_model(plan)
+
+
+def options(folder, **changes):
+    return {
+        **SMALL_ENGINE,
+        "model": write_fake_config(folder),
+        "platform": FAKES["platform"],
+        "worker_cls": FAKES["worker"],
+        "skip_tokenizer_init": True,
+        **changes,
+    }
+
+
+def start(folder, **changes):
+    return start_engine(EngineArgs(**options(folder, **changes)).create_engine_config())
+
+
+def expected(prompt, num_tokens, seed=PARAMS.seed, encoded=None):
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(predict_token(tokens, seed, VOCAB, encoded))
+    return tokens[len(prompt) :]
+
+
+def generate(folder, **changes):
+    with LLM(**options(folder, **changes)) as llm:
+        return [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, PARAMS)]
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_tokens_are_the_same_at_every_depth_with_and_without_drafts(tmp_path, depth, drafts):
+    tokens = generate(tmp_path, pipeline_depth=depth, num_lookahead_tokens=drafts)
+    assert tokens == [expected(prompt, PARAMS.max_tokens) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_so_many_steps_are_in_flight(tmp_path, depth):
+    started = start(tmp_path, pipeline_depth=depth)
+    core = started.core
+    try:
+        assert started.config.scheduler.async_scheduling
+        core.add_request(make_request("a", [1, 2, 3], max_tokens=9))
+        for _ in range(depth - 1):
+            assert core.step_with_batch_queue() is None
+        assert len(core.step_with_batch_queue().token_ids) == 1
+    finally:
+        core.shutdown()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_save_steps(tmp_path, depth):
+    counts = []
+    for drafts in (0, 3):
+        CountingWorker.num_steps = 0
+        generate(
+            tmp_path, pipeline_depth=depth, num_lookahead_tokens=drafts, worker_cls=CountingWorker
+        )
+        counts.append(CountingWorker.num_steps)
+    assert counts[1] < 0.8 * counts[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "depth", "ahead"),
+    [
+        ({}, 1, False),
+        ({"async_scheduling": True}, 2, True),
+        ({"pipeline_depth": 3}, 3, True),
+        ({"pipeline_depth": 1, "async_scheduling": False}, 1, False),
+    ],
+)
+def test_the_depth_follows_from_either_option(tmp_path, given, depth, ahead):
+    started = start(tmp_path, **given)
+    started.core.shutdown()
+    scheduler = started.config.scheduler
+    assert (scheduler.pipeline_depth, scheduler.async_scheduling) == (depth, ahead)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pipeline_depth": 5}, "pipeline_depth=5"),
+        ({"pipeline_depth": 0}, "pipeline_depth=0"),
+        ({"pipeline_depth": 2, "async_scheduling": False}, "contradict each other"),
+        ({"pipeline_depth": 1, "async_scheduling": True}, "contradict each other"),
+        ({"num_lookahead_tokens": -1}, "num_lookahead_tokens=-1"),
+        ({"encoder_cache_tokens": 4}, "no effect without max_num_encoder_tokens"),
+        ({"num_lookahead_tokens": 2, "worker_cls": PlainWorker}, "does not declare 'drafts'"),
+        ({"max_num_encoder_tokens": 2, "worker_cls": PlainWorker}, "does not declare 'encoder'"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused(tmp_path, given, message):
+    with pytest.raises(ConfigError, match=message):
+        start(tmp_path, **given)
+
+
+def test_content_is_encoded_within_the_budget_of_the_options(tmp_path):
+    started = start(tmp_path, max_num_encoder_tokens=4, scheduler_cls=Scheduler)
+    core = started.core
+    content = tuple(
+        EncoderInput(position=first, num_tokens=4, content_hash=bytes([first])) for first in (2, 8)
+    )
+    prompt = list(range(14))
+    asked = make_request("a", prompt, max_tokens=3)
+    try:
+        core.add_request(replace(asked, encoder_inputs=content))
+        large = (EncoderInput(position=0, num_tokens=5, content_hash=b"x"),)
+        with pytest.raises(RequestError, match="5 encoder tokens at once, and 4 fit"):
+            core.add_request(replace(asked, request_id="b", encoder_inputs=large))
+        steps = []
+        while core.has_work():
+            steps.append(core.step())
+    finally:
+        core.shutdown()
+    # The second content waits for the second step: each step encodes four tokens.
+    assert [len(step.token_ids) for step in steps] == [0, 1, 1, 1]
+    assert [step.stats.num_scheduled_tokens for step in steps] == [8, 6, 1, 1]
+    tokens = [token for step in steps for token in step.token_ids]
+    assert tokens == expected(prompt, 3, asked.seed, encode(content))
