@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 
+from dovetail.engine.process import outgoing
 from dovetail.errors import CapacityError
 from dovetail.interfaces import KVOutcome
 from dovetail.scheduling import Scheduler
@@ -61,6 +62,14 @@ class Tight(Obedient):
     def load_model(self):
         super().load_model()
         messages.MAX_MESSAGE_BYTES = 4096
+
+
+class Forgetful(Obedient):
+    """Lets the engine's process keep 16 KiB for a front end that does not read."""
+
+    def load_model(self):
+        super().load_model()
+        outgoing.MAX_KEPT_BYTES = 16384
 
 
 class Asking(Obedient):

@@ -7,13 +7,14 @@ neither scheduling nor how the engine's process is spoken with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
-from dovetail.engine.process.factory import make_client
+from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S
+from dovetail.engine.process.factory import attach_client, make_client
 from dovetail.engine.request_checks import read_pause_scope, request_id_chunks
 from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer
 from dovetail.engine.supervision.rules import SupervisionRules
@@ -73,17 +74,51 @@ class AsyncLLM:
         the next engine is ready.
         """
         config = _make_config(model, options)
-        if type(max_waiting) is not int or max_waiting < 0:
-            raise ConfigError(f"max_waiting={shorten(max_waiting)} must be an integer from 0.")
+        _check_max_waiting(max_waiting)
         if not isinstance(rules, SupervisionRules | None):
             raise ConfigError(f"rules={shorten(rules)} must be a SupervisionRules, or None.")
-        clock = clock or MonotonicClock()
         prepared = FrontEndParts.of(config)
-        self.client: AsyncEngineClient = make_client(config, "async", rules=rules)
+        client = make_client(config, "async", rules=rules)
+        self._assemble(client, lambda: prepared, max_waiting, clock)
+
+    @classmethod
+    def attach(
+        cls,
+        address: str,
+        *,
+        max_waiting: int = MAX_WAITING,
+        timeout_s: float = ATTACH_TIMEOUT_S,
+        clock: Clock | None = None,
+    ) -> AsyncLLM:
+        """Return one more front end of an engine that another process has started.
+
+        address: the `address` of the `AsyncLLM` that started it. timeout_s: how long to wait for
+        the engine's answer. Requests are this front end's own, and so are their ids and its
+        `max_waiting`; pause, prefix cache and sleep are the engine's. `shutdown`, or the end of
+        this process, ends this front end's requests and nothing else. The owner alone runs the
+        stat loggers. Raises ConfigError for an address that is not one, EngineDeadError if no
+        engine answers.
+        """
+        _check_max_waiting(max_waiting)
+        llm = cls.__new__(cls)
+        client = attach_client(address, "async", timeout_s=timeout_s)
+        llm._assemble(client, lambda: FrontEndParts.of_engine(client.facts), max_waiting, clock)
+        return llm
+
+    def _assemble(
+        self,
+        client: AsyncEngineClient,
+        prepare: Callable[[], FrontEndParts],
+        max_waiting: int,
+        clock: Clock | None,
+    ) -> None:
+        """Put the front end together; shut the client down if that fails."""
+        self.client: AsyncEngineClient = client
+        clock = clock or MonotonicClock()
         try:
-            self._front = FrontEnd(prepared, self.client.facts, clock)
+            self._front = FrontEnd(prepare(), client.facts, clock)
         except BaseException:
-            self.client.shutdown()
+            client.shutdown()
             raise
         max_asked = max_waiting + self.config.scheduler.max_num_seqs
         self._streamer = RequestStreamer(self._front, self.client, max_asked=max_asked, clock=clock)
@@ -103,6 +138,14 @@ class AsyncLLM:
     def config(self) -> EngineConfig:
         """The engine's configuration, resolved."""
         return self.client.facts.config
+
+    @property
+    def address(self) -> str:
+        """Where other processes can `attach` to this engine: the path of its socket.
+
+        A supervised engine has another one after each restart.
+        """
+        return self.client.address or ""
 
     @property
     def max_model_len(self) -> int:
@@ -255,6 +298,11 @@ class AsyncLLM:
         trace: TracebackType | None,
     ) -> None:
         self.shutdown()
+
+
+def _check_max_waiting(max_waiting: object) -> None:
+    if type(max_waiting) is not int or max_waiting < 0:
+        raise ConfigError(f"max_waiting={shorten(max_waiting)} must be an integer from 0.")
 
 
 def _make_config(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
-from dovetail.config.resolve import DEFAULT_TOKENIZER
+from dovetail.config.resolve import DEFAULT_TOKENIZER, request_of
 from dovetail.engine.input_processor import InputFacts, InputProcessor, core_request_id
 from dovetail.engine.listeners import Listeners
 from dovetail.engine.output_processor import OutputProcessor
@@ -88,6 +88,11 @@ class FrontEndParts:
         hooks = load_hooks(config.extensions.hooks, plugins)
         return cls(plugins=plugins, hooks=hooks, tokenizer=_load_tokenizer(config, plugins))
 
+    @classmethod
+    def of_engine(cls, facts: EngineFacts) -> FrontEndParts:
+        """Return the parts for a further front end of a running engine."""
+        return cls.of(request_of(facts.config))
+
 
 class FrontEnd:
     """The parts around a core that has started. Not thread-safe; stop the listeners at the end."""
@@ -110,7 +115,7 @@ class FrontEnd:
                 eos_token_ids=usable_eos_token_ids(known, own, vocab_size),
                 max_logprobs=model.max_logprobs,
                 default_sampling=default_sampling_params(model.generation_config),
-                seed=model.seed,
+                seed=model.seed + (facts.front_end << 64),  # each front end draws its own
                 limits=facts.config.limits,
             ),
             tokenizer=self.tokenizer,
@@ -118,7 +123,11 @@ class FrontEnd:
         )
         self.outputs = OutputProcessor(self.tokenizer, clock=clock)
         self.io_processor = self._make_io_processor()
-        self.listeners = Listeners(facts.config, prepared.plugins, prepared.hooks, clock)
+        config = facts.config
+        if facts.front_end:  # statistics are the engine's: its owner writes them
+            none = config.extensions.model_copy(update={"stat_loggers": ()})
+            config = config.model_copy(update={"extensions": none})
+        self.listeners = Listeners(config, prepared.plugins, prepared.hooks, clock)
 
     def check_can_generate(self) -> None:
         """Raise UserError, with what the model can be asked for, if that is not to generate."""

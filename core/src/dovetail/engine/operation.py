@@ -82,11 +82,11 @@ class Operation(Generic[P, R]):
         signature = inspect.signature(declared)
         self._signature = signature
         hints = get_type_hints(declared, include_extras=True)
-        names = list(signature.parameters)[1:]
-        missing = [name for name in (*names, "return") if name not in hints]
+        self._names = list(signature.parameters)[1:]
+        missing = [name for name in (*self._names, "return") if name not in hints]
         if missing:
             raise TypeError(f"Operation {self.name!r}: give {missing[0]!r} a type.")
-        self._hints = [hints[name] for name in names]
+        self._hints = [hints[name] for name in self._names]
         self._result: Any = hints["return"]
         self._arguments: Any = tuple[tuple(map(_wire_type, self._hints))]  # type: ignore[misc]
         self.takes_requests = any(map(_is_request, self._hints))
@@ -113,7 +113,7 @@ class Operation(Generic[P, R]):
         """Return the arguments by position, defaults among them; raise TypeError as a call does."""
         bound = self._signature.bind(None, *args, **kwargs)
         bound.apply_defaults()
-        values = list(bound.args[1:])
+        values = [bound.arguments[name] for name in self._names]
         for place, hint in enumerate(self._hints):
             if get_origin(hint) is Iterable:
                 values[place] = tuple(values[place])
@@ -153,7 +153,8 @@ class Operation(Generic[P, R]):
         """Let the core do it. Raises UserError where the engine's pause does not allow it."""
         if core.paused is not None and not self.while_paused:
             raise UserError(f"{self.name} cannot be called while the engine is paused; resume it.")
-        result: R = getattr(core, self.name)(*arguments)
+        given = dict(zip(self._names, arguments, strict=True))
+        result: R = getattr(core, self.name)(**given)
         return result
 
 

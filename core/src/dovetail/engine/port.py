@@ -22,7 +22,11 @@ from dovetail.interfaces.scheduler import PauseScope, SchedulerStats
 from dovetail.request import EngineCoreRequest
 
 MAX_NAME_CHARS = 256
-WorkerOperation = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+WorkerOperation = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern="^[^:]*$")
+]
+"""The name of a worker's method. "pkg.mod:function" is for an engine in this process only: in the
+engine's process it could be any function."""
 
 
 class EnginePort:

@@ -30,6 +30,9 @@ _SCOPE = "\x1f"
 _QUIET_BEATS = 60
 """After so many heartbeats to a front end that says nothing, only each of so many is sent."""
 
+_MAX_BEHIND = 2
+"""Heartbeats for which a front end may be too far behind before its requests are ended."""
+
 GAUGES = (
     "num_waiting",
     "num_running",
@@ -48,7 +51,8 @@ class FrontEndPeer:
     live: its requests under way, its own ids by the core's. answers: go with its next outputs.
     last_stats: that it was sent. wants_stats: whether it did something since, so that they are news
     though none of its requests runs. num_beats: heartbeats since it was last heard of.
-    translates: whether its ids and the core's may differ.
+    num_behind: heartbeats for which it has been too far behind. translates: whether its ids and the
+    core's may differ.
     """
 
     name: bytes
@@ -59,6 +63,7 @@ class FrontEndPeer:
     last_stats: SchedulerStats | None = None
     wants_stats: bool = True
     num_beats: int = 0
+    num_behind: int = 0
     translates: bool = False
 
     @property
@@ -72,6 +77,11 @@ class FrontEndPeer:
             return request_id
         self.translates = True
         return f"{request_id}{_SCOPE}{self.number}"
+
+    def is_too_far_behind(self) -> bool:
+        """Return whether more is kept for it than may be, for a second; asked at each heartbeat."""
+        self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
+        return self.num_behind >= _MAX_BEHIND and bool(self.live)
 
     def has_news(self, outputs: EngineCoreOutputs) -> bool:
         """Return whether it learns anything from these outputs."""

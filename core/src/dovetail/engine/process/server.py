@@ -259,9 +259,6 @@ class EngineServer:
             return
         for peer in self._front_ends.send_outputs(outputs):
             self._forget(peer)
-        for peer in self._front_ends:
-            if peer.window.is_overflowing and peer.live:
-                self._end_requests(peer)
 
     def _end_requests(self, peer: FrontEndPeer) -> None:
         """End the requests of a front end that is too far behind: others are not held up by it."""
@@ -303,6 +300,8 @@ class EngineServer:
             for peer in self._front_ends:
                 if self._front_ends.is_beat_due(peer):
                     self._send_beat(peer)
+                if peer.is_too_far_behind():
+                    self._end_requests(peer)
 
     def _send_beat(self, peer: FrontEndPeer) -> None:
         beat = Heartbeat(self._num_steps, self._reader.num_refused, self._core.paused)

@@ -1,0 +1,127 @@
+"""Several `AsyncLLM` of one engine: requests, ids and room of their own, one engine for all."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail import AsyncLLM, SamplingParams
+from dovetail.errors import CapacityError, ConfigError, EngineDeadError
+
+HERE = Path(__file__).parent
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+async def read(llm, prompt, params=SHORT, request_id=""):
+    return [output async for output in llm.generate(prompt, params, request_id)][-1]
+
+
+def token_ids(output):
+    return output.outputs[0].token_ids
+
+
+@pytest.fixture
+def attached(bench, llm):
+    other = AsyncLLM.attach(llm.address)
+    yield other
+    other.shutdown()
+    other.shutdown()
+
+
+def test_two_front_ends_are_served_side_by_side_with_the_same_ids(bench, llm, attached):
+    async def both():
+        wanted = [token_ids(await read(llm, prompt)) for prompt in ("abc", "defg")]
+        import asyncio
+
+        found = await asyncio.gather(
+            *(read(llm, "abc", request_id=f"r{n}") for n in range(6)),
+            *(read(attached, "defg", request_id=f"r{n}") for n in range(6)),
+        )
+        assert [token_ids(one) for one in found] == [wanted[0]] * 6 + [wanted[1]] * 6
+        assert {one.request_id for one in found} == {f"r{n}" for n in range(6)}
+        await attached.check_health()
+
+    bench.run(both())
+    assert attached.config == llm.config and attached.address == llm.address
+    assert attached.tokenizer is not None and attached.max_model_len == llm.max_model_len
+
+
+def test_max_waiting_is_the_front_ends_own(bench, llm):
+    other = AsyncLLM.attach(llm.address, max_waiting=0)
+    room = llm.config.scheduler.max_num_seqs
+
+    async def ask():
+        with pytest.raises(CapacityError, match=f"takes {room} at a time"):
+            await read(other, "abc", SamplingParams(n=room + 1, max_tokens=1))
+        assert len((await read(llm, "abc", SamplingParams(n=room + 1, max_tokens=1))).outputs) > room
+
+    bench.run(ask())
+    other.shutdown()
+
+
+def test_seeds_of_the_engine_differ_between_front_ends(bench, llm, attached):
+    params = SamplingParams(max_tokens=1, temperature=1.0)
+    first = llm._front.inputs.process("a", "abc", params)
+    second = attached._front.inputs.process("a", "abc", params)
+    assert first[0].seed != second[0].seed
+
+
+def test_leaving_ends_only_what_is_ones_own(bench, llm):
+    other = AsyncLLM.attach(llm.address)
+
+    async def both():
+        wanted = token_ids(await read(llm, "abc", LONG))
+        mine = llm.generate("abc", LONG)
+        theirs = other.generate("abc", LONG)
+        await anext(mine), await anext(theirs)
+        other.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            async for _ in theirs:
+                pass
+        last = None
+        async for output in mine:
+            last = output
+        assert token_ids(last) == wanted
+        await llm.check_health()
+
+    bench.run(both())
+
+
+def test_an_attached_front_end_hears_of_the_engines_death(bench):
+    owner = bench.start(told={"step_s": 0.01})
+    other = AsyncLLM.attach(owner.address)
+
+    async def serve():
+        stream = other.generate("abc", LONG)
+        await anext(stream)
+        os.kill(owner.client.process_id, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            async for _ in stream:
+                pass
+
+    bench.run(serve())
+    other.shutdown()
+
+
+def test_an_address_and_options_are_checked(llm):
+    with pytest.raises(ConfigError, match="address="):
+        AsyncLLM.attach("/nowhere")
+    with pytest.raises(ConfigError, match="max_waiting"):
+        AsyncLLM.attach(llm.address, max_waiting=-1)
+
+
+def test_the_example_of_the_documentation_runs():
+    """Two API processes for one engine, as docs/processes.md shows."""
+    page = (HERE.parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
+    section = page.partition("## Several front ends")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    assert "AsyncLLM.attach" in code
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("\n") == 2, process.stdout

@@ -1,0 +1,80 @@
+"""Calls an operation that the port was given through every kind of client: MODEL.
+
+Prints one line of JSON: what each client returned. Runs with a copy of the core on its path.
+"""
+
+import asyncio
+import json
+import sys
+
+from engine_process_parts import Obedient
+from engine_talk import request
+
+from dovetail.config import EngineArgs
+from dovetail.engine.process.factory import attach_client, make_client
+from dovetail.engine.supervision.rules import SupervisionRules
+from dovetail.errors import UserError
+from dovetail.interfaces import PauseScope
+from dovetail.scheduling import Scheduler
+from dovetail_devkit.fakes.platform import FakePlatform
+
+CLIENTS = {
+    "in process": {"kind": "inproc"},
+    "process": {"kind": "sync"},
+    "process, async": {"kind": "async"},
+    "supervised": {"kind": "sync", "rules": SupervisionRules()},
+    "supervised, async": {"kind": "async", "rules": SupervisionRules()},
+}
+
+
+def main():
+    config = EngineArgs(
+        model=sys.argv[1],
+        platform=FakePlatform,
+        worker_cls=Obedient,
+        scheduler_cls=Scheduler,
+        skip_tokenizer_init=True,
+    ).create_engine_config()
+    told = {}
+    for name, options in CLIENTS.items():
+        client = make_client(config, **options)
+        try:
+            use = use_async(client) if options["kind"] == "async" else None
+            told[name] = asyncio.run(use) if use else use_sync(client)
+            if name == "process":
+                other = attach_client(client.address, "sync")
+                told["attached"] = use_sync(other)
+                other.shutdown()
+        finally:
+            client.shutdown()
+    print(json.dumps(told))
+
+
+def use_sync(client):
+    client.add_request(request("a", max_tokens=400))
+    found = [client.count_requests(), client.count_requests(["a", "b"], scale=2.5)]
+    client.pause(PauseScope.ALL)
+    try:
+        client.count_requests()
+    except UserError as error:
+        found.append(str(error))
+    client.resume()
+    client.abort_requests(["a"])
+    return found
+
+
+async def use_async(client):
+    await client.add_request(request("a", max_tokens=400))
+    found = [await client.count_requests(), await client.count_requests(["a", "b"], scale=2.5)]
+    await client.pause(PauseScope.ALL)
+    try:
+        await client.count_requests()
+    except UserError as error:
+        found.append(str(error))
+    await client.resume()
+    await client.abort_requests(["a"])
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Several front ends of one engine: each has its own requests, outputs, limits and end."""
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dovetail.engine.process import outgoing
+from dovetail.engine.process.factory import attach_client
+from dovetail.errors import ConfigError, EngineDeadError
+from dovetail.interfaces import PauseScope
+from dovetail.request import FinishReason
+from dovetail.transport.messages import Stop, pack
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def attach():
+    """Attach to the engine of a client: `attach(client)`, `attach(client, "async")`."""
+    made = []
+
+    def make(client, kind="sync"):
+        made.append(attach_client(client.address, kind))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.shutdown()
+        client.shutdown()
+
+
+@contextmanager
+def front_end_process(client, name):
+    """A front end in a process of its own, whose three requests run."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "front_end_parent.py"), client.address, name],
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "running\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def serve(client, talk, one):
+    client.add_request(one)
+    return talk.Answers().collect_until(client, one.request_id)
+
+
+def await_stats(client, condition, timeout_s=5):
+    """Wait until the engine's statistics fulfil a condition."""
+    end = time.monotonic() + timeout_s
+    while not condition(stats := client.get_stats()):
+        assert time.monotonic() < end, stats
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
+def test_requests_with_the_same_ids_get_their_own_outputs(client_of, attach, talk, ahead):
+    owner = client_of("sync", async_scheduling=ahead)
+    asked = talk.random_requests()
+    assert owner.add_requests(asked) == {}
+    alone = talk.Answers().collect(owner, len(asked))
+    other = attach(owner)
+    prompts = {name: [n % 90, 7, 7] for n, name in enumerate(one.request_id for one in asked)}
+    others = [talk.request(name, prompt, 11) for name, prompt in prompts.items()]
+    wanted = {
+        name: serve(owner, talk, talk.request(name, p, 11))[0][name] for name, p in prompts.items()
+    }
+    assert owner.add_requests(asked) == {} == other.add_requests(others)
+    found = talk.Answers().collect(owner, len(asked)), talk.Answers().collect(other, len(others))
+    assert found[0] == alone
+    assert found[1][0] == wanted
+    assert {reason for reason, _ in found[1][1].values()} == {FinishReason.LENGTH}
+    assert owner.facts.front_end == 0 and other.facts.front_end == 1
+    assert other.process_id == owner.process_id and other.address == owner.address
+
+
+def test_a_front_end_can_neither_abort_nor_read_what_is_not_its_own(client_of, attach, talk):
+    owner = client_of("sync", step_s=0.005)
+    first, second = attach(owner), attach(owner)
+    owner.add_request(talk.request("a", max_tokens=60))
+    first.add_request(talk.request("a", [5, 5], max_tokens=60))
+    second.add_request(talk.request("mine", [5, 5], max_tokens=5))
+    answers = [talk.Answers() for _ in range(2)]
+    names = ("a", "a\x1f0", "a\x1f1", "a\x1f2", "a\x1f1\x1f2")
+    for name in names:
+        second.abort_requests([name])
+        first.abort_requests([f"{name}\x1f1"])
+    owner.abort_requests(["a\x1f1", "a\x1f0"])
+    assert len(answers[0].collect(owner, 1)[0]["a"]) == 60
+    assert len(answers[1].collect(first, 1)[0]["a"]) == 60
+    tokens, ends = talk.Answers().collect(second, 1)
+    assert set(tokens) == set(ends) == {"mine"}
+    while (outputs := second.get_outputs(0.2)) is not None:  # statistics
+        assert not outputs.request_ids and not outputs.finished
+    # Ids that look like those of another front end are as good as any other.
+    for name in names[1:]:
+        assert len(serve(owner, talk, talk.request(name, max_tokens=3))[0][name]) == 3
+        assert len(serve(first, talk, talk.request(name, max_tokens=3))[0][name]) == 3
+
+
+@pytest.mark.parametrize("how", ["killed", "closed"])
+def test_a_front_end_that_ends_takes_only_its_own_requests_with_it(
+    client_of, attach, talk, parts, how
+):
+    owner = client_of("sync", step_s=0.005, async_scheduling=True)
+    alone = serve(owner, talk, talk.request("r0", max_tokens=300))[0]["r0"]
+    owner.reset_prefix_cache()
+    second = attach(owner)
+    second.add_request(talk.request("r0", max_tokens=300))
+    owner.add_request(talk.request("r0", max_tokens=300))
+    with front_end_process(owner, "r") as process:
+        await_stats(owner, lambda stats: stats.num_running == 5)
+        if how == "killed":
+            process.kill()
+        else:
+            process.stdin.close()
+        await_stats(owner, lambda stats: stats.num_running <= 2)
+        assert owner.get_stats().num_aborted == 3
+    for client in (owner, second):
+        assert talk.Answers().collect_until(client, "r0")[0]["r0"] == alone
+    await_stats(owner, lambda stats: stats.num_used_blocks == 0)
+
+
+def test_an_idle_front_end_that_is_killed_with_held_requests_frees_them(client_of, talk):
+    """Nothing is sent to it but heartbeats: those find out."""
+    owner = client_of("sync", step_s=0.005)
+    with front_end_process(owner, "r") as process:
+        owner.pause(PauseScope.ALL)
+        time.sleep(0.1)
+        process.kill()
+        await_stats(owner, lambda stats: stats.num_running + stats.num_waiting == 3)
+        time.sleep(1.5)
+        owner.resume()
+    owner.add_request(talk.request("a", max_tokens=3))
+    talk.Answers().collect(owner, 1)
+    await_stats(owner, lambda stats: stats.num_aborted == 3 and not stats.num_running)
+
+
+def test_a_front_end_that_does_not_read_stalls_no_other(client_of, attach, talk):
+    owner = client_of("sync")
+    slow, fast = attach(owner), attach(owner)
+    slow.add_requests([talk.request(f"s{n}", max_tokens=400) for n in range(2)])
+    for number in range(6):  # more steps than the window of `slow` has room for
+        tokens, _ = serve(fast, talk, talk.request("f", [number, 3], max_tokens=100))
+        assert len(tokens["f"]) == 100
+    tokens, _ = talk.Answers().collect(slow, 2)  # nothing was lost
+    assert {name: len(given) for name, given in tokens.items()} == {"s0": 400, "s1": 400}
+
+
+def test_the_requests_of_a_front_end_that_is_too_far_behind_are_ended(
+    client_of, attach, talk, parts
+):
+    owner = client_of("sync", step_s=0.01, options={"worker_cls": parts.Forgetful})
+    slow, fast = attach(owner), attach(owner)
+    slow.add_requests([talk.request(f"s{n}", max_tokens=490) for n in range(2)])
+    serve(fast, talk, talk.request("f", [4, 3], max_tokens=300))
+    _, ends = talk.Answers().collect(slow, 2)
+    assert {reason for reason, _ in ends.values()} == {FinishReason.ERROR}
+    assert "reads too slowly" in ends["s0"][1]
+    assert len(serve(slow, talk, talk.request("again", max_tokens=3))[0]["again"]) == 3
+
+
+def test_a_pause_and_the_prefix_cache_are_the_engines(client_of, attach, talk):
+    owner = client_of("sync")
+    other = attach(owner)
+    owner.add_request(talk.request("a", max_tokens=300))
+    assert owner.get_outputs(5) is not None
+    other.pause(PauseScope.ALL)
+    while owner.paused is None:
+        owner.get_outputs(0.1)
+    assert owner.paused is other.paused is PauseScope.ALL
+    assert not owner.reset_prefix_cache() and not other.reset_prefix_cache()
+    other.shutdown()  # a pause outlives who asked for it
+    steps = owner.get_stats().step_id
+    assert owner.get_stats().step_id == steps and owner.paused is PauseScope.ALL
+    owner.resume()
+    assert owner.paused is None
+    talk.Answers().collect_until(owner, "a")
+    assert attach(owner).reset_prefix_cache()
+
+
+def test_all_front_ends_hear_of_the_engines_end(client_of, attach, talk):
+    async def serve_two():
+        owner = client_of("sync", step_s=0.01)
+        others = [attach(owner), attach(owner, "async")]
+        others[0].add_request(talk.request("a", max_tokens=400))
+        await others[1].add_request(talk.request("a", max_tokens=400))
+        assert await others[1].call_workers("echo", (1,)) == [[[1], {}]]
+        os.kill(owner.process_id, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            await talk.Answers().collect_async(others[1], 1)
+        for client in (owner, others[0]):
+            with pytest.raises(EngineDeadError):
+                talk.Answers().collect(client, 1)
+
+    asyncio.run(serve_two())
+
+
+def test_only_the_owner_ends_the_engine(client_of, attach, talk):
+    owner = client_of("sync")
+    attach(owner).shutdown()
+    with talk.raw_front_end(owner.address) as (to_engine, _):
+        to_engine.send(pack(Stop()))
+        while not owner.progress.num_refused:
+            owner.get_outputs(0.2)
+    assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
+
+
+def test_an_address_that_is_not_one_is_refused(client_of, tmp_path):
+    owner = client_of("sync")
+    path = Path(owner.address)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    (tmp_path / "input").write_text("")
+    for address in ("", None, "/no/such/socket", str(tmp_path / "input"), str(path.parent), "\0"):
+        with pytest.raises(ConfigError, match="address="):
+            attach_client(address, "sync")
+    with pytest.raises(ConfigError, match="'inproc'"):
+        attach_client(owner.address, "inproc")
+    os.kill(owner.process_id, signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(EngineDeadError, match="No engine answers"):
+        attach_client(owner.address, "sync", timeout_s=0.3)
+    assert time.monotonic() - begun < 2
+    os.kill(owner.process_id, signal.SIGCONT)
+
+
+def test_the_limits_of_a_window_fit_each_other():
+    assert outgoing.MAX_UNREAD_BYTES < outgoing.MAX_KEPT_BYTES
