@@ -76,7 +76,7 @@ PARTS: Mapping[str, DeviceParts] = MappingProxyType(
 """By the name that the command line has for a device: its type, but for the stand-in."""
 
 STAND_INS = frozenset({"cpu", "fake"})
-"""What is no device: a run on one proves nothing about devices."""
+"""What is not a device: a run on one proves nothing about devices."""
 
 
 def prepare_device(name: str) -> None:

@@ -75,7 +75,7 @@ class Report:
         self._write()
 
     def fact(self, name: str, value: Any) -> None:
-        """Add something that is good to know and is no result."""
+        """Add something that is good to know and is not a result."""
         self.facts[name] = value
         self._write()
 

@@ -49,7 +49,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Sizes as the published config.json of Qwen3-0.6B and Qwen3-8B have them; "tiny" is nobody's."""
+"""Sizes as the published config.json of Qwen3-0.6B and Qwen3-8B have them; "tiny" is made up."""
 
 
 def write_shape(name: str, folder: Path) -> Path:

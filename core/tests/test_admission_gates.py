@@ -11,7 +11,7 @@ from dovetail_devkit.suites.scheduler import make_request
 
 class RefusingGate(FakeGate):
     def holds(self, request):
-        raise RequestError("this text is no grammar")
+        raise RequestError("this text is not a grammar")
 
 
 def enter(house, name, now_ns=0):
@@ -85,7 +85,7 @@ def test_who_is_discarded_is_forgotten_even_on_its_way_out():
 def test_a_refusal_leaves_nothing_held():
     gate = FakeGate()
     house = AdmissionGates([gate, RefusingGate()], 60)
-    with pytest.raises(RequestError, match="no grammar"):
+    with pytest.raises(RequestError, match="not a grammar"):
         enter(house, "a")
     assert gate.held == [] and len(house) == 0
 

@@ -47,7 +47,7 @@ FIELDS = {"platform": "platform", "worker": "worker_cls", "scheduler": "schedule
 
 @dataclass(kw_only=True)
 class Broken:
-    """A distribution `acme` with the plugin `bad` of class Bad, and what is told of it.
+    """A distribution `acme` with the plugin `bad` of class Bad, and what is reported about it.
 
     entry: what is declared instead of the class. args: options of the engine. others: further
     distributions that declare `bad`.
@@ -189,13 +189,13 @@ BROKEN = [
         id="broken_manifest",
         manifest="[[plugin]\n",
         error=PluginLoadError,
-        told=("the manifest of acme 1.0 is broken", "cannot be read", "Mend it, or install"),
+        told=("the manifest of acme 1.0 is broken", "cannot be read", "Fix it, or install"),
     ),
     Broken(
         id="manifest_of_an_unknown_kind",
         manifest='[[plugin]]\nkind = "polcy"\nname = "bad"\n',
         error=PluginLoadError,
-        told=("no such kind. Did you mean 'policy'?", "Mend it, or install another version"),
+        told=("no such kind. Did you mean 'policy'?", "Fix it, or install another version"),
     ),
     # --- who it is
     Broken(
@@ -253,7 +253,7 @@ BROKEN = [
         kind="scheduler",
         source="class Bad(Scheduler):\n    def __init__(self, context):\n        {}['seats']\n",
         error=PluginLoadError,
-        told=("scheduler acme.parts:Bad", "KeyError: 'seats', in acme.parts:Bad.__init__", "Mend"),
+        told=("scheduler acme.parts:Bad", "KeyError: 'seats', in acme.parts:Bad.__init__", "Fix"),
     ),
     Broken(
         id="exits_in_its_constructor",

@@ -123,7 +123,7 @@ def test_a_rule_on_a_distribution_holds_for_classes_that_it_does_not_declare(sit
     for name in ("rival:Hidden", "rival:RenamedHidden", "acme.parts:Hidden"):
         with pytest.raises(PluginError, match=r"acme\.parts:Hidden"):
             load(site, name, "*:*@acme")
-    # Code of one's own on top of a class that is no plugin is one's own.
+    # Code of one's own on top of a class that is not a plugin is one's own.
     assert load(site, "rival:BuiltOnHidden", "*:*@acme")
 
 

@@ -298,7 +298,7 @@ def test_a_log_that_is_cut_anywhere_is_read_up_to_its_last_whole_record(record, 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"dovetail decisions 2\nx", b"\n"])
 def test_a_foreign_or_newer_file_is_refused(content, path):
     path.write_bytes(content)
-    with pytest.raises(UserError, match="no decision log of version 1"):
+    with pytest.raises(UserError, match="not a decision log of version 1"):
         LogReader(path)
 
 

@@ -132,7 +132,7 @@ def test_where_nothing_fits_every_reason_is_told(plugin_site):
         choose(registry, platform, "ops", "elsewhere")
 
 
-def test_a_platform_that_was_asked_for_in_vain_names_what_can_be_used(box):
+def test_a_platform_that_was_requested_and_cannot_be_used_names_what_can_be_used(box):
     registry, _ = box
     with pytest.raises(PluginError) as refusal:
         choose_platform(registry, "absent")

@@ -133,8 +133,8 @@ async def later(self, step):
 @pytest.mark.parametrize(
     ("hooks_cls", "told"),
     [
-        (method("on_stp", lambda self, step: None), "no hook. Did you mean 'on_step'"),
-        (method("register_metrics", lambda self: None), "'register_metrics', which is no hook"),
+        (method("on_stp", lambda self, step: None), "not a hook. Did you mean 'on_step'"),
+        (method("register_metrics", lambda self: None), "'register_metrics', which is not a hook"),
         (method("on_step", lambda self, stats: None), "unfit hook: .*stats"),
         (method("on_step", later), "as async"),
         (

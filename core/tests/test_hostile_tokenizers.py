@@ -218,7 +218,7 @@ def test_a_text_that_the_library_cannot_encode_is_one_requests_fault(tmp_path):
 
 
 class Panicking:
-    """What the library's object does in a panic: an error that is no Exception."""
+    """What the library's object does in a panic: an error that is not an Exception."""
 
     class PanicException(BaseException):  # the library's name
         pass

@@ -119,7 +119,7 @@ def test_millions_of_logprobs_are_columns_until_somebody_looks(kind, no_collecto
     longest_ns = max(longest_ns, time.thread_time_ns() - start_ns)
     print(f"{kind.name}: {longest_ns / 1e6:.1f} ms at most")
     assert longest_ns < 50e6
-    assert len(gc.get_objects()) - num_objects < 20_000, "columns are no objects"
+    assert len(gc.get_objects()) - num_objects < 20_000, "columns are not objects"
     assert len(output.prompt_logprobs) == 9_001 and output.prompt_logprobs[0] is None
     assert list(output.prompt_logprobs[9_000]) == list(range(num))
     if kind is RequestOutputKind.FINAL_ONLY:

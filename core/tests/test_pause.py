@@ -117,6 +117,6 @@ def test_generate_does_not_wait_for_ever(llm):
 
 
 def test_an_unknown_scope_is_refused(llm):
-    with pytest.raises(UserError, match="'some' is no scope of a pause"):
+    with pytest.raises(UserError, match="'some' is not a scope of a pause"):
         llm.llm_engine.pause("some")
     assert llm.llm_engine.paused is None

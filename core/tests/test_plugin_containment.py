@@ -1,4 +1,4 @@
-"""What an import of a plugin leaves behind, and what is told of it."""
+"""What an import of a plugin leaves behind, and what is reported about it."""
 
 import os
 import sys
@@ -43,7 +43,7 @@ def test_what_was_there_before_stays(plugin_site):
         registry.load("policy", "fair")
     assert loaded("acme") == before and sys.modules["acme"] is package
     assert not hasattr(package, "first") and package.good.Fair is good
-    (plugin_site.path / "acme" / "parts.py").write_text(POLICY + "# mended\n")
+    (plugin_site.path / "acme" / "parts.py").write_text(POLICY + "# fixed\n")
     assert registry.load("policy", "fair").__module__ == "acme.parts"
 
 

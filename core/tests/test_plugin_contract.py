@@ -278,7 +278,7 @@ def test_properties_may_be_attributes_but_not_methods() -> None:
 
 
 def test_an_optional_contract_says_nothing_of_the_constructor() -> None:
-    """`typing` gives a constructor to a Protocol without one; that is no part of the contract."""
+    """`typing` gives a constructor to a Protocol without one; that is not part of the contract."""
 
     class Sleeper:
         def __init__(self, context: Any) -> None: ...

@@ -41,7 +41,7 @@ def broken_by(plugin_site, manifest, entries=None):
     assert "acme" not in sys.modules
     told = str(refusal.value)
     assert "the manifest of acme 1.0 is broken" in told and "acme/dovetail.toml" in told
-    assert "Mend it, or install another version" in told
+    assert "Fix it, or install another version" in told
     (sentence,) = registry.set_aside
     assert "The manifest of acme 1.0 is broken" in sentence
     return told
@@ -152,13 +152,13 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
     [
         ("[[plugin]\n", "it cannot be read"),
         (b"\xff".decode("latin-1") + "=", "it cannot be read"),
-        ("plugin = 3", "'plugin' is no array of tables"),
+        ("plugin = 3", "'plugin' is not an array of tables"),
         ("[plugins]", "'plugins' is none"),
         ('[[plugin]]\nkind = "policy"\n', "it names no plugin; give kind and name"),
-        (HEAD + "ranks = 3", "'ranks' is no key. Did you mean 'rank'?"),
+        (HEAD + "ranks = 3", "'ranks' is not a key. Did you mean 'rank'?"),
         (HEAD + "rank = true", "write an integer"),
         (HEAD + "rank = 1.5", "write an integer"),
-        (HEAD + 'api = "^0.1"', "'^0.1' is no range of versions; write one such as"),
+        (HEAD + 'api = "^0.1"', "'^0.1' is not a range of versions; write one such as"),
         (HEAD + 'needs = "graphs"', "write an array of capability ids"),
         (HEAD + 'provides = ["Has Space"]', "write an array of capability ids"),
         (HEAD + 'probe = "no_colon"', "write 'package.module:function'"),

@@ -193,7 +193,7 @@ def test_without_model_and_manifest_only_a_context_brings_options():
 
 @pytest.mark.parametrize(
     ("model", "told"),
-    [("int", "no pydantic model"), ("Gone", "has no attribute 'Gone'"), ("3", "")],
+    [("int", "not a pydantic model"), ("Gone", "has no attribute 'Gone'"), ("3", "")],
 )
 def test_a_model_that_is_none_is_the_plugins_fault(plugin_site, model, told):
     manifest = f'[[plugin]]\nkind = "policy"\nname = "fair"\noptions = "acme.model:{model}"\n'

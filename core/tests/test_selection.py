@@ -199,7 +199,7 @@ def test_without_a_preference_the_first_by_distribution_and_name_is_taken(make):
     assert choose(registry, box(), "ops", "auto").__name__ == "Beta"
 
 
-def test_an_outside_plugin_is_not_taken_unasked_but_may_be_preferred(make):
+def test_an_outside_plugin_is_not_selected_automatically_but_may_be_preferred(make):
     registry = make(acme=section("ops", alpha="Alpha"))
     with pytest.raises(PluginNotFoundError, match=r"alpha: an outside plugin: name it, or"):
         choose(registry, box(), "ops", "auto")
@@ -294,7 +294,7 @@ def test_where_no_backend_is_able_each_says_why(make):
         choose_attention(PluginRegistry(distributions=[]), box(), "auto", requirements())
 
 
-def test_an_outside_backend_is_not_taken_unasked(make):
+def test_an_outside_backend_is_not_selected_automatically(make):
     registry = make(acme=section("attention", plain="Plain"))
     with pytest.raises(PluginNotFoundError):
         choose_attention(registry, box(), "auto", requirements())

@@ -119,7 +119,7 @@ class Slotted:
 
 
 class Duck:
-    """A worker that is no WorkerBase, with a slot of its own."""
+    """A worker that is not a WorkerBase, with a slot of its own."""
 
     __slots__ = ("_place",)
 

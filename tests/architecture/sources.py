@@ -1,6 +1,6 @@
 """Where the project's own source files are, and how the architecture tests read them.
 
-Knows folders and syntax trees; no rule of the house stands here.
+Knows folders and syntax trees; it contains no rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The files of a model directory are read in one place, which refuses what is no regular file."""
+"""The files of a model directory are read in one place, which refuses what is not a regular
+file."""
 
 import ast
 

@@ -85,7 +85,7 @@ class LowerCase(ByteTokenizer):
 
 
 class AlwaysBos(ByteTokenizer):
-    """Adds a special token unasked."""
+    """Adds a special token that was not requested."""
 
     def encode(self, text, *, add_special_tokens=True):
         return super().encode(text)

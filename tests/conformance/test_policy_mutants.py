@@ -107,7 +107,7 @@ class SaysMaybe(Policy):
 
 
 class ShortestFirst(Policy):
-    """Goes by what the user has allowed at most, which is no secret."""
+    """Goes by what the user has allowed at most, which is not a secret."""
 
     def rank(self, request, view):
         return request.max_total_tokens

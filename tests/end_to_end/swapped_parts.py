@@ -1,4 +1,4 @@
-"""One part of each kind, made outside of the house; each counts what is asked of it.
+"""One part of each kind, from outside of this repository; each counts what is asked of it.
 
 The tests put a copy of this file into an empty folder on sys.path and name its classes.
 """

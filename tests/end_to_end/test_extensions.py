@@ -92,7 +92,7 @@ def test_rows_of_json_are_answered(model_dir, settings, tmp_path, llm):
     write_rows(tmp_path / "in.jsonl", rows)
     with LLM(model_dir, io_processor="jsonl", **settings) as made:
         found = made.process(tmp_path / "in.jsonl", greedy())
-        with pytest.raises(RequestError, match="line 1: 'promt' is no field"):
+        with pytest.raises(RequestError, match="line 1: 'promt' is not a field"):
             made.process('{"promt": "a"}')
     (want,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
     assert found[0] == {"id": "plain", "text": want.outputs[0].text, "finish_reason": "length"}

@@ -120,7 +120,9 @@ def test_a_method_that_declares_the_format_runs_it(folder):
     refused(folder(STATED["awq"]), "awq", quantization=ReadsGPTQ)
 
 
-def test_an_installed_method_that_declares_the_format_is_taken_unasked(folder, monkeypatch):
+def test_an_installed_method_that_declares_the_format_is_selected_automatically(
+    folder, monkeypatch
+):
     monkeypatch.setattr(TorchLinearMethod, "provides", ReadsGPTQ.provides, raising=False)
     args = EngineArgs(model=folder(GPTQ), platform="cpu", dtype="float32")
     (chosen,) = explain_choice("linear_method", args).chosen

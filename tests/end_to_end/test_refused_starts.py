@@ -86,7 +86,7 @@ def long_header(folder):
 
 
 FILES = {
-    "config.json is no text": damaged(
+    "config.json is not text": damaged(
         content("config.json", b"\xff\xfe\x00{"), ModelError, "config.json", "not valid JSON"
     ),
     "config.json is nested without end": damaged(
@@ -185,7 +185,7 @@ FILES = {
         "tokenizer_config.json",
         "'x'",
     ),
-    "a chat template that is no text": damaged(
+    "a chat template that is not text": damaged(
         content("chat_template.jinja", b"\xff\xfe{"), ModelError, "chat_template.jinja"
     ),
     "a tokenizer of a larger model": damaged(

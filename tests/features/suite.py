@@ -2,7 +2,7 @@
 
 Tests that measure time (marker `clock`) run alone, after all others, which share the machine's
 processors. `python tests/features/suite.py` runs all and leaves a record, bound to the state of the
-tree: whatever changes, the record is nobody's any more. It takes no options, and ignores those of
+tree: whatever changes, the record is no longer valid. It takes no options, and ignores those of
 the environment, so that no part of the suite can pass for the whole.
 """
 

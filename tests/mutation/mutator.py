@@ -56,7 +56,7 @@ def make_mutants(source: str, *, skipped_functions: frozenset[str] = frozenset()
 
 
 Path = tuple[tuple[str, int], ...]
-"""From the root to a node: (field, place in it) of each step; -1 for a field that is no list."""
+"""From the root to a node: (field, place in it) of each step; -1 for a field that is not a list."""
 
 
 def _sites(

@@ -234,7 +234,7 @@ def _ring_memory(offset: int, content: bytes) -> None:
     finally:
         os.close(descriptor)
     if offset and found is None:
-        raise MessageError("this is no frame")
+        raise MessageError("this is not a frame")
 
 
 def _good_ring_memory(offset: int) -> bytes:

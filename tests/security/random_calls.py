@@ -79,7 +79,7 @@ class Number(IntEnum):
 
 
 class Text(str):
-    """A text that is no plain str."""
+    """A text that is not a plain str."""
 
 
 def _cycle():

@@ -88,7 +88,7 @@ def tokens_of(output):
 
 @pytest.fixture(scope="module", autouse=True)
 def no_collector():
-    """A full collection takes as long as the heap of the session is large; it is nobody's fault."""
+    """A full collection takes as long as the heap of the session is large; no client causes it."""
     print(f"SEED = {SEED}")
     gc.collect()
     gc.disable()

@@ -99,7 +99,7 @@ HOSTILE_PROMPTS = {
     "what cannot be shown": ("prompt", [Unshowable()]),
     "mapping that raises": ("prompt", RaisingMapping(prompt="a")),
     "mapping with odd keys": ("prompt", {5: "a"}),
-    "text beside ids that is no text": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
+    "text beside ids that is not text": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
     "text beside ids of 70 MB": ("prompt", {"prompt": "x" * HUGE, "prompt_token_ids": [5]}),
     "tenant with a surrogate": ("tenant", {"prompt": "a", "tenant": SURROGATE}),
     "tenant of 70 MB": ("tenant", {"prompt": "a", "tenant": "x" * HUGE}),

@@ -15,7 +15,7 @@
     ├── PolicyError               a scheduling policy wished for what cannot be; in strict mode only
     ├── CapacityError             it would be right, but it does not fit (memory, blocks)
     ├── TransportError            a message did not get from one process to another
-    │   ├── MessageError          bytes that are no message, or none of this version
+    │   ├── MessageError          bytes that are not a message, or none of this version
     │   └── PeerLostError         the other process is gone
     ├── StartError                the engine could not start, and nobody knows better why
     ├── UnavailableError          the engine is being started again; ask later
@@ -110,7 +110,7 @@ class TransportError(DovetailError):
 
 
 class MessageError(TransportError, ValueError):
-    """Bytes that are no message, or none of this version; nothing of them was used."""
+    """Bytes that are not a message, or none of this version; nothing of them was used."""
 
 
 class PeerLostError(TransportError, ConnectionError):

@@ -111,7 +111,7 @@ class _Switchboard:
     def reach(self, point: str) -> None:
         """Count a point, and do what is due there."""
         if point not in POINTS:
-            raise ConfigError(f"{point!r} is no fault point.{nearest(point, POINTS)}")
+            raise ConfigError(f"{point!r} is not a fault point.{nearest(point, POINTS)}")
         with self._lock:
             hit = self._hits[point] = self._hits.get(point, 0) + 1
         for spec in self._specs:

@@ -124,7 +124,7 @@ def _check_names(plugin_name: str, plugin: object) -> None:
     for name in dir(type(plugin)):
         if name.startswith(_PREFIXES) and name not in HOOK_NAMES:
             raise ContractError(
-                f"The hooks plugin {plugin_name!r} defines {name!r}, which is no hook."
+                f"The hooks plugin {plugin_name!r} defines {name!r}, which is not a hook."
                 f"{nearest(name, HOOK_NAMES)} Hooks: {', '.join(HOOK_NAMES)}."
             )
         if name in HOOK_NAMES and inspect.iscoroutinefunction(getattr(plugin, name)):

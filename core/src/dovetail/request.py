@@ -75,7 +75,7 @@ class EngineCoreRequest:
     seed: 64 bit; always set, so that the tokens do not depend on the batch mates.
     priority: lower is served first, by schedulers that look at it.
     cache_salt: requests share cached prefixes only with those of the same salt.
-    tenant: on whose behalf it runs, for policies that share out by tenant; "" for nobody's.
+    tenant: on whose behalf it runs, for policies that share out by tenant; "" for no tenant.
     deadline_ns: when its first token is due, on the engine's clock, for policies that look at it;
         0: never.
     lora_id: the adapter that it runs with; "" for the bare model.

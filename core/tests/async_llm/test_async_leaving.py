@@ -158,7 +158,7 @@ def test_an_abort_that_cannot_be_sent_harms_nobody(bench, slow, monkeypatch, cap
     abort = slow.client.abort_requests
 
     async def fail(core_ids):
-        raise MessageError("this message is no message")
+        raise MessageError("this message is not a message")
 
     async def ask():
         alone = await last(slow.generate("b", params, output_kind=FINAL))

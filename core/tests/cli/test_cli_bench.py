@@ -1,4 +1,5 @@
-"""`dovetail bench`: what is asked of the engine, and what is told of it; the shared cases."""
+"""`dovetail bench`: what is asked of the engine, and what is reported about it; the shared
+cases."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_refused_prompt_is_told_and_the_others_are_answered(spell, capsys) -> 
         (["--max-num-seqs", "x", "x"], "--max-num-seqs"),
         (["--temperature", "-1", "x"], "temperature=-1"),
         (["--hf-overrides", "{", "x"], "--hf-overrides"),
-        (["--hf-overrides", "[1]", "x"], "no JSON object"),
+        (["--hf-overrides", "[1]", "x"], "not a JSON object"),
         (["--trust-remote-code", "x"], "is refused"),
         (["--scheduler-cls", "fcfz", "x"], "'fcfs'"),
         (["--scheduler-cls", "./mine.py:Mine", "x"], "names a file"),

@@ -212,7 +212,7 @@ def test_the_start_tells_why_it_failed(client_of, engine_config, talk):
     with pytest.raises(EngineDeadError, match=r"within 1\.5 s"):
         EngineProcess(engine_config(start="hangs"), start_timeout_s=1.5)
     assert time.monotonic() - start < 10
-    with pytest.raises(ConfigError, match="'threads' is no engine client"):
+    with pytest.raises(ConfigError, match="'threads' is not an engine client"):
         make_client(engine_config(), "threads")
 
 

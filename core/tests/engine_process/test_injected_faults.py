@@ -85,7 +85,7 @@ def live(model, executor, faults, folder):
 
 
 def communicate(process, faults):
-    """Return what it printed; a front end that stopped itself is nobody's but ours to end."""
+    """Return what it printed; a front end that stopped itself is ended by this process only."""
     if faults.startswith(FRONT_END) and faults.endswith(":stop"):
         for _ in range(400):
             state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -118,7 +118,7 @@ def test_who_ends_is_the_cause_though_another_tells_first_that_it_is_lost(make):
         launch(executor, second).result(PATIENCE_S)
 
 
-def test_a_peer_that_is_lost_and_lives_is_told_of(make):
+def test_a_peer_that_is_lost_and_lives_is_reported(make):
     executor = make(2, step=["loses its peer", "hangs"])
     start(executor)
     first, second, *_ = make_plans()

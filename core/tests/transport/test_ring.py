@@ -291,8 +291,8 @@ def test_what_is_no_ring_is_not_attached_to():
     shape = RingShape(num_readers=1, num_slots=2, slot_bytes=64)
     for content, reason in (
         (b"", "0 bytes"),
-        (bytes(8192), "no ring of this version"),
-        (bytes(range(20)), "no ring of this version"),
+        (bytes(8192), "not a ring of this version"),
+        (bytes(range(20)), "not a ring of this version"),
     ):
         file = anonymous_file(0)
         os.write(file, content)

@@ -294,7 +294,7 @@ def test_an_engine_gives_the_hosts_tokens(ahead, checkpoint):
     assert not DEVICE.watch.faults
 
 
-def test_the_platform_is_never_taken_unasked(checkpoint):
+def test_the_platform_is_never_selected_automatically(checkpoint):
     with pytest.raises(DovetailError):
         make_config(checkpoint, FakeDevicePlatform(), dtype="float64")
     names = [candidate.name for candidate in PluginRegistry().candidates("platform")]

@@ -210,8 +210,8 @@ def test_numbers_that_contradict_each_other_are_refused(make_context):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rendezvous": ""}, "rendezvous '' is no file:// URL"),
-        ({"rendezvous": "sftp://a/b"}, "rendezvous 'sftp://a/b' is no file:// URL"),
+        ({"rendezvous": ""}, "rendezvous '' is not a file:// URL"),
+        ({"rendezvous": "sftp://a/b"}, "rendezvous 'sftp://a/b' is not a file:// URL"),
         ({"rendezvous": "file:///no/such/store"}, "in a folder that exists"),
         ({"platform": Alone()}, "platform 'somewhere' does not declare 'collectives'"),
     ],

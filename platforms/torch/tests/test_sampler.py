@@ -140,7 +140,7 @@ def test_bad_words_look_at_the_output_only():
     assert one(sampler, falling()) == 1
     sampler = new_sampler(new_request(prompt=[9], output=[3, 4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 2
-    # Half a prefix in the prompt is no prefix.
+    # Half a prefix in the prompt is not a prefix.
     sampler = new_sampler(new_request(prompt=[3], output=[4], temperature=0, bad=bad))
     assert one(sampler, falling()) == 1
 

@@ -25,7 +25,7 @@ def test_it_is_what_torch_says(field):
 
 @pytest.mark.parametrize(
     ("text", "version", "toolkit"),
-    [(STATED, "9.8.7+x1", "13.0"), ("this is no module", "", ""), (None, "", "")],
+    [(STATED, "9.8.7+x1", "13.0"), ("this is not a module", "", ""), (None, "", "")],
 )
 def test_other_builds_are_read_and_broken_ones_say_nothing(
     text, version, toolkit, tmp_path, monkeypatch

@@ -1,4 +1,4 @@
-"""New packages: named with care, in the house style, and right as they are."""
+"""New packages: named with care, in the project's style, and right as they are."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class CPUAttentionMetadata:
     """Where a step's shape is found; the same object at every step.
 
     size: numbers of runs and tokens. Of query_start_R1, seq_lens_R, block_table_RM (int32) and
-    slot_mapping_T (int64) the parts count that it says. workspace: float32, nobody's between calls.
+    slot_mapping_T (int64) the parts count that it says. workspace: float32, unused between calls.
     """
 
     block_size: int

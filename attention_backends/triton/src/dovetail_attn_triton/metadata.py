@@ -56,7 +56,7 @@ class Pass:
 class Workspace:
     """What a group's steps share: memory, and the size of the device.
 
-    parts: float32, nobody's between two launches of a layer. max_work: pairs of a list.
+    parts: float32, unused between two launches of a layer. max_work: pairs of a list.
     num_processors: of the device. lists: of work, by the shape that they are made for.
     """
 

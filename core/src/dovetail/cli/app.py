@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         traceback: Annotated[bool, Parameter(negative="", help=_TRACEBACK_HELP)] = False,
     ) -> int:
-        """Run one command; what is no option of the frame is the command's."""
+        """Run one command; what is not an option of the frame is the command's."""
         return _run(app, tokens, traceback=traceback)
 
     # The delimiter "--" is the command's, not the frame's, to interpret.

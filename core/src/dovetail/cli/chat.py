@@ -119,7 +119,7 @@ def _obey(session: ChatSession, command: str, rest: str) -> bool:
     act = _ACTIONS.get(command)
     if act is None:
         hint = nearest(command, ["/exit", *_ACTIONS])
-        raise RequestError(f"{command!r} is no command.{hint} /help shows all.")
+        raise RequestError(f"{command!r} is not a command.{hint} /help shows all.")
     act(session, rest)
     return True
 

@@ -91,7 +91,7 @@ class ChatSession:
                 if output.error is not None:
                     raise RequestError(output.error)
                 for completion in output.outputs:
-                    # What ends may end within a character, and half of one is no text.
+                    # What ends may end within a character, and half of one is not text.
                     ended = completion.finished()
                     text = completion.text
                     yield text.rstrip(_HALF_A_CHARACTER) if ended else text

@@ -26,7 +26,7 @@ _SHOWN_DEFAULTS = (int, float)
 
 
 def engine_args(options: EngineOptions) -> EngineArgs:
-    """Return the options as `EngineArgs`; raise ConfigError for what is no JSON object."""
+    """Return the options as `EngineArgs`; raise ConfigError for what is not a JSON object."""
     values = {option.name: getattr(options, option.name) for option in fields(EngineArgs)}
     for name in _MAPPINGS:
         text = values.pop(name)
@@ -40,9 +40,9 @@ def _read_object(name: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{flag}: {text!r} is no JSON ({error}).") from None
+        raise ConfigError(f"{flag}: {text!r} is not JSON ({error}).") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{flag}: {text!r} is no JSON object; write it in braces.")
+        raise ConfigError(f"{flag}: {text!r} is not a JSON object; write it in braces.")
     return value
 
 

@@ -93,7 +93,7 @@ def _settings(text: str) -> list[tuple[str, Any]]:
 def _setting(word: str) -> tuple[str, Any]:
     name, equals, text = word.partition("=")
     if name not in SETTINGS:
-        raise RequestError(f"{name!r} is no parameter.{nearest(name, SETTINGS)}")
+        raise RequestError(f"{name!r} is not a parameter.{nearest(name, SETTINGS)}")
     if not equals:
         raise RequestError(f"{name!r} needs a value: {name}=…", parameter=name)
     if text.lower() == "none":

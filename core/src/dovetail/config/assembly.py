@@ -167,7 +167,7 @@ def _tokenizer_directory(value: object, directory: ModelDirectory) -> Path:
     path = Path(_path_text("tokenizer", value)).expanduser().absolute()
     if not os.path.isdir(path):
         raise ConfigError(
-            f"tokenizer={shorten(str(value))} is no local directory; give the one that holds "
+            f"tokenizer={shorten(str(value))} is not a local directory; give the one that holds "
             "tokenizer.json, or leave it out to use the model's. (A kind of tokenizer is chosen "
             "with tokenizer_mode.)"
         )

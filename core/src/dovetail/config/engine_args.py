@@ -230,7 +230,7 @@ class EngineArgs:
         default=None, metadata=_help("New file to record what the scheduler decides.")
     )
     stat_loggers: tuple[str | type, ...] = field(
-        default=(), metadata=_help("Stat logger plugins, told of every step.")
+        default=(), metadata=_help("Stat logger plugins, notified of every step.")
     )
     logits_processors: tuple[str | type, ...] = field(
         default=(), metadata=_help("Logits processor plugins, in their order.")
@@ -252,7 +252,7 @@ class EngineArgs:
         metadata=_help("Seconds after which a KV connector's load counts as failed."),
     )
     hooks: tuple[str | type, ...] = field(
-        default=(), metadata=_help("Hooks plugins, told of start, steps, errors and stop.")
+        default=(), metadata=_help("Hooks plugins, notified of start, steps, errors and stop.")
     )
     max_prompt_chars: int | None = field(
         default=None,
@@ -281,7 +281,8 @@ class EngineArgs:
         default_factory=dict, metadata=_help("Options of plugins, by plugin name.")
     )
     plugins_allow: tuple[str, ...] = field(
-        default=(), metadata=_help("Outside plugins that may serve unasked: kind:name@dist.")
+        default=(),
+        metadata=_help("Outside plugins that may be selected automatically: kind:name@dist."),
     )
     plugins_deny: tuple[str, ...] = field(
         default=(), metadata=_help("Plugins never to use, as kind:name@dist; * for any.")

@@ -73,20 +73,20 @@ class ModelDirectory:
     ) -> ModelDirectory:
         """Read the directory at `path`; keys of `hf_overrides` replace those of config.json.
 
-        A bare name that is no directory here may be that of an installed checkpoint ("demo").
+        A bare name that is not a directory here may be that of an installed checkpoint ("demo").
         config.json can only name installed models; `hf_overrides` are the user's own and may name a
         class ("package.module:Class").
         no_plugins: of a first-party one only.
 
         Raises ModelError, three lines at most: no such directory, a file, no config.json, broken
-        JSON, a field of a wrong type or range, no architecture, an architecture that is no plain
+        JSON, a field of a wrong type or range, no architecture, an architecture that is not plain
         name, or code of the model's own with `trust_remote_code`.
         """
         directory = _locate(os.fspath(path), first_party_only=no_plugins)
         _check_directory(os.fspath(path), directory)
         if not file_exists(directory / "config.json"):
             raise ModelError(
-                f"{directory} has no config.json, so it is no model directory;\n"
+                f"{directory} has no config.json, so it is not a model directory;\n"
                 "give the directory that holds config.json, the weights and the tokenizer."
             )
         stated = read_json_object(directory / "config.json")
@@ -172,7 +172,7 @@ def _check_directory(asked: str, directory: Path) -> None:
     hint = nearest(directory.name, [*_sibling_directories(directory), *installed])
     if _HUB_NAME.fullmatch(asked) and not os.path.isdir(directory.parent):
         raise ModelError(
-            f"model={asked!r} is no local directory, and there is no access to a model hub.\n"
+            f"model={asked!r} is not a local directory, and there is no access to a model hub.\n"
             "Download the model by other means, and give the path of its directory."
         )
     names = f", or the name of an installed one: {', '.join(installed)}" if installed else ""

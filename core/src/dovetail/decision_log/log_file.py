@@ -91,7 +91,7 @@ class LogReader:
     """Iterates over the records of a log.
 
     truncated: once the end was reached, whether the last record was cut off.
-    Raises UserError if the file is no decision log, or one of another version.
+    Raises UserError if the file is not a decision log, or one of another version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +104,7 @@ class LogReader:
         first, _, _ = self._content[:64].partition(b"\n")
         if first + b"\n" != _MAGIC % FORMAT_VERSION:
             raise UserError(
-                f"{str(path)!r} is no decision log of version {FORMAT_VERSION}: it begins with "
+                f"{str(path)!r} is not a decision log of version {FORMAT_VERSION}: it begins with "
                 f"{first[:32]!r}."
             )
         self._start = len(first) + 1

@@ -256,7 +256,7 @@ class AsyncLLM:
     async def check_health(self, *, max_silence_s: float = MAX_SILENCE_S) -> None:
         """Raise EngineDeadError if the engine is dead, StalledError if it shows no sign of life.
 
-        max_silence_s: for how long it may show none; a long step is no silence. Raises
+        max_silence_s: for how long it may show none; a long step is not silence. Raises
         UnavailableError while it is started again.
         """
         most_s = check_number("max_silence_s", max_silence_s, 0.0, MAX_TIMEOUT_S)

@@ -48,7 +48,8 @@ class Progress:
     """How far an engine has come.
 
     num_steps: steps done, num_refused: messages that could not be read, as of the last heartbeat.
-    age_s: seconds since it, or the quietest of its workers, showed life; a long step is no silence.
+    age_s: seconds since it, or the quietest of its workers, showed life; a long step is not
+    silence.
     step_s: seconds that a step has been under way; 0.0 if none is.
     """
 

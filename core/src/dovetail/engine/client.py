@@ -205,7 +205,7 @@ class AsyncEngineClient(BaseClient):
         if self._error is not None:
             return
         self._check_alive()
-        # Whoever waits for outputs is told of the engine's death.
+        # Whoever waits for outputs is notified of the engine's death.
         with suppress(EngineDeadError, UnavailableError):
             self.channel.send(Call(0, EnginePort.abort_requests, (tuple(request_ids),)))
 

@@ -22,7 +22,7 @@ MAX_LOOK_BACK = 32
 WINDOW_TOKENS = 16
 """The window is cut when it has this many tokens, so that a token costs the same at any length."""
 MAX_UNSETTLED_TOKENS = 8
-"""A character has at most 4 bytes, so at most 4 tokens; a longer broken tail is no character."""
+"""A character has at most 4 bytes, so at most 4 tokens; a longer broken tail is not a character."""
 MAX_HELD_CHARS = 3
 """What may still become a character of 4 bytes, after a tail that is broken for good."""
 

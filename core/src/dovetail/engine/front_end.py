@@ -156,7 +156,7 @@ class FrontEnd:
         )
         if not isinstance(user_request.output_kind, RequestOutputKind):
             raise RequestError(
-                f"output_kind={shorten(user_request.output_kind)} is no RequestOutputKind; use "
+                f"output_kind={shorten(user_request.output_kind)} is not a RequestOutputKind; use "
                 f"{', '.join(f'RequestOutputKind.{kind.name}' for kind in RequestOutputKind)}.",
                 parameter="output_kind",
             )

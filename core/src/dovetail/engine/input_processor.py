@@ -251,7 +251,7 @@ class InputProcessor:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except BaseException as error:  # a tokenizer's panic is no Exception
+        except BaseException as error:  # a tokenizer's panic is not an Exception
             told = str(error) if isinstance(error, DovetailError) else shorten(error)
             raise RequestError(
                 f"{parameter}={shorten(text)} cannot be tokenized: {told}", parameter=parameter
@@ -269,8 +269,8 @@ class InputProcessor:
             spellings = self._spell(bare), self._spell(" " + bare)
             if not bare or not all(spellings):
                 raise RequestError(
-                    f"bad_words holds {shorten(word)}, which is no token of this model; leave it "
-                    "out.",
+                    f"bad_words contains {shorten(word)}, which is not a token of this model; "
+                    "leave it out.",
                     parameter="bad_words",
                 )
             found |= dict.fromkeys(spellings)
@@ -312,7 +312,7 @@ def _default_params(wishes: Mapping[str, object]) -> SamplingParams:
     for name in wishes:
         if name not in known:
             raise ConfigError(
-                f"generation config: {name!r} is no sampling parameter.{nearest(name, known)}"
+                f"generation config: {name!r} is not a sampling parameter.{nearest(name, known)}"
             )
     try:
         return SamplingParams(**wishes)  # type: ignore[arg-type]  # SamplingParams checks them

@@ -1,4 +1,4 @@
-"""Listeners: stat loggers and hooks of an engine, told of its start, steps, errors and stop.
+"""Listeners: stat loggers and hooks of an engine, notified of its start, steps, errors and stop.
 
 The seam is the engine's step function: `Listeners.watch` returns it as it is where nobody listens
 to steps, so that a silent engine pays nothing; else one that tells them afterwards. A listener

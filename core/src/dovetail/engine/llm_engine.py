@@ -124,7 +124,7 @@ class LLMEngine:
         """Take requests in before anything more runs; return the refusals by request id.
 
         A request is refused as a whole, all others go on. Raises RequestError, before anything is
-        taken in, if an id is no string or given twice.
+        taken in, if an id is not a string or given twice.
         """
         _check_different(user_request)
         refused: dict[str, RequestError] = {}

@@ -122,7 +122,7 @@ class Operation(Generic[P, R]):
     def encode_arguments(self, arguments: tuple[Any, ...]) -> bytes:
         """Return the arguments as bytes.
 
-        Raises UserError for a callable, MessageError for what is no plain data.
+        Raises UserError for a callable, MessageError for what is not plain data.
         """
         for value, hint in zip(arguments, self._hints, strict=True):
             if _takes_callable(hint) and not isinstance(value, str):
@@ -141,7 +141,7 @@ class Operation(Generic[P, R]):
         return arguments
 
     def encode_result(self, value: R) -> bytes:
-        """Return the result as bytes; raise MessageError for what is no plain data."""
+        """Return the result as bytes; raise MessageError for what is not plain data."""
         return encode(value, _encode_error)
 
     def decode_result(self, content: bytes | memoryview) -> R:
@@ -204,7 +204,7 @@ def _takes_callable(hint: Any) -> bool:
 def _encode_error(value: object) -> object:
     if isinstance(value, RequestError):
         return str(value), value.parameter
-    raise TypeError(f"a {type(value).__qualname__} is no plain data")
+    raise TypeError(f"a {type(value).__qualname__} is not plain data")
 
 
 def _decode_error(kind: type, value: Any) -> object:

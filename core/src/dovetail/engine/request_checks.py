@@ -53,7 +53,7 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
     if not known_ints and set(map(type, ids)) != {int}:
         wrong = next(token for token in ids if type(token) is not int)
         raise RequestError(
-            f"{parameter} holds {shorten(wrong)}, which is no integer; give token ids.",
+            f"{parameter} holds {shorten(wrong)}, which is not an integer; give token ids.",
             parameter=parameter,
         )
     for wrong in (min(ids), max(ids)):
@@ -221,7 +221,7 @@ def read_pause_scope(scope: object) -> PauseScope:
     for known in PauseScope:
         if type(scope) in (str, PauseScope) and scope == known:
             return known
-    raise UserError(f"scope={shorten(scope)} is no scope of a pause; it can be 'all' or 'new'.")
+    raise UserError(f"scope={shorten(scope)} is not a scope of a pause; it can be 'all' or 'new'.")
 
 
 def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:

@@ -1,7 +1,7 @@
 """Reads what callers of `LLM` give: one prompt or several, one value for all or one each.
 
-Looks at an iterable no further than an engine's limits allow. What is no prompt is let through: it
-is refused where its place can be named.
+Looks at an iterable no further than an engine's limits allow. What is not a prompt is let through:
+it is refused where its place can be named.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
     """Return one conversation, or each of several, not yet checked; raise RequestError for more.
 
-    What is no conversation is let through, as with prompts.
+    What is not a conversation is let through, as with prompts.
     """
     given = _items(messages, max(limits.max_prompts, limits.max_chat_messages))
     return [given] if not given or isinstance(given[0], Mapping) else given
@@ -123,8 +123,8 @@ def read_conversation(
     for message in copied:
         if not isinstance(message.get("role"), str):
             raise RequestError(
-                f'messages has {shorten(message)}, whose "role" is no string; give mappings with '
-                '"role" and "content".',
+                f'messages has {shorten(message)}, whose "role" is not a string. Give mappings '
+                'with "role" and "content".',
                 parameter="messages",
             )
     return copied

@@ -99,7 +99,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return the model's next message for one conversation or each of a list of them.
 
-        Raises RequestError for messages that are no plain data or larger than `LimitsConfig` says;
+        Raises RequestError for messages that are not plain data or larger than `LimitsConfig` says;
         on_error is that of `generate`.
 
         messages: mappings with "role" and "content". chat_template: instead of the model's own.

@@ -31,7 +31,7 @@ _ENGINES_OWN = frozenset(
 
 
 def check_callable_from_outside(name: str) -> None:
-    """Raise RequestError for an operation that is the engine's alone to call, or nobody's."""
+    """Raise RequestError for an operation that only the engine may call, or that does not exist."""
     module, _, last = name.rpartition(":")
     if last.startswith("_") or not last.isidentifier() or (not module and last in _ENGINES_OWN):
         raise RequestError(f"operation {shorten(name)} is not for others to call.")
@@ -86,6 +86,6 @@ def _function(operation: str) -> Callable[..., Any]:
         ) from error
     if not inspect.isfunction(found) or found.__module__ != module_name:
         raise ContractError(
-            f"the operation {operation!r} is no function that {module_name} defines."
+            f"the operation {operation!r} is not a function that {module_name} defines."
         )
     return found

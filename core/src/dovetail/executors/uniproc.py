@@ -156,7 +156,7 @@ class LateResult:
     def __init__(
         self, handle: Handle[ModelRunnerOutput], fail: Callable[[Exception], NoReturn]
     ) -> None:
-        """fail: told of what the handle raises; raises itself."""
+        """fail: notified of what the handle raises; raises itself."""
         self._handle = handle
         self._fail = fail
 

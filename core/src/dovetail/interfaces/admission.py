@@ -40,5 +40,6 @@ class AdmissionGate(Protocol):
     def forget(self, request_id: str) -> None:
         """Drop a held request: it was aborted, or another gate failed it.
 
-        Nothing is told of it afterwards, even if it was about to pass: its id may come again.
+        Nothing is reported about it afterwards, even if it was about to pass: its id may come
+        again.
         """

@@ -117,7 +117,7 @@ class Executor(ABC):
         non_block: return a Handle at once, whose result is what would have been returned.
         Across processes arguments and answers are plain data, `dovetail.transport.ndarray.NDArray`
         and the contracts' own dataclasses; a tuple comes as a list.
-        Raises TimeoutError after `timeout`, and the late answer is nobody's: the executor goes on.
+        Raises TimeoutError after `timeout`, and the late answer is dropped: the executor continues.
         ContractError if no worker knows `operation`, or for a rank that there is not.
         """
 

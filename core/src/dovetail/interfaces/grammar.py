@@ -65,7 +65,7 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def compile(self, ask: GrammarSpec) -> GrammarMatcher:
-        """Return a matcher at its beginning; raise RequestError for a text that is no grammar.
+        """Return a matcher at its beginning; raise RequestError for a text that is not a grammar.
 
         May be called from several threads, and must bound its own time and memory: the text is
         a stranger's.

@@ -1,8 +1,8 @@
 """The contract of hooks: plugins that are told what happens, all of them, in any number.
 
 Multicast only: nothing is selected, answered or changed by a hook. `HookSpecs` says which calls
-there are; a plugin defines those that it wants, under their names, and is told of no other. They
-run unasked, so they run only where the user enabled them (`EngineArgs.hooks`).
+there are; a plugin defines those that it wants, under their names, and is notified of no other.
+They run for every engine, so they run only where the user enabled them (`EngineArgs.hooks`).
 """
 
 from __future__ import annotations

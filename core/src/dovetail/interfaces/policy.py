@@ -55,7 +55,7 @@ class RequestView(Protocol):
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far; how many there will be is nobody's to know."""
+        """Tokens generated so far; how many there will be is not known."""
 
     @property
     def max_total_tokens(self) -> int:

@@ -12,7 +12,7 @@ class TokenPieces(dict[int, str | bytes]):
     """What each token adds to a text: characters, or bytes that are not whole characters.
 
     Entries are made when they are first read. first: returns what a token adds that begins a text,
-    where that differs; else None. each_byte: whether every byte that is no UTF-8 becomes a U+FFFD
+    where that differs; else None. each_byte: whether every byte that is not UTF-8 becomes a U+FFFD
     of its own, and not every broken sequence of bytes.
     """
 
@@ -82,7 +82,7 @@ class Tokenizer(ABC):
         """Return what each token adds to a text; None if that depends on its neighbours.
 
         Law: the pieces of a sequence, joined and read as UTF-8, are what `decode` gives for it,
-        except where it is no UTF-8. Streaming with pieces costs a look-up a token; without them
+        except where it is not UTF-8. Streaming with pieces costs a look-up a token; without them
         `decode` is called for each token. The same object is returned each time.
         """
         return None

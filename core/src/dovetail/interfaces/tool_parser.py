@@ -43,7 +43,7 @@ class ToolDelta:
 class ToolParser(ABC):
     """Separates calls from content.
 
-    Law. All pieces together give what the whole text gives, however it is cut. Text that is no
+    Law. All pieces together give what the whole text gives, however it is cut. Text that is not
     well-formed call is content: nothing is lost and nothing raises.
     """
 

@@ -118,7 +118,7 @@ class RemoteCache:
 
         Those that are well are committed. The others stand on blocks that are not what they should
         be: drop what was sampled for them, free them, and let them wait again. Some may have given
-        up their blocks meanwhile; they are only told of if what was sampled is to be dropped.
+        up their blocks meanwhile; they are only reported if what was sampled is to be dropped.
         """
         outcome = self._side.update(answer)
         ended = {**dict.fromkeys(outcome.done, ()), **outcome.failed}

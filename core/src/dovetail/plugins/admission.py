@@ -169,7 +169,7 @@ def check_needed(
 
 
 def check_probe(whose: str, answer: object) -> Probe:
-    """Return what a probe answered; raise ContractError if that is no Probe."""
+    """Return what a probe answered; raise ContractError if that is not a Probe."""
     if not isinstance(answer, Probe):
         raise ContractError(
             f"The probe of the {whose} returned {shorten(answer)}; it has to return a Probe."
@@ -191,5 +191,5 @@ def probe_failure(whose: str, error: BaseException) -> PluginLoadError:
     """Return the error for a probe that raised: it said neither yes nor no."""
     return PluginLoadError(
         f"The probe of the {whose} failed, so that nobody knows whether it can be used here: "
-        f"{describe_failure(error)}.\nMend what it tells of, or name the plugin to use instead."
+        f"{describe_failure(error)}.\nFix the reported cause, or name the plugin to use instead."
     )

@@ -36,9 +36,9 @@ CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
 
 
 def declared_ids(cls: type[Any], attribute: str) -> frozenset[str]:
-    """Return the class's own `provides` or `needs`; raise ContractError for what is no set of ids.
+    """Return the class's own `provides` or `needs`: a set of capability ids.
 
-    An absent attribute says nothing.
+    An absent attribute is an empty set. Raises ContractError for anything else.
     """
     ids: object = getattr(cls, attribute, frozenset())
     if isinstance(ids, property) or callable(ids):

@@ -56,7 +56,7 @@ def construct(
         name = f"{cls.__module__}:{getattr(cls, '__qualname__', cls)}"
         raise PluginLoadError(
             f"The {kind} {name} was loaded, but making it failed: {describe_failure(error)}.\n"
-            f"Mend what raised it, or choose another plugin in its place."
+            f"Fix the cause, or choose another plugin in its place."
         ) from error
     if isinstance(cls, type) and not issubclass(type(made), cls):
         raise ContractError(

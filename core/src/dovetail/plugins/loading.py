@@ -89,7 +89,7 @@ def load_file(path: Path, origin: Origin) -> ModuleType:
     name = f"{LOCAL_PREFIX}{path.stem}_{blake2b(bytes(path), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise PluginLoadError(f"Cannot load {origin}: {str(path)!r} is no Python file (.py).")
+        raise PluginLoadError(f"Cannot load {origin}: {str(path)!r} is not a Python file (.py).")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

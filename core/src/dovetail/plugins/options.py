@@ -108,8 +108,8 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
 
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise ContractError(
-            f"The {description} names {model!r} as its options; that is no pydantic model. Name a "
-            "subclass of pydantic.BaseModel with extra='forbid'."
+            f"The {description} names {model!r} as its options; that is not a pydantic model. "
+            "Name a subclass of pydantic.BaseModel with extra='forbid'."
         )
     fields = model.model_fields
     known = [*fields, *(f.alias for f in fields.values() if f.alias)]

@@ -46,7 +46,7 @@ def check_info(platform_cls: type[Platform]) -> PlatformInfo:
 def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
     """Return the plugins of `kind` that a platform prefers, best first.
 
-    Raises ContractError for an answer that is no list or tuple of references.
+    Raises ContractError for an answer that is not a list or tuple of references.
     """
     answer: object = _ask(platform, f"preferred {kind} plugins", lambda: platform.prefer(kind))
     if type(answer) not in (list, tuple) or len(answer) > MAX_PREFERRED:  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
 
 
 def provided_capabilities(platform: Platform) -> frozenset[str]:
-    """Return the capability ids of a platform; raise ContractError for what is no set of them."""
+    """Return the capability ids of a platform; raise ContractError for anything but a set."""
     answer: object = _ask(platform, "capabilities", platform.capabilities)
     if not isinstance(answer, (set, frozenset)) or not all(isinstance(one, str) for one in answer):
         raise _wrong(platform, "capabilities()", answer, "a frozenset of capability ids")

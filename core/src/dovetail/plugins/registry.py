@@ -249,7 +249,7 @@ class PluginRegistry:
             logger.warning("%s", self._failures[whose])
 
     def automatic(self, kind: str, preferred: Sequence[str] = ()) -> list[Candidate]:
-        """Return the plugins that may be taken unasked, in the order in which to try them.
+        """Return the plugins that may be selected automatically, in the order in which to try them.
 
         preferred: what the platform prefers, best first. A first-party platform cannot mean outside
         plugins that the user did not allow. Raises PluginError where one name has several owners.

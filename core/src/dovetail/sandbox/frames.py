@@ -51,7 +51,7 @@ def receive_frame(
     """Return the JSON value and the bytes of the next frame.
 
     max_bytes: of the whole frame. Raises FrameError at the end of the stream and for a frame that
-    is larger, ValueError for what is no JSON.
+    is larger, ValueError for what is not JSON.
     """
 
     def receive(num_bytes: int) -> bytes:

@@ -59,7 +59,7 @@ class StepRecord:
             self.counts.update(grants)
 
     def drop(self, request: Request) -> None:
-        """Note that `request` has ended: what the step gives it is nobody's."""
+        """Note that `request` has ended: the step's result for it is dropped."""
         if self.decode_record is not None and (place := self.decode_record.place(request)) >= 0:
             self.decode_record.gone[place] = request
 

@@ -69,7 +69,7 @@ class EncoderBudget:
         if not self._wanted:
             return
         cache = self._cache
-        # What is kept already comes first, so that nobody's need takes its place.
+        # What is kept already comes first, so that no other request takes its place.
         needs = sorted(self._needs(), key=lambda need: not cache.has(_item(need)))
         for request, index in needs:
             if cache.allocate(request, index):

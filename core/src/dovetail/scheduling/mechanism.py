@@ -88,7 +88,7 @@ class Mechanism:
         return True
 
     def _continue_outside_batch(self) -> None:
-        """Let those that are no members of the decode batch run one by one."""
+        """Let those that are not members of the decode batch run one by one."""
         apart = tuple(self._decode_batch.apart)
         decoding: list[Request] = []
         if not self._lookahead:  # with drafts nothing tells those that decode from the others

@@ -90,7 +90,7 @@ class PolicyDriver:
             return self._hold(request, action)
         if kind is _PREEMPT_AND_ADMIT:
             return self._preempt_and_admit(request, max_tokens)
-        return self._refuse(action, f"{kind!r} is no kind of action")
+        return self._refuse(action, f"{kind!r} is not a kind of action")
 
     def _run(self, request: Request, max_tokens: object, reserve: object, whole: object) -> Grant:
         if not (_is_count(max_tokens) and _is_count(reserve)):

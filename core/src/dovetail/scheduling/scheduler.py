@@ -310,7 +310,7 @@ class Scheduler(SchedulerInterface):
     def _stats(self, plan: SchedulerOutput, schedule_ns: int) -> SchedulerStats:
         state, host, mechanism = self._state, self._host, self._mechanism
         kv_cache = state.kv_cache
-        num_blocks = kv_cache.num_blocks - 1  # block 0 is nobody's
+        num_blocks = kv_cache.num_blocks - 1  # block 0 belongs to no request
         return SchedulerStats(
             step_id=plan.step_id,
             num_waiting=self.view.num_waiting,

@@ -20,7 +20,8 @@ def build_core(
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a tokenizer.json, prepared as `prepare_core` does.
 
-    Raises whatever the library raises: any exception, or a PanicException, which is no Exception.
+    Raises whatever the library raises: any exception, or a PanicException, which is not an
+    Exception.
     """
     import tokenizers
 

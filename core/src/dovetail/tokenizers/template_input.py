@@ -19,7 +19,7 @@ MAX_INTEGER_BITS = 1024
 
 
 def check_messages(messages: object) -> None:
-    """Raise RequestError, parameter "messages", for what is no conversation."""
+    """Raise RequestError, parameter "messages", for what is not a conversation."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages must be a list of messages, not {type(messages).__name__}.",

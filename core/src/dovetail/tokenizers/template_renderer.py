@@ -46,8 +46,8 @@ class TemplateRenderer:
         """Return the prompt for `messages`; variables: what else the template may see.
 
         Raises RequestError, parameter "messages", if `messages` is no conversation or the template
-        refuses it, fails or exceeds a limit; parameter "chat_template" for what is no template;
-        the variable's name for one that is no JSON value; StartError if no child can be started.
+        refuses it, fails or exceeds a limit; parameter "chat_template" for what is not a template;
+        the variable's name for one that is not a JSON value; StartError if no child can be started.
         """
         _check_template(template)
         check_messages(messages)

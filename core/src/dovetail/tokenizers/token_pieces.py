@@ -114,7 +114,7 @@ def _text_pieces(
     num_before = len(core.decode([anchor]))
 
     def raw_byte(token: int) -> bytes | None:
-        """Return the byte of a byte token, if it is no character by itself."""
+        """Return the byte of a byte token, if it is not a character by itself."""
         found = _BYTE_TOKEN.fullmatch(core.id_to_token(token) or "") if byte_tokens else None
         value = int(found[1], 16) if found else 0
         return bytes((value,)) if value >= 0x80 else None

@@ -78,10 +78,10 @@ def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
 
 
 def int32(column: memoryview | bytes, name: str) -> array[int]:
-    """Return a column of int32, a copy; raise MessageError if its length is no multiple of 4."""
+    """Return a column of int32, a copy; raise MessageError if its length is not a multiple of 4."""
     values = array("i")
     if len(column) % 4:
-        raise MessageError(f"{name} has {len(column)} bytes: that is no column of int32.")
+        raise MessageError(f"{name} has {len(column)} bytes: that is not a column of int32.")
     values.frombytes(column)
     return values
 
@@ -94,7 +94,7 @@ def counts32(column: memoryview | bytes, name: str) -> array[int]:
     content = bytes(column)
     # The sign is in the top byte: looking at those bytes costs a tenth of `min`.
     if len(content) % 4 or not content[_TOP_BYTE::4].isascii():
-        raise MessageError(f"{name} is no column of int32 ≥ 0.")
+        raise MessageError(f"{name} is not a column of int32 ≥ 0.")
     values.frombytes(content)
     return values
 

@@ -155,7 +155,7 @@ FromEngine = Ready | Outputs | Answer | Died | Heartbeat
 
 
 def pack(message: Message) -> bytes:
-    """Return a message as bytes; raise MessageError if it holds what is no plain data, or much."""
+    """Return a message as bytes; raise MessageError if it holds what is not plain data, or much."""
     content = _MARK + encode(message)
     if len(content) > MAX_MESSAGE_BYTES:
         raise MessageError(

@@ -137,12 +137,12 @@ class RingMemory:
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size:
-            raise MessageError(f"the shared memory has {size} bytes: it is no ring.")
+            raise MessageError(f"the shared memory has {size} bytes: it is not a ring.")
         magic, layout, num_slots, slot_bytes, num_readers = _HEAD.unpack(head)
         if magic != _MAGIC or layout != _LAYOUT:
             raise MessageError(
                 f"the shared memory begins with {magic:#x} and layout {layout} instead of "
-                f"{_MAGIC:#x} and {_LAYOUT}: it is no ring of this version and byte order."
+                f"{_MAGIC:#x} and {_LAYOUT}: it is not a ring of this version and byte order."
             )
         try:
             shape = RingShape(num_readers=num_readers, num_slots=num_slots, slot_bytes=slot_bytes)

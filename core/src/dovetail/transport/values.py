@@ -52,7 +52,7 @@ def unpack_value(content: bytes | memoryview) -> Any:
     try:
         return msgspec.msgpack.decode(content, ext_hook=_read_extension)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
-        raise MessageError(f"{len(content)} bytes are no value: {error}") from None
+        raise MessageError(f"{len(content)} bytes are not a value: {error}") from None
 
 
 def _encode(value: Any) -> bytes:
@@ -113,7 +113,7 @@ def _read_extension(code: int, data: memoryview) -> Any:
     )
     hints = _HINTS.get(name)
     if hints is None or not told.keys() <= hints.keys():
-        raise ValueError(f"{name!r} with {sorted(told)} is no record")
+        raise ValueError(f"{name!r} with {sorted(told)} is not a record")
     return _RECORDS[name](**{key: _fitting(one, hints[key]) for key, one in told.items()})
 
 

@@ -154,7 +154,7 @@ def read_join(told: Any) -> NewRequest:
 
 
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
-    """Return `value` as msgpack; raise MessageError for what is no plain value.
+    """Return `value` as msgpack; raise MessageError for what is not a plain value.
 
     other: makes a plain value of what msgpack does not know, or raises TypeError.
     """

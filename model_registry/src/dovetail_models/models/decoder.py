@@ -110,7 +110,7 @@ def _read_heads(config: Config) -> HeadShape:
         )
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise ModelError(
-            f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads "
+            f"config.json: hidden_size {hidden_size} is not a multiple of num_attention_heads "
             f"{num_heads}, and head_dim is absent"
         )
     head_size = read_count(config, "head_dim", hidden_size // num_heads)

@@ -1,4 +1,4 @@
-"""What a torch worker has to be told of its device: the object behind `Platform.runtime()`.
+"""What a torch worker needs to know about its device: the object behind `Platform.runtime()`.
 
 Where platforms differ for the worker and the runner of this layer; a platform gives one runtime a
 worker. What is better done otherwise on one platform (filling weights, the cache's memory), its

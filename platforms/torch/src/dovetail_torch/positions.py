@@ -24,7 +24,7 @@ _OUT_OF_RANGE = ("out of range", "out of bounds")
 def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
     """Return `limits` with no more positions than the model declares in `max_positions`.
 
-    Raises ContractError if what it declares is no count.
+    Raises ContractError if what it declares is not a count.
     """
     declared = getattr(model, "max_positions", None)
     if declared is None:

@@ -31,7 +31,7 @@ class Task:
 
     `name` is short and unique; `description` is one line for people. The four functions are pure,
     apart from `ask`, which draws from the generator that it is given. `read` raises ValueError for
-    a text that is no question of this task. `canonical` gives the facts in the form that decides
+    a text that is not a question of this task. `canonical` gives the facts in the form that decides
     the split, or None for a question so basic that it is always taught.
     """
 

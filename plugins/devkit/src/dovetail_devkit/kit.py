@@ -84,7 +84,7 @@ def _run_in_one_thread(case: Case) -> None:
 
 
 def _whole_suite(kind: str, cls: type[Any], subjects: Subjects) -> Iterator[Case]:
-    """Yield the suite of a kind that is no list of cases, as one."""
+    """Yield the suite of a kind that is not a list of cases, as one."""
     yield Case(name="the suite", run=partial(_run_whole, kind, cls, subjects))
 
 

@@ -17,7 +17,7 @@ def read_rows(data: object) -> list[tuple[str, Row]]:
     """Return the rows of `data`, each with the words that name its place in messages.
 
     data: a path, of a UTF-8 file; a string, the lines themselves; or a list of mappings.
-    Empty lines are passed over. Raises RequestError naming the line that is no JSON object.
+    Empty lines are passed over. Raises RequestError naming the line that is not a JSON object.
     """
     if isinstance(data, os.PathLike):
         path = Path(data)
@@ -65,10 +65,10 @@ def _parse(text: str, where: str) -> list[tuple[str, Row]]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise RequestError(
-                f"{where}line {number} is no JSON: {error}.", parameter="data"
+                f"{where}line {number} is not JSON: {error}.", parameter="data"
             ) from None
         if not isinstance(row, dict):
-            message = f"{where}line {number} is no JSON object; write {{...}} on each line."
+            message = f"{where}line {number} is not a JSON object; write {{...}} on each line."
             raise RequestError(message, parameter="data")
         rows.append((f"{where}line {number}", row))
     return rows

@@ -1,8 +1,8 @@
 """The connector: its options, its two sides, and the bytes that pass between them.
 
 Instructions and answers are JSON. The scheduler's side keeps a mirror of the keys in every rank's
-store from the answers alone, so that it would work as well in another process; it is never told of
-a key before its pages are there, and a key that has gone meanwhile is a load that fails.
+store from the answers alone, so that it would work as well in another process; it is never notified
+of a key before its pages are there, and a key that has gone meanwhile is a load that fails.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Summary:
 
 
 def summarize(reader: LogReader, on_plan: Callable[[LoggedPlan, int], None]) -> Summary:
-    """Read a whole log. on_plan: told of each plan, and when it was begun, in nanoseconds.
+    """Read a whole log. on_plan: notified of each plan, and when it was begun, in nanoseconds.
 
     Raises UserError if the log cannot be read.
     """

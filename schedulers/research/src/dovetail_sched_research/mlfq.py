@@ -21,10 +21,9 @@ from dovetail_sched_research.one_order import OneOrderPolicy
 class MLFQOptions(BaseModel):
     """The options.
 
-    max_batch: requests that compute in a step; more may hold a row. levels, quantum, ratio: level i
-    lasts quantum · ratio^i iterations; prompt_tokens of a prompt count as one. promote_s: unserved
-    for so long, a request rises to the top. preempt: whether a better request that finds no room
-    takes it from a paused one, whose work is then lost.
+    max_batch: requests that compute in a step. levels, quantum, ratio: level i lasts
+    quantum · ratio^i iterations. prompt_tokens: count as one. promote_s: a request that was not
+    served for so long rises to the top. preempt: whether a better request may evict a paused one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -55,7 +55,7 @@ def make_client(
         return EngineClient(InprocChannel(config, plugins=plugins))
     if kind not in ("sync", "async"):
         raise ConfigError(
-            f"kind={kind!r} is no engine client; it can be 'inproc', 'sync' or 'async', and an "
+            f"kind={kind!r} is not an engine client; it can be 'inproc', 'sync' or 'async', and an "
             "engine in process cannot be supervised."
         )
 

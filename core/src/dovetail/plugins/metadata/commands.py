@@ -1,8 +1,8 @@
 """Commands that installed packages add to the command line: found in metadata, imported if typed.
 
 An entry point of the group `dovetail.command` names a function; its own name is the words that are
-typed, with dots between them. The line for `--help` stands in the manifest. A command is no plugin
-that the engine would choose: whoever types it has chosen it. Imports none.
+typed, with dots between them. The line for `--help` stands in the manifest. A command is not a
+plugin that the engine would choose: whoever types it has chosen it. Imports none.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _refusal(command: Command, ours: Collection[str] = ()) -> str:
             return reason
     name, target = command.plugin.name, command.plugin.target
     if not _NAME.fullmatch(name):
-        return f"{name!r} is no command: write words of small letters, with dots between them"
+        return f"{name!r} is not a command: write words of small letters, with dots between them"
     return "" if ":" in target else f"{target!r} names no function ('module:function')"
 
 

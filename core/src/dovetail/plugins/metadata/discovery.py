@@ -226,7 +226,7 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
 def _problem(name: str, target: str) -> str:
     """Return what is wrong with an entry point; "" if it names a plugin and a class."""
     if name in _RESERVED:
-        return f"{name!r} is no name for a plugin: it means that the engine chooses"
+        return f"{name!r} is not a name for a plugin: it means that the engine chooses"
     if not _NAME.fullmatch(name) or not name.isprintable():
         return "a name has at most 200 letters, and none of @ : / \\ [ ] ="
     if len(target) > _MAX_TARGET or not _TARGET.fullmatch(target):

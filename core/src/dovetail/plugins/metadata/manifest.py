@@ -156,7 +156,7 @@ def _read_file(
     tables = table.get("plugin", [])
     foreign = [key for key in table if key != "plugin"]
     if foreign or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        at_fault = f"{foreign[0]!r} is none" if foreign else "'plugin' is no array of tables"
+        at_fault = f"{foreign[0]!r} is none" if foreign else "'plugin' is not an array of tables"
         return [], [f"it holds [[plugin]] tables and nothing else; {at_fault}"]
     entries, problems = [], []
     for place, one in enumerate(tables, 1):
@@ -174,7 +174,7 @@ def _parse(path: Path) -> dict[str, Any]:
     """Return the tables of a manifest; raise ValueError if it is none, or beyond the limits."""
     text = read_regular_text(path, max_bytes=MAX_BYTES)
     if text is None:
-        raise ValueError(f"{path.name} is no regular file")
+        raise ValueError(f"{path.name} is not a regular file")
     if any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
         raise ValueError(f"a line has more than {_MAX_DOTS} dots")
     try:
@@ -194,7 +194,7 @@ def _is_of_another_core(table: Mapping[str, Any], declared: frozenset[tuple[str,
 def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> Iterator[str]:
     for key in table:
         if key not in _CHECKS:
-            yield f"{shorten(key)} is no key.{nearest(key, _CHECKS)} Keys: {', '.join(_CHECKS)}"
+            yield f"{shorten(key)} is not a key.{nearest(key, _CHECKS)} Keys: {', '.join(_CHECKS)}"
     for key, check in _CHECKS.items():
         problem = check(table[key]) if key in table else ""
         if problem:

@@ -65,7 +65,7 @@ def _read(descriptor: int, name: str, max_bytes: int, *, cut: bool) -> bytes | N
     if stat.S_ISDIR(facts.st_mode):
         return None
     if not stat.S_ISREG(facts.st_mode):
-        raise ValueError(f"{name} is no regular file")
+        raise ValueError(f"{name} is not a regular file")
     if facts.st_size > max_bytes and not cut:
         raise ValueError(f"{name} has {facts.st_size} bytes; at most {max_bytes} are read")
     try:

@@ -1,4 +1,4 @@
-"""What the user lets plugins do: who is denied, who may be taken unasked, who may replace whom.
+"""The user's rules: which plugins are denied, selected automatically, or may replace others.
 
 A decision of the user, held apart from the machinery that obeys it. Loads nothing. Not to be
 confused with a scheduling policy, which is a kind of plugin.
@@ -27,7 +27,8 @@ _GLOB = re.compile(r"[*?\[]")
 class PluginPolicy:
     """The user's rules for plugins. Each rule is a glob "kind:name@distribution".
 
-    allow: outside plugins that may be chosen unasked, and may replace what they say they replace.
+    allow: outside plugins that may be selected automatically, and may replace what they say they
+    replace.
     deny: plugins that are never used; goes before `allow`, and before an explicit choice.
     no_plugins: only first-party plugins are used. strict: an automatic candidate that fails raises
     instead of being set aside. trust_local_code: files ("./file.py:Class") may be run.
@@ -90,7 +91,7 @@ def _check_rule(option: str, rule: object) -> None:
     kind, colon, rest = rule.partition(":") if isinstance(rule, str) else ("", "", "")
     name, at, distribution = rest.rpartition("@")
     if not (kind and colon and name and at and distribution):
-        raise ConfigError(f"{option}: {rule!r} is no rule. Write {_RULE_FORM}.")
+        raise ConfigError(f"{option}: {rule!r} is not a rule. Write {_RULE_FORM}.")
     if kind not in KINDS and not _GLOB.search(kind):
         raise ConfigError(
             f"{option}: {rule!r} is of an unknown kind {kind!r}.{nearest(kind, KINDS)} "

@@ -66,7 +66,7 @@ class Resolver:
     def automatic(
         self, kind: str, preferred: Sequence[str], *, outside: bool = True
     ) -> list[Candidate]:
-        """Return the plugins that may be taken unasked, in the order in which to try them.
+        """Return the plugins that may be selected automatically, in the order in which to try them.
 
         preferred: names or name@distribution, best first; those that are not installed, or denied,
         are passed over, and so are outside ones that the user did not allow unless `outside`.

@@ -92,7 +92,7 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
 def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
     magic, version, length, checksum, _ = _HEAD.unpack_from(mapped)
     if magic != MAGIC:
-        raise PackedFileError("it is no file of packed weights")
+        raise PackedFileError("it is not a file of packed weights")
     if version != VERSION:
         raise PackedFileError(f"it is of version {version}, this is version {VERSION}")
     text = bytes(mapped[_HEAD.size : _HEAD.size + min(length, _MAX_INDEX_BYTES)])

@@ -1,6 +1,6 @@
 """Platform and worker of the fake device, for tests: `platform="…:FakeDevicePlatform"`.
 
-Never taken unasked.
+Never selected automatically.
 """
 
 from __future__ import annotations

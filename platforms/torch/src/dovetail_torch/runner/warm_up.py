@@ -1,8 +1,9 @@
 """First steps before the first request, by the way that requests take.
 
 Kernels that are made when they are first called are made now. The steps run on row 0, of which
-nobody knows yet: its tokens are 0 and its blocks are block 0, which is nobody's; a request that
-joins the row later finds all that it reads written anew. Knows neither model nor device.
+nobody knows yet: its tokens are 0 and its blocks are block 0, which belongs to no request; a
+request that joins the row later finds all that it reads written anew. Knows neither model nor
+device.
 """
 
 from __future__ import annotations

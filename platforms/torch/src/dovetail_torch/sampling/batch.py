@@ -51,7 +51,7 @@ class RankedGroup(RandomGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawNumbers:
-    """What an op provider's draw is told of each row, all [R]; see `DrawColumns`."""
+    """What an op provider's draw receives for each row, all [R]; see `DrawColumns`."""
 
     temperature_R: torch.Tensor
     top_k_R: torch.Tensor

@@ -81,7 +81,7 @@ def _measure_slab(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReport:
-    """What some rows of a batch asked to be told of the token chosen for them.
+    """What some rows of a batch want to know about the token chosen for them.
 
     num_logprobs: for every row of the batch, -1 for those that want none and are not measured.
     """

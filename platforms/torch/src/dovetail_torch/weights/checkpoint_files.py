@@ -139,7 +139,7 @@ def _check_header_length(path: Path) -> None:
 
 def _read_header(path: Path) -> Iterator[WeightEntry]:
     with open_weights(path) as handle:
-        for name in handle.keys():  # noqa: SIM118 - a handle is no mapping
+        for name in handle.keys():  # noqa: SIM118 - a handle is not a mapping
             view = handle.get_slice(name)
             shape = tuple(view.get_shape())
             yield WeightEntry(name=name, path=path, shape=shape, dtype=view.get_dtype())

@@ -25,7 +25,7 @@ matrix start at different places of the sequence and none is equal to another.""
 
 
 class DummyLoader(WeightLoader):
-    """Fill a model with small normal values; norms near 1; weights that are no floats with 0."""
+    """Fill a model with small normal values; norms near 1; weights that are not floats with 0."""
 
     def __init__(self, context: WeightLoaderContext) -> None:
         """Keep `context`; of it, seed and progress are used."""

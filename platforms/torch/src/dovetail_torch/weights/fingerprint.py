@@ -1,7 +1,7 @@
 """What tells one set of weight files from another, without reading all of them.
 
 A fingerprint is made of sizes, times of the last change, headers and samples of the contents, and
-of nothing that depends on where the files lie. It is no defence against somebody who wants two
+of nothing that depends on where the files lie. It is not a defence against somebody who wants two
 checkpoints to look the same: whoever can write there can replace the weights themselves.
 """
 

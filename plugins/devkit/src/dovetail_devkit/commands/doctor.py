@@ -1,4 +1,4 @@
-"""`dovetail plugins doctor`: what is wrong here, and how to mend it.
+"""`dovetail plugins doctor`: what is wrong here, and how to fix it.
 
 Exit code 1 if something is broken; notes and warnings leave it 0.
 """

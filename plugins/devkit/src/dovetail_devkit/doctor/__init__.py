@@ -1,6 +1,6 @@
 """The doctor: finds what is wrong with this machine, this environment and the plugins here.
 
-Each thing looked at gives a `Finding`: what it is, how it is, and how to mend it. Plugins are
+Each thing looked at gives a `Finding`: what it is, how it is, and how to fix it. Plugins are
 loaded in processes of their own, so that one that hangs or ends its process harms nothing. Changes
 nothing and prints nothing.
 """

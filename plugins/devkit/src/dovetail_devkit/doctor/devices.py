@@ -64,7 +64,7 @@ def _unused(platforms: Sequence[Trial]) -> Finding:
     remedy = "install the one for this device, such as: pip install 'dovetail[cuda]'"
     if reasons:
         text = f"no installed platform can use it: {' | '.join(reasons)}"
-        remedy = "mend what they tell of; until then models run on the CPU"
+        remedy = "Fix the reported cause; until then models run on the CPU"
     return Finding(area="machine", subject="device", verdict=WARNING, text=text, remedy=remedy)
 
 

@@ -57,7 +57,7 @@ def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
             subject="declarations",
             verdict=BROKEN,
             text=sentence,
-            remedy="mend it, install another version of that distribution, or uninstall it",
+            remedy="fix it, install another version of that distribution, or uninstall it",
         )
 
 

@@ -27,7 +27,7 @@ def run(task: Mapping[str, Any]) -> None:
     """Load the plugins of `task`.
 
     task: "fd", where to report; "plugins", pairs of kind and reference; "first", modules to import
-    before, so that their time is nobody's.
+    before, so that their time is counted for no plugin.
     """
     with os.fdopen(task["fd"], "w", encoding="utf-8", buffering=1) as pipe:
 

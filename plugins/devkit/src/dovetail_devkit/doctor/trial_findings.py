@@ -1,4 +1,4 @@
-"""What the trials of plugins mean: each as findings, with how to mend it."""
+"""What the trials of plugins mean: each as findings, with how to fix it."""
 
 from __future__ import annotations
 

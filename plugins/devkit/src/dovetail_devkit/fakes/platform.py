@@ -10,7 +10,7 @@ MEMORY_BYTES = 1 << 30
 
 
 class FakePlatform(Platform):
-    """A machine of one GiB that computes in float32; never taken unasked."""
+    """A machine of one GiB that computes in float32; never selected automatically."""
 
     info: ClassVar[PlatformInfo] = PlatformInfo(name="fake", device_type="cpu")
     automatic: ClassVar[bool] = False

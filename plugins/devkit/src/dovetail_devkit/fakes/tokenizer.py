@@ -49,7 +49,7 @@ class ByteTokenizer(Tokenizer):
         try:
             ids = list(text.encode("utf-8"))
         except UnicodeEncodeError as error:
-            raise RequestError(f"the text is no Unicode: {error}.", parameter="prompt") from error
+            raise RequestError(f"the text is not Unicode: {error}.", parameter="prompt") from error
         return [self.BOS, *ids] if add_special_tokens and self._add_bos else ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

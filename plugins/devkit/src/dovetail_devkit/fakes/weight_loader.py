@@ -20,7 +20,7 @@ STANDARD_DEVIATION = 0.3
 class FakeWeightLoader(WeightLoader):
     """Fills each parameter with normal values of a generator seeded by its name.
 
-    Vectors stand around 1, everything else around 0; what is no float becomes 0.
+    Vectors stand around 1, everything else around 0; what is not a float becomes 0.
     """
 
     def __init__(self, context: WeightLoaderContext) -> None:

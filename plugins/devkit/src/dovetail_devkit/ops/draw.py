@@ -90,7 +90,7 @@ class _Bench:
         seeds: Sequence[int],
         positions: Sequence[int],
     ) -> list[int]:
-        """Return the tokens of rows with these wishes; raise where they are no tokens at all."""
+        """Return the tokens of rows with these wishes; raise where they are not tokens at all."""
         columns = _columns(wishes, seeds, positions, logits_RV)
         copies = [getattr(columns, name).clone() for name in _NAMES]
         tokens = self._ops.draw_tokens(logits_RV.clone(), columns)

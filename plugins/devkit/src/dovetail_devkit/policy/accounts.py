@@ -17,7 +17,7 @@ from dovetail_devkit.expectation import expect
 
 @dataclass(slots=True, kw_only=True)
 class _Account:
-    """What was told of one request.
+    """What was reported about one request.
 
     rank: as last asked. computed: tokens, -1 while it waits. is_fresh: it was evicted in this step.
     """

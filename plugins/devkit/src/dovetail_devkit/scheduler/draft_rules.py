@@ -41,7 +41,7 @@ class DraftChecker:
         self._in_flight.update(self._out[-1].keys())
 
     def settled(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Take in what the scheduler has been told of the oldest plan's drafts."""
+        """Take in what the scheduler has received about the oldest plan's drafts."""
         runs = self._out.popleft()
         for run, row in enumerate(plan.rows):
             if row in runs:

@@ -44,7 +44,7 @@ class RequestLedger:
         self.got.extend(tokens)
         asked = self.asked.sampling_params.logprobs
         if asked is None:
-            expect(logprobs is None, f"{name} got log-probabilities unasked")
+            expect(logprobs is None, f"{name} got log-probabilities that were not requested")
             return
         expect(logprobs is not None, f"{name} asked for log-probabilities and got none")
         if logprobs is not None:
@@ -56,7 +56,7 @@ class RequestLedger:
     def take_prompt(self, logprobs: LogprobColumns) -> None:
         """Take log-probabilities of further prompt tokens."""
         asked, name = self.asked.sampling_params.prompt_logprobs, self.asked.request_id
-        expect(asked is not None, f"{name} got log-probabilities of its prompt unasked")
+        expect(asked is not None, f"{name} got prompt log-probabilities that were not requested")
         self.prompt_positions.extend(logprobs.token_ids[:: 1 + (asked or 0)])
         want = list(self.asked.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
         expect(

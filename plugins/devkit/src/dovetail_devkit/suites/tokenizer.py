@@ -112,7 +112,7 @@ def _check_surrogate(tokenizer: Tokenizer) -> None:
     except RequestError:
         return
     except Exception as error:
-        raise AssertionError(f"text that is no Unicode: RequestError, not {error!r}") from error
+        raise AssertionError(f"text that is not Unicode: RequestError, not {error!r}") from error
 
 
 def _check_any_ids(tokenizer: Tokenizer) -> None:
@@ -132,7 +132,7 @@ def _check_any_ids(tokenizer: Tokenizer) -> None:
 def _check_special_tokens(tokenizer: Tokenizer) -> None:
     plain = tokenizer.encode("plain text", add_special_tokens=False)
     special = sorted(tokenizer.special_token_ids)
-    expect(not set(plain) & set(special), "special tokens were added unasked")
+    expect(not set(plain) & set(special), "special tokens were added without a request")
     around = tokenizer.encode("plain text", add_special_tokens=True)
     bare = [token for token in around if token not in special]
     expect(bare == plain, "add_special_tokens changes more than special tokens")

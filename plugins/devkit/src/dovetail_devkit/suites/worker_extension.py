@@ -25,7 +25,7 @@ def check_worker_extension(extension_cls: type[Any]) -> None:
         for worker_cls in (FakeWorker, NullWorker):
             own = dict(vars(worker_cls))
             worker = extend_worker(worker_cls, extension_cls)(context)
-            expect(isinstance(worker, worker_cls), "the extended worker is no worker")
+            expect(isinstance(worker, worker_cls), "the extended worker is not a worker")
             lost = [name for name in operations if not callable(getattr(worker, name, None))]
             expect(not lost, f"the extended worker has no {lost}")
             expect(dict(vars(worker_cls)) == own, "the worker's class was changed")
