@@ -1,4 +1,4 @@
-"""Follow one request through the files: `python bench/step_hops.py`.
+"""Follow one request through the files: `python bench/step_hops.py [--write]`.
 
 A hop is a call from a function of one file to a function of another file of this repository. The
 script runs one warm request of one output token on the demo model in this process, and prints the
@@ -14,6 +14,8 @@ from types import FrameType
 from dovetail import LLM, SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "step.md"
+BEGIN, END = "<!-- recorded: hops -->", "<!-- end -->"
 
 
 class HopRecorder:
@@ -47,20 +49,34 @@ class HopRecorder:
         return self._names[path]
 
 
-def main() -> None:
-    """Print the hops of one request and how many there are."""
+def follow_request() -> dict[tuple[str, str, str], int]:
+    """Return (file of the caller, file of the function, function) to the number of calls."""
     params = SamplingParams(temperature=0.0, max_tokens=1)
-    with LLM("demo", max_num_seqs=4) as llm:
+    with LLM("demo", max_num_seqs=4, num_threads=1) as llm:
         for number in range(4):  # warm: caches are filled, the shape of the step is recorded
-            llm.generate(f"What is 1{number} + 22?", params)
+            llm.generate(f"What is 1{number} + 22?", params, use_tqdm=False)
         with HopRecorder() as recorder:
-            llm.generate("What is 27 + 58?", params)
-    for caller, callee, function in recorder.hops:
+            llm.generate("What is 27 + 58?", params, use_tqdm=False)
+    return recorder.hops
+
+
+def summary(hops: dict[tuple[str, str, str], int]) -> str:
+    """Return the counts as a sentence."""
+    files = {name for caller, callee, _ in hops for name in (caller, callee)}
+    return f"Now: {len(hops)} hops between {len(files)} files, {sum(hops.values())} calls."
+
+
+def main(arguments: list[str]) -> None:
+    """Print the hops of one request, or with `--write` put their number into docs/step.md."""
+    hops = follow_request()
+    if arguments == ["--write"]:
+        head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+        PAGE.write_text(f"{head}{BEGIN}\n{summary(hops)}\n{END}{rest.partition(END)[2]}", "utf-8")
+        return
+    for caller, callee, function in hops:
         print(f"{caller} → {callee}: {function}")
-    files = {name for caller, callee, _ in recorder.hops for name in (caller, callee)}
-    calls = sum(recorder.hops.values())
-    print(f"\n{len(recorder.hops)} hops between {len(files)} files, {calls} calls")
+    print(f"\n{summary(hops)}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
