@@ -6,6 +6,7 @@ In two parts, since a wrong pick is told before the core is started, and sizes a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -138,13 +139,13 @@ class FrontEnd:
                 f"{', '.join(tasks)}."
             )
 
-    def expect(self, user_request: UserRequest) -> tuple[list[EngineCoreRequest], CompletionGroup]:
-        """Make the core's requests of a user's and expect their outputs; return both.
+    def make(self, user_request: UserRequest) -> tuple[CheckedRequest, list[EngineCoreRequest]]:
+        """Check a user's request and make the core's requests of it.
 
-        Raises RequestError, naming the parameter; nothing is expected then.
+        Raises RequestError, naming the parameter. Nothing is registered yet.
         """
         checked = self.check(user_request)
-        return self.register(checked, self.prepare(checked))
+        return checked, self.complete(checked, self.prepare(checked))
 
     def check(self, user_request: UserRequest) -> CheckedRequest:
         """Check what costs little; raise RequestError, naming the parameter."""
@@ -186,22 +187,27 @@ class FrontEnd:
             arrival_ns=checked.arrival_ns,
         )
 
-    def register(
+    def complete(
         self, checked: CheckedRequest, prepared: EngineCoreRequest
-    ) -> tuple[list[EngineCoreRequest], CompletionGroup]:
-        """Expect the outputs of a prepared request; return what the core is to be given.
+    ) -> list[EngineCoreRequest]:
+        """Return what the core is to be given, one request a completion.
 
         Raises RequestError if the user's id is in use.
         """
+        self.outputs.check_unused(checked.user_request.request_id)
+        return self.inputs.complete(prepared)
+
+    def register(
+        self, checked: CheckedRequest, requests: Sequence[EngineCoreRequest]
+    ) -> CompletionGroup:
+        """Expect the outputs of requests that the core has taken, before any of them is read."""
         user_request = checked.user_request
-        requests = self.inputs.complete(prepared)
-        group = self.outputs.add_request(
+        return self.outputs.add_request(
             user_request.request_id,
             requests,
             prompt=checked.read.text,
             kind=user_request.output_kind,
         )
-        return requests, group
 
     def _make_io_processor(self) -> IOProcessor | None:
         reference = self.facts.config.extensions.io_processor

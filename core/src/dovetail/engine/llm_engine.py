@@ -6,13 +6,14 @@ the core through an `EngineClient` and knows not in which process it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dovetail.clock import MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.client import EngineClient
-from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
+from dovetail.engine.front_end import CheckedRequest, FrontEnd, FrontEndParts, UserRequest
 from dovetail.engine.process.factory import make_client
 from dovetail.engine.process.outgoing import MAX_UNREAD_MESSAGES
 from dovetail.engine.request_checks import read_pause_scope, read_request_ids
@@ -113,8 +114,11 @@ class LLMEngine:
             output_kind=output_kind,
         )
         try:
-            requests, _ = self.front.expect(user_request)
-            self._hand_over(user_request.request_id, requests)
+            checked, requests = self.front.make(user_request)
+            with self._aborting_on_error(requests):
+                for request in requests:
+                    self.client.add_request(request)
+                self.front.register(checked, requests)
         except RequestError as error:
             self._tell_refused(user_request.request_id, error)
             raise
@@ -128,21 +132,25 @@ class LLMEngine:
         """
         _check_different(user_request)
         refused: dict[str, RequestError] = {}
-        ready: list[EngineCoreRequest] = []
-        owners: dict[str, str] = {}
+        made: list[tuple[CheckedRequest, list[EngineCoreRequest]]] = []
         for one in user_request:
             try:
-                requests, _ = self.front.expect(one)
+                made.append(self.front.make(one))
             except RequestError as error:
                 refused[one.request_id] = error
-                continue
-            ready += requests
-            owners |= {request.request_id: one.request_id for request in requests}
-        late: dict[str, RequestError] = {}
-        for core_id, refusal in self.client.add_requests(ready).items():
-            late.setdefault(owners[core_id], refusal)
-        self._abort(self._outputs.abort(late).to_abort)
-        refused |= late
+        ready = [request for _, requests in made for request in requests]
+        with self._aborting_on_error(ready):
+            late = self.client.add_requests(ready)
+            to_abort: list[str] = []
+            for checked, requests in made:
+                core_ids = [request.request_id for request in requests]
+                reasons = [late[core_id] for core_id in core_ids if core_id in late]
+                if reasons:
+                    refused[checked.user_request.request_id] = reasons[0]
+                    to_abort += core_ids
+                else:
+                    self.front.register(checked, requests)
+        self._abort(to_abort)
         for request_id, refusal in refused.items():
             self._tell_refused(request_id, refusal)
         return refused
@@ -263,12 +271,13 @@ class LLMEngine:
         if isinstance(request_id, str):  # listeners are promised one
             self._listeners.request_failed(request_id, error)
 
-    def _hand_over(self, request_id: str, requests: list[EngineCoreRequest]) -> None:
+    @contextmanager
+    def _aborting_on_error(self, requests: Sequence[EngineCoreRequest]) -> Iterator[None]:
+        """Let the core keep none of these requests if they are not registered here."""
         try:
-            for request in requests:
-                self.client.add_request(request)
+            yield
         except BaseException:
-            self._abort(self._outputs.abort([request_id]).to_abort)
+            self._abort([request.request_id for request in requests])
             raise
 
 

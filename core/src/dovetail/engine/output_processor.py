@@ -166,12 +166,7 @@ class OutputProcessor:
         requests: one a completion, in order, as `InputProcessor.process` made them. prompt: its
         text, if it was text. Raises RequestError if one of the ids is in use.
         """
-        for name in (request_id, *(request.request_id for request in requests)):
-            if name in self._groups or name in self._open:
-                raise RequestError(
-                    f"request_id={name!r} is in use by a request under way; choose another.",
-                    parameter="request_id",
-                )
+        self.check_unused(request_id, *(request.request_id for request in requests))
         texts = self._logprob_texts
         completions = [
             Completion(request, index, self._tokenizer, texts)
@@ -185,6 +180,15 @@ class OutputProcessor:
             if completion.is_plain and kind is RequestOutputKind.FINAL_ONLY:
                 self._quiet[core_id] = completion.token_ids
         return group
+
+    def check_unused(self, *names: str) -> None:
+        """Raise RequestError if one of these ids is in use."""
+        for name in names:
+            if name in self._groups or name in self._open:
+                raise RequestError(
+                    f"request_id={name!r} is in use by a request under way; choose another.",
+                    parameter="request_id",
+                )
 
     def process(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
         """Take in what one step gave; return the outputs due, in the order of their tokens."""

@@ -171,22 +171,26 @@ class RequestStreamer:
             await self._event_loop.wait()
             prepared = await self._preparers.prepare(checked)
             self.begin()  # the engine may have died meanwhile
-            requests, group = self._front.register(checked, prepared)
+            first, *others = self._front.complete(checked, prepared)
+            if request_id in self._arriving:  # else aborted while it was prepared
+                await self._client.add_request(first)
+            # Nothing is awaited in between, so the outputs of the first cannot be read before.
+            group = self._front.register(checked, (first, *others))
         except RequestError as error:
             self._front.listeners.request_failed(request_id, error)
             raise
         stream = self._streams[request_id] = OutputStream(group.output)
-        if request_id not in self._arriving:  # aborted while it was prepared
+        if request_id not in self._arriving:
             self._front.outputs.end([request_id])
             stream.notify()
             return stream
         self._arriving.discard(request_id)
         self._set_timers(stream, group, timeout_s)
-        await self._send(requests, group)
+        await self._send(others, group)
         return stream
 
     async def _send(self, requests: Sequence[EngineCoreRequest], group: CompletionGroup) -> None:
-        """Send the requests of a group; others in the loop have a turn in between."""
+        """Send the other requests of a group; others in the loop have a turn in between."""
         for request in requests:
             await self._event_loop.wait()
             if not group.num_open:  # ended meanwhile, those that were sent are aborted
