@@ -9,7 +9,8 @@ Then what events cost, each as the difference that it makes, by request: a join 
 once, in the first and the last step), a full block (all in every 16th step), an abort (the call,
 for one in four), a preemption (with blocks for three in four: the first step that preempts; median
 of three). And a step under churn: the same N running, but answers of 32 to 400 tokens, so that in
-most steps somebody joins, finishes or fills a block.
+most steps somebody joins, finishes or fills a block; and a step in which one request ends and
+another one joins ("1 in 1 out"; the call of `add_request` is not counted).
 
 Last, steps in which one request or all want something special, as thread CPU time and beside a
 plain step of the same run: log-probabilities for one and for all, a long prompt that was admitted
@@ -192,6 +193,20 @@ def measure_churn(num_requests: int) -> float:
     return statistics.median(steps[NUM_WARM_UP:])
 
 
+def measure_turnover(num_requests: int) -> float:
+    """Return the median milliseconds of a step in which one request ends and one joins."""
+    core = make_core(num_requests, num_blocks=num_requests * 3 * BLOCKS_EACH)
+    most = min(num_requests, NUM_STEPS)
+    for number in range(num_requests):
+        add_request(core, number, number % most + 2)
+    collect()
+    steps = []
+    for number in range(num_requests, num_requests + NUM_STEPS):
+        add_request(core, number, most)
+        steps.append(timed_step(core))
+    return statistics.median(steps[NUM_WARM_UP:])
+
+
 class LogprobWorker(NullWorker):
     """Gives log-probabilities to the first `num_requests` runs that sample, from one made array."""
 
@@ -327,6 +342,7 @@ COLUMNS = (
     ("p10", "p10_ms", "6.3f"),
     ("p90", "p90_ms", "6.3f"),
     ("churn ms", "churn_ms", "8.3f"),
+    ("1 in 1 out", "turnover_ms", "10.3f"),
     ("join µs", "join_us", "7.1f"),
     ("block µs", "block_us", "8.2f"),
     ("finish µs", "finish_us", "9.1f"),
@@ -349,6 +365,7 @@ def main() -> int:
         preempt = [measure_preemptions(size) for _ in range(3)] if size > 1 else [0.0]
         row["preempt_us"] = statistics.median(preempt)
         row["churn_ms"] = measure_churn(size)
+        row["turnover_ms"] = measure_turnover(size)
         rows.append(row)
         print("  ".join(format(row[key], style) for _, key, style in COLUMNS))
     print(f"\n1,024 requests, thread CPU time of a step\n{'case':28}  median ms  target")

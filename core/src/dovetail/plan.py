@@ -168,6 +168,13 @@ class StepBuilder:
             counts.append(len(block_ids))
             ids.extend(block_ids)
 
+    def grow_each(self, rows: Sequence[int], block_ids: Iterable[int]) -> None:
+        """Append one block to the table of each of `rows`, in the first group."""
+        into, counts, ids = self._blocks[0]
+        into.extend(rows)
+        counts.extend(array("i", (1,)) * len(rows))
+        ids.extend(block_ids)
+
     def encode(self, row: int, index: int) -> None:
         """Have the row's content number `index` encoded before the runs."""
         self._encoder.append(EncoderRun(row=row, index=index))

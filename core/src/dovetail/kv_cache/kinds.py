@@ -79,3 +79,14 @@ def kind_of(spec: KVCacheSpec) -> CacheKind:
         return CacheKind(spec.block_size, positional=False)
     span = spec.sliding_window if isinstance(spec, FullAttentionSpec) else 0
     return CacheKind(spec.block_size, span)
+
+
+def capacity(tables: Sequence[Sequence[int]], kinds: Sequence[CacheKind], num_tokens: int) -> int:
+    """Return how many tokens block tables, one a group, hold.
+
+    num_tokens: returned, in whole blocks, where no table is positional: those hold any number.
+    """
+    pairs = zip(tables, kinds, strict=True)
+    sizes = [len(table) * kind.block_size for table, kind in pairs if kind.positional]
+    size = kinds[0].block_size
+    return min(sizes) if sizes else -(-num_tokens // size) * size

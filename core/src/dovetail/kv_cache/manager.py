@@ -15,9 +15,10 @@ from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.coordinator import Coordinator, Has
 from dovetail.kv_cache.demand import max_sequence_tokens
-from dovetail.kv_cache.hashing import PrefixHasher
+from dovetail.kv_cache.hashing import PrefixHasher, block_hash
 from dovetail.kv_cache.hit import Hit
-from dovetail.kv_cache.kinds import CacheKind, kind_of
+from dovetail.kv_cache.integrity import check_tables
+from dovetail.kv_cache.kinds import CacheKind, capacity, kind_of
 from dovetail.kv_cache.retiring_blocks import RetiringBlocks
 from dovetail.request import Request
 
@@ -171,7 +172,7 @@ class KVCacheManager:
                 position * self._kinds[group].block_size for group, position in hit.missing
             )
             num_hit //= self.block_size
-        request.capacity = self._capacity(request, wanted)
+        request.capacity = capacity(request.blocks, self._kinds, wanted)
         request.num_committed_blocks = num_hit
         request.num_dropped_blocks = [kind.first_needed(hit.num_tokens) for kind in self._kinds]
         if self._caching and not request.num_preemptions:
@@ -218,6 +219,41 @@ class KVCacheManager:
             request.capacity += num_new * self.block_size
             return [blocks]
         return self._grow_groups(request, num_tokens)
+
+    def next_blocks(self, requests: Sequence[Request]) -> tuple[list[Request], list[int]] | None:
+        """Give requests whose last block is full another one; return who got which.
+
+        Those that hold more blocks than they need get none. Does what `grow` and `commit` do, for
+        many requests at once. Returns None, giving nothing, where that takes `grow`: if there are
+        too few blocks, or several groups.
+        """
+        if not self._plain:
+            return None
+        growing = [one for one in requests if one.num_computed_tokens >= one.capacity]
+        if len(growing) > self._pool.num_free:
+            return None
+        if self._caching:
+            for request in requests:
+                self._commit_next(request)
+        blocks = self._pool.allocate(len(growing))
+        for request, block in zip(growing, blocks, strict=True):
+            request.blocks[0].append(block)
+            request.capacity += self.block_size
+        return growing, blocks
+
+    def _commit_next(self, request: Request) -> None:
+        """Commit the block after those that are; most often there is one, and no more."""
+        place, hashes, size = request.num_committed_blocks, request.block_hashes, self.block_size
+        start, end = place * size, place * size + size
+        num_sure = min(request.num_computed_tokens, len(request.token_ids))
+        is_usual = len(hashes) == place > 0 and end <= num_sure < end + size
+        if not is_usual or request.encoder_inputs or self._loading:
+            self.commit(request)
+            return
+        key = block_hash(hashes[-1], request.token_ids[start:end])
+        hashes.append(key)
+        self._pool.commit(request.blocks[0][place], key)
+        request.num_committed_blocks = place + 1
 
     def commit(self, request: Request) -> None:
         """Let the request's full blocks be found by others: those of its computed, known tokens."""
@@ -336,25 +372,8 @@ class KVCacheManager:
         self._pool.check_integrity(block for block in held if block)
         self._retiring.check_integrity()
         for request in requests:
-            self._check_request(request)
-
-    def _check_request(self, request: Request) -> None:
-        if not request.blocks:
-            assert request.capacity == request.num_committed_blocks == 0
-            return
-        assert request.capacity == self._capacity(request, request.capacity), "a wrong capacity"
-        num_committed = request.num_committed_blocks
-        assert num_committed <= len(request.block_hashes), "a block was committed without a hash"
-        num_sure = min(request.num_computed_tokens, request.num_tokens)
-        num_hit = max(num_committed, self._loading.get(request.request_id, 0))
-        num_sure = max(num_sure, num_hit * self.block_size)  # a hit that it has not yet begun with
-        for group, kind in enumerate(self._kinds):
-            table, dropped = request.blocks[group], request.num_dropped_blocks[group]
-            assert len(table) >= kind.num_positions(request.capacity)
-            assert kind.positional or len(table) == 1
-            assert not any(table[:dropped]), "a block that was given back is still named"
-            assert all(table[dropped:]), "a block in use has no id"
-            assert dropped <= kind.first_needed(num_sure), "a block went while it was needed"
+            num_hit = self._loading.get(request.request_id, 0)
+            check_tables(request, self._kinds, self.block_size, num_hit)
 
     def _demand(self, hit: Hit, num_tokens: int, reserve: int) -> tuple[int, list[int]]:
         """Return how many tokens an admission gets blocks for, and the new blocks of each group."""
@@ -364,14 +383,6 @@ class KVCacheManager:
             for kind, blocks in zip(self._kinds, hit.blocks, strict=True)
         ]
         return wanted, num_new
-
-    def _capacity(self, request: Request, num_tokens: int) -> int:
-        """Return how many tokens the request's blocks hold; `num_tokens` where any number does."""
-        size = self.block_size
-        if not self._coordinator.growing:
-            return -(-num_tokens // size) * size
-        tables = request.blocks
-        return min(len(tables[g]) * self._kinds[g].block_size for g in self._coordinator.growing)
 
     def _grow_groups(self, request: Request, num_tokens: int) -> list[list[int]] | None:
         self.advance(request)
@@ -384,5 +395,5 @@ class KVCacheManager:
         grown = [self._pool.allocate(count) for count in num_new]
         for table, blocks in zip(request.blocks, grown, strict=True):
             table += blocks
-        request.capacity = self._capacity(request, num_tokens)
+        request.capacity = capacity(request.blocks, self._kinds, num_tokens)
         return grown

@@ -84,7 +84,8 @@ class DecodeBatch:
         self._lent = False
         self._stops: Counter[frozenset[int]] = Counter()
         self._stop_ids: frozenset[int] | None = frozenset()
-        self._events: defaultdict[int, list[Request]] = defaultdict(list)
+        self._by_phase: defaultdict[int, dict[Request, None]] = defaultdict(dict)
+        self._by_last_step: defaultdict[int, list[Request]] = defaultdict(list)
         self._capped: list[Request] = []
 
     def __len__(self) -> int:
@@ -142,28 +143,25 @@ class DecodeBatch:
         self._rows, self._starts = array("i"), array("i")
         self._stops.clear()
         self._stop_ids = None
-        self._events.clear()
+        self._by_phase.clear()
+        self._by_last_step.clear()
         self._capped.clear()
 
     # --- steps ----------------------------------------------------------------------------------
 
     def take_due(self) -> list[Request]:
-        """Return the members whose last block is full, once in a step.
+        """Return the members whose last block is full, in order of admission; once in a step.
 
         Those whose last token comes with the next step are noted and step out after it.
         """
-        step, size, full = self._step_counter.num_steps, self._block_size, []
-        for request in self._events.pop(step, ()):
-            if request.event_step != step or request not in self:
-                continue  # it was a member when this was noted down
-            if not request.num_computed_tokens % size:
-                full.append(request)
-            if request.num_tokens_with_pending + 1 >= request.max_total_tokens:
-                request.event_step = -1  # it may have been noted down twice
+        step = self._step_counter.num_steps
+        for request in self._by_last_step.pop(step, ()):
+            if (
+                request.event_step == step and request in self
+            ):  # else it was one when this was noted
+                request.event_step = -1  # it may have been noted twice
                 self._capped.append(request)
-            else:
-                self._expect_event(request, after=1)
-        return full
+        return sorted(self._by_phase.get(step % self._block_size, ()), key=ADMISSION)
 
     def take_step(self) -> DecodeStepRecord:
         """Move all members by one token; return what they did."""
@@ -197,8 +195,10 @@ class DecodeBatch:
         assert all(one.token_ids is ids for one, ids in zip(members, self._tokens, strict=True))
         for one in members:
             assert one.num_tokens_with_pending == one.num_computed_tokens + 1
-            assert one in self._events[one.event_step], "nothing will ever happen to a member"
+            assert one in self._by_phase[self._phase(one)], "a member never gets a new block"
+            assert one in self._by_last_step[one.event_step], "a member never ends"
             assert one.event_step >= self._step_counter.num_steps
+        assert sum(map(len, self._by_phase.values())) == len(members)
 
     def _insert(self, request: Request) -> None:
         """Make a member; the lists are the decode batch's own."""
@@ -212,7 +212,10 @@ class DecodeBatch:
         self._stops[request.stop_token_ids] += 1
         self._stop_ids = None
         request.use_counter(self._step_counter)
-        self._expect_event(request, after=0)
+        self._by_phase[self._phase(request)][request] = None
+        num_left = request.max_total_tokens - 1 - request.num_tokens_with_pending
+        request.event_step = self._step_counter.num_steps + num_left
+        self._by_last_step[request.event_step].append(request)
 
     def _remove(self, request: Request) -> None:
         self._own()
@@ -224,6 +227,7 @@ class DecodeBatch:
         if not self._stops[request.stop_token_ids]:
             del self._stops[request.stop_token_ids]
             self._stop_ids = None
+        del self._by_phase[self._phase(request)][request]
         request.use_counter(STATIC_COUNTER)
 
     def _own(self) -> None:
@@ -234,12 +238,9 @@ class DecodeBatch:
             self._rows = self._rows[:]
             self._lent = False
 
-    def _expect_event(self, request: Request, *, after: int) -> None:
-        """Note when its block is full or its last token due, at the earliest `after` steps on."""
-        full = -(request.num_computed_tokens + after) % self._block_size
-        last = request.max_total_tokens - 1 - request.num_tokens_with_pending - after
-        request.event_step = self._step_counter.num_steps + after + min(full, last)
-        self._events[request.event_step].append(request)
+    def _phase(self, request: Request) -> int:
+        """Return at which steps, counted by block size, the last block of a member is full."""
+        return (self._step_counter.num_steps - request.num_computed_tokens) % self._block_size
 
     def _all_stop_ids(self) -> frozenset[int]:
         if self._stop_ids is None:

@@ -93,6 +93,7 @@ class StepDraft:
         self.evicted: set[Request] = set()
         self.decode_batch: DecodeBatch | None = None
         self._grown: dict[Request, list[list[list[int]]]] = {}
+        self._next_blocks: dict[Request, int] = {}
 
     def grant(self, request: Request, num_tokens: int) -> None:
         """Let `request`, which has no grant yet, run `num_tokens` tokens in this step."""
@@ -133,6 +134,10 @@ class StepDraft:
         if request not in self.joined:  # who joins brings all its blocks
             self._grown.setdefault(request, []).append(blocks)
 
+    def grow_each(self, requests: Iterable[Request], blocks: Iterable[int]) -> None:
+        """Note that running requests got one block each, of the only group."""
+        self._next_blocks.update(zip(requests, blocks, strict=True))
+
     def revoke(self, request: Request) -> bool:
         """Take back whatever the step has given to `request`; return whether it joined in it."""
         if self.decode_batch is not None and request in self.decode_batch:
@@ -142,6 +147,7 @@ class StepDraft:
         self.held.discard(request)
         self.evicted.add(request)
         self._grown.pop(request, None)
+        self._next_blocks.pop(request, None)
         return request in self.joined and self.joined.pop(request) is None
 
     def emit(self, builder: StepBuilder) -> tuple[SchedulerOutput, StepRecord]:
@@ -160,6 +166,8 @@ class StepDraft:
             builder.join(NewRequest.of(request))
             for group, ids in enumerate(request.blocks):
                 builder.grow(request.row, ids, group=group)
+        if self._next_blocks:
+            builder.grow_each([one.row for one in self._next_blocks], self._next_blocks.values())
         for request, grown in self._grown.items():
             for blocks in grown:
                 for group, ids in enumerate(blocks):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dovetail.interfaces.policy import Denied, Grant
 from dovetail.kv_cache.hit import Hit
 from dovetail.request import Request, RequestStatus
-from dovetail.scheduling.decode_batch import ADMISSION, decodes
+from dovetail.scheduling.decode_batch import decodes
 from dovetail.scheduling.draft import StepDraft
 from dovetail.scheduling.grants import DENIALS, DONE, admitted, granted
 from dovetail.scheduling.life_cycle import change_status
@@ -43,7 +43,7 @@ class Mechanism:
         self.max_piece = min(limits.long_prefill_token_threshold or self._budget, self._budget)
         self.in_decode_batch = not self._lookahead
         self.under_pressure = self._is_short = False
-        self._oom_message = Denied.BUDGET
+        self._denial = Denied.BUDGET
         self._sharing = PrefixSharing(state, host)
         self.num_preemptions = self.num_recomputed_tokens = 0
 
@@ -79,13 +79,20 @@ class Mechanism:
             return False
         if decoding:
             decode_batch.step_in(decoding)
-        for request in sorted(decode_batch.take_due(), key=ADMISSION):
-            if request in decode_batch and not self._hold_blocks(
-                request, request.num_computed_tokens + 1
-            ):
-                self._stand_apart(request)
+        self._continue_full(decode_batch.take_due())
         draft.continue_decode_batch(decode_batch)
         return True
+
+    def _continue_full(self, requests: Sequence[Request]) -> None:
+        """Give members of the decode batch whose last block is full another one."""
+        given = self._state.kv_cache.next_blocks(requests)
+        if given is not None:
+            self._state.draft.grow_each(*given)
+            return
+        for request in requests:
+            end = request.num_computed_tokens + 1
+            if request in self._decode_batch and not self._hold_blocks(request, end):
+                self._stand_apart(request)
 
     def _continue_outside_batch(self) -> None:
         """Let those that are not members of the decode batch run one by one."""
@@ -111,7 +118,7 @@ class Mechanism:
             start = request.num_computed_tokens
             num_tokens = self._piece(request, start, 0, whole=False)
             # Nobody is admitted past one that runs and gets nothing.
-            self._is_short |= not num_tokens and self._oom_message is Denied.BUDGET
+            self._is_short |= not num_tokens and self._denial is Denied.BUDGET
             if num_tokens and self._hold_blocks(request, start + num_tokens):
                 draft.grant(request, num_tokens)
                 if start < request.num_prompt_tokens or start + 1 < len(request.token_ids):
@@ -140,7 +147,7 @@ class Mechanism:
             return DENIALS[Denied.NOTHING]
         num_tokens = self._piece(request, request.num_computed_tokens, max_tokens, whole)
         if not num_tokens:
-            return DENIALS[self._oom_message]
+            return DENIALS[self._denial]
         end = request.num_computed_tokens + num_tokens
         hold = max(end, min(reserve, request.max_total_tokens))
         self._stand_apart(request)
@@ -194,14 +201,11 @@ class Mechanism:
             return DENIALS[denied]
         if not self._state.rows.num_free:
             return DENIALS[Denied.SEATS]
-        if self._sharing.must_wait(request):
-            return DONE
-        hit = self._sharing.lookup(request)
-        if self._sharing.follows(request, hit):
+        if (hit := self._sharing.find(request)) is None:
             return DONE
         num_tokens = self._first_piece(request, hit, max_tokens, whole)
         if not num_tokens:
-            return DENIALS[self._oom_message]
+            return DENIALS[self._denial]
         if not self._take(request, hit, num_tokens, min(reserve, request.max_total_tokens)):
             return DENIALS[Denied.BLOCKS]
         return admitted(request, hit, num_tokens)
@@ -216,14 +220,11 @@ class Mechanism:
         grant = self.admit(request, max_tokens)
         if grant.denied not in (Denied.SEATS, Denied.BLOCKS) or state.comes_free:
             return grant
-        if self._sharing.must_wait(request):
-            return DONE
-        hit = self._sharing.lookup(request)
-        if self._sharing.follows(request, hit):
+        if (hit := self._sharing.find(request)) is None:
             return DONE
         num_tokens = self._first_piece(request, hit, max_tokens, whole=False)
         if not num_tokens:
-            return DENIALS[self._oom_message]
+            return DENIALS[self._denial]
         leaving = self._find_victims(request, hit, hit.num_tokens + num_tokens)
         if not leaving:
             return grant
@@ -269,7 +270,7 @@ class Mechanism:
         # Work lost to a preemption may have outgrown a step: it comes back in pieces, or never.
         keep_whole = not self._chunks and wanted <= self.max_piece
         if keep_whole and 0 < max_tokens < wanted:
-            self._oom_message = Denied.BUDGET
+            self._denial = Denied.BUDGET
             return 0
         return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
 
@@ -282,13 +283,13 @@ class Mechanism:
         asked = min(wanted, max_tokens) if max_tokens else wanted
         most = min(self._state.draft.tokens_left, self.max_piece)
         num_tokens = 0 if whole and asked > most else min(asked, most)
-        self._oom_message = Denied.BUDGET
+        self._denial = Denied.BUDGET
         in_pieces = self._chunks or request.num_tokens > self.max_piece
         if not in_pieces and start + num_tokens < request.num_tokens:
             return 0  # the rest of a prompt of which some was loaded
         if not num_tokens or start >= request.encoder_end:
             return num_tokens
-        self._oom_message = Denied.ENCODER
+        self._denial = Denied.ENCODER
         encodable = self._encoder.reach(request, start, start + num_tokens) - start
         return 0 if encodable < num_tokens and (whole or not in_pieces) else encodable
 

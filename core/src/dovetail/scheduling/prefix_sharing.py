@@ -43,6 +43,13 @@ class PrefixSharing:
         self._num_blocks_found = 0
         self._num_passed_over = 0
 
+    def find(self, request: Request) -> Hit | None:
+        """Return what is cached of a waiting request; None if it is passed over in this step."""
+        if self.must_wait(request):
+            return None
+        hit = self.lookup(request)
+        return None if self.follows(request, hit) else hit
+
     def must_wait(self, request: Request) -> bool:
         """Return whether `request` cannot be looked up in this step; it is passed over then.
 
