@@ -38,8 +38,23 @@ def test_an_attention_backend_that_does_not_fit_is_refused_before_loading(folder
         LLM(folder, **options, attention_backend=NeverOnSundays, quantization=quantization)
     assert isinstance(caught.value, PluginError)
     text = str(caught.value)
-    assert "attention_backend='sundays'" in text and "heads of 8 are too many" in text
+    assert "The attention 'NeverOnSundays' was requested" in text and "heads of 8 are too many" in text
     assert "What can be used here: torch" in text
+
+
+def test_workers_of_an_attention_backend_that_does_not_fit_never_start(folder, monkeypatch):
+    made = []
+    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
+    options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
+    with pytest.raises(ConfigError, match="heads of 8 are too many"):
+        LLM(
+            folder,
+            **options,
+            attention_backend=NeverOnSundays,
+            quantization="torch",
+            executor_backend="multiproc",
+        )
+    assert not made
 
 
 @pytest.mark.parametrize("size", [3, 8])

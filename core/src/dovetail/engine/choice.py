@@ -12,18 +12,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dovetail.engine.attention_check import described_attention
 from dovetail.engine.plugin_choices import make_registry, named_plugins
-from dovetail.errors import AttentionUnknownError, ContractError, DovetailError, PluginError
+from dovetail.errors import AttentionUnknownError, DovetailError, PluginError
 from dovetail.interfaces.attention import AttentionFacts
 from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.interfaces.platform import Platform
-from dovetail.interfaces.worker import WorkerContext
 from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.attention_requirements import attention_requirements, read_attention_facts
 from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
-from dovetail.plugins.construction import call_plugin
 from dovetail.plugins.selection import (
     ABLE,
     AUTO,
@@ -126,7 +125,7 @@ def _explain_attention(
     try:
         worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls or AUTO)
         if DESCRIBES_ATTENTION in declared_ids(worker_cls, "provides"):
-            facts = _described(worker_cls, registry, config, platform)
+            facts = described_attention(worker_cls, registry, config, platform)
             if facts is None:
                 criteria = replace(criteria, references=(), why="the model has no attention layers")
     except AttentionUnknownError as error:
@@ -143,27 +142,6 @@ def _explain_attention(
         return explanation
     text = f"An engine cannot make its worker and the model: {problem}"
     return replace(explanation.with_state(ABLE), error=text)
-
-
-def _described(
-    worker_cls: type[Any], registry: PluginRegistry, config: EngineConfig, platform: Platform
-) -> AttentionFacts | None:
-    """Return what a worker says that the model asks; raise ContractError for anything else."""
-    context = WorkerContext(
-        config=config.worker_config(),
-        platform=platform,
-        plugins=registry,
-        world_size=config.parallel.tensor_parallel_size,
-        options=registry.options_of("worker", worker_cls),
-    )
-    whose = f"worker {worker_cls.__module__}:{worker_cls.__qualname__}"
-    answer: object = call_plugin(whose, "attention", lambda: worker_cls.describe_attention(context))
-    if answer is None or isinstance(answer, AttentionFacts):
-        return answer
-    raise ContractError(
-        f"The {whose} returned {type(answer).__name__!r} for describe_attention; it has to return "
-        "AttentionFacts, or None for a model without attention."
-    )
 
 
 def _explain_platform(config: RequestedConfig) -> Explanation:

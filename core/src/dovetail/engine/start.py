@@ -17,6 +17,7 @@ from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineConfig, RequestedConfig
 from dovetail.config.resolve import resolve
 from dovetail.decision_log import DecisionRecorder, RecordedScheduler
+from dovetail.engine.attention_check import check_attention
 from dovetail.engine.core import EngineCore
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.params_checks import load_params_checks
@@ -107,6 +108,7 @@ def _start_parts(
     worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
     _check_options(config, executor_cls, worker_cls, scheduler_cls)
     params_checks = load_params_checks(config, plugins, worker_cls)
+    check_attention(config, executor_cls, worker_cls, plugins, platform)
     start.enter("executor")
     executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
     start.undo(executor.shutdown)

@@ -1,0 +1,70 @@
+"""What a model requires of attention, as its worker describes it before the weights are loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dovetail.errors import AttentionUnknownError, ContractError
+from dovetail.interfaces.attention import AttentionFacts
+from dovetail.interfaces.engine_config import EngineConfig
+from dovetail.interfaces.executor import Executor
+from dovetail.interfaces.platform import Platform
+from dovetail.interfaces.worker import WorkerContext
+from dovetail.plugins.attention_requirements import attention_requirements
+from dovetail.plugins.capabilities import DESCRIBES_ATTENTION, declared_ids
+from dovetail.plugins.construction import call_plugin
+from dovetail.plugins.selection import choose_attention
+
+if TYPE_CHECKING:
+    from dovetail.plugins import PluginRegistry
+
+
+def check_attention(
+    config: EngineConfig,
+    executor_cls: type[Executor],
+    worker_cls: type[Any],
+    plugins: PluginRegistry,
+    platform: Platform,
+) -> None:
+    """Raise UnfitPluginError if the backend that the user named refuses the model.
+
+    A worker of this process checks it itself. Workers of other processes would have to start first,
+    so it is checked here, if the worker can describe its attention.
+    """
+    reference = config.compute.attention_backend
+    if executor_cls.takes_callables or not reference:
+        return
+    if DESCRIBES_ATTENTION not in declared_ids(worker_cls, "provides"):
+        return
+    try:
+        facts = described_attention(worker_cls, plugins, config, platform)
+    except AttentionUnknownError:
+        return
+    if facts is not None:
+        device_type = platform.info.device_type
+        required = attention_requirements(facts, config.worker_config(), device_type)
+        choose_attention(plugins, platform, reference, required)
+
+
+def described_attention(
+    worker_cls: type[Any], plugins: PluginRegistry, config: EngineConfig, platform: Platform
+) -> AttentionFacts | None:
+    """Return what a worker says that the model requires; None for a model without attention.
+
+    Raises ContractError for any other answer, and as `describe_attention`.
+    """
+    context = WorkerContext(
+        config=config.worker_config(),
+        platform=platform,
+        plugins=plugins,
+        world_size=config.parallel.tensor_parallel_size,
+        options=plugins.options_of("worker", worker_cls),
+    )
+    whose = f"worker {worker_cls.__module__}:{worker_cls.__qualname__}"
+    answer: object = call_plugin(whose, "attention", lambda: worker_cls.describe_attention(context))
+    if answer is None or isinstance(answer, AttentionFacts):
+        return answer
+    raise ContractError(
+        f"The {whose} returned {type(answer).__name__!r} for describe_attention; it has to return "
+        "AttentionFacts, or None for a model without attention."
+    )
