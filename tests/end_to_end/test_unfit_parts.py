@@ -38,7 +38,9 @@ def test_an_attention_backend_that_does_not_fit_is_refused_before_loading(folder
         LLM(folder, **options, attention_backend=NeverOnSundays, quantization=quantization)
     assert isinstance(caught.value, PluginError)
     text = str(caught.value)
-    assert "The attention 'NeverOnSundays' was requested" in text and "heads of 8 are too many" in text
+    assert (
+        "The attention 'NeverOnSundays' was requested" in text and "heads of 8 are too many" in text
+    )
     assert "What can be used here: torch" in text
 
 
