@@ -108,7 +108,6 @@ def _start_parts(
     worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
     _check_options(config, executor_cls, worker_cls, scheduler_cls)
     params_checks = load_params_checks(config, plugins, worker_cls)
-    check_attention(config, executor_cls, worker_cls, plugins, platform)
     start.enter("executor")
     executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
     start.undo(executor.shutdown)
@@ -190,6 +189,7 @@ def _make_executor(
     plugins: PluginRegistry,
     worker_cls: type[WorkerBase],
 ) -> Executor:
+    check_attention(config, executor_cls, worker_cls, plugins, platform)
     context = ExecutorContext(
         config=config.executor_config(),
         platform=platform,
