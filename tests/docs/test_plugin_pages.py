@@ -19,11 +19,13 @@ from dovetail import errors
 from dovetail.config import EngineArgs
 from dovetail.interfaces import SAMPLING_CAPABILITIES
 from dovetail.interfaces.sampling_support import ENGINE_FIELDS, WORKER_FIELDS
+from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.plugins import KINDS, PluginRegistry
 from dovetail_devkit.expectation import NotHere
 from dovetail_devkit.kit import suite_cases
 from dovetail_devkit.kit_subjects import Subjects
-from dovetail_devkit.scaffold import BLUEPRINTS
+from dovetail_devkit.scaffold import BLUEPRINTS, write_package
+from dovetail_devkit.scaffold.blueprint import COMMAND
 
 MAX_LINES = 60
 LONGER = {"kv_connector": 95, "executor": 70, "worker": 75}
@@ -63,6 +65,19 @@ def test_the_page_runs(one, install, tmp_path):
         folder = tmp_path / test.__name__
         folder.mkdir()
         test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
+
+
+def test_the_prefix_cache_calls_of_the_scheduler_page_are_those_of_the_template(tmp_path):
+    """The template itself is checked with `keeps_prefixes` by the tests of the devkit."""
+    made = write_package("scheduler", "begun", tmp_path)
+    written = (made.folder / "src/begun/scheduler.py").read_text("utf-8")
+    excerpts = page("scheduler").blocks("python")[2:]
+    assert len(excerpts) == 2
+    for excerpt in excerpts:
+        assert excerpt in written
+    rows = [line for line in page("scheduler").text.splitlines() if "| `" in line]
+    calls = {row.split("`")[1].rpartition("cache.")[2].partition("(")[0] for row in rows}
+    assert calls - {"KVCacheManager"} <= set(vars(KVCacheManager))
 
 
 @pytest.mark.parametrize("kind", ["worker", "attention", "model"])
@@ -156,6 +171,5 @@ def test_options_that_the_front_page_names_exist():
     assert named <= {field.name for field in fields(EngineArgs)}
 
 
-def test_kinds_that_the_front_page_says_can_be_begun_are_those():
-    written = page("README").text.split("for the kinds ")[1].split(".")[0].replace(" and", ",")
-    assert {word.strip() for word in written.split(",")} == set(BLUEPRINTS)
+def test_every_kind_of_the_table_has_a_template():
+    assert {one.kind for one in kind_pages()} | {COMMAND} == set(BLUEPRINTS)

@@ -30,7 +30,6 @@ def test_it_writes_where_it_is_told(tmp_path, capsys):
     ("arguments", "told"),
     [
         (["polcy", "mine"], "Did you mean 'policy'"),
-        (["worker", "mine"], "plugins new platform"),
         (["grammar", "mine"], "dovetail.interfaces.grammar"),
         (["policy", "no-name"], "letters"),
     ],

@@ -36,5 +36,6 @@ def new(
     # pip takes a bare name for that of a distribution on an index.
     folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
     print_line(f"  pip install -e {folder}")
-    print_line(f"  pytest {' '.join(f'--dovetail-plugin {one}' for one in made.plugins)}")
+    checks = " ".join(f"--dovetail-plugin {one}" for one in made.plugins)
+    print_line(f"  pytest {checks or folder}")
     return 0

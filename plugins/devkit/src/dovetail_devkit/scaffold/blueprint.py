@@ -13,7 +13,13 @@ from types import MappingProxyType
 from dovetail.errors import PluginError, nearest
 from dovetail.plugin_kinds import KINDS, get_kind
 
-_TORCH_LAYER = ("dovetail-torch{core}", "torch>=2.11")
+COMMAND = "command"
+"""Commands of the command line have an entry point and a template, and no contract."""
+
+_TORCH = "torch>=2.11"
+_TORCH_LAYER = ("dovetail-torch{core}", _TORCH)
+_TEST = "package/test_conformance"
+_TEST_ON_DEVICE = "package/test_on_device"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +29,8 @@ class Blueprint:
     summary: what the plugin does, in a sentence. suffix: what its class's name ends with.
     modules: of the package, each from the template of its name; the first holds the plugin.
     entry_points: by kind, "module:Class". roles: the processes that it is for, by kind.
-    dependencies: beside the core's. use: how a user chooses it.
+    dependencies: beside the core's. use: how a user chooses it. test: the template of its test;
+    "" for the kind's own.
     """
 
     summary: str
@@ -33,6 +40,7 @@ class Blueprint:
     roles: Mapping[str, tuple[str, ...]]
     dependencies: tuple[str, ...] = ()
     use: str
+    test: str = ""
 
 
 BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
@@ -43,8 +51,9 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             modules=("backend",),
             entry_points={"attention": "backend:{cls}"},
             roles={"attention": ("worker",)},
-            dependencies=("torch>=2.11",),
+            dependencies=(_TORCH,),
             use='`LLM(model=…, attention_backend="{name}")`',
+            test=_TEST_ON_DEVICE,
         ),
         "executor": Blueprint(
             summary="An executor for Dovetail: one worker, in this process, at once.",
@@ -53,6 +62,45 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             entry_points={"executor": "executor:{cls}"},
             roles={"executor": ("engine",)},
             use='`LLM(model=…, executor_backend="{name}")`',
+            test=_TEST,
+        ),
+        "hooks": Blueprint(
+            summary="Hooks for Dovetail that count what an engine does.",
+            suffix="Hooks",
+            modules=("hooks",),
+            entry_points={"hooks": "hooks:{cls}"},
+            roles={"hooks": ("frontend", "engine")},
+            use='`LLM(model=…, hooks=("{name}",))`',
+            test=_TEST,
+        ),
+        "io_processor": Blueprint(
+            summary="An IO processor for Dovetail: a list of texts in, a list of answers out.",
+            suffix="IOProcessor",
+            modules=("processor",),
+            entry_points={"io_processor": "processor:{cls}"},
+            roles={"io_processor": ("frontend",)},
+            use='`LLM(model=…, io_processor="{name}")`, and `llm.process(["Name a colour."])`',
+            test=_TEST,
+        ),
+        "kv_connector": Blueprint(
+            summary="A KV connector for Dovetail that keeps blocks as files in a folder.",
+            suffix="KVConnector",
+            modules=("connector",),
+            entry_points={"kv_connector": "connector:{cls}"},
+            roles={"kv_connector": ("engine", "worker")},
+            dependencies=("pydantic>=2.8,<3", _TORCH),
+            use='`LLM(model=…, kv_connector="{name}",\n'
+            'plugin_options={{"{name}": {{"path": "/a/folder"}}}})`',
+        ),
+        "linear_method": Blueprint(
+            summary="A linear method for Dovetail: plain weights, multiplied by torch.",
+            suffix="LinearMethod",
+            modules=("method",),
+            entry_points={"linear_method": "method:{cls}"},
+            roles={"linear_method": ("worker",)},
+            dependencies=(_TORCH,),
+            use='`LLM(model=…, linear_method="{name}")`',
+            test=_TEST_ON_DEVICE,
         ),
         "logits_processor": Blueprint(
             summary="A logits processor for Dovetail that bans the tokens a request names.",
@@ -61,7 +109,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             entry_points={"logits_processor": "processor:{cls}"},
             # The engine checks each request's parameters by the class that the worker makes.
             roles={"logits_processor": ("engine", "worker")},
-            dependencies=("torch>=2.11",),
+            dependencies=(_TORCH,),
             use='`LLM(model=…, logits_processors=("{name}",))`, and for each request\n'
             '`SamplingParams(extra_args={{"{name}": [13]}})`',
         ),
@@ -73,6 +121,16 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             roles={"model": ("worker",)},
             dependencies=_TORCH_LAYER,
             use='`"architectures": ["{name}"]` in a checkpoint\'s config.json chooses it.',
+        ),
+        "ops": Blueprint(
+            summary="Operations for Dovetail in plain torch: a norm and an activation.",
+            suffix="Ops",
+            modules=("ops",),
+            entry_points={"ops": "ops:{cls}"},
+            roles={"ops": ("worker",)},
+            dependencies=(_TORCH,),
+            use='`LLM(model=…, ops="{name}")`',
+            test=_TEST_ON_DEVICE,
         ),
         "platform": Blueprint(
             summary="A platform and its worker for Dovetail: torch on the CPU, as a beginning.",
@@ -99,6 +157,71 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             roles={"scheduler": ("engine",)},
             use='`LLM(model=…, scheduler_cls="{name}")`',
         ),
+        "stat_logger": Blueprint(
+            summary="A stat logger for Dovetail: a line in Python's log every hundred steps.",
+            suffix="StatLogger",
+            modules=("logger",),
+            entry_points={"stat_logger": "logger:{cls}"},
+            roles={"stat_logger": ("engine",)},
+            use='`LLM(model=…, stat_loggers=("{name}",))`',
+            test=_TEST,
+        ),
+        "step_extension": Blueprint(
+            summary="A step extension for Dovetail that raises the logit of a token.",
+            suffix="StepExtension",
+            modules=("extension",),
+            entry_points={"step_extension": "extension:{cls}"},
+            # The engine checks each request's parameters by the class that the worker makes.
+            roles={"step_extension": ("engine", "worker")},
+            dependencies=(_TORCH,),
+            use='`LLM(model=…, step_extensions=("{name}",))`, and for each request\n'
+            '`SamplingParams(extra_args={{"{name}": 13}})`',
+            test=_TEST_ON_DEVICE,
+        ),
+        "tokenizer": Blueprint(
+            summary="A tokenizer for Dovetail: one token for each byte.",
+            suffix="Tokenizer",
+            modules=("tokenizer",),
+            entry_points={"tokenizer": "tokenizer:{cls}"},
+            roles={"tokenizer": ("frontend",)},
+            use='`LLM(model=…, tokenizer_mode="{name}")`',
+        ),
+        "weight_loader": Blueprint(
+            summary="A weight loader for Dovetail that reads one safetensors file.",
+            suffix="WeightLoader",
+            modules=("loader",),
+            entry_points={"weight_loader": "loader:{cls}"},
+            roles={"weight_loader": ("worker",)},
+            dependencies=(*_TORCH_LAYER, "safetensors>=0.4"),
+            use='`LLM(model=…, load_format="{name}")`',
+        ),
+        "worker": Blueprint(
+            summary="A worker for Dovetail without a model: it repeats the prompt.",
+            suffix="Worker",
+            modules=("worker",),
+            entry_points={"worker": "worker:{cls}"},
+            roles={"worker": ("worker",)},
+            use='`LLM(model=…, worker_cls="{name}")`',
+        ),
+        "worker_extension": Blueprint(
+            summary="A worker extension for Dovetail that reads the cache layout and weights.",
+            suffix="WorkerExtension",
+            modules=("extension",),
+            entry_points={"worker_extension": "extension:{cls}"},
+            roles={"worker_extension": ("worker",)},
+            use='`LLM(model=…, worker_extension_cls="{name}")`, and\n'
+            '`llm.llm_engine.collective_rpc("cache_bytes_per_token")`',
+            test=_TEST,
+        ),
+        COMMAND: Blueprint(
+            summary="A command for Dovetail's command line that counts plugins.",
+            suffix="",
+            modules=("command",),
+            entry_points={COMMAND: "command:run"},
+            roles={},
+            dependencies=("cyclopts>=5",),
+            use="`dovetail {words}`",
+        ),
     }
 )
 """Every kind that can be begun from a template."""
@@ -106,8 +229,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
 
 def get_blueprint(kind: str) -> Blueprint:
     """Return the blueprint of `kind`; raise PluginError naming the kinds that have one."""
-    if kind == "worker":
-        raise PluginError("A worker comes with its platform: dovetail plugins new platform NAME")
     blueprint = BLUEPRINTS.get(kind)
     if blueprint is not None:
         return blueprint

@@ -15,10 +15,10 @@ from pathlib import Path
 from string import Template
 
 from dovetail.errors import PluginError
-from dovetail.plugin_kinds import get_kind
+from dovetail.plugin_kinds import GROUP_PREFIX, KINDS, get_kind
 from dovetail.plugins.contracts.api_range import parse_version
 from dovetail.plugins.contracts.checks import contract_version
-from dovetail_devkit.scaffold.blueprint import Blueprint, get_blueprint
+from dovetail_devkit.scaffold.blueprint import COMMAND, Blueprint, get_blueprint
 from dovetail_devkit.scaffold.plugin_name import PluginName, name_plugin
 
 _TEMPLATES = files("dovetail_devkit.scaffold") / "templates"
@@ -27,7 +27,10 @@ _CORE = "dovetail-core"
 
 @dataclass(frozen=True, kw_only=True)
 class NewPackage:
-    """A package that was written. plugins: "kind:name" of what it holds. files: below `folder`."""
+    """A package that was written.
+
+    plugins: "kind:name" of what it holds, commands excepted. files: below `folder`.
+    """
 
     folder: Path
     plugins: tuple[str, ...]
@@ -53,7 +56,7 @@ def write_package(kind: str, name: str, out: Path) -> NewPackage:
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise PluginError(f"Cannot write to {str(folder)!r}: {error}.") from error
-    plugins = tuple(f"{one}:{named.name}" for one in blueprint.entry_points)
+    plugins = tuple(f"{one}:{named.name}" for one in blueprint.entry_points if one in KINDS)
     return NewPackage(folder=folder, plugins=plugins, files=tuple(written))
 
 
@@ -66,7 +69,8 @@ def _files(kind: str, blueprint: Blueprint, values: Mapping[str, str]) -> Iterat
     yield f"{package}/dovetail.toml", values["manifest"]
     for module in blueprint.modules:
         yield f"{package}/{module}.py", _render(f"{kind}/{module}.py", values)
-    yield "tests/test_conformance.py", _render(f"{kind}/test_conformance.py", values)
+    test = blueprint.test or f"{kind}/test_conformance"
+    yield "tests/test_conformance.py", _render(f"{test}.py", values)
 
 
 def _render(template: str, values: Mapping[str, str]) -> str:
@@ -78,6 +82,7 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
     """Return what stands for each name in the templates."""
     names = asdict(named) | {
         "cls": _class_name(named.stem, blueprint.suffix),
+        "words": named.name.lower().replace("_", "-"),
         "worker_cls": _class_name(named.stem, "Worker"),
         "runtime_cls": _class_name(named.stem, "Runtime"),
         "builder_cls": _class_name(named.stem, "MetadataBuilder"),
@@ -95,14 +100,21 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
         "module": blueprint.modules[0],
         "summary": blueprint.summary,
         "use": blueprint.use.format(**names),
-        "contract": get_kind(kind).contract.partition(":")[0],
-        "contract_version": contract_version(kind),
+        "show": "list command" if kind == COMMAND else f"show {kind}:{named.name}",
+        "check": f"pytest {named.name}"
+        if kind == COMMAND
+        else f"pytest --dovetail-plugin {kind}:{named.name}",
+        "contract": "dovetail.plugins.metadata.commands"
+        if kind == COMMAND
+        else get_kind(kind).contract.partition(":")[0],
+        "contract_version": "" if kind == COMMAND else contract_version(kind),
+        "core": core,
         "dependencies": "\n".join(f'    "{one}",' for one in dependencies),
         "entry_points": "\n\n".join(
-            f'[project.entry-points."{get_kind(one).group}"]\n{named.name} = "{target}"'
+            f'[project.entry-points."{GROUP_PREFIX}{one}"]\n{_entry_name(one, names)} = "{target}"'
             for one, target in points.items()
         ),
-        "manifest": _manifest(blueprint, named.name),
+        "manifest": _manifest(blueprint, names),
     }
 
 
@@ -115,16 +127,22 @@ def _class_name(stem: str, suffix: str) -> str:
     return stem + suffix
 
 
-def _manifest(blueprint: Blueprint, name: str) -> str:
+def _entry_name(kind: str, names: Mapping[str, str]) -> str:
+    """Return the name of the entry point: of a command, the words that are typed."""
+    return names["words"] if kind == COMMAND else names["name"]
+
+
+def _manifest(blueprint: Blueprint, names: Mapping[str, str]) -> str:
     """Return dovetail.toml: a table for each entry point."""
     head = "# Read without importing the package: see `dovetail plugins show`.\n"
     tables = []
     for kind in blueprint.entry_points:
+        table = f'\n[[plugin]]\nkind = "{kind}"\nname = "{_entry_name(kind, names)}"\n'
+        if kind == COMMAND:
+            tables.append(f'{table}help = "{blueprint.summary}"\n')
+            continue
         roles = ", ".join(f'"{role}"' for role in blueprint.roles[kind])
-        tables.append(
-            f'\n[[plugin]]\nkind = "{kind}"\nname = "{name}"\napi = "{_api_range(kind)}"\n'
-            f"roles = [{roles}]\n"
-        )
+        tables.append(f'{table}api = "{_api_range(kind)}"\nroles = [{roles}]\n')
     return head + "".join(tables)
 
 

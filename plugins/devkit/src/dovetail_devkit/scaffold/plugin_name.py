@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from dovetail.errors import PluginError
 from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.registry import PluginRegistry
+from dovetail_devkit.scaffold.blueprint import COMMAND
 
 _OURS = "dovetail"
 _FOLDERS_OF_A_PACKAGE = frozenset({"src", "tests"})
@@ -40,7 +41,8 @@ class PluginName:
 
 def name_plugin(kind: str, name: str) -> PluginName:
     """Return the names that follow from `name`; raise PluginError for one that will not do."""
-    get_kind(kind)
+    if kind != COMMAND:
+        get_kind(kind)
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise PluginError(
             f"{name!r} cannot be a plugin's name: it is a package's name, too. Write up to "
@@ -79,7 +81,8 @@ def _refuse_taken(kind: str, made: PluginName) -> None:
         )
     if importlib.util.find_spec(package) is not None:
         raise PluginError(f"A module {package!r} is there to import already; choose another.")
-    for candidate in PluginRegistry().candidates(kind):
+    candidates = () if kind == COMMAND else PluginRegistry().candidates(kind)
+    for candidate in candidates:
         if candidate.name == made.name:
             raise PluginError(
                 f"The {kind} {made.name!r} is {candidate.distribution}'s; choose another name."
