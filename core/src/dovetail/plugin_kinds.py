@@ -123,6 +123,7 @@ _ROWS = (
         declares=("device_types",),
         suite="check_worker",
         fake="FakeWorker",
+        has_template=True,
     ),
     Kind(
         name="executor",
@@ -196,6 +197,7 @@ _ROWS = (
         roles=(WORKER,),
         suite="check_weight_loader",
         fake="FakeWeightLoader",
+        has_template=True,
     ),
     Kind(
         name="linear_method",
@@ -210,6 +212,7 @@ _ROWS = (
         declares=("device_types", "dtypes", "batch_invariant"),
         suite="check_linear_method",
         fake="FakeLinearMethod",
+        has_template=True,
     ),
     Kind(
         name="ops",
@@ -223,6 +226,7 @@ _ROWS = (
         declares=("device_types", "batch_invariant"),
         suite="check_ops",
         fake="FakeOps",
+        has_template=True,
     ),
     Kind(
         name="tokenizer",
@@ -234,6 +238,7 @@ _ROWS = (
         takes_context=False,
         suite="check_tokenizer",
         fake="ByteTokenizer",
+        has_template=True,
     ),
     Kind(
         name="logits_processor",
@@ -257,6 +262,7 @@ _ROWS = (
         roles=(ENGINE, WORKER),
         suite="check_step_extension",
         fake="FakeStepExtension",
+        has_template=True,
     ),
     Kind(
         name="io_processor",
@@ -268,6 +274,7 @@ _ROWS = (
         roles=(FRONTEND,),
         suite="check_io_processor",
         fake="FakeIOProcessor",
+        has_template=True,
     ),
     Kind(
         name="stat_logger",
@@ -279,6 +286,7 @@ _ROWS = (
         roles=(FRONTEND,),
         suite="check_stat_logger",
         fake="FakeStatLogger",
+        has_template=True,
     ),
     Kind(
         name="hooks",
@@ -290,6 +298,7 @@ _ROWS = (
         roles=(FRONTEND,),
         suite="check_hooks",
         fake="FakeHooks",
+        has_template=True,
     ),
     Kind(
         name="worker_extension",
@@ -301,6 +310,7 @@ _ROWS = (
         roles=(ENGINE, WORKER),
         suite="check_worker_extension",
         fake="FakeWorkerExtension",
+        has_template=True,
     ),
     Kind(
         name="kv_connector",
@@ -312,6 +322,7 @@ _ROWS = (
         roles=(ENGINE, WORKER),
         suite="check_kv_connector",
         fake="FakeKVConnector",
+        has_template=True,
     ),
     Kind(
         name="grammar",

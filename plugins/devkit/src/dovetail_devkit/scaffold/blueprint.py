@@ -28,16 +28,14 @@ class Blueprint:
 
     summary: what the plugin does, in a sentence. suffix: what its class's name ends with.
     modules: of the package, each from the template of its name; the first holds the plugin.
-    entry_points: by kind, "module:Class". roles: the processes that it is for, by kind.
-    dependencies: beside the core's. use: how a user chooses it. test: the template of its test;
-    "" for the kind's own.
+    entry_points: by kind, "module:Class". dependencies: beside the core's. use: how a user chooses
+    it. test: the template of its test; "" for the kind's own.
     """
 
     summary: str
     suffix: str
     modules: tuple[str, ...]
     entry_points: Mapping[str, str]
-    roles: Mapping[str, tuple[str, ...]]
     dependencies: tuple[str, ...] = ()
     use: str
     test: str = ""
@@ -50,7 +48,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="AttentionBackend",
             modules=("backend",),
             entry_points={"attention": "backend:{cls}"},
-            roles={"attention": ("worker",)},
             dependencies=(_TORCH,),
             use='`LLM(model=…, attention_backend="{name}")`',
             test=_TEST_ON_DEVICE,
@@ -60,7 +57,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Executor",
             modules=("executor",),
             entry_points={"executor": "executor:{cls}"},
-            roles={"executor": ("engine",)},
             use='`LLM(model=…, executor_backend="{name}")`',
             test=_TEST,
         ),
@@ -69,7 +65,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Hooks",
             modules=("hooks",),
             entry_points={"hooks": "hooks:{cls}"},
-            roles={"hooks": ("frontend", "engine")},
             use='`LLM(model=…, hooks=("{name}",))`',
             test=_TEST,
         ),
@@ -78,7 +73,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="IOProcessor",
             modules=("processor",),
             entry_points={"io_processor": "processor:{cls}"},
-            roles={"io_processor": ("frontend",)},
             use='`LLM(model=…, io_processor="{name}")`, and `llm.process(["Name a colour."])`',
             test=_TEST,
         ),
@@ -87,7 +81,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="KVConnector",
             modules=("connector",),
             entry_points={"kv_connector": "connector:{cls}"},
-            roles={"kv_connector": ("engine", "worker")},
             dependencies=("pydantic>=2.8,<3", _TORCH),
             use='`LLM(model=…, kv_connector="{name}",\n'
             'plugin_options={{"{name}": {{"path": "/a/folder"}}}})`',
@@ -97,7 +90,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="LinearMethod",
             modules=("method",),
             entry_points={"linear_method": "method:{cls}"},
-            roles={"linear_method": ("worker",)},
             dependencies=(_TORCH,),
             use='`LLM(model=…, linear_method="{name}")`',
             test=_TEST_ON_DEVICE,
@@ -107,8 +99,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="LogitsProcessor",
             modules=("processor",),
             entry_points={"logits_processor": "processor:{cls}"},
-            # The engine checks each request's parameters by the class that the worker makes.
-            roles={"logits_processor": ("engine", "worker")},
             dependencies=(_TORCH,),
             use='`LLM(model=…, logits_processors=("{name}",))`, and for each request\n'
             '`SamplingParams(extra_args={{"{name}": [13]}})`',
@@ -118,7 +108,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="",
             modules=("model",),
             entry_points={"model": "model:{cls}"},
-            roles={"model": ("worker",)},
             dependencies=_TORCH_LAYER,
             use='`"architectures": ["{name}"]` in a checkpoint\'s config.json chooses it.',
         ),
@@ -127,7 +116,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Ops",
             modules=("ops",),
             entry_points={"ops": "ops:{cls}"},
-            roles={"ops": ("worker",)},
             dependencies=(_TORCH,),
             use='`LLM(model=…, ops="{name}")`',
             test=_TEST_ON_DEVICE,
@@ -137,7 +125,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Platform",
             modules=("platform", "runtime", "worker"),
             entry_points={"platform": "platform:{cls}", "worker": "worker:{worker_cls}"},
-            roles={"platform": ("frontend", "engine", "worker"), "worker": ("worker",)},
             dependencies=_TORCH_LAYER,
             use='`LLM(model=…, platform="{name}")`',
         ),
@@ -146,7 +133,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Policy",
             modules=("policy",),
             entry_points={"policy": "policy:{cls}"},
-            roles={"policy": ("engine",)},
             use='`LLM(model=…, scheduler_cls="{name}")`',
         ),
         "scheduler": Blueprint(
@@ -154,7 +140,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Scheduler",
             modules=("scheduler",),
             entry_points={"scheduler": "scheduler:{cls}"},
-            roles={"scheduler": ("engine",)},
             use='`LLM(model=…, scheduler_cls="{name}")`',
         ),
         "stat_logger": Blueprint(
@@ -162,7 +147,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="StatLogger",
             modules=("logger",),
             entry_points={"stat_logger": "logger:{cls}"},
-            roles={"stat_logger": ("engine",)},
             use='`LLM(model=…, stat_loggers=("{name}",))`',
             test=_TEST,
         ),
@@ -171,8 +155,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="StepExtension",
             modules=("extension",),
             entry_points={"step_extension": "extension:{cls}"},
-            # The engine checks each request's parameters by the class that the worker makes.
-            roles={"step_extension": ("engine", "worker")},
             dependencies=(_TORCH,),
             use='`LLM(model=…, step_extensions=("{name}",))`, and for each request\n'
             '`SamplingParams(extra_args={{"{name}": 13}})`',
@@ -183,7 +165,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Tokenizer",
             modules=("tokenizer",),
             entry_points={"tokenizer": "tokenizer:{cls}"},
-            roles={"tokenizer": ("frontend",)},
             use='`LLM(model=…, tokenizer_mode="{name}")`',
         ),
         "weight_loader": Blueprint(
@@ -191,7 +172,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="WeightLoader",
             modules=("loader",),
             entry_points={"weight_loader": "loader:{cls}"},
-            roles={"weight_loader": ("worker",)},
             dependencies=(*_TORCH_LAYER, "safetensors>=0.4"),
             use='`LLM(model=…, load_format="{name}")`',
         ),
@@ -200,7 +180,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="Worker",
             modules=("worker",),
             entry_points={"worker": "worker:{cls}"},
-            roles={"worker": ("worker",)},
             use='`LLM(model=…, worker_cls="{name}")`',
         ),
         "worker_extension": Blueprint(
@@ -208,7 +187,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="WorkerExtension",
             modules=("extension",),
             entry_points={"worker_extension": "extension:{cls}"},
-            roles={"worker_extension": ("worker",)},
             use='`LLM(model=…, worker_extension_cls="{name}")`, and\n'
             '`llm.llm_engine.collective_rpc("cache_bytes_per_token")`',
             test=_TEST,
@@ -218,7 +196,6 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             suffix="",
             modules=("command",),
             entry_points={COMMAND: "command:run"},
-            roles={},
             dependencies=("cyclopts>=5",),
             use="`dovetail {words}`",
         ),

@@ -141,7 +141,7 @@ def _manifest(blueprint: Blueprint, names: Mapping[str, str]) -> str:
         if kind == COMMAND:
             tables.append(f'{table}help = "{blueprint.summary}"\n')
             continue
-        roles = ", ".join(f'"{role}"' for role in blueprint.roles[kind])
+        roles = ", ".join(f'"{role}"' for role in get_kind(kind).roles)
         tables.append(f'{table}api = "{_api_range(kind)}"\nroles = [{roles}]\n')
     return head + "".join(tables)
 
