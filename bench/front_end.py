@@ -30,8 +30,8 @@ from random import Random
 from dovetail import AsyncLLM
 from dovetail.clock import MonotonicClock
 from dovetail.config import EngineArgs
-from dovetail.engine.input_processor import InputFacts, InputProcessor
-from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.input.input_processor import InputFacts, InputProcessor
+from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.interfaces import EngineCoreOutputs, Finished
 from dovetail.outputs import RequestOutputKind
 from dovetail.request import FinishReason

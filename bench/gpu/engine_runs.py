@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.input_processor import user_request_id
+from dovetail.engine.input.input_processor import user_request_id
 from dovetail.plugins import PluginRegistry
 from gpu.device_parts import DeviceParts
 from gpu.report import Report

@@ -10,13 +10,13 @@ from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from dovetail.clock import ManualClock
-from dovetail.engine.detokenizer import (
+from dovetail.engine.output.detokenizer import (
     WINDOW_TOKENS,
     PieceDetokenizer,
     WindowDetokenizer,
     make_detokenizer,
 )
-from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.outputs import RequestOutputKind
 from dovetail.request import EngineCoreRequest, FinishReason

@@ -6,7 +6,7 @@ from time import thread_time_ns
 import pytest
 
 from dovetail.clock import ManualClock
-from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.interfaces.scheduler import EngineCoreOutputs
 from dovetail.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestOutputKind
 from dovetail.request import EngineCoreRequest

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import models
 
 from dovetail import LLM
-from dovetail.engine.tokenizer_checks import check_tokenizer
+from dovetail.engine.input.tokenizer_checks import check_tokenizer
 from dovetail.errors import ModelError, RequestError
 from dovetail.tokenizers import huggingface, tokenizer_trial
 from dovetail.tokenizers.core_building import PanicGuard, prepare_core

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from dovetail.clock import ManualClock
-from dovetail.engine.input_processor import InputFacts, InputProcessor, completion_id
-from dovetail.engine.prompt_reading import read_prompt
-from dovetail.engine.request_checks import validate_core_request
+from dovetail.engine.input.input_processor import InputFacts, InputProcessor, completion_id
+from dovetail.engine.input.prompt_reading import read_prompt
+from dovetail.engine.input.request_checks import validate_core_request
 from dovetail.errors import ConfigError, ModelError, RequestError
 from dovetail.interfaces.sampling_support import FULL_SAMPLING
 from dovetail.sampling_params import SamplingParams

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.errors import EngineDeadError
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.contexts import write_fake_config

@@ -8,8 +8,8 @@ from array import array
 import pytest
 
 from dovetail.clock import ManualClock
-from dovetail.engine.output_chunks import cut_outputs
-from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.output.output_chunks import cut_outputs
+from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.interfaces.scheduler import EngineCoreOutputs
 from dovetail.logprobs import LogprobStore
 from dovetail.outputs import Logprob, LogprobSequence, RequestOutputKind

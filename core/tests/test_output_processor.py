@@ -3,8 +3,8 @@ from array import array
 import pytest
 
 from dovetail.clock import ManualClock
-from dovetail.engine.input_processor import InputFacts, InputProcessor
-from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.input.input_processor import InputFacts, InputProcessor
+from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.errors import RequestError
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.outputs import Logprob, RequestOutputKind

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.engine.request_checks import validate_core_request
+from dovetail.engine.input.request_checks import validate_core_request
 from dovetail.errors import RequestError
 from dovetail.inputs import PromptTraits
 from dovetail.interfaces import FULL_SAMPLING, SAMPLING_CAPABILITIES, RequestView

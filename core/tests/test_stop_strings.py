@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.engine.stop_strings import StopStringFilter
+from dovetail.engine.output.stop_strings import StopStringFilter
 
 
 def run(stops, pieces, include=False):

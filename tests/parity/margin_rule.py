@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.engine.input_processor import user_request_id
+from dovetail.engine.input.input_processor import user_request_id
 from parity.recording import RecordedRun
 
 TOLERANCE = 1e-4

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.engine.input_processor import user_request_id
+from dovetail.engine.input.input_processor import user_request_id
 from parity.checkpoints import VOCAB_SIZE, Checkpoint, make_checkpoint
 from parity.commit_seed import commit_seed
 from parity.margin_rule import MARGIN, TOLERANCE, Sequenced, measure

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from dovetail import SamplingParams
-from dovetail.engine.output_chunks import cut_logprobs, cut_outputs
+from dovetail.engine.output.output_chunks import cut_logprobs, cut_outputs
 from dovetail.engine.streaming import request_streamer
 from dovetail.engine.streaming.output_stream import OutputStream
 from dovetail.errors import EngineDeadError

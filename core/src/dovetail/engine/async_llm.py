@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import FrontEnd, FrontEndParts, UserRequest
+from dovetail.engine.input.request_checks import read_pause_scope, request_id_chunks
 from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S
 from dovetail.engine.process.factory import attach_client, make_client
-from dovetail.engine.request_checks import read_pause_scope, request_id_chunks
 from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import (

@@ -12,8 +12,8 @@ from typing import Any
 
 from dovetail.clock import MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
-from dovetail.engine.params_checks import ParamsCheck
-from dovetail.engine.request_checks import validate_core_request
+from dovetail.engine.input.params_checks import ParamsCheck
+from dovetail.engine.input.request_checks import validate_core_request
 from dovetail.errors import (
     DovetailError,
     EngineDeadError,

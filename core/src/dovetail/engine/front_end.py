@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
 from dovetail.config.resolve import DEFAULT_TOKENIZER, request_of
-from dovetail.engine.input_processor import InputFacts, InputProcessor, core_request_id
+from dovetail.engine.input.input_processor import InputFacts, InputProcessor, core_request_id
+from dovetail.engine.input.prompt_reading import ReadPrompt, read_prompt
+from dovetail.engine.input.request_checks import check_place, check_request_id
+from dovetail.engine.input.tokenizer_checks import usable_eos_token_ids
 from dovetail.engine.listeners import Listeners
-from dovetail.engine.output_processor import OutputProcessor
+from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
-from dovetail.engine.prompt_reading import ReadPrompt, read_prompt
-from dovetail.engine.request_checks import check_place, check_request_id
-from dovetail.engine.tokenizer_checks import usable_eos_token_ids
 from dovetail.errors import RequestError, UserError
 from dovetail.hooks import HookPlugins, load_hooks
 from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dovetail.clock import Clock
     from dovetail.config import RequestedConfig
     from dovetail.engine.channel import EngineFacts
-    from dovetail.engine.output_processor import CompletionGroup
+    from dovetail.engine.output.output_processor import CompletionGroup
     from dovetail.inputs import Prompt
     from dovetail.request import EngineCoreRequest
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 from dovetail.clock import Clock
 from dovetail.config import EngineConfig
-from dovetail.engine.input_processor import user_request_id
+from dovetail.engine.input.input_processor import user_request_id
 from dovetail.errors import ConfigError, RequestError
 from dovetail.hooks import HookPlugins, Subscriber, failure
 from dovetail.interfaces import EngineCoreOutputs, StatLogger, StatLoggerContext, StepStats

@@ -14,9 +14,9 @@ from dovetail.clock import MonotonicClock
 from dovetail.config import EngineArgs
 from dovetail.engine.client import EngineClient
 from dovetail.engine.front_end import CheckedRequest, FrontEnd, FrontEndParts, UserRequest
+from dovetail.engine.input.request_checks import read_pause_scope, read_request_ids
 from dovetail.engine.process.factory import make_client
 from dovetail.engine.process.outgoing import MAX_UNREAD_MESSAGES
-from dovetail.engine.request_checks import read_pause_scope, read_request_ids
 from dovetail.engine.thread_guard import ThreadGuard, one_thread_at_a_time
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces import PauseScope

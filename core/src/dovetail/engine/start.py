@@ -19,8 +19,8 @@ from dovetail.config.resolve import resolve
 from dovetail.decision_log import DecisionRecorder, RecordedScheduler
 from dovetail.engine.attention_check import check_attention
 from dovetail.engine.core import EngineCore
+from dovetail.engine.input.params_checks import load_params_checks
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
-from dovetail.engine.params_checks import load_params_checks
 from dovetail.engine.plugin_choices import (
     check_options_are_used,
     check_plugin_choices,

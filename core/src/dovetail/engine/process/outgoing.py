@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dovetail.engine.output_chunks import cut_outputs, work_of
+from dovetail.engine.output.output_chunks import cut_outputs, work_of
 from dovetail.errors import MessageError
 from dovetail.interfaces import EngineCoreOutputs
 from dovetail.transport.messages import Answer, Outputs, pack

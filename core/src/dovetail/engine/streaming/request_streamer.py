@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dovetail.engine.output_chunks import cut_outputs
+from dovetail.engine.output.output_chunks import cut_outputs
 from dovetail.engine.streaming.event_loop_yield import EventLoopYield
 from dovetail.engine.streaming.output_stream import OutputStream
 from dovetail.engine.streaming.preparation import Preparers
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dovetail.clock import Clock
     from dovetail.engine.client import AsyncEngineClient
     from dovetail.engine.front_end import CheckedRequest, FrontEnd, UserRequest
-    from dovetail.engine.output_processor import CompletionGroup
+    from dovetail.engine.output.output_processor import CompletionGroup
     from dovetail.interfaces import EngineCoreOutputs, SchedulerStats
     from dovetail.outputs import RequestOutput
     from dovetail.request import EngineCoreRequest

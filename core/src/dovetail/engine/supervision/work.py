@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.engine.channel import Call, Received, Reply
-from dovetail.engine.input_processor import user_request_id
+from dovetail.engine.input.input_processor import user_request_id
 from dovetail.engine.port import EnginePort
 from dovetail.engine.supervision.crash_tracker import CrashTracker
 from dovetail.engine.supervision.rules import SupervisionRules

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from dovetail.engine.prompt_reading import DEFAULT_LIMITS
+from dovetail.engine.input.prompt_reading import DEFAULT_LIMITS
 from dovetail.errors import RequestError, UserError
 from dovetail.int_columns import all_below
 from dovetail.interfaces.requested_config import LimitsConfig

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from dovetail.clock import Clock
-from dovetail.engine.prompt_reading import ReadPrompt, read_prompt, take_token_ids
-from dovetail.engine.request_checks import (
+from dovetail.engine.input.prompt_reading import ReadPrompt, read_prompt, take_token_ids
+from dovetail.engine.input.request_checks import (
     check_params_limits,
     check_place,
     check_prompt,
     check_sampling_tokens,
     check_token_ids,
 )
-from dovetail.engine.tokenizer_checks import check_tokenizer, longest_token_chars
+from dovetail.engine.input.tokenizer_checks import check_tokenizer, longest_token_chars
 from dovetail.errors import ConfigError, DovetailError, RequestError, nearest
 from dovetail.inputs import Prompt
 from dovetail.interfaces.requested_config import LimitsConfig

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dovetail.engine.detokenizer import Detokenizer, make_detokenizer
-from dovetail.engine.stop_strings import StopStringFilter
+from dovetail.engine.output.detokenizer import Detokenizer, make_detokenizer
+from dovetail.engine.output.stop_strings import StopStringFilter
 from dovetail.interfaces.scheduler import Finished
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.logprobs import LogprobStore

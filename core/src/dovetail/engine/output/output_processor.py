@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.clock import Clock
-from dovetail.engine.completion import Completion, LogprobTexts
+from dovetail.engine.output.completion import Completion, LogprobTexts
 from dovetail.errors import RequestError
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.interfaces.tokenizer import Tokenizer

@@ -1,0 +1,1 @@
+"""From the columns of the core to what users get: tokens, text, log-probabilities, stop strings."""
