@@ -255,7 +255,7 @@ _ROWS = (
     Kind(
         name="step_extension",
         interface="StepExtension",
-        summary="takes part in the steps of a request",
+        summary="takes part in steps",
         field="extensions.step_extensions",
         option="step_extensions",
         cardinality=Cardinality.MANY,
