@@ -176,7 +176,11 @@ BROKEN = [
         kind="worker",
         source="class Bad(FakeWorker):\n    provides = frozenset({'sleep'})\n",
         error=ContractError,
-        told=("claims what it does not do", "it claims 'sleep': method wake_up", "take the id out"),
+        told=(
+            "claims capabilities that it does not have",
+            "it claims 'sleep': method wake_up",
+            "take the id out",
+        ),
     ),
     Broken(
         id="needs_what_is_not_there",
@@ -209,7 +213,7 @@ BROKEN = [
         others=("dovetail-built-in",),
         manifest=keys(replaces='["policy:bad@dovetail-built-in"]'),
         error=PluginError,
-        told=("acme wants to replace its namesake", "plugins_allow=['policy:bad@acme']"),
+        told=("acme can replace the plugin of the same name", "plugins_allow=['policy:bad@acme']"),
     ),
     Broken(
         id="denied",
@@ -301,7 +305,10 @@ BROKEN = [
         kind="platform",
         source="class Bad(FakePlatform):\n    def capabilities(self):\n        return 1 / 0\n",
         error=PluginLoadError,
-        told=("platform 'fake' failed when it was asked for its capabilities", "ZeroDivisionError"),
+        told=(
+            "platform 'fake' failed when it was called for its capabilities",
+            "ZeroDivisionError",
+        ),
     ),
     Broken(
         id="wishes_without_a_reason",

@@ -84,8 +84,8 @@ def test_lists_show_commands_as_a_kind(zoo, capsys):
         ("plugins.list", "Dovetail itself has a command of these words"),
         ("plugins", "one begins like the other"),
         ("generate.more", "one begins like the other"),
-        ("Loud", "is no command"),
-        ("zoo feed", "is no command"),
+        ("Loud", "is not a command"),
+        ("zoo feed", "is not a command"),
         ("zoo", "one begins like the other"),
     ],
 )

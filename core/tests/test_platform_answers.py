@@ -70,7 +70,7 @@ WRONG = {
     "defaults returns nothing": (
         platform(defaults=lambda self, config: None),
         ContractError,
-        "a ConfigPatch is due",
+        "it must return a ConfigPatch",
     ),
     "probe raises": (platform(probe=classmethod(boom)), PluginLoadError, "probe.*'fake'.*boom"),
     **{

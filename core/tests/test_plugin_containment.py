@@ -79,7 +79,7 @@ def test_what_a_failed_import_printed_is_told_with_its_error(plugin_site, capsys
     plugin_site.add("acme", ENTRIES, parts="print('no licence ' * 40)\nraise OSError\n")
     with pytest.raises(PluginLoadError) as failure:
         plugin_site.registry().load("policy", "fair")
-    (note,) = failure.value.__notes__
+    *_, note = failure.value.__notes__
     assert note.startswith("While it was imported it printed 'no licence no") and len(note) < 180
     assert capsys.readouterr().out == ""
 
@@ -145,7 +145,7 @@ def test_our_own_errors_and_ctrl_c_pass(error):
 
 
 def test_a_question_that_fails_is_told_as_the_plugins():
-    with pytest.raises(PluginLoadError, match=r"platform 'x' failed when it was asked for its cap"):
+    with pytest.raises(PluginLoadError, match=r"'x' failed when it was called for its cap"):
         call_plugin("platform 'x'", "capabilities", fails(SystemExit()))
     assert call_plugin("platform 'x'", "capabilities", lambda: 3) == 3
 

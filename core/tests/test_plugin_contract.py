@@ -122,7 +122,7 @@ def test_all_problems_are_told_at_once() -> None:
     listed = "\n".join(found)
     assert "contract version 7.0" in listed
     assert "__init__: does not take 'context'" in listed
-    assert "add_request: demands 'urgency', which nobody passes" in listed
+    assert "add_request: requires 'urgency', which no caller passes" in listed
     assert "schedule: is async" in listed
     assert "abort_requests: does not take 'request_ids'" in listed
     assert "method update_from_output(self, plan, output) is missing" in listed
@@ -219,8 +219,8 @@ def test_signatures_that_take_every_call_pass(changes: dict[str, Any]) -> None:
     [
         ({"execute_model": lambda self: None}, "does not take 'plan'"),
         ({"execute_model": lambda: None}, "takes no 'self'"),
-        ({"execute_model": lambda self, plan, x: None}, "demands 'x', which nobody passes"),
-        ({"execute_model": lambda self, plan, *, x: None}, "demands 'x', which nobody passes"),
+        ({"execute_model": lambda self, plan, x: None}, "requires 'x', which no caller passes"),
+        ({"execute_model": lambda self, plan, *, x: None}, "requires 'x', which no caller passes"),
         ({"execute_model": property(lambda self: None)}, "is a property"),
         ({"execute_model": logged(lambda self: None)}, "does not take 'plan'"),
         ({"sample_tokens": lambda self, grammar: None}, "'grammar', which callers may leave out"),
@@ -228,7 +228,7 @@ def test_signatures_that_take_every_call_pass(changes: dict[str, Any]) -> None:
         ({"collective_rpc": lambda self, operation: None}, "does not take the keyword 'args'"),
         (
             {"collective_rpc": lambda self, operation, *, args, **more: None},
-            "demands 'args', which callers may leave out",
+            "requires 'args', which callers may leave out",
         ),
     ],
 )

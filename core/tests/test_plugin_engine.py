@@ -125,7 +125,7 @@ def test_the_users_rules_hold_in_an_engine(plugin_site, start):
     plugin_site.add("acme", {"worker": {"mine": ".parts:MyWorker"}}, parts=PARTS)
     assert start(worker_cls="mine")
     for rule in ({"plugins_deny": ("worker:*@acme",)}, {"no_plugins": True}):
-        with pytest.raises(PluginError, match=r"worker 'mine@acme' was asked for, but it is den"):
+        with pytest.raises(PluginError, match=r"worker 'mine@acme' was requested, but it is den"):
             start(worker_cls="mine", **rule)
     path = plugin_site.path / "afternoon.py"
     path.write_text(PARTS)

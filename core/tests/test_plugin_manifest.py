@@ -170,7 +170,7 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         (HEAD + "verified = true", "write one line of at most 200 characters"),
         (HEAD + 'replaces = ["fcfs"]', "'kind:name@distribution'"),
         (HEAD + 'replaces = ["ops:torch@d"]', "a policy replaces only its like"),
-        (HEAD + HEAD, "policy:fair stands in it twice"),
+        (HEAD + HEAD, "policy:fair occurs twice"),
         ('[[plugin]]\nkind = "polcy"\nname = "fair"\n', "no such kind. Did you mean 'policy'?"),
         (
             '[[plugin]]\nkind = "policy"\nname = "fare"\n',

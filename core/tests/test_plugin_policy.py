@@ -251,7 +251,7 @@ def test_a_built_in_is_replaced_only_with_the_users_consent(plugin_site):
     registry = plugin_site.registry(policy=CONSENT)
     resolution = registry.resolve("policy", "fair")
     assert resolution.distribution == "acme"
-    assert resolution.notes == ("It replaces fair@dovetail-a, as plugins_allow lets it.",)
+    assert resolution.notes == ("It replaces fair@dovetail-a, as plugins_allow permits.",)
     assert registry.resolve("policy", "fair@dovetail-a").distribution == "dovetail-a"
     assert registry.resolve("policy", "dovetail_a.parts:Fair").distribution == "dovetail-a"
     assert order(registry) == order(registry, "fair") == ["fair@acme"]

@@ -1,6 +1,6 @@
-"""`dovetail plugins explain`: who would fill a place in an engine, who would not, and why.
+"""`dovetail plugins explain`: which plugin an engine would use, which not, and why.
 
-The engine is not made: no weights are opened. Exit code 1 if the place would stay empty.
+The engine is not made: no weights are opened. Exit code 1 if none can be used.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def explain(
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
     engine: Annotated[Options, _ENGINE] = NO_OPTIONS,
 ) -> int:
-    """Explain who would fill a place in an engine, and why not the others.
+    """Explain which plugin an engine would use, and why not the others.
 
-    Plugins that might be taken are loaded; others run no code.
+    Plugins that might be used are loaded; others run no code.
     """
     explanation = _explained(kind, engine)
     if as_json:

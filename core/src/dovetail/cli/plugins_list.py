@@ -52,11 +52,11 @@ def list_plugins(
 
 
 def _show(found: Sequence[Candidate], verified: Sequence[str]) -> None:
-    """Print a line a plugin; what was verified where has a column if any of them says so."""
+    """Print a line a plugin; the column `verified` is shown if any of them has it."""
     headings = ("kind", "name", "distribution", "target", "verified")
     rows = [
-        (one.kind, one.name, f"{one.distribution} {one.version}", one.target, told)
-        for one, told in zip(found, verified, strict=True)
+        (one.kind, one.name, f"{one.distribution} {one.version}", one.target, text)
+        for one, text in zip(found, verified, strict=True)
     ]
     width = len(headings) if any(verified) else len(headings) - 1
     print_table(headings[:width], [row[:width] for row in rows])

@@ -78,7 +78,7 @@ def _described(details: PluginDetails) -> list[tuple[str, str]]:
     if entry.verified:
         rows.append(("verified", entry.verified))
     if entry.replaces:
-        rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow lets it"))
+        rows.append(("replaces", f"{_listed(entry.replaces)}, if plugins_allow permits it"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Tables of plain words for the `plugins` commands, and facts as JSON.
+"""Tables of text for the `plugins` commands, and facts as JSON.
 
 Imports rich only when a table is printed.
 """
@@ -26,7 +26,7 @@ STYLES: Mapping[str, str] = {
     "broken": "bold red",
     "out": "dim",
 }
-"""How a word looks where it stands alone in a cell."""
+"""The style of a word that is alone in a cell."""
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
@@ -65,7 +65,7 @@ def print_json(value: object) -> None:
 
 
 def _cell(text: str, heading: str) -> Text:
-    """Return a cell; a word that says how something is stands in a column without a heading."""
+    """Return a cell; state words are in columns without a heading."""
     from rich.text import Text
 
     return Text(text, style="" if heading else STYLES.get(text, ""))

@@ -1,6 +1,6 @@
 """What an engine of a configuration would choose, and why, without making the engine.
 
-Goes the way of the start as far as the choosing of parts: options, registry, platform, resolution.
+Does what the start of an engine does as far as selection: options, registry, platform, resolution.
 Opens no weights, and imports a tensor library only if a plugin that might be chosen does.
 """
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from dovetail.plugins import PluginRegistry
 
 _OF_MODEL = ("attention", "model")
-_NO_MODEL = "give --model to hold them against what a model asks"
+_NO_MODEL = "give --model to compare them with what a model requires"
 _NO_HEADS = AttentionFacts(head_size=0, num_heads=0, num_kv_heads=0)
 _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_embeddings": 2048}
 
 
 def explain_choice(kind: str, args: EngineArgs | None = None, **options: object) -> Explanation:
-    """Return who would fill the place of a `kind` in an engine of `args`, and why.
+    """Return which plugin of `kind` an engine of `args` would use, and why.
 
     args: None for no model in particular, with `options` for the rest of `EngineArgs`. Raises
     PluginNotFoundError for an unknown kind, ConfigError and ModelError for the configuration,
-    PluginError if there is no platform to choose anything for.
+    PluginError if there is no usable platform.
     """
     from dovetail.config import EngineArgs
 
@@ -158,7 +158,7 @@ def _explain_platform(config: RequestedConfig) -> Explanation:
 
 @contextmanager
 def _plain_model() -> Iterator[Path]:
-    """Give a model directory that asks for nothing, for questions that no model matters to."""
+    """Give a model directory without requirements, for kinds that do not depend on the model."""
     with TemporaryDirectory(prefix="dovetail-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_PLAIN_CONFIG), encoding="utf-8")
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Admission: everything that stands between a resolution and a class that may be used.
+"""Admission: every check between a resolution and a class that may be used.
 
 In order: its manifest, the contract version that it is made for, what it needs, the import, the
 contract, its claims, its options. The only caller of `loading`. Chooses nothing.
@@ -44,7 +44,7 @@ class Plugin:
 
 
 class Admission:
-    """Loads what is resolved, and holds it to everything that it promised.
+    """Loads what is resolved, and checks everything that it promised.
 
     adapters: for plugins of earlier contract versions. options: what the user gave for plugins.
     """
@@ -70,7 +70,7 @@ class Admission:
         except BaseException as error:
             raise PluginLoadError(
                 f"The {about} was imported, but checking it failed: {describe_failure(error)}.\n"
-                "Correct what raised it, or choose another plugin in its place."
+                "Correct what raised it, or select another plugin."
             ) from error
 
     def _admit(
@@ -81,9 +81,9 @@ class Admission:
         loaded: object = reference
         notes = list(resolution.notes)
         if isinstance(reference, str):
-            loaded, target, told = self._import(resolution, reference)
+            loaded, target, import_notes = self._import(resolution, reference)
             resolution = replace(resolution, target=target)
-            notes += told
+            notes += import_notes
         loaded, adapted = adapt(kind, loaded, earlier, self._adapters)
         notes += [adapted] if adapted else []
         notes += check_contract(kind, loaded)
@@ -154,10 +154,10 @@ class Admission:
 def check_needed(
     whose: str, needs: frozenset[str], provided: frozenset[str], platform: str
 ) -> None:
-    """Raise PluginError naming what `whose` needs and nobody provides."""
+    """Raise PluginError naming what `whose` needs and neither core nor platform provides."""
     missing = sorted(needs - provided)
     if missing:
-        # Another device is no misspelling, however near its name.
+        # Another device is not a misspelling, however similar its name is.
         hinted = [one for one in missing if not one.startswith(DEVICE_PREFIX)]
         hints = "".join(nearest(one, provided) for one in hinted)
         offered = ", ".join(sorted(provided - CORE_CAPABILITIES)) or "nothing"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def load_architecture(plugins: PluginRegistry, config: WorkerConfig) -> type[Any]:
     """Return the class of the model's architecture; raise as `PluginRegistry.load`.
 
-    An unknown architecture is a PluginNotFoundError that names the file it stands in.
+    An unknown architecture is a PluginNotFoundError that names the file.
     """
     name = config.model.architecture
     try:

@@ -1,7 +1,7 @@
-"""What a model asks of its attention backend, from facts of the model and of the configuration.
+"""What a model requires of its attention backend, from the model and the configuration.
 
-`attention_requirements` is the one place where facts become an ask. `read_attention_facts` gets
-them from config.json, so that an answer needs neither weights nor a tensor library; a worker knows
+Only `attention_requirements` makes requirements of facts. `read_attention_facts` gets the facts
+from config.json, so that an answer needs neither weights nor a tensor library; a worker knows
 them from the layers that it has made. Knows no architecture and no backend.
 """
 
@@ -21,7 +21,7 @@ _WINDOWED = "sliding_attention"
 def attention_requirements(
     facts: AttentionFacts, config: WorkerConfig, device_type: str
 ) -> AttentionRequirements:
-    """Return what a backend has to do. device_type: as tensors are told it."""
+    """Return what a backend has to do. device_type: of torch."""
     features = {
         "sliding_window": facts.sliding_window,
         "soft_cap": facts.soft_cap,
@@ -44,7 +44,7 @@ def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
     """Return what config.json says of a model's attention; None if it states no heads.
 
     Reads the field's usual names. An architecture may have other defaults, so the worker, which
-    knows the layers, has the last word.
+    knows the layers, decides.
     """
     config = _text_part(hf_config)
     num_heads = _count(config, "num_attention_heads")

@@ -22,7 +22,7 @@ CORE_CAPABILITIES = frozenset(
 """What the core provides on every platform."""
 
 DESCRIBES_ATTENTION = "describes_attention"
-"""What a worker provides that says what a model asks of attention before it is loaded."""
+"""Provided by a worker that can say what a model requires of attention before it is loaded."""
 
 CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
@@ -52,7 +52,7 @@ def declared_ids(cls: type[Any], attribute: str) -> frozenset[str]:
 
 
 def check_claims(kind: str, cls: type[Any], provides: frozenset[str]) -> None:
-    """Raise ContractError if `cls` lacks what an optional contract demands that it claims."""
+    """Raise ContractError if `cls` lacks members of an optional contract that it claims."""
     problems = [
         f"\n  - it claims {capability!r}: {problem}"
         for capability in sorted(provides)
@@ -60,7 +60,8 @@ def check_claims(kind: str, cls: type[Any], provides: frozenset[str]) -> None:
     ]
     if problems:
         raise ContractError(
-            f"{cls.__module__}:{cls.__qualname__} claims what it does not do.{''.join(problems)}\n"
+            f"{cls.__module__}:{cls.__qualname__} claims capabilities that it does not have."
+            f"{''.join(problems)}\n"
             "Implement it, or take the id out of `provides`."
         )
 

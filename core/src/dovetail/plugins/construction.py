@@ -1,4 +1,4 @@
-"""Construction: making the object of a plugin's class, its failures told as the plugin's.
+"""Construction: making an object of a plugin's class; its failures are reported as the plugin's.
 
 Contexts carry a plugin's options. Kinds that are made without a context (platform, policy, ops,
 linear_method) get them as the keyword `options`, and only where the plugin has an options model.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
     """Return a plugin's answer to a question of the start; its failure becomes a PluginLoadError.
 
-    whose, what: the plugin and what it is asked for, for messages. A DovetailError passes.
+    whose, what: the plugin and what it is called for, for messages. A DovetailError passes.
     """
     try:
         return question()
@@ -30,7 +30,7 @@ def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
         raise
     except BaseException as error:
         raise PluginLoadError(
-            f"The {whose} failed when it was asked for its {what}: {describe_failure(error)}."
+            f"The {whose} failed when it was called for its {what}: {describe_failure(error)}."
         ) from error
 
 

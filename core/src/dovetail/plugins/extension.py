@@ -32,9 +32,9 @@ def complete_worker_cls(context: ExecutorContext) -> type[Any]:
 
 
 def extend_worker(worker_cls: type[Any], extension: type[Any]) -> type[Any]:
-    """Return a new subclass of both; raise ContractError naming each name that stands in the way.
+    """Return a new subclass of both; raise ContractError with each name that conflicts.
 
-    Names in the way: those of the worker's class and of its contract, optional parts included; and
+    Conflicting names: those of the worker's class and of its contract, optional parts included; and
     a constructor or another special method, since the worker's would hide it.
     """
     problems = list(_problems(worker_cls, extension))

@@ -123,7 +123,7 @@ def _import_module(name: str, origin: Origin) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:
-        # Missing may be the module that was asked for, or one that it imports.
+        # The missing module is the requested one, or one that it imports.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _import_failure(name, origin, error) from error
         raise _missing_module(name, error.name, origin, str(error)) from None
@@ -157,7 +157,7 @@ def _missing_attribute(
             "other processes. Put the class at the top of a module that can be imported."
         )
     members = getattr(owner, "__dict__", {})
-    # Not what it imports: that is somebody else's.
+    # Without what it imports from other packages.
     names = [name for name in members if not name.startswith("_") and _is_of(module, members[name])]
     classes = [name for name in names if isinstance(members[name], type)]
     where = f"module {module.__name__!r} was imported, but"
@@ -185,7 +185,7 @@ def _is_of(module: ModuleType, member: object) -> bool:
 
 
 def _is_ours_alone(module: ModuleType) -> bool:
-    """Whether it is the program of a process of the engine's, where nobody else's classes are."""
+    """Return whether it is the main module of an engine's process, which has no user classes."""
     spec = module.__spec__
     return module.__name__ == "__main__" and spec is not None and spec.name.startswith("dovetail.")
 

@@ -1,4 +1,4 @@
-"""Options of plugins: `plugin_options={"name": {…}}`, held against each plugin's own model.
+"""Options of plugins: `plugin_options={"name": {…}}`, checked with each plugin's own model.
 
 A plugin names a pydantic model, in its manifest (`options`) or on its class (`options_model`).
 Whatever the model's own settings, unknown keys are refused. Knows no option by name.
@@ -30,7 +30,7 @@ class PluginOptions:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What the options stand under."""
+        """The keys of the options."""
         return tuple(self._given)
 
     def check_names(self, known: Iterable[str], kinds_of: Mapping[str, list[str]]) -> None:
@@ -63,7 +63,7 @@ class PluginOptions:
         """Return a plugin's options, frozen: defaults filled in, if it has a model.
 
         model: None for a plugin that has none. Such a one takes no options, unless it is made from
-        a context and has no word in a manifest (an afternoon's class): it gets them as they are.
+        a context and has no manifest: it gets them as they are.
         shared: a plugin of another kind may be meant by the bare name. Raises ConfigError naming
         plugin, option and remedy, and ContractError for a model that is none.
         """

@@ -1,4 +1,4 @@
-"""Resolving in a process that was told what to load: it looks nothing up, it only compares.
+"""Resolving in a process that loads what another process resolved: only these are found.
 
 The other end of `Resolution`: what one process resolved is found here by the same references, and
 nothing else is.

@@ -1,7 +1,7 @@
 """What a platform answers, checked: a plugin's method may raise or return anything.
 
-Whoever asks a platform for its names, capabilities or preferences asks here, so that a wrong answer
-is a ContractError that names the platform, and nobody else is blamed.
+Every call for a platform's names, capabilities or preferences goes through here, so that a wrong
+answer is a ContractError that names the platform.
 """
 
 from __future__ import annotations

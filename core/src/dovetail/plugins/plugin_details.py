@@ -1,6 +1,6 @@
 """Dossiers: everything known of one plugin, at first without importing it, then of its class.
 
-What stands in a source file is read as text; a file that cannot be read that way is only named.
+Source files are read as text; a file that cannot be read is only named.
 Chooses nothing and judges nothing beyond what loading does.
 """
 
@@ -28,7 +28,7 @@ _DECLARATIONS = ("CONTRACT", "CONTRACT_VERSION", "provides", "needs")
 
 @dataclass(frozen=True, kw_only=True)
 class OptionField:
-    """One option of a plugin, as its model's source has it. default: "" for one that is due."""
+    """One option of a plugin, as its model's source has it. default: "" for a required one."""
 
     name: str
     type: str
@@ -56,7 +56,7 @@ class PluginDetails:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedClass:
-    """A plugin's class that was loaded and held to its contract.
+    """A plugin's class that was loaded and meets its contract.
 
     notes: what was assumed in its favour, and what its import did. attributes: what the contract
     has it declare, by name.
@@ -82,9 +82,11 @@ def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
         if text in (one.name, one.reference)
     ]
     if named:
-        raise PluginError(f"{text!r} does not say of which kind. Write {' or '.join(named)}.")
+        raise PluginError(f"{text!r} does not say which kind. Write {' or '.join(named)}.")
     hint = nearest(kind, KINDS) if colon else ""
-    raise PluginError(f"{text!r} names no plugin; write KIND:NAME, such as policy:fcfs.{hint}")
+    raise PluginError(
+        f"{text!r} does not name a plugin; write KIND:NAME, such as policy:fcfs.{hint}"
+    )
 
 
 def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) -> PluginDetails:
@@ -192,9 +194,9 @@ def _is(target: str, cls: type[Any]) -> bool:
 
 def _class_attributes(kind: str) -> list[str]:
     """Return what the contract has a class declare of itself."""
-    law = load_interface(get_kind(kind).contract)
+    interface = load_interface(get_kind(kind).contract)
     names: list[str] = []
-    for base in inspect.getmro(law):
+    for base in inspect.getmro(interface):
         hints = inspect.get_annotations(base)
         names += [name for name, hint in hints.items() if not name.startswith("_")]
     return [name for name in dict.fromkeys(names) if name not in _DECLARATIONS]

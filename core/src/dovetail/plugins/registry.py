@@ -42,7 +42,7 @@ class PluginRegistry:
     """Finds, resolves, describes and loads plugins, under the user's policy.
 
     The scan of installed distributions happens once, when first needed. Loaded classes are kept
-    by reference. A failed load is not kept: it is tried again when asked again.
+    by reference. A failed load is not kept: it is tried again at the next call.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class PluginRegistry:
         return self._resolver.candidates(kind)
 
     def check_manifests(self) -> None:
-        """Read every manifest, so that `set_aside` tells of each that is broken."""
+        """Read every manifest, so that `set_aside` names each broken one."""
         self._describer.read_all()
 
     def resolve(self, kind: str, reference: str | type) -> Resolution:
@@ -219,7 +219,7 @@ class PluginRegistry:
         return self._admission.probe(self.describe(kind, reference))
 
     def load(self, kind: str, reference: str | type) -> type[Any]:
-        """Return the class that `reference` means, imported and held to the contract of `kind`.
+        """Return the class that `reference` means, imported and checked with its contract.
 
         Raises as `describe`; besides PluginLoadError if importing fails, PluginNotFoundError if a
         module or class named directly does not exist, ContractError with everything that is wrong

@@ -1,6 +1,6 @@
-"""Contract checks: whether a class can do what its kind demands, before it is made.
+"""Contract checks: whether a class meets the contract of its kind, before it is constructed.
 
-Structural: subclassing an interface is a convenience (it brings the defaults), never a duty. Only
+Structural: subclassing an interface brings its defaults, and is not required. Only
 shapes are checked: members, signatures, declared versions. What the methods do is for the contract
 suites in `dovetail_devkit`. Knows no plugin and constructs nothing.
 """
@@ -84,7 +84,7 @@ def contract_version(kind: str) -> str:
 def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
     """Yield what is wrong with the version that a class says it has, and with its metaclass."""
     if not has_plain_identity(cls):
-        yield "its metaclass defines __eq__ or __hash__: classes are told apart by identity"
+        yield "its metaclass defines __eq__ or __hash__: classes are compared by identity"
     version = getattr(cls, "CONTRACT_VERSION", None)
     if version is None:
         return
@@ -102,7 +102,7 @@ def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
 
 
 def is_compatible(asked: Version, current: Version) -> bool:
-    """Return whether a class made for `asked` serves: while 0.x, only its very own version.
+    """Return whether a class made for `asked` can be used: while 0.x, only the same version.
 
     From 1.0 on a newer minor only adds.
     """

@@ -1,8 +1,8 @@
-"""Signatures: whether one callable can stand in for another.
+"""Signatures: whether one callable can replace another.
 
 The rule by which contracts are called: required parameters by position, so that an implementation
-may rename them; optional ones by position or by name; keyword-only ones by name. A stand-in takes
-all of these and demands nothing more. Looks at signatures only, never at annotations.
+may rename them; optional ones by position or by name; keyword-only ones by name. A replacement
+takes all of these and requires nothing more. Looks at signatures only, never at annotations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> It
         if parameter.default is Parameter.empty:
             continue
         if slot.default is Parameter.empty:
-            yield f"demands {slot.name!r}, which callers may leave out"
+            yield f"requires {slot.name!r}, which callers may leave out"
         elif slot.name != parameter.name and not _takes_any_name(given):
             yield f"calls {slot.name!r} what the contract calls {parameter.name!r}"
     if any(p.kind is Parameter.VAR_POSITIONAL for p in asked) and not takes_more:
@@ -69,13 +69,13 @@ def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Itera
         if slot is None and not _takes_any_name(given):
             yield f"does not take the keyword {parameter.name!r}"
         elif slot and slot.default is Parameter.empty and parameter.default is not Parameter.empty:
-            yield f"demands {slot.name!r}, which callers may leave out"
+            yield f"requires {slot.name!r}, which callers may leave out"
     if _takes_any_name(asked) and not _takes_any_name(given):
         yield "does not take any keyword"
 
 
 def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
-    """Yield the parameters that are demanded and that no caller passes."""
+    """Yield the parameters that are required and that no caller passes."""
     keywords = {p.name for p in asked if p.kind is Parameter.KEYWORD_ONLY}
     num_positional = sum(p.kind in _POSITIONAL for p in asked)
     slots = [p for p in given if p.kind in _POSITIONAL]
@@ -83,7 +83,7 @@ def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator
     surplus += [p for p in given if p.kind is Parameter.KEYWORD_ONLY and p.name not in keywords]
     for parameter in surplus:
         if parameter.default is Parameter.empty:
-            yield f"demands {parameter.name!r}, which nobody passes"
+            yield f"requires {parameter.name!r}, which no caller passes"
 
 
 def _takes_any_name(parameters: list[Parameter]) -> bool:

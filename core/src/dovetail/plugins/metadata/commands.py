@@ -18,7 +18,7 @@ from dovetail.plugins.metadata.discovery import Candidate, discover
 from dovetail.plugins.metadata.manifest import read_tables
 
 KIND = "command"
-"""What commands are called in lists and manifests; there is no contract of that kind."""
+"""What commands are called in lists and manifests; it has no contract."""
 
 DEVKIT = "dovetail-devkit"
 DEVKIT_COMMANDS = ("plugins doctor", "plugins new")
@@ -56,7 +56,7 @@ def find_commands(
 ) -> Commands:
     """Return the commands of `installed`, or of every distribution on `sys.path`.
 
-    built_in: words of the commands that nobody else may have, or stand in the way of.
+    built_in: words of the core's commands; another command can neither have them nor hide them.
     """
     found = sorted(_declared(installed), key=lambda one: (one.words, one.plugin.distribution))
     ours = [one.words for one in found if one.plugin.first_party and not _refusal(one)]
@@ -104,8 +104,8 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
                 version=installation.version,
             )
             line = tables.get(name, {}).get("help")
-            told = line if isinstance(line, str) else f"A command of {plugin.distribution}."
-            yield Command(plugin=plugin, help=told)
+            text = line if isinstance(line, str) else f"A command of {plugin.distribution}."
+            yield Command(plugin=plugin, help=text)
 
 
 def _refusal(command: Command, ours: Collection[str] = ()) -> str:

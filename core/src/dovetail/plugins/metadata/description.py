@@ -1,7 +1,7 @@
 """Descriptions: what discovery and manifest say of a plugin together, still without importing it.
 
 The second of three stages (discover, describe, load). A distribution's manifest is read once, when
-one of its plugins is first asked about.
+one of its plugins is described for the first time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.plugins.metadata.manifest import Manifest, PluginEntry, read_manif
 class Description(Candidate):
     """A plugin as it is known before it is loaded.
 
-    entry: what its manifest says, or defaults; in_manifest tells which. A class that was named
+    entry: what its manifest says, or defaults; in_manifest says which. A class that was named
     directly has no manifest.
     """
 

@@ -1,6 +1,6 @@
 """Discovery: which plugins are installed, from entry-point metadata alone.
 
-Imports no plugin and asks no probe; a few milliseconds for a hundred distributions. Knows only
+Imports no plugin and runs no probe; a few milliseconds for a hundred distributions. Knows only
 entry points: not what a plugin needs, nor whether it would load. Keeps nothing between calls.
 """
 
@@ -62,7 +62,7 @@ class Candidate:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of `plugin_options` under which its options may stand."""
+        """The keys of `plugin_options` that its options may have."""
         return self.name, f"{self.kind}:{self.name}", self.target
 
     def identity(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Discovery:
     installations: dict[str, Installation]
 
     def owners(self, target: str) -> tuple[str, ...]:
-        """Return the distributions with plugins whose package holds "package.module:Class".
+        """Return the distributions with plugins in the package of "package.module:Class".
 
         A first-party package has one owner; who else declares plugins in it does not own it.
         """
@@ -136,7 +136,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     """Return the plugins of `installed`, or of every distribution on `sys.path`.
 
     Of several distributions with one name the first counts, as it does for `import`; but where the
-    name is first-party, one whose plugins lie in that member's package goes before an impostor.
+    name is first-party, one whose plugins are in that member's package is preferred to an impostor.
     """
     set_aside: list[str] = []
     by_name: dict[str, list[Installation]] = {}
@@ -189,9 +189,9 @@ def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
             f"in {', '.join(chosen.packages)}: it is treated as an outside distribution. If you "
             "did not install it on purpose, uninstall it."
         )
-    told = (chosen.version, set(chosen.entries))
+    known = (chosen.version, set(chosen.entries))
     for other in same:
-        if (other.version, set(other.entries)) != told:
+        if (other.version, set(other.entries)) != known:
             warnings.append(
                 f"{_located(other)} is not used: {_located(chosen)} has the same name. "
                 "Uninstall one of them."
@@ -204,7 +204,7 @@ def _located(one: Installation) -> str:
 
 
 def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
-    """Yield the plugins of a distribution; tell of those that cannot be read in `set_aside`."""
+    """Yield the plugins of a distribution; add a sentence to `set_aside` for each broken one."""
     for kind, name, target in one.entries:
         if kind not in KINDS:
             continue
@@ -230,7 +230,7 @@ def _problem(name: str, target: str) -> str:
     if not _NAME.fullmatch(name) or not name.isprintable():
         return "a name has at most 200 letters, and none of @ : / \\ [ ] ="
     if len(target) > _MAX_TARGET or not _TARGET.fullmatch(target):
-        return "that names no class ('module:Class')"
+        return "write a class as 'module:Class'"
     return ""
 
 

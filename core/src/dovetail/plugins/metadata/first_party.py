@@ -1,4 +1,4 @@
-"""First-party distributions: a fixed list, each with the package that holds its plugins.
+"""First-party distributions: a fixed list, each with the package of its plugins.
 
 A name that only looks like one of ours is outside, and so is a plugin that lies in another package
 than its distribution's. A test compares the list with the members of the tree.
@@ -62,6 +62,6 @@ def is_first_party(distribution: str, target: str) -> bool:
 
 
 def first_party_owner(target: str) -> str:
-    """Return the first-party distribution whose package holds `target`; "" if none does."""
+    """Return the first-party distribution whose package contains `target`; "" if none does."""
     package = top_package(target)
     return next((name for name, its_own in FIRST_PARTY.items() if its_own == package), "")

@@ -1,6 +1,6 @@
 """The static manifest, `dovetail.toml`: what must be known of a plugin without importing it.
 
-It stands beside a package's `__init__.py`, one [[plugin]] table for each plugin; what it does not
+It is beside a package's `__init__.py`: one [[plugin]] table for each plugin; what it does not
 say has a default, and a plugin that it does not name has all of them. It is located and parsed,
 never imported. A manifest is right or it is broken as a whole: half of one would hide a mistake.
 """
@@ -92,7 +92,7 @@ def read_manifest(installation: Installation) -> Manifest:
 def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str, Any]]:
     """Return the tables of a kind that is none of `KINDS`, by name, unchecked; imports nothing.
 
-    A manifest that cannot be read has none: `read_manifest` tells of it.
+    A manifest that cannot be read has none; `read_manifest` reports it.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for path in find_files(installation):
@@ -123,9 +123,9 @@ def find_files(installation: Installation) -> Iterator[Path]:
 def _editable_project(metadata: Distribution) -> Path | None:
     """Return the folder that a distribution was installed from, if it is editable (PEP 610)."""
     try:
-        told = json.loads(_text_of(metadata, "direct_url.json", MAX_ENTRY_POINTS_BYTES) or "{}")
-        editable = told.get("dir_info", {}).get("editable")
-        return Path(unquote(urlparse(told["url"]).path)) if editable else None
+        facts = json.loads(_text_of(metadata, "direct_url.json", MAX_ENTRY_POINTS_BYTES) or "{}")
+        editable = facts.get("dir_info", {}).get("editable")
+        return Path(unquote(urlparse(facts["url"]).path)) if editable else None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
 
@@ -142,7 +142,7 @@ def _package_folders(package: str) -> list[Path]:
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError, AttributeError):
-        return []  # a finder that fails, or a module without a spec: loading will tell
+        return []  # a finder that fails, or a module without a spec: loading reports it
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
@@ -166,7 +166,7 @@ def _read_file(
         if not wrong and not known:
             entries.append(_entry(one))
     names = [(entry.kind, entry.name) for entry in entries]
-    problems += [f"{':'.join(n)} stands in it twice" for n in set(names) if names.count(n) > 1]
+    problems += [f"{':'.join(n)} occurs twice" for n in set(names) if names.count(n) > 1]
     return entries, problems
 
 
@@ -203,7 +203,7 @@ def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) ->
     if kind is None or name is None:
         yield "it names no plugin; give kind and name"
     elif not isinstance(kind, str) or not isinstance(name, str):
-        return  # told above
+        return  # reported above
     elif kind in KINDS and (kind, name) not in declared:
         of_kind = sorted(one for its_kind, one in declared if its_kind == kind)
         yield (

@@ -15,7 +15,7 @@ from pathlib import Path
 MAX_ENTRY_POINTS_BYTES = 1 << 20
 MAX_RECORD_BYTES = 64 << 20
 MAX_HEADER_BYTES = 1 << 18
-"""As much of METADATA is read; name and version stand in its first lines."""
+"""As much of METADATA is read; its first lines have name and version."""
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 

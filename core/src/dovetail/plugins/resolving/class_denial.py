@@ -1,4 +1,4 @@
-"""The user's rules held against the class that a reference turned out to mean.
+"""The user's rules applied to the class that a reference means.
 
 A rule cannot be evaded by another name for the same class: a module that re-exports it, another
 entry point, a path to its file, the class object itself, or a subclass that adds nothing. Runs once
@@ -120,7 +120,7 @@ class ClassRules:
 
 
 def _owners_of_packages() -> Mapping[str, Sequence[str]]:
-    """Return the distributions of each top-level package; those that cannot be read are none's."""
+    """Return the distributions of each top-level package; without unreadable ones."""
     owners: dict[str, list[str]] = {}
     for distribution in distributions():
         with suppress(ValueError):

@@ -1,7 +1,6 @@
 """The user's rules: which plugins are denied, selected automatically, or may replace others.
 
-A decision of the user, held apart from the machinery that obeys it. Loads nothing. Not to be
-confused with a scheduling policy, which is a kind of plugin.
+Loads nothing. Not to be confused with a scheduling policy, which is a kind of plugin.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _DIGITS = re.compile(r"\d+")
 def not_found(
     kind: str, name: str, by_kind: Mapping[str, Sequence[Candidate]]
 ) -> PluginNotFoundError:
-    """Return the error for a name that nobody has: the nearest, and all there are."""
+    """Return the error for a name that no plugin has, with the nearest and all names."""
     if kind == "model":
         return _unknown_architecture(name, by_kind[kind])
     kinds = (kind, *get_kind(kind).also_accepts)
@@ -79,7 +79,7 @@ def ambiguity(
 ) -> PluginError:
     """Return the error for one name with several owners, saying what to write for each.
 
-    replacers: those that would replace another, if the user let them.
+    replacers: those that could replace another, if the user allowed it.
     """
     if len({normalize_distribution(c.distribution) for c in found}) == len(found):
         choices = [c.reference for c in found]
@@ -87,7 +87,7 @@ def ambiguity(
         choices = [c.target for c in found]
     lines = [f"{c.distribution} {c.version} ({c.target})" for c in found]
     consent = "".join(
-        f"\n{c.distribution} wants to replace its namesake; let it with "
+        f"\n{c.distribution} can replace the plugin of the same name; allow it with "
         f"plugins_allow=['{kind}:{c.reference}']."
         for c in replacers
     )
@@ -110,7 +110,7 @@ def namesake_note(kept: Candidate, other: Candidate) -> str:
 def denied(what: str, rule: str) -> PluginError:
     """Return the error for a plugin that the user's rules forbid."""
     return PluginError(
-        f"The {what} was asked for, but it is denied by {rule}.\n"
+        f"The {what} was requested, but it is denied by {rule}.\n"
         "Change the rule, or choose another plugin."
     )
 

@@ -143,10 +143,10 @@ class Resolver:
         if len(usable) > len(outside) and not replacers:
             usable = [c for c in usable if c.first_party]  # a first-party plugin keeps its name
         if len(usable) > 1:
-            wishing = [c for c in usable if self._describer.entry(c).replaces]
-            raise ambiguity(kind, asked.name, usable, wishing)
+            replacing = [c for c in usable if self._describer.entry(c).replaces]
+            raise ambiguity(kind, asked.name, usable, replacing)
         notes = [
-            f"It replaces {c.reference}, as plugins_allow lets it."
+            f"It replaces {c.reference}, as plugins_allow permits."
             for c in found
             if _identity(c) in victims
         ]
@@ -161,7 +161,7 @@ class Resolver:
         return [c for c in of_kind if not wanted.isdisjoint(self._replaced_by(c))]
 
     def _replaced_by(self, candidate: Candidate) -> set[str]:
-        """Return whom a plugin replaces: nobody without the user's consent."""
+        """Return which plugins a plugin replaces: none without the user's consent."""
         if not self._is_allowed(candidate) or self.denial(candidate):
             return set()
         replaces = self._describer.entry(candidate).replaces
