@@ -121,6 +121,7 @@ class Driver:
         policy=None,
         strict=False,
         seed=0,
+        gates=(),
         **limits,
     ):
         given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256} | limits
@@ -135,6 +136,7 @@ class Driver:
                 policy=policy,
                 strict=strict,
                 seed=seed,
+                gates=gates,
             )
         )
         self.worker = StrictWorker(block_size, num_blocks + 1)

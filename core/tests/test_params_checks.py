@@ -77,7 +77,7 @@ def test_a_check_that_fails_itself_refuses_its_request_only(make):
 def test_without_processors_nothing_is_asked(make):
     llm = make(worker_cls=FakeWorker)
     (fine,) = llm.generate("a", ask(**{ARGUMENT: "whatever"}))
-    assert fine.error is None and llm.llm_engine.client.core._params_checks == ()
+    assert fine.error is None and llm.llm_engine.client.core._rules.params_checks == ()
 
 
 def test_a_worker_that_would_not_run_them_is_refused(make):

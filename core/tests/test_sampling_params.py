@@ -4,7 +4,7 @@ import math
 import pytest
 
 from dovetail.errors import RequestError, UserError
-from dovetail.sampling_params import SamplingParams
+from dovetail.sampling_params import SamplingParams, StructuredOutputParams
 
 
 def test_the_defaults_are_valid_and_random():
@@ -42,7 +42,48 @@ def test_both_words_for_no_top_k_are_one():
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
+def test_a_section_is_checked_and_copied():
+    class Mine(StructuredOutputParams):
+        pass
+
+    params = SamplingParams(structured_output=Mine(form="regex", text="a+"))
+    assert type(params.structured_output) is StructuredOutputParams
+    assert (params.structured_output.form, params.structured_output.text) == ("regex", "a+")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.structured_output.text = "b"
+    assert params.own_copy() is params
+
+
+@pytest.mark.parametrize(
+    ("section", "parameter"),
+    [
+        ({"form": "", "text": "a"}, "structured_output.form"),
+        ({"form": "x" * 65, "text": "a"}, "structured_output.form"),
+        ({"form": 3, "text": "a"}, "structured_output.form"),
+        ({"form": "regex", "text": ""}, "structured_output.text"),
+        ({"form": "regex", "text": "a" * (2**16 + 1)}, "structured_output.text"),
+        ({"form": "regex", "text": "\ud800"}, "structured_output.text"),
+        ({"form": "regex", "text": b"a"}, "structured_output.text"),
+    ],
+)
+def test_a_wrong_section_is_refused_by_its_field(section, parameter):
+    with pytest.raises(RequestError) as refusal:
+        StructuredOutputParams(**section)
+    assert refusal.value.parameter == parameter
+
+
+def test_structured_output_without_an_end_is_refused():
+    section = StructuredOutputParams(form="regex", text="a+")
+    with pytest.raises(RequestError, match="needs a token that ends the text") as refusal:
+        SamplingParams(structured_output=section, ignore_eos=True)
+    assert refusal.value.parameter == "structured_output"
+    SamplingParams(structured_output=section, ignore_eos=True, stop_token_ids=[3])
+
+
 REFUSED = [
+    ("structured_output", "a+"),
+    ("structured_output", {"form": "regex", "text": "a+"}),
+    ("structured_output", False),
     ("n", 0),
     ("n", 1025),
     ("n", 1.0),

@@ -1,6 +1,7 @@
 """The suites of what is added to an engine find what is wrong: each mutant makes one mistake."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from dovetail.errors import RequestError
 from dovetail.interfaces import IOBatch, IOPrompt
 from dovetail_devkit import load_suite
+from dovetail_devkit.fakes.grammar import FakeGrammar, FakeMatcher
 from dovetail_devkit.fakes.hooks import FakeHooks
 from dovetail_devkit.fakes.io_processor import FakeIOProcessor
 from dovetail_devkit.fakes.logits_processor import FakeLogitsProcessor
@@ -209,7 +211,36 @@ class BringsTokensBack(FakeStepExtension):
         return logits_RV.clamp_min(-50.0)
 
 
+def grammar_with(**methods):
+    """A fake grammar whose matchers have other methods."""
+    matcher_cls = type("Mutant", (FakeMatcher,), methods)
+
+    class Mutant(FakeGrammar):
+        def compile(self, spec):
+            if spec.form not in self.forms:
+                raise RequestError("unknown form")
+            made = super().compile(spec)
+            return matcher_cls(made._positions, made._ends)
+
+    return Mutant
+
+
+def allow_everything(self, words):
+    words[:] = b"\xff" * len(words)
+
+
+class TakesAnyForm(FakeGrammar):
+    def compile(self, spec):
+        return super().compile(replace(spec, form="token_ids", text=self.examples["token_ids"]))
+
+
 MUTANTS = [
+    ("grammar", grammar_with(fill_bitmask=allow_everything), "beyond the vocabulary"),
+    ("grammar", grammar_with(fill_bitmask=lambda self, words: None), "allows no token"),
+    ("grammar", grammar_with(rollback=lambda self, num_tokens: None), "does not go back"),
+    ("grammar", grammar_with(accept=lambda self, token_ids: len(token_ids)), "not allowed"),
+    ("grammar", grammar_with(accept=lambda self, token_ids: 0), "refuses a token"),
+    ("grammar", TakesAnyForm, "a form that it does not know"),
     ("step_extension", LooksAtOtherRows, "beside others"),
     ("step_extension", ForgetsWhatWasGenerated, "rejoined"),
     ("step_extension", JoinsAll, "does not ask"),

@@ -331,7 +331,9 @@ _ROWS = (
         field="extensions.grammar_backend",
         option="grammar_backend",
         cardinality=Cardinality.OPTIONAL,
-        roles=(ENGINE, WORKER),
+        roles=(ENGINE,),
+        suite="check_grammar",
+        fake="FakeGrammar",
     ),
     Kind(
         name="proposer",

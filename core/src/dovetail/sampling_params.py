@@ -42,6 +42,28 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would leave no finite logits."""
 
 
+MAX_GRAMMAR_CHARS = 2**16
+"""Characters of a grammar's text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputParams:
+    """What a request's output must be: a text of a grammar. Frozen; checked when made.
+
+    form: one of the forms that the engine's grammar plugin knows, such as "json_schema" or "regex".
+    text: the grammar itself. Raises RequestError, naming the field.
+    """
+
+    form: str
+    text: str
+
+    def __post_init__(self) -> None:
+        for name, most in (("form", 64), ("text", MAX_GRAMMAR_CHARS)):
+            parameter = f"structured_output.{name}"
+            value = check_text(parameter, getattr(self, name), max_chars=most, min_chars=1)
+            object.__setattr__(self, name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose the tokens of one request. Frozen; checked when made.
@@ -58,6 +80,8 @@ class SamplingParams:
     logit_bias: token id to an addend in [-100, 100]. allowed_token_ids: nothing else may be chosen.
     bad_words: texts that may not be produced.
     truncate_prompt_tokens: keep only the last so many tokens of the prompt.
+    structured_output: a grammar that the output follows; None for none. Needs a grammar plugin
+        (`EngineArgs.grammar_backend`).
     extra_args: plain data for plugins (None, booleans, numbers, strings, bytes, lists, mappings),
         copied when the parameters are made; tuples become lists.
     Repeated token ids count once. Limits of one engine are in `LimitsConfig`.
@@ -87,6 +111,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    structured_output: StructuredOutputParams | None = None
     extra_args: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,6 +129,8 @@ class SamplingParams:
         if self.logit_bias is not None:
             self._normalize("logit_bias", _take_biases(self.logit_bias))
         self._normalize("extra_args", _take_extra_args(self.extra_args))
+        if self.structured_output is not None:
+            self._normalize("structured_output", _take_section(self.structured_output))
         self._check_contradictions()
 
     def _normalize(self, name: str, value: object) -> None:
@@ -148,6 +175,12 @@ class SamplingParams:
                 "lower the one or raise the other.",
                 parameter="min_tokens",
             )
+        if self.structured_output is not None and self.ignore_eos and not self.stop_token_ids:
+            raise RequestError(
+                "structured_output needs a token that ends the text: leave ignore_eos off, or give "
+                "stop_token_ids.",
+                parameter="structured_output",
+            )
         if self.stop_strings and not self.detokenize:
             raise RequestError(
                 "stop strings need the text: leave detokenize on, or use stop_token_ids.",
@@ -185,6 +218,8 @@ class SamplingParams:
             _check_biases(self.logit_bias)
         if self.extra_args:
             _take_extra_args(self.extra_args)
+        if self.structured_output is not None:
+            _take_section(self.structured_output)
 
 
 _FLOAT_FIELDS = (
@@ -243,6 +278,13 @@ def _check_ids(name: str, ids: Sequence[int]) -> None:
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > MAX_TOKENS:
         wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= MAX_TOKENS)
         check_integer(name, wrong, 0, MAX_TOKENS)
+
+
+def _take_section(given: object) -> StructuredOutputParams:
+    """Return the section, or a checked copy of one of a subclass."""
+    if not isinstance(given, StructuredOutputParams):
+        raise refuse("structured_output", given, "None or StructuredOutputParams")
+    return StructuredOutputParams(form=given.form, text=given.text)
 
 
 def _take_biases(given: object) -> dict[int, float]:

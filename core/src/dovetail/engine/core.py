@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from dovetail.clock import MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
-from dovetail.engine.input.params_checks import ParamsCheck
+from dovetail.engine.input.params_checks import RequestRules
 from dovetail.engine.input.request_checks import validate_core_request
+from dovetail.engine.structured_output import StructuredOutput, check_structured_output
 from dovetail.errors import (
     DovetailError,
     EngineDeadError,
@@ -31,7 +33,6 @@ from dovetail.interfaces import (
     SchedulerInterface,
     SchedulerStats,
 )
-from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.containment import describe_failure
 from dovetail.request import EngineCoreRequest
@@ -55,23 +56,19 @@ class EngineCore:
         *,
         vocab_size: int,
         max_model_len: int,
-        params_checks: tuple[ParamsCheck, ...] = (),
-        worker_provides: frozenset[str] = frozenset(),
-        limits: LimitsConfig | None = None,
+        rules: RequestRules | None = None,
+        structured_output: StructuredOutput | None = None,
     ) -> None:
-        """params_checks: what else is asked of each request's parameters. limits: of its values.
-
-        worker_provides: the worker's capability ids; a request that needs another is refused.
-        """
+        """rules: what requests may ask for. structured_output: a gate of the scheduler, too."""
         self.executor = executor
         self.scheduler = scheduler
         self.paused: PauseScope | None = None
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._params_checks = params_checks
-        self._worker_provides = worker_provides
-        self._limits = limits or LimitsConfig()
+        self._rules = rules or RequestRules()
+        self._structured = structured_output
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
+        self._unsampled: SchedulerOutput | None = None
         self._dead = False
         self._clock = MonotonicClock()
         self._idle = IdleWait(self._clock)
@@ -91,10 +88,11 @@ class EngineCore:
             request,
             vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,
-            worker_provides=self._worker_provides,
-            limits=self._limits,
+            worker_provides=self._rules.worker_provides,
+            limits=self._rules.limits,
         )
-        for check in self._params_checks:
+        check_structured_output(request, self._structured)
+        for check in self._rules.params_checks:
             check(request.sampling_params)
         self._idle.end()
         try:
@@ -120,6 +118,8 @@ class EngineCore:
         fault("core.abort_requests")
         self._idle.end()
         ended = self.scheduler.abort_requests(request_ids)
+        if self._structured is not None:
+            self._structured.end(ended)
         self._stats_due = self._stats_due or bool(ended)
         return ended
 
@@ -183,8 +183,8 @@ class EngineCore:
         self._check_alive()
         self._dead = True  # until the step is done: what an interrupt leaves behind is unknown
         plan = self._schedule()
-        result = self._result(plan, self._launch(plan))
-        outputs = self._update(plan, result)
+        self._execute(plan)
+        outputs = self._update(plan, self._result(plan, self._sample(plan)))
         self._dead = False
         return outputs
 
@@ -201,16 +201,26 @@ class EngineCore:
         return outputs
 
     def _step_ahead(self) -> EngineCoreOutputs | None:
-        room = len(self._out) < self.executor.max_concurrent_steps
+        depth = self.executor.max_concurrent_steps
+        room = self._unsampled is None and len(self._out) < depth
         if room and (self._wants_plan() or (self._stats_due and not self._out)):
             plan = self._schedule()
-            self._out.append((plan, self._launch(plan)))
-            if len(self._out) < self.executor.max_concurrent_steps:
-                return None
-        if not self._out:
-            return None
+            if self._execute(plan) and self._out:
+                self._unsampled = plan  # its masks depend on the tokens that are under way
+            else:
+                self._out.append((plan, self._sample(plan)))
+                if len(self._out) < depth:
+                    return None
+        return self._take_oldest() if self._out else None
+
+    def _take_oldest(self) -> EngineCoreOutputs:
+        """Return what the oldest plan gave; sample the plan that waited for it."""
         plan, handle = self._out.popleft()
-        return self._update(plan, self._result(plan, handle))
+        outputs = self._update(plan, self._result(plan, handle))
+        if self._unsampled is not None and not self._out:
+            plan, self._unsampled = self._unsampled, None
+            self._out.append((plan, self._sample(plan)))
+        return outputs
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; return False if requests are under way.
@@ -225,8 +235,7 @@ class EngineCore:
             if depth.num_running + depth.num_waiting:
                 break
             if self._out:
-                plan, handle = self._out.popleft()
-                self._update(plan, self._result(plan, handle))
+                self._take_oldest()
             elif depth.num_transfers:
                 sleep(self.wait_s)
                 self.step()
@@ -244,7 +253,7 @@ class EngineCore:
             raise UserError("The engine sleeps already; call wake_up first.")
         if type(level) is not int or level not in (1, 2):
             raise UserError(f"level={shorten(level)} must be 1 or 2.")
-        if "sleep" not in self._worker_provides:
+        if "sleep" not in self._rules.worker_provides:
             raise UserError('The worker does not provide "sleep"; choose another worker_cls.')
         if not self.reset_prefix_cache():
             raise UserError("Requests are under way; let them end, or abort them, before sleep.")
@@ -301,6 +310,8 @@ class EngineCore:
             fault("core.shutdown")
             self.scheduler.shutdown()
         finally:
+            if self._structured is not None:
+                self._structured.shutdown()
             self.executor.shutdown()
 
     def _schedule(self) -> SchedulerOutput:
@@ -319,9 +330,14 @@ class EngineCore:
         try:
             fault("core.update")
             self._stats_due = False
+            structured = self._structured
+            if structured is not None and (errors := structured.run_errors(plan, result)):
+                result = replace(result, errors={**result.errors, **errors})
             outputs = self.scheduler.update_from_output(plan, result)
             self._last_stats = outputs.stats
-            if plan.empty and all(out.empty for out, _ in self._out):
+            if structured is not None:
+                structured.accept(outputs)
+            if plan.empty and self._unsampled is None and all(one.empty for one, _ in self._out):
                 self._idle.extend()
             return outputs
         except DovetailError:
@@ -338,11 +354,20 @@ class EngineCore:
             f"{describe_failure(error)}; make a new engine, with another scheduler_cls"
         )
 
-    def _launch(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
+    def _execute(self, plan: SchedulerOutput) -> bool:
+        """Start the model for `plan`; return whether grammars constrain what it samples."""
         try:
             fault("core.launch")
             self.executor.execute_model(plan)
-            return self.executor.sample_tokens(None)
+        except Exception as error:
+            raise self._died(plan, error) from error
+        return self._structured is not None and self._structured.constrains(plan)
+
+    def _sample(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
+        """Sample for `plan`, the last one that was executed, under the masks of its grammars."""
+        mask = None if self._structured is None else self._structured.mask(plan)
+        try:
+            return self.executor.sample_tokens(mask)
         except Exception as error:
             raise self._died(plan, error) from error
 

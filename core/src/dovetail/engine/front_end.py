@@ -11,18 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
-from dovetail.config.resolve import DEFAULT_TOKENIZER, request_of
+from dovetail.config.resolve import request_of
 from dovetail.engine.input.input_processor import InputFacts, InputProcessor, core_request_id
 from dovetail.engine.input.prompt_reading import ReadPrompt, read_prompt
 from dovetail.engine.input.request_checks import check_place, check_request_id
-from dovetail.engine.input.tokenizer_checks import usable_eos_token_ids
+from dovetail.engine.input.tokenizer_checks import load_tokenizer, usable_eos_token_ids
 from dovetail.engine.listeners import Listeners
 from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.errors import RequestError, UserError
 from dovetail.hooks import HookPlugins, load_hooks
 from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
-from dovetail.interfaces.config_fields import AUTO
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, make_instance
@@ -87,7 +86,7 @@ class FrontEndParts:
         # Before the tokenizer: a wrong name is told at once, whatever the size of its files.
         check_plugin_choices(config, plugins)
         hooks = load_hooks(config.extensions.hooks, plugins)
-        return cls(plugins=plugins, hooks=hooks, tokenizer=_load_tokenizer(config, plugins))
+        return cls(plugins=plugins, hooks=hooks, tokenizer=load_tokenizer(config, plugins))
 
     @classmethod
     def of_engine(cls, facts: EngineFacts) -> FrontEndParts:
@@ -225,15 +224,3 @@ class FrontEnd:
 
         made: IOProcessor = make_instance(self._plugins, "io_processor", reference, context)
         return made
-
-
-def _load_tokenizer(config: RequestedConfig, plugins: PluginRegistry) -> Tokenizer | None:
-    model = config.model
-    if model.skip_tokenizer_init:
-        return None
-    reference = DEFAULT_TOKENIZER if model.tokenizer_mode == AUTO else model.tokenizer_mode
-    tokenizer_cls = plugins.load("tokenizer", reference)
-    options = plugins.options_of("tokenizer", tokenizer_cls)
-    given = {"options": options} if options else {}
-    tokenizer: Tokenizer = tokenizer_cls.from_directory(model.tokenizer_dir, **given)
-    return tokenizer

@@ -19,7 +19,7 @@ from dovetail.config.resolve import resolve
 from dovetail.decision_log import DecisionRecorder, RecordedScheduler
 from dovetail.engine.attention_check import check_attention
 from dovetail.engine.core import EngineCore
-from dovetail.engine.input.params_checks import load_params_checks
+from dovetail.engine.input.params_checks import load_rules
 from dovetail.engine.kv_connection import check_kv_connector, make_scheduler_side
 from dovetail.engine.plugin_choices import (
     check_options_are_used,
@@ -27,6 +27,7 @@ from dovetail.engine.plugin_choices import (
     make_registry,
 )
 from dovetail.engine.scheduler_options import check_scheduler_options, make_limits
+from dovetail.engine.structured_output import StructuredOutput, make_structured_output
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import (
     Executor,
@@ -41,7 +42,6 @@ from dovetail.interfaces import (
 from dovetail.kv_cache.grouping import group_layers, padding_share
 from dovetail.kv_cache.sizing import Load, fit_model_len, size_cache
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import AUTO, choose, choose_platform, choose_scheduler
 from dovetail.processes.startup_phases import PhaseRecord, StartUp, describe_phases
@@ -107,20 +107,19 @@ def _start_parts(
     executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
     worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
     _check_options(config, executor_cls, worker_cls, scheduler_cls)
-    params_checks = load_params_checks(config, plugins, worker_cls)
+    rules = load_rules(config, plugins, worker_cls)
     start.enter("executor")
     executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
     start.undo(executor.shutdown)
     start.enter("model_facts")
-    info = executor.get_model_info()
-    if not isinstance(info, ModelInfo):
-        raise _wrong_answer("get_model_info", info, "a ModelInfo")
+    info = _model_info(executor)
     start.enter("size_cache")
     kv_cache = _size_cache(executor, config)
     max_model_len = _model_len(config, requested, info, kv_cache)
     start.enter("warm_up")
     executor.initialize_cache(kv_cache)
     start.enter("scheduler")
+    structured = _structured_output(start, config, plugins, scheduler_cls, info)
     given = SchedulerContext(
         limits=make_limits(config, max_model_len),
         kv_cache=kv_cache,
@@ -129,6 +128,7 @@ def _start_parts(
         seed=config.model.seed,
         options=plugins.options_of("scheduler", scheduler_cls),
         policy_options=plugins.options_of("policy", policy_cls),
+        gates=() if structured is None else (structured,),
         kv_connector=make_scheduler_side(config, plugins, kv_cache),
         kv_transfer_timeout_s=config.extensions.kv_transfer_timeout_s,
         admission_timeout_s=config.scheduler.admission_timeout_s,
@@ -142,9 +142,8 @@ def _start_parts(
         scheduler,
         vocab_size=info.vocab_size,
         max_model_len=max_model_len,
-        params_checks=params_checks,
-        worker_provides=declared_ids(worker_cls, "provides"),
-        limits=config.limits,
+        rules=rules,
+        structured_output=structured,
     )
     return StartedEngine(
         core=core,
@@ -163,6 +162,26 @@ def _resolve(
     config = resolve(requested, platform, plugins)
     check_options_are_used(config, plugins)
     return config
+
+
+def _model_info(executor: Executor) -> ModelInfo:
+    info = executor.get_model_info()
+    if not isinstance(info, ModelInfo):
+        raise _wrong_answer("get_model_info", info, "a ModelInfo")
+    return info
+
+
+def _structured_output(
+    start: StartUp,
+    config: EngineConfig,
+    plugins: PluginRegistry,
+    scheduler_cls: type[SchedulerInterface],
+    info: ModelInfo,
+) -> StructuredOutput | None:
+    made = make_structured_output(config, plugins, scheduler_cls, info.vocab_size)
+    if made is not None:
+        start.undo(made.shutdown)
+    return made
 
 
 def _check_options(

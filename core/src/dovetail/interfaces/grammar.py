@@ -1,8 +1,8 @@
-"""A sketch of the contract of a grammar backend: which tokens may come next.
+"""The contract of a grammar backend: which tokens may come next.
 
-Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-one backend a kind of engine compiles texts (JSON schema, regular expression, EBNF) to grammars; one
-matcher a request walks along its tokens and fills the bit masks of `GrammarOutput`.
+One backend an engine compiles texts (a JSON schema, a regular expression) to matchers. One matcher
+a request follows the request's tokens and fills its part of the bit masks of `GrammarOutput`.
+It runs in the engine's process, not in the worker, and knows no tensors.
 """
 
 from __future__ import annotations
@@ -18,19 +18,28 @@ from dovetail.retired_names import refuse_retired
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarContext:
-    """All that a backend is made from. vocab_size: width of the logits, in tokens."""
+    """All that a backend is made from.
 
-    tokenizer: Tokenizer
+    tokenizer: None if the engine has none (`skip_tokenizer_init`). vocab_size: width of the logits,
+    in tokens. options: the user's, from `plugin_options`.
+    """
+
+    tokenizer: Tokenizer | None
     vocab_size: int
     options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarSpec:
-    """What a request wants its output to be. form: one of the backend's `forms`."""
+    """What a request wants its output to be.
+
+    form: one of the backend's `forms`. text: the grammar. stop_token_ids: tokens that end the
+    request; at least one.
+    """
 
     form: str
     text: str
+    stop_token_ids: frozenset[int]
 
 
 class GrammarMatcher(Protocol):
@@ -43,9 +52,11 @@ class GrammarMatcher(Protocol):
         """Go back over the last `num_tokens` accepted tokens: drafts that were not taken."""
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Set, in ceil(vocab_size / 32) little-endian uint32 words, bit 1 for each allowed token.
+        """Set bit 1 for each allowed token.
 
-        At least one token is always allowed: at the end of the grammar, EOS.
+        words: ceil(vocab_size / 32) little-endian uint32 words as bytes (format "B"), all zero;
+        bit t % 8 of byte t // 8 is token t. At least one token is allowed. Where the text may end,
+        the request's stop tokens are.
         """
 
     def is_finished(self) -> bool:
@@ -53,22 +64,27 @@ class GrammarMatcher(Protocol):
 
 
 class GrammarBackend(ABC):
-    """Compiles grammars. forms: "json_schema", "regex", "ebnf", …, as far as it knows them."""
+    """Compiles grammars.
+
+    forms: those that it knows, such as "json_schema", "regex" or "ebnf". examples: a text for forms
+    of it, for documentation and suites.
+    """
 
     CONTRACT: ClassVar[str] = "grammar"
     CONTRACT_VERSION: ClassVar[str] = "0.2"
     forms: ClassVar[frozenset[str]] = frozenset()
+    examples: ClassVar[Mapping[str, str]]
 
     @abstractmethod
     def __init__(self, context: GrammarContext) -> None:
         """Prepare for a vocabulary; this may take seconds, once."""
 
     @abstractmethod
-    def compile(self, ask: GrammarSpec) -> GrammarMatcher:
+    def compile(self, spec: GrammarSpec) -> GrammarMatcher:
         """Return a matcher at its beginning; raise RequestError for a text that is not a grammar.
 
-        May be called from several threads, and must bound its own time and memory: the text is
-        a stranger's.
+        Called in threads beside the steps, several at a time. The text comes from a client that is
+        not trusted: limit the time and memory of each call.
         """
 
 

@@ -28,8 +28,8 @@ ENGINE_FIELDS = frozenset(
 )
 """Fields that front end, scheduler and logits processors do; a worker need not read them."""
 
-WORKER_FIELDS = frozenset({"temperature", "seed"})
-"""Fields that every worker implements."""
+WORKER_FIELDS = frozenset({"temperature", "seed", "structured_output"})
+"""Fields that every worker implements; the last one by the bit masks that it is given."""
 
 SAMPLING_CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {

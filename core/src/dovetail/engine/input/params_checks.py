@@ -7,11 +7,14 @@ the engine, and a check that fails itself refuses its one request. Makes no plug
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from dovetail.config import EngineConfig
 from dovetail.errors import ConfigError, ContractError, RequestError
 from dovetail.interfaces import LogitsProcessor, StepExtension
+from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.plugins import PluginRegistry
+from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import plugin_name
 from dovetail.sampling_params import SamplingParams
 
@@ -19,6 +22,28 @@ _OPTIONS = {"logits_processor": "logits_processors", "step_extension": "step_ext
 """The option that names plugins of a kind, and what a worker that runs them has in `provides`."""
 
 ParamsCheck = Callable[[SamplingParams], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRules:
+    """What requests may ask for.
+
+    params_checks: further checks of their parameters. limits: of their values. worker_provides: the
+    worker's capability ids; a request that needs another one is refused.
+    """
+
+    params_checks: tuple[ParamsCheck, ...] = ()
+    worker_provides: frozenset[str] = frozenset()
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+
+def load_rules(config: EngineConfig, plugins: PluginRegistry, worker_cls: type) -> RequestRules:
+    """Return the rules of an engine; raise as `load_params_checks`."""
+    return RequestRules(
+        params_checks=load_params_checks(config, plugins, worker_cls),
+        worker_provides=declared_ids(worker_cls, "provides"),
+        limits=config.limits,
+    )
 
 
 def load_params_checks(

@@ -1,14 +1,18 @@
-"""Whether a tokenizer and a model belong together: no text may become an id that has no embedding.
+"""The tokenizer of an engine: loaded by name, and checked against the model's vocabulary.
 
-Pure; knows no files but the names by which users know them.
+No text may become an id that has no embedding.
 """
 
 from __future__ import annotations
 
 import logging
 
+from dovetail.config import EngineConfig, RequestedConfig
+from dovetail.config.resolve import DEFAULT_TOKENIZER
 from dovetail.errors import ModelError
+from dovetail.interfaces.config_fields import AUTO
 from dovetail.interfaces.tokenizer import Tokenizer
+from dovetail.plugins import PluginRegistry
 from dovetail.value_checks import shorten
 
 logger = logging.getLogger(__name__)
@@ -68,3 +72,21 @@ def usable_eos_token_ids(
         )
         return configured
     return configured | {tokenizer_eos}
+
+
+def load_tokenizer(
+    config: RequestedConfig | EngineConfig, plugins: PluginRegistry
+) -> Tokenizer | None:
+    """Return the tokenizer that `config` names; None with `skip_tokenizer_init`.
+
+    Raises PluginError if it cannot be loaded, ModelError for its files.
+    """
+    model = config.model
+    if model.skip_tokenizer_init:
+        return None
+    reference = DEFAULT_TOKENIZER if model.tokenizer_mode == AUTO else model.tokenizer_mode
+    tokenizer_cls = plugins.load("tokenizer", reference)
+    options = plugins.options_of("tokenizer", tokenizer_cls)
+    given = {"options": options} if options else {}
+    tokenizer: Tokenizer = tokenizer_cls.from_directory(model.tokenizer_dir, **given)
+    return tokenizer

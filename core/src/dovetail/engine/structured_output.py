@@ -1,0 +1,241 @@
+"""Structured output: grammars are compiled beside the steps, and each step gets its bit masks.
+
+An admission gate holds a request until its grammar is compiled. From then on the request has a
+matcher, which follows the tokens that the scheduler gives out. Knows no grammar and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
+
+from dovetail.config import EngineConfig
+from dovetail.engine.input.tokenizer_checks import load_tokenizer
+from dovetail.errors import ContractError, RequestError
+from dovetail.interfaces import (
+    EngineCoreOutputs,
+    GrammarBackend,
+    GrammarContext,
+    GrammarMatcher,
+    GrammarOutput,
+    GrammarSpec,
+    SchedulerInterface,
+)
+from dovetail.plan import SchedulerOutput
+from dovetail.plugins import PluginRegistry
+from dovetail.plugins.capabilities import declared_ids
+from dovetail.plugins.construction import Options, make_instance
+from dovetail.plugins.containment import describe_failure
+from dovetail.request import EngineCoreRequest, RequestStatus
+from dovetail.result import ModelRunnerOutput
+from dovetail.value_checks import shorten
+
+_NUM_THREADS = 2
+
+
+def make_structured_output(
+    config: EngineConfig,
+    plugins: PluginRegistry,
+    scheduler_cls: type[SchedulerInterface],
+    vocab_size: int,
+) -> StructuredOutput | None:
+    """Return what the engine does for grammars; None if the user names no grammar plugin.
+
+    Raises PluginError if it cannot be loaded or made, and ContractError for a scheduler without
+    gates, which would not wait for grammars.
+    """
+    reference = config.extensions.grammar_backend
+    if reference is None:
+        return None
+    if "gates" not in declared_ids(scheduler_cls, "provides"):
+        raise ContractError(
+            f"grammar_backend is given, but the scheduler {scheduler_cls.__qualname__} does not "
+            "declare 'gates' in `provides`: it would not wait for grammars. Choose another "
+            "scheduler_cls, or leave grammar_backend out."
+        )
+    tokenizer = load_tokenizer(config, plugins)
+
+    def context(options: Options) -> GrammarContext:
+        return GrammarContext(tokenizer=tokenizer, vocab_size=vocab_size, options=options)
+
+    return StructuredOutput(make_instance(plugins, "grammar", reference, context), vocab_size)
+
+
+def check_structured_output(
+    request: EngineCoreRequest, structured_output: StructuredOutput | None
+) -> None:
+    """Raise RequestError if a request asks for what the engine cannot do."""
+    wanted = request.sampling_params.structured_output
+    if wanted is None:
+        return
+    if structured_output is None:
+        raise RequestError(
+            "structured_output needs a grammar plugin, and this engine has none: name one with "
+            "grammar_backend, or leave structured_output out.",
+            parameter="structured_output",
+        )
+    forms = structured_output.backend.forms
+    if wanted.form not in forms:
+        raise RequestError(
+            f"structured_output.form={shorten(wanted.form)} is not known to the grammar plugin "
+            f"{type(structured_output.backend).__name__}; it knows {', '.join(sorted(forms))}.",
+            parameter="structured_output.form",
+        )
+    if not request.stop_token_ids:
+        raise RequestError(
+            "structured_output needs a token that ends the text, and this model names none: give "
+            "stop_token_ids.",
+            parameter="structured_output",
+        )
+
+
+class StructuredOutput:
+    """Implements `AdmissionGate`. Called from the engine's thread; compiles in threads of its own.
+
+    backend: compiles the grammars.
+    """
+
+    status = RequestStatus.WAITING_FOR_FSM
+
+    def __init__(self, backend: GrammarBackend, vocab_size: int) -> None:
+        self.backend = backend
+        self._row_bytes = 4 * ((vocab_size + 31) // 32)
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="dovetail-grammar")
+        self._compiling: dict[str, Future[GrammarMatcher]] = {}
+        self._failed: list[tuple[str, str]] = []
+        self._matchers: dict[str, GrammarMatcher] = {}
+        self._names: dict[int, str] = {}
+        self._errors: dict[str, str] = {}
+        self._masks: dict[int, tuple[Mapping[int, str], GrammarOutput]] = {}
+
+    def holds(self, request: EngineCoreRequest) -> bool:
+        """Begin to compile the request's grammar; return whether it has one."""
+        wanted = request.sampling_params.structured_output
+        if wanted is None:
+            return False
+        given = GrammarSpec(
+            form=wanted.form, text=wanted.text, stop_token_ids=request.stop_token_ids
+        )
+        compiling = self._threads.submit(self.backend.compile, given)
+        self._compiling[request.request_id] = compiling
+        return True
+
+    def take_ready(self) -> Sequence[str]:
+        """Return the requests whose grammars have been compiled since the last call."""
+        ready = []
+        for name in [name for name, one in self._compiling.items() if one.done()]:
+            try:
+                self._matchers[name] = self._compiling.pop(name).result()
+                ready.append(name)
+            except RequestError as error:
+                self._failed.append((name, f"structured_output: {error}"))
+            except Exception as error:
+                failure = describe_failure(error)
+                message = f"the grammar plugin failed to compile structured_output: {failure}"
+                self._failed.append((name, message))
+        return ready
+
+    def take_failed(self) -> Sequence[tuple[str, str]]:
+        """Return the requests whose grammars cannot be compiled, with the reason."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request that is held."""
+        compiling = self._compiling.pop(request_id, None)
+        if compiling is not None:
+            compiling.cancel()
+        self._failed = [one for one in self._failed if one[0] != request_id]
+        self.end((request_id,))
+
+    def end(self, request_ids: Iterable[str]) -> None:
+        """Forget requests that have ended."""
+        for name in request_ids:
+            self._matchers.pop(name, None)
+            self._errors.pop(name, None)
+
+    def constrains(self, plan: SchedulerOutput) -> bool:
+        """Follow the rows of `plan`; return whether a grammar constrains what it samples."""
+        if not (self._matchers or self._names):
+            return False
+        for row in plan.leaves:
+            self._names.pop(row, None)
+        for request in plan.joins:
+            if request.request_id in self._matchers:
+                self._names[request.row] = request.request_id
+        runs = zip(plan.rows, plan.samples, strict=True)
+        return any(samples and row in self._names for row, samples in runs)
+
+    def mask(self, plan: SchedulerOutput) -> GrammarOutput | None:
+        """Return the bit masks of `plan`, which `constrains` was asked about last.
+
+        All results of earlier plans have been taken in by `accept`.
+        """
+        if not self._names:
+            return None
+        names: dict[int, str] = {}
+        bitmask = bytearray()
+        for run, (row, samples) in enumerate(zip(plan.rows, plan.samples, strict=True)):
+            name = self._names.get(row)
+            matcher = self._matchers.get(name) if name is not None and samples else None
+            if name is None or matcher is None:
+                continue
+            words = bytearray(self._row_bytes)
+            try:
+                matcher.fill_bitmask(memoryview(words))
+            except Exception as error:
+                self._fail(name, f"failed in fill_bitmask: {describe_failure(error)}")
+            if not any(words):
+                self._fail(name, "allows no token at all")
+                words = bytearray(b"\xff") * self._row_bytes  # what it samples does not count
+            names[run] = name
+            bitmask += words
+        if not names:
+            return None
+        made = GrammarOutput(runs=tuple(names), bitmask=bytes(bitmask))
+        self._masks[plan.step_id] = names, made
+        return made
+
+    def run_errors(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, str]:
+        """Return the errors of the plan's runs: matchers that failed, tokens that were not allowed.
+
+        Called once for each plan, before the scheduler gets the result.
+        """
+        names, mask = self._masks.pop(plan.step_id, (None, None))
+        if not names or mask is None:
+            return {}
+        firsts = [0, *accumulate(result.num_sampled)]
+        for place, (run, name) in enumerate(names.items()):
+            bits = mask.bitmask[place * self._row_bytes : (place + 1) * self._row_bytes]
+            for token in result.token_ids[firsts[run] : firsts[run + 1]][:1]:
+                if not bits[token // 8] >> token % 8 & 1:
+                    self._fail(name, f"does not allow token {token}, which was sampled")
+        return {run: self._errors[name] for run, name in names.items() if name in self._errors}
+
+    def accept(self, outputs: EngineCoreOutputs) -> None:
+        """Let the matchers follow the tokens that a step gave out."""
+        if not self._matchers:
+            return
+        self.end(one.request_id for one in outputs.finished)
+        first = 0
+        for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
+            first, start = first + count, first
+            matcher = self._matchers.get(name)
+            if matcher is None:
+                continue
+            tokens = outputs.token_ids[start:first]
+            try:
+                num_allowed = matcher.accept(tokens)
+            except Exception as error:
+                self._fail(name, f"failed in accept: {describe_failure(error)}")
+                continue
+            if num_allowed != count:
+                self._fail(name, f"accepts {num_allowed} of the tokens {list(tokens)}")
+
+    def shutdown(self) -> None:
+        """End the threads; what they compile is dropped. May be called twice."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _fail(self, name: str, what: str) -> None:
+        self._errors.setdefault(name, f"structured_output: the request's grammar {what}.")

@@ -1,0 +1,209 @@
+"""Structured output in the engine core: when masks are made, and what becomes of what fails."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from dovetail.engine.core import EngineCore
+from dovetail.engine.structured_output import StructuredOutput
+from dovetail.errors import RequestError
+from dovetail.interfaces import GrammarContext, Ready
+from dovetail.request import EngineCoreRequest
+from dovetail.sampling_params import SamplingParams, StructuredOutputParams
+from dovetail_devkit.fakes.grammar import FakeGrammar
+
+FIRST_TOKEN, NUM_TOKENS = 100, 50
+VOCAB = 200
+END = 7
+ANY = "|".join(str(FIRST_TOKEN + n) for n in range(NUM_TOKENS))
+"""What the strict worker may sample: it does not obey masks, so the grammar allows all of it."""
+
+
+class Late:
+    def __init__(self, executor, plan):
+        self.executor, self.plan = executor, plan
+
+    def done(self):
+        return False
+
+    def result(self, timeout=None):
+        return self.executor.work(self.plan)
+
+
+class Executor:
+    """The strict worker; writes down the order of the calls, and the masks."""
+
+    def __init__(self, worker, depth):
+        self.worker, self.max_concurrent_steps = worker, depth
+        self.calls, self.masks = [], {}
+        self.sampled = None
+
+    def execute_model(self, plan):
+        self.plan = plan
+        self.calls.append(("execute", plan.step_id))
+        return Ready(None)
+
+    def sample_tokens(self, grammar=None):
+        self.calls.append(("sample", self.plan.step_id))
+        self.masks[self.plan.step_id] = grammar
+        return Late(self, self.plan)
+
+    def work(self, plan):
+        self.calls.append(("result", plan.step_id))
+        result = self.worker.execute(plan)
+        if self.sampled is not None and plan.rows:
+            result = replace(result, token_ids=type(result.token_ids)("i", [self.sampled]))
+        return result
+
+    def shutdown(self):
+        pass
+
+
+@pytest.fixture(params=[1, 2], ids=["depth 1", "depth 2"])
+def engine(request, drive):
+    structured = StructuredOutput(FakeGrammar(context()), VOCAB)
+    driver = drive(gates=(structured,))
+    core = EngineCore(
+        Executor(driver.worker, request.param),
+        driver.scheduler,
+        vocab_size=VOCAB,
+        max_model_len=64,
+        structured_output=structured,
+    )
+    yield core
+    core.shutdown()
+
+
+def context():
+    return GrammarContext(tokenizer=None, vocab_size=VOCAB)
+
+
+def add(core, name, text=None, form="token_ids", num_tokens=4, **changes):
+    section = None if text is None else StructuredOutputParams(form=form, text=text)
+    core.add_request(
+        EngineCoreRequest(
+            request_id=name,
+            prompt_token_ids=(1, 2, 3),
+            sampling_params=SamplingParams(max_tokens=num_tokens, structured_output=section),
+            max_tokens=num_tokens,
+            stop_token_ids=frozenset({END}),
+            seed=5,
+            **changes,
+        )
+    )
+
+
+def run(core, limit=5000):
+    """Run until all is done; return tokens and ends by request."""
+    step = core.step if core.executor.max_concurrent_steps == 1 else core.step_with_batch_queue
+    tokens, ends = {}, {}
+    for _ in range(limit):
+        if not core.has_work():
+            return tokens, ends
+        outputs = step()
+        if outputs is None:
+            continue
+        first = 0
+        for name, count in zip(outputs.request_ids, outputs.num_new_tokens, strict=True):
+            tokens.setdefault(name, []).extend(outputs.token_ids[first : first + count])
+            first += count
+        ends |= {one.request_id: one for one in outputs.finished}
+    raise AssertionError("not done")
+
+
+def places(calls):
+    return {call: place for place, call in enumerate(calls)}
+
+
+def test_a_masked_step_is_executed_before_the_last_result_and_sampled_after_it(engine):
+    add(engine, "a", " ".join([ANY] * 8))
+    tokens, _ = run(engine)
+    assert len(tokens["a"]) == 4
+    executor = engine.executor
+    place = places(executor.calls)
+    steps = [step for step, mask in executor.masks.items() if mask is not None]
+    assert len(steps) == 4
+    for before, step in pairwise(steps):
+        executed, sampled = place["execute", step], place["sample", step]
+        assert place["result", before] < sampled
+        if executor.max_concurrent_steps == 2:
+            assert executed < place["result", before]
+
+
+def test_steps_without_masks_are_sampled_at_once(engine):
+    add(engine, "a")
+    run(engine)
+    calls = engine.executor.calls
+    assert set(engine.executor.masks.values()) == {None}
+    for place, call in enumerate(calls):
+        if call[0] == "execute":
+            assert calls[place + 1] == ("sample", call[1])
+
+
+def test_masks_name_the_runs_that_are_constrained(engine):
+    add(engine, "plain", num_tokens=8)
+    add(engine, "a", " ".join([ANY] * 8))
+    tokens, ends = run(engine)
+    assert {name: len(own) for name, own in tokens.items()} == {"plain": 8, "a": 4}
+    masks = [mask for mask in engine.executor.masks.values() if mask is not None]
+    assert len(masks) == 4 and all(len(mask.runs) == 1 for mask in masks)
+    allowed = int.from_bytes(masks[0].bitmask, "little")
+    assert allowed == sum(1 << FIRST_TOKEN + n for n in range(NUM_TOKENS))
+    assert {str(end.reason) for end in ends.values()} == {"length"}
+
+
+def test_a_token_that_was_not_allowed_ends_the_request_and_is_not_given_out(engine):
+    add(engine, "a", ANY)
+    engine.executor.sampled = 9
+    tokens, ends = run(engine)
+    assert not tokens
+    assert str(ends["a"].reason) == "error"
+    assert ends["a"].message == (
+        "structured_output: the request's grammar does not allow token 9, which was sampled."
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("compile", "failed to compile structured_output: ValueError: asked to fail in compile"),
+        ("fill_bitmask", "failed in fill_bitmask: ValueError"),
+        ("accept", "failed in accept: ValueError"),
+        ("allow_nothing", "allows no token at all"),
+    ],
+)
+def test_what_fails_ends_its_request(engine, where, message):
+    engine.executor.sampled = 5
+    add(engine, "a", where, form="failing", num_tokens=20)
+    _, ends = run(engine)
+    assert message in ends["a"].message and str(ends["a"].reason) == "error"
+    engine.executor.sampled = None
+    add(engine, "b")
+    assert len(run(engine)[0]["b"]) == 4
+
+
+def test_an_aborted_request_is_forgotten(engine):
+    add(engine, "a", " ".join([ANY] * 8))
+    assert engine.abort_requests(["a"]) == ["a"]
+    run(engine)
+    add(engine, "a", " ".join([ANY] * 8))
+    assert len(run(engine)[0]["a"]) == 4
+    structured = engine._structured
+    assert not (structured._matchers or structured._compiling or structured._masks)
+
+
+def test_a_request_that_no_token_ends_is_refused(engine):
+    with pytest.raises(RequestError, match="this model names none") as refusal:
+        engine.add_request(
+            EngineCoreRequest(
+                request_id="a",
+                prompt_token_ids=(1,),
+                sampling_params=SamplingParams(
+                    structured_output=StructuredOutputParams(form="token_ids", text="5")
+                ),
+                max_tokens=4,
+                seed=5,
+            )
+        )
+    assert refusal.value.parameter == "structured_output"

@@ -1,0 +1,115 @@
+"""Structured output through `LLM`, with the fake grammar: who asks obeys, and no other changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail import LLM, SamplingParams, StructuredOutputParams
+from dovetail.errors import ContractError, PluginNotFoundError, RequestError
+from dovetail_devkit.fakes.grammar import FAIL_IN, FakeGrammar
+from dovetail_devkit.fakes.scheduler import FakeScheduler
+from end_to_end.checkpoints import OPTIONS
+
+PROMPTS = ["The quick brown fox", "Sphinx of black quartz", "Paged attention"] * 3
+FEW_BLOCKS = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
+GRAMMAR = "50|60 61|71|81 " + " ".join(f"{n}|{n + 100}" for n in range(90, 124))
+PLACES = {
+    "depth 1": {"async_scheduling": False},
+    "depth 2": {"async_scheduling": True},
+    "worker process, depth 1": {"async_scheduling": False, "executor_backend": "multiproc"},
+    "worker process, depth 2": {"async_scheduling": True, "executor_backend": "multiproc"},
+    "engine process, depth 2": {"async_scheduling": True, "engine_process": True},
+}
+
+
+@pytest.fixture(scope="module", params=PLACES.values(), ids=PLACES)
+def constrained(request, model_dir):
+    """An engine with the fake grammar, and so few blocks that requests are preempted."""
+    given = OPTIONS | FEW_BLOCKS | request.param
+    with LLM(model_dir, grammar_backend=FakeGrammar, **given) as made:
+        yield made
+
+
+def params(form=None, text="", **changes):
+    wanted = None if form is None else StructuredOutputParams(form=form, text=text)
+    given = {"max_tokens": 48, "temperature": 0.0, "structured_output": wanted}
+    return SamplingParams(**given | changes)
+
+
+def plain(place):
+    changes = {"seed": 7, "temperature": 1.0} if place % 2 else {}
+    return params(ignore_eos=True, **changes)
+
+
+def tokens_of(outputs):
+    return [one.outputs[0].token_ids for one in outputs]
+
+
+def obeys(token_ids, text):
+    positions = [set(map(int, one.split("|"))) for one in text.split()]
+    return all(map(set.__contains__, positions, token_ids))
+
+
+def test_requests_obey_their_grammars_and_others_are_unchanged(llm, constrained):
+    want = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
+    changes = {"seed": 3, "temperature": 1.0}
+    asking = [plain(i) if i % 3 else params("token_ids", GRAMMAR, **changes) for i in range(9)]
+    outputs = constrained.generate(PROMPTS, asking)
+    assert constrained.llm_engine.last_stats.num_preemptions > 0
+    for place, (output, before) in enumerate(zip(outputs, want, strict=True)):
+        found = output.outputs[0]
+        if place % 3:
+            assert found.token_ids == before
+        else:
+            assert obeys(found.token_ids, GRAMMAR)
+            assert found.finish_reason == "stop"
+            assert len(found.token_ids) == len(GRAMMAR.split()) + 1  # EOS at its end
+    assert constrained.reset_prefix_cache()
+
+
+def test_the_same_tokens_come_with_any_batch_mates(constrained):
+    asking = params("token_ids", GRAMMAR, seed=3, temperature=1.0)
+    (alone,) = tokens_of(constrained.generate(PROMPTS[0], asking))
+    mates = [asking if i == 0 else plain(i) for i in range(9)]
+    assert tokens_of(constrained.generate(PROMPTS, mates))[0] == alone
+
+
+@pytest.mark.parametrize("where", FAIL_IN)
+def test_a_grammar_that_fails_ends_its_request_and_no_other(llm, constrained, where):
+    want = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
+    asking = [params("failing", where) if i == 4 else plain(i) for i in range(9)]
+    outputs = constrained.generate(PROMPTS, asking)
+    assert outputs[4].outputs[0].finish_reason == "error"
+    assert "structured_output" in outputs[4].error
+    for place in range(9):
+        if place != 4:
+            assert outputs[place].outputs[0].token_ids == want[place]
+
+
+def test_a_text_that_is_not_a_grammar_ends_its_request(constrained):
+    (output,) = constrained.generate(PROMPTS[0], params("token_ids", "5|a"))
+    assert output.outputs[0].finish_reason == "error"
+    assert "must list token ids below" in output.error
+
+
+def test_a_form_that_the_plugin_does_not_know_is_refused(constrained):
+    message = "'regex' is not known to the grammar plugin FakeGrammar; it knows failing, token_ids"
+    with pytest.raises(RequestError, match=message) as refusal:
+        constrained.generate(PROMPTS[0], params("regex", "a+"))
+    assert refusal.value.parameter == "structured_output.form"
+
+
+def test_without_a_grammar_plugin_it_is_refused(llm):
+    with pytest.raises(RequestError, match="name one with grammar_backend") as refusal:
+        llm.generate(PROMPTS[0], params("token_ids", "5"))
+    assert refusal.value.parameter == "structured_output"
+
+
+def test_a_scheduler_without_gates_is_refused(model_dir, options):
+    with pytest.raises(ContractError, match="does not declare 'gates'"):
+        LLM(model_dir, grammar_backend=FakeGrammar, scheduler_cls=FakeScheduler, **options)
+
+
+def test_a_grammar_plugin_that_is_not_installed_is_refused(model_dir, options):
+    with pytest.raises(PluginNotFoundError, match="grammar_backend='xgrammar'"):
+        LLM(model_dir, grammar_backend="xgrammar", **options)
