@@ -15,10 +15,10 @@ import pytest
 
 from dovetail import LLMEngine, SamplingParams
 from dovetail.cli import main
-from dovetail.cli.chat_input import read_message
 from dovetail.cli.chat_session import ChatSession
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import with_settings
+from dovetail.cli.terminal import read_message
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 
 PATIENCE_S = 20

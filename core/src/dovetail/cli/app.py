@@ -20,8 +20,8 @@ from cyclopts import App, CycloptsError, Parameter, UnknownCommandError
 from dovetail.errors import DovetailError, nearest
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("bench latency", "dovetail.cli.bench_latency:latency", "Measure one request at a time."),
-    ("bench throughput", "dovetail.cli.bench_throughput:throughput", "Measure many at once."),
+    ("bench latency", "dovetail.cli.bench:latency", "Measure one request at a time."),
+    ("bench throughput", "dovetail.cli.bench:throughput", "Measure many at once."),
     ("chat", "dovetail.cli.chat:chat", "Talk with a model."),
     ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine, for an issue."),
     ("demo", "dovetail.cli.demo:demo", "Run a small model, twice, with different parts."),

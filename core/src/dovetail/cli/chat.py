@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from dovetail.cli.chat_input import Ask, keyboard, read_message
 from dovetail.cli.chat_session import ChatSession
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import (
@@ -23,8 +22,15 @@ from dovetail.cli.sampling_options import (
     named_settings,
     with_settings,
 )
-from dovetail.cli.terminal import forgive_encodings, printable, tell
-from dovetail.cli.text_files import read_text_file
+from dovetail.cli.terminal import (
+    Ask,
+    forgive_encodings,
+    keyboard,
+    printable,
+    read_message,
+    read_text_file,
+    tell,
+)
 from dovetail.engine.llm_engine import LLMEngine
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import RequestError, nearest

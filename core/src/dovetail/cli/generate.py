@@ -16,8 +16,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
-from dovetail.cli.terminal import forgive_encodings, printable, tell
-from dovetail.cli.text_files import read_text_file
+from dovetail.cli.terminal import forgive_encodings, printable, read_text_file, tell
 from dovetail.entrypoints.llm import LLM
 from dovetail.errors import ConfigError
 

@@ -1,4 +1,8 @@
-"""What is the same for every command that writes a model's text to a terminal."""
+"""What commands read and write: standard streams, messages from the keyboard, text files.
+
+A message that ends a line with a backslash continues in the next line; a line that begins with
+three quotation marks opens a block that three others close.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,19 @@ import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from dovetail.errors import ConfigError
+
+MAX_FILE_BYTES = 2**28
+"""Bytes of a file of prompts; of standard input as many characters."""
+
+PROMPT = "> "
+MORE = ". "
+QUOTES = '"""'
+
+Ask = Callable[[str], str]
+"""Takes a prompt and returns a line without its end; raises EOFError at the end of the input."""
 
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 _CONTROLS |= {code: 0xFFFD for code in range(127, 160)}
@@ -39,3 +56,66 @@ def progress_note() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("") as status:
         yield status.update
+
+
+def keyboard() -> Ask:
+    """Return how to read lines from stdin: with line editing and prompts if it is a terminal."""
+    if not sys.stdin.isatty():
+        return lambda prompt: input()
+    import readline  # line editing and history; `input` finds it by its import
+
+    readline.set_history_length(1000)
+    return input
+
+
+def read_message(ask: Ask) -> str:
+    """Return the next message; raise EOFError if there is none.
+
+    An end of input within a message ends that message.
+    """
+    text = ask(PROMPT)
+    try:
+        if text.lstrip().startswith(QUOTES):
+            return _read_block(text.lstrip()[len(QUOTES) :], ask)
+        while text.endswith("\\"):
+            text = f"{text[:-1]}\n"
+            text += ask(MORE)
+    except EOFError:
+        return text.rstrip("\n")
+    return text
+
+
+def _read_block(text: str, ask: Ask) -> str:
+    try:
+        while not text.rstrip().endswith(QUOTES):
+            text += "\n"
+            text += ask(MORE)
+    except EOFError:
+        return text.strip("\n")
+    return text.rstrip()[: -len(QUOTES)].strip("\n")
+
+
+def read_text_file(option: str, file: str | Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
+    """Return the UTF-8 text of a file, or of standard input for "-".
+
+    Raises ConfigError, naming the option, if it cannot be read or is larger than `max_bytes`.
+    No more than that is read: a device may be endless.
+    """
+    try:
+        text = _read_file(file, max_bytes)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option} {file} cannot be read: {error}.") from None
+    if text is None:
+        raise ConfigError(f"{option} {file} has more than {max_bytes} bytes; give a smaller file.")
+    return text
+
+
+def _read_file(file: str | Path, max_bytes: int) -> str | None:
+    if str(file) == "-":
+        text = sys.stdin.read(max_bytes + 1)
+        return text if len(text) <= max_bytes else None
+    with Path(file).expanduser().open("rb") as stream:
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        return None
+    return content.decode("utf-8").replace("\r\n", "\n")

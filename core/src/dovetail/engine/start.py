@@ -78,7 +78,7 @@ def start_engine(
 ) -> StartedEngine:
     """Choose, make and connect all parts; raise a DovetailError that names the part at fault.
 
-    plugins: None for a registry of its own.
+    plugins: a registry whose choices have been checked; None for one of its own.
     notify_phase: is given the name of each phase of the start as it begins. The phase in which an
     error was raised is in its `phase`; nothing is left of what was made before.
     """
@@ -87,9 +87,10 @@ def start_engine(
     deadline_s = requested.parallel.start_timeout_s
     with StartUp(clock, deadline_s=deadline_s, notify=notify_phase) as start:
         start.enter("plugins")
-        plugins = plugins or make_registry(requested)
+        if plugins is None:
+            plugins = make_registry(requested)
+            check_plugin_choices(requested, plugins)
         plugins.warn_of_installations()
-        check_plugin_choices(requested, plugins)
         started = _start_parts(start, requested, plugins, clock)
     logger.info(describe_phases(start.records))
     return replace(started, phases=tuple(start.records))

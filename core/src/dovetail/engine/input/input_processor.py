@@ -129,7 +129,9 @@ class InputProcessor:
         Their ids are `completion_id(request_id, index, n)`; all share one tuple of prompt tokens.
         Raises RequestError naming the parameter at fault.
         """
-        read = read_prompt(prompt, self._facts.limits)
+        limits = self._facts.limits
+        check_place(priority=priority, cache_salt=cache_salt, limits=limits)
+        read = read_prompt(prompt, limits)
         first = self.prepare(
             request_id,
             read,
@@ -152,11 +154,10 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         """Check a request and tokenize its texts; return it for `complete`, without a seed.
 
-        Holds the interpreter for milliseconds at a time only, so that it can run in a thread.
-        Raises RequestError naming the parameter at fault.
+        priority and cache_salt have been checked. Holds the interpreter for milliseconds at a time
+        only, so that it can run in a thread. Raises RequestError naming the parameter at fault.
         """
         params = self.checked_params(params)
-        check_place(priority=priority, cache_salt=cache_salt, limits=self._facts.limits)
         prompt_token_ids = self._tokens_of(read, params.truncate_prompt_tokens)
         room = self._facts.max_model_len - len(prompt_token_ids)
         if params.min_tokens > room:

@@ -29,10 +29,10 @@ from dovetail.value_checks import (
 )
 
 CORE_ID_CHARS = 64
-"""What front ends may add to a user's id: `EngineCoreRequest.request_id` may be longer by that."""
+"""Characters that front ends may add to a user's id in `EngineCoreRequest.request_id`."""
 
 MAX_REQUEST_IDS = 2**20
-"""Ids in one call of abort."""
+"""Most ids in one call of abort."""
 
 ID_CHUNK = 2**12
 """Ids that are read at a time."""
@@ -124,13 +124,7 @@ def validate_core_request(
     vocab_size: the width of the logits. worker_provides: the worker's capability ids. limits: of
     strings and lists. Changes nothing.
     """
-    check_text(
-        "request_id",
-        request.request_id,
-        max_chars=limits.max_id_chars + CORE_ID_CHARS,
-        min_chars=1,
-        limit="max_id_chars",
-    )
+    _check_id("request_id", request.request_id, limits, more=CORE_ID_CHARS, min_chars=1)
     if not isinstance(request.sampling_params, SamplingParams):
         raise RequestError("sampling_params must be SamplingParams.", parameter="sampling_params")
     check_prompt(request.prompt_token_ids, vocab_size=vocab_size, max_model_len=max_model_len)
@@ -186,9 +180,7 @@ def check_place(
 
 def check_request_id(request_id: object, limits: LimitsConfig) -> str:
     """Return a user's id as a plain str; raise RequestError if it is empty, long or no Unicode."""
-    return check_text(
-        "request_id", request_id, max_chars=limits.max_id_chars, min_chars=1, limit="max_id_chars"
-    )
+    return _check_id("request_id", request_id, limits, min_chars=1)
 
 
 def read_request_ids(request_ids: object) -> list[str]:
@@ -221,29 +213,23 @@ def read_pause_scope(scope: object) -> PauseScope:
     for known in PauseScope:
         if type(scope) in (str, PauseScope) and scope == known:
             return known
-    raise UserError(f"scope={shorten(scope)} is not a scope of a pause; it can be 'all' or 'new'.")
+    raise UserError(f"scope={shorten(scope)} is not a scope of a pause; use 'all' or 'new'.")
 
 
 def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:
     """Raise RequestError if a text, a list of texts or `extra_args` is larger than allowed."""
-    for name, texts, most, most_chars, option in (
-        ("stop", params.stop_strings, limits.max_stop_strings, limits.max_stop_chars, "stop"),
-        (
-            "bad_words",
-            params.bad_words or (),
-            limits.max_bad_words,
-            limits.max_bad_word_chars,
-            "bad_word",
-        ),
+    for name, texts, count, chars in (
+        ("stop", params.stop_strings, "max_stop_strings", "max_stop_chars"),
+        ("bad_words", params.bad_words or (), "max_bad_words", "max_bad_word_chars"),
     ):
+        most = getattr(limits, count)
         if len(texts) > most:
             raise RequestError(
-                f"{name} has {len(texts)} strings; at most {most} are accepted "
-                f"({'max_stop_strings' if name == 'stop' else 'max_bad_words'}).",
+                f"{name} has {len(texts)} strings; at most {most} are accepted ({count}).",
                 parameter=name,
             )
         for text in texts:
-            check_text(name, text, max_chars=most_chars, limit=f"max_{option}_chars")
+            check_text(name, text, max_chars=getattr(limits, chars), limit=chars)
     num_chars = sum(map(len, params.bad_words or ()))
     if num_chars > limits.max_bad_words_chars:
         raise RequestError(
@@ -260,12 +246,15 @@ def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:
         )
 
 
-def _check_id(parameter: str, value: object, limits: LimitsConfig, *, more: int = 0) -> None:
-    check_text(parameter, value, max_chars=limits.max_id_chars + more, limit="max_id_chars")
+def _check_id(
+    parameter: str, value: object, limits: LimitsConfig, *, more: int = 0, min_chars: int = 0
+) -> str:
+    most = limits.max_id_chars + more
+    return check_text(parameter, value, max_chars=most, min_chars=min_chars, limit="max_id_chars")
 
 
 def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
-    """Raise RequestError unless all stand within the prompt, in order, none over another."""
+    """Raise RequestError unless all lie within the prompt, in order, without overlap."""
     if not isinstance(inputs, tuple):
         raise RequestError(
             f"encoder_inputs={shorten(inputs)} must be a tuple of EncoderInput.",
@@ -288,14 +277,14 @@ def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
         if item.num_tokens < 1 or item.position < end:
             raise RequestError(
                 f"encoder_inputs has tokens {item.position} to "
-                f"{item.position + item.num_tokens - 1}; each needs a token of its own, in order, "
-                f"from token {end} on.",
+                f"{item.position + item.num_tokens - 1}; each needs tokens of its own, in "
+                f"order, from token {end} on.",
                 parameter="encoder_inputs",
             )
         end = item.position + item.num_tokens
     if end > num_prompt_tokens:
         raise RequestError(
-            f"encoder_inputs reach to token {end - 1}, but the prompt has {num_prompt_tokens}.",
+            f"encoder_inputs end at token {end - 1}, but the prompt has {num_prompt_tokens}.",
             parameter="encoder_inputs",
         )
 
