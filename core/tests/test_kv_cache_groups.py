@@ -269,5 +269,5 @@ def test_integrity_sees_a_block_given_back_too_early():
     cache._pool.free([one.blocks[0][2]])
     one.blocks[0][2] = 0
     one.num_dropped_blocks[0] = 3
-    with pytest.raises(AssertionError, match="while it was needed"):
+    with pytest.raises(AssertionError, match="given back while needed"):
         cache.check_integrity([one])
