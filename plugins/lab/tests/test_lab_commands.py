@@ -83,7 +83,7 @@ def test_what_is_no_log_is_a_mistake_of_the_user(command, tmp_path, capsys):
     path.write_text("hello\n")
     assert main(["lab", command, str(path)]) == 2
     told = capsys.readouterr()
-    assert not told.out and "is no decision log" in told.err
+    assert not told.out and "is not a decision log" in told.err
 
 
 def test_a_log_is_summed_up(log, capsys):

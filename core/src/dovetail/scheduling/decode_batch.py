@@ -195,7 +195,9 @@ class DecodeBatch:
         assert all(one.token_ids is ids for one, ids in zip(members, self._tokens, strict=True))
         for one in members:
             assert one.num_tokens_with_pending == one.num_computed_tokens + 1
-            assert one in self._by_phase[self._phase(one)], "a member never gets a new block"
+            assert one in self._by_phase[self._phase(one.num_computed_tokens)], (
+                "a member never gets a new block"
+            )
             assert one in self._by_last_step[one.event_step], "a member never ends"
             assert one.event_step >= self._step_counter.num_steps
         assert sum(map(len, self._by_phase.values())) == len(members)
@@ -212,7 +214,7 @@ class DecodeBatch:
         self._stops[request.stop_token_ids] += 1
         self._stop_ids = None
         request.use_counter(self._step_counter)
-        self._by_phase[self._phase(request)][request] = None
+        self._by_phase[self._phase(request.num_computed_tokens)][request] = None
         num_left = request.max_total_tokens - 1 - request.num_tokens_with_pending
         request.event_step = self._step_counter.num_steps + num_left
         self._by_last_step[request.event_step].append(request)
@@ -220,6 +222,7 @@ class DecodeBatch:
     def _remove(self, request: Request) -> None:
         self._own()
         place = bisect_left(self._order, request.admission)
+        del self._by_phase[self._phase(self._starts[place])][request]
         for column in (self._members, self._order, self._ids, self._tokens):
             del column[place]
         del self._rows[place], self._starts[place]
@@ -227,7 +230,6 @@ class DecodeBatch:
         if not self._stops[request.stop_token_ids]:
             del self._stops[request.stop_token_ids]
             self._stop_ids = None
-        del self._by_phase[self._phase(request)][request]
         request.use_counter(STATIC_COUNTER)
 
     def _own(self) -> None:
@@ -238,9 +240,9 @@ class DecodeBatch:
             self._rows = self._rows[:]
             self._lent = False
 
-    def _phase(self, request: Request) -> int:
+    def _phase(self, num_computed_tokens: int) -> int:
         """Return at which steps, counted by block size, the last block of a member is full."""
-        return (self._step_counter.num_steps - request.num_computed_tokens) % self._block_size
+        return (self._step_counter.num_steps - num_computed_tokens) % self._block_size
 
     def _all_stop_ids(self) -> frozenset[int]:
         if self._stop_ids is None:
