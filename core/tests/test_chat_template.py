@@ -173,7 +173,7 @@ def test_a_template_that_fails_or_runs_wild_is_the_requests_fault(source, reason
 @pytest.mark.parametrize(
     "source", ["{% if %}", "{{ 'a' | nothing }}", "{% endfor %}", "x" * 300_000]
 )
-def test_what_is_no_template_is_refused(source):
+def test_what_is_not_a_template_is_refused(source):
     with pytest.raises(RequestError, match="not valid") as refusal:
         render(source)
     assert refusal.value.parameter == "chat_template"
@@ -182,7 +182,7 @@ def test_what_is_no_template_is_refused(source):
 @pytest.mark.parametrize(
     "messages", [[], "hello", {"role": "user"}, [{"content": "x"}], ["hello"], [{"role": 1}], None]
 )
-def test_what_is_no_conversation_is_refused(messages):
+def test_what_is_not_a_conversation_is_refused(messages):
     with pytest.raises(RequestError, match="messages") as refusal:
         render("x", messages)
     assert refusal.value.parameter == "messages"

@@ -285,7 +285,7 @@ def test_refusals_from_json_are_ours_too() -> None:
         assert str(caught.value) == expected
 
 
-def test_text_that_is_no_json() -> None:
+def test_text_that_is_not_json() -> None:
     with pytest.raises(ConfigError) as caught:
         RequestedConfig.model_validate_json("{")
     assert len(str(caught.value).splitlines()) == 1

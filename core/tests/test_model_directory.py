@@ -116,7 +116,7 @@ def test_bad_json_names_the_file(tmp_path: Path, text: str) -> None:
     assert "not valid JSON" in message
 
 
-def test_json_that_is_no_object(tmp_path: Path) -> None:
+def test_json_that_is_not_an_object(tmp_path: Path) -> None:
     message = refusal(make(tmp_path / "tiny", config="[1]"))
     assert "must hold a JSON object, but holds a list" in message
 

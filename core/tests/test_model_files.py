@@ -61,7 +61,7 @@ def refusal(function, *args, **options):
         "chat_template.jinja",
     ],
 )
-def test_what_is_no_regular_file_is_refused_by_name(tmp_path, name, kind):
+def test_what_is_not_a_regular_file_is_refused_by_name(tmp_path, name, kind):
     write_fake_config(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     NOT_FILES[kind](tmp_path / name)

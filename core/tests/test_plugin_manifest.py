@@ -217,7 +217,7 @@ def test_ranges_of_versions(text, inside, outside):
 
 
 @pytest.mark.parametrize("text", ["", "1.0", ">=1.0.0", "~=1", ">=1,,<2", ">=a", None, 1])
-def test_what_is_no_range(text):
+def test_what_is_not_a_range(text):
     with pytest.raises(ValueError, match="write one such as"):
         parse_range(text)
 

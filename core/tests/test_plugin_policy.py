@@ -78,7 +78,7 @@ def test_spellings_of_a_distribution_are_one():
 
 
 @pytest.mark.parametrize("rule", ["acme", "policy:fair", "fair@acme", ":a@b", "policy:@b", "a:b@"])
-def test_what_is_no_rule_is_refused_by_the_option(tmp_path, rule):
+def test_what_is_not_a_rule_is_refused_by_the_option(tmp_path, rule):
     for option in ("plugins_allow", "plugins_deny"):
         with pytest.raises(ConfigError, match=rf"{option}: '.*' is not a rule\. Write kind:name@"):
             EngineArgs(write_fake_config(tmp_path), **{option: [rule]}).create_engine_config()

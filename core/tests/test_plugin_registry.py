@@ -119,7 +119,7 @@ def test_references_are_parsed(text: str, expected: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "@dist", "name@", "a:b:c", "a b:C", "pkg:", ":C", "./x.py"])
-def test_what_is_no_reference_is_refused_with_the_forms(text: str) -> None:
+def test_what_is_not_a_reference_is_refused_with_the_forms(text: str) -> None:
     told = message(lambda: parse_reference(text), PluginError)
     assert ":Class" in told
 
@@ -352,7 +352,7 @@ def test_a_failed_load_is_tried_again(
     assert registry.load("policy", "late").__name__ == "Mine"
 
 
-def test_what_is_no_class_is_refused(install: Install, registry: PluginRegistry) -> None:
+def test_what_is_not_a_class_is_refused(install: Install, registry: PluginRegistry) -> None:
     install("mine", "[dovetail.policy]\nn = num_mod:number\n", num_mod=POLICY)
     assert "3 is an int" in message(lambda: registry.load("policy", "n"), ContractError)
     made: Any = Policy()

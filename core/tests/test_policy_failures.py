@@ -173,7 +173,7 @@ class NamesNobody(Policy):
         (NamesNobody, PolicyError),
     ],
 )
-def test_what_is_no_policy_has_failed(drive, alone, cls, error):
+def test_what_is_not_a_policy_has_failed(drive, alone, cls, error):
     driver = drive(policy=cls, num_blocks=8, max_num_seqs=4)
     play(driver, alone, 1)
     assert driver.stats.policy_failures == 1

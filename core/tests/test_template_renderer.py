@@ -224,7 +224,7 @@ def test_mappings_and_sequences_of_any_class_and_odd_texts_are_taken(renderer):
 
 
 @pytest.mark.parametrize("template", [3, b"x", ["x"], "x" * (1 << 19)])
-def test_what_is_no_template_is_refused(renderer, template):
+def test_what_is_not_a_template_is_refused(renderer, template):
     with pytest.raises(RequestError) as refusal:
         renderer.render(template, TALK, {})
     assert refusal.value.parameter == "chat_template" and len(str(refusal.value)) < 300

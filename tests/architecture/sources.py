@@ -93,3 +93,11 @@ def dotted_name(node: ast.expr) -> str:
         parts.append(node.attr)
         node = node.value
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+@cache
+def documents() -> tuple[Path, ...]:
+    """Return every Markdown document of the project."""
+    folders = [*members(), *(ROOT / name for name in (*OTHER_FOLDERS, "docs"))]
+    below = (path for folder in folders for path in files_below(folder, ".md"))
+    return (*sorted(ROOT.glob("*.md")), *below)

@@ -118,7 +118,7 @@ def test_a_directory_that_is_missing(model_dir, options):
     assert "does not exist" in message and model_dir.name in message
 
 
-def test_a_directory_that_is_no_model(tmp_path, options):
+def test_a_directory_that_is_not_a_model(tmp_path, options):
     assert "no config.json" in refuse(ModelError, tmp_path, options)
 
 

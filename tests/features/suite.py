@@ -25,7 +25,7 @@ RECORD = ROOT / ".pytest_cache" / "suite.json"
 PARTS = (("--clock=without", "-n", "2", "--dist", "loadfile"), ("--clock=only",))
 NO_TESTS = 5
 NUM_FILES_SHOWN = 25
-CAME_TO_ITS_END = (0, 1, NO_TESTS)
+FINISHED_CODES = (0, 1, NO_TESTS)
 """Exit codes of pytest: all passed, some failed, there were none."""
 
 Outcomes = dict[str, set[str]]
@@ -59,7 +59,7 @@ def _run(*arguments: str, shown: bool) -> tuple[Outcomes, int]:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=not shown, check=False
         )
-        if done.returncode not in CAME_TO_ITS_END:
+        if done.returncode not in FINISHED_CODES:
             return {}, done.returncode
         if shown:
             print(slowest_files(report), flush=True)
@@ -137,7 +137,7 @@ def main() -> int:
     state = tree_state()
     outcomes, code = run_tests(shown=True)
     # What changed meanwhile was not tested as a whole.
-    if code in CAME_TO_ITS_END and state == tree_state():
+    if code in FINISHED_CODES and state == tree_state():
         RECORD.parent.mkdir(exist_ok=True)
         content = {"state": state, "outcomes": {test: sorted(outcomes[test]) for test in outcomes}}
         RECORD.write_text(json.dumps(content), "utf-8")

@@ -260,7 +260,7 @@ def llm(request, tmp_path_factory):
     ],
     ids=range(12),
 )
-def test_what_is_no_list_of_prompts_is_refused_unread(llm, prompts, parameter):
+def test_what_is_not_a_list_of_prompts_is_refused_unread(llm, prompts, parameter):
     with pytest.raises(RequestError) as refused:
         llm.generate(prompts, INNOCENT["params"])
     assert refused.value.parameter == parameter

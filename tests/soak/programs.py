@@ -33,7 +33,7 @@ from dovetail_devkit.scheduler.random_programs import Program, random_request
 CHECK_EVERY = 20
 OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "dlpm": ({}, {"quantum": 3.0}),
-    "edf": ({}, {"displace": False}),
+    "edf": ({}, {"preempt": False}),
     "hrrn": ({}, {"predictor": "bucketed:2"}),
     "lpm": ({}, {"max_wait_s": 0.003}),
     "mlfq": ({}, {"max_batch": 24, "quantum": 1, "promote_s": 0.02}),

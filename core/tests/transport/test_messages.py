@@ -187,7 +187,7 @@ def test_ten_thousand_malformed_messages_are_refused_and_counted():
     ],
     ids=lambda content: content[:24].hex(),
 )
-def test_what_is_no_message_is_refused(content):
+def test_what_is_not_a_message_is_refused(content):
     reader = engine_reader()
     with pytest.raises(MessageError):
         reader.read(content)
@@ -201,7 +201,7 @@ def test_a_message_that_is_too_long_is_not_looked_into():
         reader.read(pack(Call(0, "a", b"a" * 20)))
 
 
-def test_what_is_no_plain_data_does_not_go():
+def test_what_is_not_plain_data_does_not_go():
     with pytest.raises(MessageError, match="cannot cross"):
         pack(Call(1, "run", print))
     with pytest.raises(MessageError, match="cannot cross"):

@@ -286,7 +286,7 @@ def test_packets_that_are_none_of_a_wakeups_are_refused():
     assert open_descriptors() == before
 
 
-def test_what_is_no_ring_is_not_attached_to():
+def test_what_is_not_a_ring_is_not_attached_to():
     before = open_descriptors()
     shape = RingShape(num_readers=1, num_slots=2, slot_bytes=64)
     for content, reason in (

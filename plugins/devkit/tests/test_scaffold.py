@@ -137,7 +137,7 @@ def test_a_package_is_whole(packages, kind):
 
 
 @pytest.mark.parametrize("kind", BLUEPRINTS)
-def test_a_package_keeps_the_house_style(packages, kind):
+def test_a_package_follows_the_style(packages, kind):
     folder = packages[kind].folder
     ruff = [sys.executable, "-m", "ruff"]
     for command in (

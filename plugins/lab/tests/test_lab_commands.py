@@ -78,7 +78,7 @@ def test_a_log_that_is_cut_off_is_told(log, capsys):
 
 
 @pytest.mark.parametrize("command", ["replay", "show"])
-def test_what_is_no_log_is_a_mistake_of_the_user(command, tmp_path, capsys):
+def test_what_is_not_a_log_is_a_mistake_of_the_user(command, tmp_path, capsys):
     path = tmp_path / "else.txt"
     path.write_text("hello\n")
     assert main(["lab", command, str(path)]) == 2

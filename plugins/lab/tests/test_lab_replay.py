@@ -130,9 +130,9 @@ def test_a_log_without_a_header_is_refused(tmp_path):
 def test_a_log_of_a_scheduler_that_is_gone_is_refused_by_its_name(tmp_path, monkeypatch):
     path = tmp_path / "one.log"
     with monkeypatch.context() as changed:
-        changed.setattr(Scheduler, "__module__", "left_the_house")
+        changed.setattr(Scheduler, "__module__", "uninstalled_package")
         record(path, "edf", 1)
-    with pytest.raises(PluginError, match="left_the_house"):
+    with pytest.raises(PluginError, match="uninstalled_package"):
         replay(path)
     assert replay(path, scheduler="edf").difference is None
 

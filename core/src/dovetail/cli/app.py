@@ -1,8 +1,8 @@
 """The frame of the command line: its commands by import path, its errors, its exit codes.
 
 A mistake of the user ends in at most three lines on stderr and exit code 2; `--traceback` shows the
-rest. What is no DovetailError is a fault of ours and keeps its traceback. Imports no command, no
-engine and no tensor library.
+rest. Any other error is a bug of Dovetail and keeps its traceback. Imports no command, no engine
+and no tensor library.
 
 Exit codes: 0 done; 2 a mistake, told on stderr; 130 interrupted; others are a command's own.
 """

@@ -11,5 +11,5 @@ and an executor or a plugin of another distribution may use it, too.
     liveness       the time that a child writes into shared memory, and its parent reads
     parent_death   how a child ends when its parent does
     ownership      objects that belong to the process that made them; forks do not use them
-    start_phases   the phases of an engine's start, each with a deadline
+    startup_phases the phases of an engine's start, each with a deadline
 """

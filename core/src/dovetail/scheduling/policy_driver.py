@@ -68,7 +68,7 @@ class PolicyDriver:
     def _answer(self, action: object) -> Grant:
         if type(action) is not tuple or len(action) != 5:
             return self._refuse(
-                action, "it is not an action; make it with Run, Displace, Evict or Hold"
+                action, "it is not an action; use Run, PreemptAndAdmit, Evict or Hold"
             )
         kind, request, max_tokens, reserve, whole = action
         if kind is _CONTINUE:

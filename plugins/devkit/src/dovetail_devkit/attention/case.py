@@ -86,8 +86,8 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
     For every dtype: prefills, chunks, decodes and mixtures, each at the borders of blocks of
     several sizes; 1, 4 and all query heads to a key-value head; the claimed head sizes (64, 128,
     80 and 33 if all are); windows, soft caps and sinks, apart and together, heads that the layer
-    turns, whole or in part, and padded pages, where they are claimed. For every cache dtype that is
-    no dtype of models: chunks, decodes and mixtures.
+    turns, whole or in part, and padded pages, where they are claimed. For every cache dtype that
+    models do not have: chunks, decodes and mixtures.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)

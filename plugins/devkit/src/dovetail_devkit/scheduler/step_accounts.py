@@ -1,7 +1,7 @@
 """What a scheduler's plans say of its preemptions, held against what its statistics say.
 
-Knows plans only: a request that joins again has lost its row, and what runs again was computed in
-vain. Counts from below: evictions that no plan shows are the scheduler's to tell.
+Reads plans only. A request that joins again has lost its row, and its tokens are computed again.
+The counts are lower bounds: an eviction that no plan shows is not counted.
 """
 
 from __future__ import annotations

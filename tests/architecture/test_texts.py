@@ -1,0 +1,59 @@
+"""The sample that reviewers of the language judge is drawn from every kind of text."""
+
+from __future__ import annotations
+
+from architecture.texts import SAMPLED_KINDS, all_texts, draw_sample, markdown_texts, python_texts
+
+PYTHON = '''"""A module."""
+
+LIMIT = 4  # Four, as
+"""An attribute."""
+
+def test_it_works():
+    """Work."""
+    raise ValueError(f"the value {LIMIT} is too "
+        "large for this")
+'''
+MARKDOWN = """# A heading of a page
+
+One sentence that
+wraps. Another sentence follows.
+
+    code that is not read
+
+| first cell here | second cell has words |
+"""
+
+
+def test_python_texts_have_a_kind_and_a_line():
+    found = {(one.kind, one.line, one.text) for one in python_texts("a.py", PYTHON, shipped=True)}
+    assert found == {
+        ("docstring", 1, "A module."),
+        ("comment", 3, "Four, as"),
+        ("docstring", 4, "An attribute."),
+        ("test name", 6, "test_it_works"),
+        ("docstring", 7, "Work."),
+        ("message", 8, "the value {…} is too large for this"),
+    }
+
+
+def test_strings_of_code_that_is_not_shipped_are_not_messages():
+    kinds = {one.kind for one in python_texts("a.py", PYTHON, shipped=False)}
+    assert kinds == {"docstring", "comment", "test name"}
+
+
+def test_documents_are_split_into_sentences():
+    assert [(one.line, one.text) for one in markdown_texts("a.md", MARKDOWN)] == [
+        (1, "A heading of a page"),
+        (3, "One sentence that wraps."),
+        (3, "Another sentence follows."),
+        (8, "first cell here"),
+        (8, "second cell has words"),
+    ]
+
+
+def test_a_sample_has_equal_parts_and_depends_on_the_seed_alone():
+    texts = list(all_texts())
+    sample = draw_sample(texts, 200, seed=1)
+    assert [one.kind for one in sample] == [kind for kind in SAMPLED_KINDS for _ in range(50)]
+    assert sample == draw_sample(texts, 200, seed=1) != draw_sample(texts, 200, seed=2)

@@ -1,0 +1,103 @@
+"""Retired words stay out of names, docstrings, comments, messages, test names and documents."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import pytest
+
+from architecture.sources import ROOT, documents, written_files
+
+LIST = ROOT / "tests" / "architecture" / "retired_words.toml"
+AFTER_NO = r"(?![\s_]+(?:longer|more|less|such|other)(?![A-Za-z]))"
+"""What may follow "is no": "is no longer" is plain English."""
+
+
+@cache
+def retired_words() -> tuple[frozenset[str], Mapping[str, str]]:
+    """Return the exempt files, and each retired word with its replacement."""
+    table = tomllib.loads(LIST.read_text("utf-8"))
+    words: dict[str, str] = table["names"] | table["phrases"]
+    return frozenset(table["exempt"]), words
+
+
+def pattern_of(word: str) -> str:
+    """Return the regular expression that matches a word or phrase."""
+    spaced = re.escape(word).replace(r"\ ", r"(?:[ _]|\s*\n\s*(?:#\s*)?)")
+    whole = rf"(?<![A-Za-z])(?i:{spaced})(?![A-Za-z])"
+    if word.endswith("is no"):
+        return whole + AFTER_NO
+    # Part of a CamelCase name: `Lobby` in `OtherLobbyTest`.
+    return (
+        rf"{whole}|(?<=[a-z]){word}(?![a-z])|(?<![A-Za-z]){word}(?=[A-Z])"
+        if word[0].isupper()
+        else whole
+    )
+
+
+@cache
+def patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
+    """Return each retired word with what its text begins with, in lower case, and its pattern."""
+    _, words = retired_words()
+    return tuple((word, word.split()[0].lower(), re.compile(pattern_of(word))) for word in words)
+
+
+def find_retired(text: str) -> Iterator[str]:
+    """Yield "line: word; write replacement" for each retired word in `text`."""
+    _, words = retired_words()
+    lower = text.lower()
+    for word, beginning, pattern in patterns():
+        for match in pattern.finditer(text) if beginning in lower else ():
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{line}: {word!r} is retired; write {words[word]}"
+
+
+def test_no_file_uses_a_retired_word():
+    """Names of files are checked, too."""
+    exempt, _ = retired_words()
+    found = []
+    for path in (*written_files(), *documents()):
+        name = str(path.relative_to(ROOT))
+        if name not in exempt:
+            found += [f"{name}:{one}" for one in find_retired(path.read_text("utf-8"))]
+            found += [f"{name}: file name: {one}" for one in find_retired(name)]
+    assert not found, "\n".join(found)
+
+
+def test_every_exempt_file_exists():
+    exempt, _ = retired_words()
+    assert [name for name in exempt if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("class Gatehouse:", "1: 'Gatehouse' is retired; write AdmissionGates"),
+        ("x = 1\nself._lobby = y", "2: 'Lobby' is retired; write HeldRequests"),
+        ("def test_the_cohort_grows():", "1: 'Cohort' is retired; write DecodeBatch"),
+        ("class FullLobbyTest:", "1: 'Lobby' is retired; write HeldRequests"),
+        ("class LobbyOfTwo:", "1: 'Lobby' is retired; write HeldRequests"),
+        ('raise E("Mend it, or wait.")', "1: 'mend' is retired; write fix"),
+        ("def test_who_is_told_of_it():", "1: 'told of' is retired; write notified of"),
+        ("# a request is told\n# of the end", "1: 'told of' is retired; write notified of"),
+        ("A value that is no list.", "1: 'that is no' is retired; write that is not a"),
+    ],
+)
+def test_a_planted_word_is_found_with_line_and_replacement(text, expected):
+    assert list(find_retired(text)) == [expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A recommendation, an amendment and a pulsed laser.",
+        "a request that is no longer needed",
+        "def test_the_hotel_lobbyist(): ...",
+        "There is no list. It was told off.",
+    ],
+)
+def test_ordinary_words_are_not_found(text):
+    assert list(find_retired(text)) == []
