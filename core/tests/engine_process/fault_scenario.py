@@ -45,7 +45,7 @@ def make_config(model, executor):
         skip_tokenizer_init=True,
         executor_backend=executor,
         start_timeout_s=3,
-        plugin_options={"multiproc": {"stop_timeout_s": 1}},
+        plugin_options={executor: {"stop_timeout_s": 1}} if executor == "multiproc" else {},
     ).create_engine_config()
 
 

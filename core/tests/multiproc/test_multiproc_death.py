@@ -179,7 +179,7 @@ def test_a_stopped_worker_is_seen_and_may_come_back(make):
         try:
             executor.check_health()
         except StalledError as error:
-            return "no life for" in str(error)
+            return "has been silent for" in str(error)
         return False
 
     assert wait_until(is_stalled, 5) and time.monotonic() - began < 2

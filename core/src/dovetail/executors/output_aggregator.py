@@ -1,7 +1,7 @@
-"""One result of a step from those of all ranks, and what it tells of KV-cache transfers.
+"""One result of a step from those of all ranks, and what it reports of KV-cache transfers.
 
-Tokens and log-probabilities are alike on every rank, so that rank 0's are the step's. What a KV
-connector's worker sides answer is not: each moves its own rank's part of every block. The executor
+Tokens and log-probabilities are the same on every rank, so rank 0's are the step's. The answers of
+a KV connector's worker sides are not: each moves its own rank's part of every block. The executor
 gathers the answers (`aggregate_outputs`), and the engine reads them rank by rank (`RankedSide`):
 
 - a transfer has ended when it has ended on every rank, in whichever step each of them says so;
@@ -51,7 +51,7 @@ def _split(gathered: bytes, num_ranks: int) -> list[bytes]:
 
 
 class OutcomeAggregator:
-    """The outcomes of a connector's transfers, put together over all ranks."""
+    """The outcomes of a connector's transfers, combined over all ranks."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -59,7 +59,7 @@ class OutcomeAggregator:
         self._ranks: dict[int, set[int]] = {}
 
     def add(self, rank: int, outcome: KVOutcome) -> KVOutcome:
-        """Take in what has ended on a rank; return what has ended on all of them thereby.
+        """Add what has ended on a rank; return what has ended on all ranks by that.
 
         Raises ContractError if a rank ends a transfer twice.
         """
@@ -87,7 +87,7 @@ class RankedSide:
     """
 
     def __init__(self, side: KVSchedulerSide, num_ranks: int) -> None:
-        """Own `side`, the connector's."""
+        """side: the connector's, owned from now on."""
         self._side = side
         self._num_ranks = num_ranks
         self._outcomes = OutcomeAggregator(num_ranks)
@@ -97,11 +97,11 @@ class RankedSide:
         return self._side.has(keys)
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Note a load; return whether it takes."""
+        """Request a load; return whether it is accepted."""
         return self._side.load(transfer)
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Note a store; return whether it will be done."""
+        """Request a store; return whether it is accepted."""
         return self._side.store(transfer)
 
     def take_instructions(self) -> bytes:
@@ -109,7 +109,7 @@ class RankedSide:
         return self._side.take_instructions()
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Take in what `aggregate_outputs` gathered; return what has ended on all ranks."""
+        """Read what `aggregate_outputs` gathered; return what has ended on all ranks."""
         done: list[int] = []
         failed: dict[int, tuple[int, ...]] = {}
         for place, one in enumerate(_split(answer, self._num_ranks)):
@@ -119,5 +119,5 @@ class RankedSide:
         return KVOutcome(done=tuple(done), failed=failed)
 
     def shutdown(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release everything. May be called twice."""
         self._side.shutdown()

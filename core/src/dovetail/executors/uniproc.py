@@ -1,8 +1,8 @@
 """The executor of one worker in this process.
 
-At depth 1 a call does its work and returns. At depth 2 the engine plans the next step meanwhile:
-one thread of the executor's own works through the calls in their order. A worker that provides
-"async_output" needs no thread for that: calls go straight in, and who asks for a result waits.
+At depth 1 a call does its work and returns. At depth 2 one thread of the executor does the calls
+in their order, while the engine plans the next step. A worker that provides "async_output" needs no
+thread: calls are made directly, and whoever asks for a result waits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UniprocExecutor(Executor):
             raise
 
     def _start(self, phase: str) -> None:
-        """Take the worker through a phase of its start; its failure is told as the worker's."""
+        """Take the worker through a phase of its start; its failure is reported as the worker's."""
         try:
             self.collective_rpc(phase)
         except (DovetailError, KeyboardInterrupt):
@@ -103,7 +103,7 @@ class UniprocExecutor(Executor):
             raise EngineDeadError(f"the worker cannot go on: {cause}")
 
     def shutdown(self) -> None:
-        """End the worker, after what it is doing. May be called twice."""
+        """End the worker when it has done its current work. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -128,7 +128,7 @@ class UniprocExecutor(Executor):
         return self._submit(self._guarded, call, argument)
 
     def _guarded(self, call: Callable[[Any], T], argument: Any) -> T:
-        """Do one half of a step; a failure is the end, since the rows' state is unknown."""
+        """Do one half of a step; a failure is final: the state of the rows is unknown then."""
         if self._failure is not None:
             raise EngineDeadError(f"the worker has failed: {self._failure!r}")
         try:
@@ -137,7 +137,7 @@ class UniprocExecutor(Executor):
             self._fail(error)
 
     def _fail(self, error: Exception) -> NoReturn:
-        """Remember the first failure, and raise it as an error of ours."""
+        """Keep the first failure, and raise it as a DovetailError."""
         self._failure = self._failure or error
         if isinstance(error, DovetailError):
             raise error
@@ -149,14 +149,14 @@ def _name(worker: object) -> str:
 
 
 class LateResult:
-    """The handle of a step whose worker gave one: tells the executor where it fails."""
+    """The handle of a step whose worker returned one; reports its failure to the executor."""
 
     __slots__ = ("_fail", "_handle")
 
     def __init__(
         self, handle: Handle[ModelRunnerOutput], fail: Callable[[Exception], NoReturn]
     ) -> None:
-        """fail: notified of what the handle raises; raises itself."""
+        """fail: called with what the handle raises; raises an error itself."""
         self._handle = handle
         self._fail = fail
 
@@ -165,7 +165,7 @@ class LateResult:
         return self._handle.done()
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """Wait for the step, `timeout` seconds at most; raise what went wrong in it."""
+        """Wait for the step, `timeout` seconds at most; raise its error."""
         try:
             return self._handle.result(timeout)
         except Exception as error:

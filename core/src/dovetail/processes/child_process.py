@@ -28,7 +28,7 @@ from dovetail.processes.ownership import finalize_in_owner, on_fork_in_child
 from dovetail.processes.parent_death import open_pidfd
 from dovetail.processes.start_report import StartReport, receive_report
 from dovetail.transport.remote_error import RemoteError
-from dovetail.transport.ring_memory import anonymous_file
+from dovetail.transport.ring_memory import memory_of
 from dovetail.transport.wakeup_socket import hang_up
 
 END_TIMEOUT_S = 5.0
@@ -274,12 +274,8 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _spawn(boot: Boot, isolation: Isolation | None) -> subprocess.Popen[bytes]:
-    content = boot.encode()
-    memory = anonymous_file(len(content))
+    memory = memory_of(boot.encode())
     try:
-        with os.fdopen(memory, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(memory, 0, os.SEEK_SET)
         if isolation is None:
             command = ["-P", "-m", "dovetail.processes", boot.entry, str(memory)]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(boot.sys_path)}

@@ -1,7 +1,7 @@
 """Objects that belong to the process that made them: a forked child neither uses nor ends them.
 
-A fork copies every object, finalizer and exit hook, but no thread. What ends a child process,
-removes a folder or writes to shared memory must therefore run in the owner alone.
+A fork copies every object, finalizer and exit hook, but no thread. So code that ends a child
+process, removes a folder or writes to shared memory must run in the owner only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def finalize_in_owner(
 
 
 def on_fork_in_child(method: Callable[[], None]) -> None:
-    """Call a bound method in every forked child, first thing, as long as its object lives.
+    """Call a bound method in every forked child, before anything else, while its object lives.
 
     It must not take a lock: another thread of the parent may have held it.
     """
@@ -45,7 +45,7 @@ def forked_error(what: str, owner_pid: int) -> EngineDeadError:
     """Return the error for the use of `what` in a forked child of its owner."""
     return EngineDeadError(
         f"{what} belongs to process {owner_pid} and cannot be used in its forked child "
-        f"{os.getpid()}: make another engine here, or start the child with the method 'spawn'."
+        f"{os.getpid()}. Make another engine here, or start the child with the method 'spawn'."
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.errors import MessageError
+from dovetail.transport.ring_memory import memory_of, read_memory
 
 MAX_READY_BYTES = 64 << 20
 _MAX_PACKET_BYTES = 1 << 20
@@ -40,12 +41,8 @@ def send_report(control: socket.socket, report: StartReport) -> None:
     """Send a report to the parent; do nothing if the parent has closed its end."""
     texts = (report.name, report.text, report.detail)
     packet = json.dumps([report.kind, *(text[:_MAX_TEXT_CHARS] for text in texts)]).encode()
-    memory = []
+    memory = [memory_of(report.content)] if report.content else []
     try:
-        if report.content:
-            memory.append(os.memfd_create("dovetail-ready"))
-            with os.fdopen(memory[0], "wb", closefd=False) as file:
-                file.write(report.content)
         socket.send_fds(control, [packet], memory)
     except (BrokenPipeError, ConnectionResetError):
         return
@@ -90,7 +87,7 @@ def _content(descriptors: list[int]) -> bytes:
     size = os.fstat(descriptors[0]).st_size
     if size > MAX_READY_BYTES:
         raise MessageError(f"A report of {size} bytes; the limit is {MAX_READY_BYTES}.")
-    content = os.pread(descriptors[0], size, 0)
+    content = read_memory(descriptors[0], size)
     if len(content) != size:
         raise MessageError(f"A report of {size} bytes, of which {len(content)} can be read.")
     return content

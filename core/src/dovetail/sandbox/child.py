@@ -36,7 +36,7 @@ _INHERITED = ("LD_LIBRARY_PATH",)
 
 @dataclass(frozen=True, kw_only=True)
 class ChildLimits:
-    """What a child may use. timeout_s: wall time of a request. memory_bytes: of address space."""
+    """Limits of a child. timeout_s: wall time of a request. memory_bytes: of address space."""
 
     timeout_s: float
     memory_bytes: int

@@ -1,7 +1,7 @@
 """Warm children for one task: started when needed, shared by threads, replaced after a failure.
 
-Several, so that a request that runs until its deadline delays no other. A pool belongs to the
-process that made it; a forked copy starts its own children.
+There are several, so a request that runs until its deadline does not delay the others. A pool
+belongs to the process that made it; a forked copy starts its own children.
 """
 
 from __future__ import annotations

@@ -21,14 +21,20 @@ from zlib import crc32
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.errors import MessageError, PeerLostError, TransportError
 from dovetail.faults import fault
-from dovetail.transport.ring_memory import RingMemory, RingShape, anonymous_file
+from dovetail.transport.ring_memory import (
+    RingMemory,
+    RingShape,
+    anonymous_file,
+    memory_of,
+    read_memory,
+)
 from dovetail.transport.wakeup_socket import WakeupPoller, WakeupSocket
 
 MAX_FRAME_BYTES = 1 << 30
 SEND_TIMEOUT_S = 10.0
 NUM_SPINS = 100
 _NAP_MS = 20
-"""Longest sleep without a look at the counters: what a wakeup socket that was missed may cost."""
+"""Longest sleep without a look at the counters: the cost of a wakeup that was missed."""
 _NUM_LOOKS = 20
 
 
@@ -115,7 +121,7 @@ def make_ring(
 
 
 class RingWriter:
-    """The one who writes. Use it as a context manager, or call `close`."""
+    """The writer of a ring. Use it as a context manager, or call `close`."""
 
     def __init__(
         self, memory: RingMemory, wakeups: Sequence[WakeupSocket], *, clock: Clock | None = None
@@ -134,7 +140,7 @@ class RingWriter:
     def send(self, frame: bytes, *, timeout_s: float = SEND_TIMEOUT_S) -> None:
         """Give `frame` to every reader; wait for room, `timeout_s` seconds at most.
 
-        Raises TimeoutError, naming the readers that hold it up, with nothing sent; PeerLostError
+        Raises TimeoutError, naming the readers that are behind, with nothing sent; PeerLostError
         if a reader is gone; ValueError if the frame is longer than MAX_FRAME_BYTES. After a
         PeerLostError, and where a long frame reached only some readers, every send raises.
         """
@@ -170,7 +176,7 @@ class RingWriter:
         return tuple(self._written - count for count in self._counts())
 
     def close(self) -> None:
-        """Let go; readers get what was sent, and then PeerLostError. May be called twice."""
+        """Close this end; readers get what was sent, then PeerLostError. May be called twice."""
         if self._broken != "it is closed.":
             self._broken = "it is closed."
             self._memory.close()
@@ -207,8 +213,8 @@ class RingWriter:
         left_ms = (deadline_ns - self._clock.now_ns()) // 1_000_000
         if left_ms <= 0:
             raise TimeoutError(
-                f"the ring's readers have {self.num_unread()} frames to take in, in this order; "
-                f"it has {self._num_slots} slots."
+                f"the ring's readers have {self.num_unread()} unread frames, in this order; it has "
+                f"{self._num_slots} slots."
             )
         self._poller.wait(min(left_ms, _NAP_MS))
         if any(wakeup.lost for wakeup in self._wakeups):
@@ -217,9 +223,8 @@ class RingWriter:
     def _send_around(self, number: int, frame: bytes, deadline_ns: int) -> None:
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {len(frame)} bytes; at most {MAX_FRAME_BYTES} may go.")
-        descriptor = anonymous_file(len(frame))
+        descriptor = memory_of(frame)
         try:
-            _write_all(descriptor, frame)
             self._broken = f"frame {number} reached some readers and not others."
             for wakeup in self._wakeups:
                 while not wakeup.send_descriptor(number, descriptor):
@@ -236,7 +241,7 @@ class RingWriter:
 
 
 class RingReader:
-    """One of those who read. Use it as a context manager, or call `close`."""
+    """A reader of a ring. Use it as a context manager, or call `close`."""
 
     def __init__(
         self,
@@ -279,7 +284,7 @@ class RingReader:
         return self._take()
 
     def close(self) -> None:
-        """Let go; the writer notices. May be called twice."""
+        """Close this end; the writer notices. May be called twice."""
         if not self._closed:
             self._closed = True
             self._memory.close()
@@ -343,23 +348,9 @@ class RingReader:
             found = os.fstat(descriptor).st_size
             if found != size or size > MAX_FRAME_BYTES:
                 raise MessageError(f"frame {number} has {found} bytes instead of {size}.")
-            content = _read_all(descriptor, size)
+            content = read_memory(descriptor, size)
         finally:
             os.close(descriptor)
         if crc32(content) != checksum:
             raise MessageError(f"frame {number} is not what was sent: its checksum differs.")
         return content
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    parts, at = [], 0
-    while at < size and (part := os.pread(descriptor, size - at, at)):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)

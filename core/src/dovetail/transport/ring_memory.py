@@ -102,6 +102,29 @@ def anonymous_file(num_bytes: int) -> int:
     return descriptor
 
 
+def memory_of(content: bytes) -> int:
+    """Return the descriptor of shared memory that holds `content`, at its start; as above."""
+    descriptor = anonymous_file(len(content))
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_memory(descriptor: int, size: int) -> bytes:
+    """Return the first `size` bytes of shared memory, or what there is of them."""
+    parts, at = [], 0
+    while at < size and (part := os.pread(descriptor, size - at, at)):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("dovetail")

@@ -1,8 +1,8 @@
 """The executor of workers in processes of their own.
 
-Orders go to all workers over one ring of shared memory, in the order of the calls; rank 0 answers
-steps, every rank answers operations. A call returns when its order is in the ring, so that the
-engine plans the next step while this one is executed. One worker's end is the end of all.
+Orders go to all workers over one ring of shared memory, in the order of the calls. Rank 0 answers
+steps, every rank answers operations. A call returns when its order is in the ring, so the engine
+plans the next step while this one is executed. When one worker ends, all are ended.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from dovetail.transport.ring import MAX_FRAME_BYTES
 
 _ROOM_S = 0.05
 _SHARE_OF_DEADLINE = 0.95
-"""Of a phase's deadline: sooner than the start's own watch, which knows no worker by name."""
+"""Of a phase's deadline: earlier than the start's own, whose error cannot name a worker."""
 _FAILED_STOP_S = 1.0
-"""For workers to end by themselves after a start that failed."""
+"""How long workers may take to end by themselves after a start that failed."""
 _OF_THE_START = ("init_device", "load_model")
 _NOTHING = "dovetail.executors.multiproc.host:do_nothing"
 
@@ -137,25 +137,25 @@ class MultiprocExecutor(Executor):
             except EngineDeadError:
                 if not has_begun or self._answers.has_step():
                     raise
-                # This step alone was in the workers' hands: what ended them is its own error.
+                # Only this step was under way, so what ended the workers is its own error.
                 raise self._group.cause() from None
             return self._answers.await_step(self._num_orders, self._options.step_timeout_s)
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if a worker is gone, StalledError if one shows no life."""
+        """Raise EngineDeadError if a worker is gone, StalledError if one is silent."""
         self._check_alive()
         silence_s = self.silence_s()
         if silence_s >= self._options.stall_s:
             raise StalledError(
-                f"a worker has shown no life for {silence_s:.1f} s; it is stopped, or starved."
+                f"A worker has been silent for {silence_s:.1f} s; it is stopped, or has no CPU time."
             )
 
     def silence_s(self) -> float:
-        """Return for how many seconds the quietest worker has shown no life."""
+        """Return for how many seconds the quietest worker has been silent."""
         return self._group.silence_s()
 
     def shutdown(self) -> None:
-        """End the workers, after what they have been ordered. May be called twice."""
+        """End the workers when they have done their orders. May be called twice."""
         fault("multiproc.shutdown")
         self._closed = True
         if self._end.alive and os.getpid() == self._owner_pid:
@@ -196,7 +196,7 @@ class MultiprocExecutor(Executor):
 
 
 class _Executed:
-    """The handle of `execute_model`: whether rank 0 has done what it was ordered."""
+    """The handle of `execute_model`: whether rank 0 has done that order."""
 
     __slots__ = ("_answers", "_executor", "_order")
 
@@ -210,9 +210,9 @@ class _Executed:
         return self._answers.has_done(self._order)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait until it is done; raise what became of it."""
+        """Wait until it is done; raise its error."""
         if not self._answers.has_done(self._order):
-            # No answer of its own, since nobody asks for one: one more order tells.
+            # The order has no answer of its own; that of one more order shows that it is done.
             self._executor.collective_rpc(_NOTHING, timeout=timeout)
 
 

@@ -1,4 +1,4 @@
-"""The options of the executor `multiproc`, a model that refuses what it does not know."""
+"""The options of the executor `multiproc`; unknown ones are an error."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MAX_S = 86_400
 class MultiprocOptions(BaseModel):
     """Options of the executor `multiproc`, all in seconds.
 
-    step_timeout_s: from a plan's order to its result; who takes longer is ended, and the engine
-    with it. stall_s: without a sign of life, until a worker counts as stalled. stop_timeout_s: for
-    the workers to end by themselves.
+    step_timeout_s: from a plan's order to its result; a longer step ends workers and engine.
+    stall_s: how long a worker is silent before it counts as stalled. stop_timeout_s: how long the
+    workers may take to end by themselves.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
