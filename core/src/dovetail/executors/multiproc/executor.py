@@ -147,7 +147,7 @@ class MultiprocExecutor(Executor):
         silence_s = self.silence_s()
         if silence_s >= self._options.stall_s:
             raise StalledError(
-                f"A worker has been silent for {silence_s:.1f} s; it is stopped, or has no CPU time."
+                f"A worker has been silent for {silence_s:.1f} s; it is stopped or has no CPU time."
             )
 
     def silence_s(self) -> float:
