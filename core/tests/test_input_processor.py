@@ -101,7 +101,7 @@ def test_the_text_of_a_prompt():
         ([1], {"stop_token_ids": [300]}, "stop_token_ids", "300"),
         ([1], {"logprobs": 6}, "logprobs", "max_logprobs=5"),
         ([1], {"prompt_logprobs": 6}, "prompt_logprobs", "max_logprobs=5"),
-        ([1], {"bad_words": [" "]}, "bad_words", "no token"),
+        ([1], {"bad_words": [" "]}, "bad_words", "not a token"),
     ],
 )
 def test_each_refusal_names_the_parameter(prompt, wishes, parameter, message):

@@ -33,7 +33,7 @@ def test_the_size_and_what_would_fit_are_named(changes, num_workers, words):
     for config in (SIZES | changes, {"text_config": SIZES | changes}):
         with pytest.raises(ConfigError) as caught:
             check_tensor_parallel(num_workers, config)
-        for word in (f"tensor_parallel_size={num_workers} is asked", *words):
+        for word in (f"tensor_parallel_size={num_workers} is not possible", *words):
             assert word in str(caught.value)
 
 

@@ -64,8 +64,8 @@ def test_workers_that_cannot_share_the_model_never_start(folder, size, monkeypat
     made = []
     monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
     args = {"tensor_parallel_size": size, "platform": "cpu"}
-    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} is asked, but 4 heads"):
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} is not possible: 4 heads"):
         LLM(folder, **OPTIONS, skip_tokenizer_init=True, **args)
-    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} is asked, but 4 heads"):
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size={size} is not possible: 4 heads"):
         explain_choice("attention", EngineArgs(model=folder, **args))
     assert not made

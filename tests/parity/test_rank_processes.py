@@ -74,5 +74,5 @@ def test_native_ranks_are_as_near_to_float32_as_one(
 
 
 def test_what_cannot_be_divided_is_refused_at_the_start(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ConfigError, match=r"3 is asked, but 6 heads .* it can among 1, 2, 6"):
+    with pytest.raises(ConfigError, match=r"3 is not possible: 6 heads .* Use 1, 2, 6"):
         LLM(str(checkpoint.folder), **OPTIONS, dtype="float32", tensor_parallel_size=3)

@@ -35,12 +35,12 @@ _ROTARY_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class StatedLength:
-    """What config.json says of the longest sequence.
+    """What config.json states about the longest sequence.
 
-    tokens: the default max_model_len. most: the greatest that a user may ask for. source: where
-    config.json states it. fields: the lengths in it, by key. can_be_raised: whether greater values
-    of these change nothing but how many positions there are: positions are rotary, and no angle
-    depends on the length.
+    tokens: the default max_model_len. most: the largest that a user may request. source: where
+    config.json states it. fields: the lengths in it, by key. can_be_raised: whether larger values
+    of these change only the number of positions: positions are rotary, and no angle depends on the
+    length.
     """
 
     tokens: int
@@ -62,9 +62,9 @@ def stated_max_model_len(hf_config: Mapping[str, Any]) -> StatedLength | None:
     Of several stated lengths the least counts. Rope types: dynamic, the stated length times factor.
     yarn: the original length times factor, the stated length without a factor. linear: the stated
     length, which many checkpoints state after stretching, unless the config also states the
-    original or the stretched length; a user may ask for up to the stated length times factor.
+    original or the stretched length; a user may request up to the stated length times factor.
     llama3, longrope and others: the stated length.
-    Raises ModelError, naming the key, for a length or factor that is none.
+    Raises ModelError, naming the key, for a value that is not a length or a factor.
     """
     stated = {
         name: int(_positive(hf_config, name, whole=True))

@@ -4,6 +4,7 @@ Only names and defaults stand here: values are checked when `create_engine_confi
 Standard library only, because `from dovetail import LLM` passes through this module.
 """
 
+# ruff: noqa: RUF009  # `_option` returns a dataclass field
 from __future__ import annotations
 
 import functools
@@ -26,8 +27,13 @@ def _help(text: str) -> dict[str, str]:
     return {"help": text}
 
 
+def _option(default: object, text: str) -> Any:
+    """Return a field with a default and its line of help."""
+    return field(default=default, metadata=_help(text))
+
+
 def _explaining(cls: C) -> C:
-    """Let the constructor of a dataclass refuse unknown names in our own words."""
+    """Make the constructor of a dataclass raise ConfigError for unknown names."""
     construct = cls.__init__  # type: ignore[misc]  # of this class, not of a subclass
     known = [option.name for option in fields(cls)]
 
@@ -72,228 +78,162 @@ class EngineArgs:
     """
 
     model: str | Path = field(kw_only=False, metadata=_help("Path of a model directory."))
-    tokenizer: str | Path | None = field(
-        default=None, metadata=_help("Directory of the tokenizer; None: the model's.")
+    tokenizer: str | Path | None = _option(
+        None, "Directory of the tokenizer; None: the model directory."
     )
-    tokenizer_mode: str | type = field(
-        default="auto", metadata=_help('Tokenizer plugin, or "auto".')
+    tokenizer_mode: str | type = _option("auto", 'Tokenizer plugin, or "auto".')
+    skip_tokenizer_init: bool = _option(
+        False, "Load no tokenizer: prompts and outputs are token ids."
     )
-    skip_tokenizer_init: bool = field(
-        default=False, metadata=_help("Load no tokenizer: token ids in, token ids out.")
+    trust_remote_code: bool = _option(
+        False, "Refused when true: code in a model directory is never run."
     )
-    trust_remote_code: bool = field(
-        default=False, metadata=_help("Refused when true: no code of a model is ever run.")
+    revision: str | None = _option(None, "Refused: models are local directories, not downloads.")
+    dtype: str = _option("auto", '"auto", "float32", "bfloat16" or "float16".')
+    seed: int = _option(0, "Seed of everything random that has no seed of its own.")
+    max_model_len: int | None = _option(
+        None, "Maximum number of tokens of a request, prompt and output together."
     )
-    revision: str | None = field(
-        default=None, metadata=_help("Refused: models are local directories, not downloads.")
+    hf_overrides: Mapping[str, Any] | None = _option(
+        None, "Values that replace those of config.json; architectures may name a class."
     )
-    dtype: str = field(
-        default="auto", metadata=_help('"auto", "float32", "bfloat16" or "float16".')
+    served_model_name: str | None = _option(None, "Name of the model for clients; None: `model`.")
+    generation_config: str | Path = _option(
+        "auto", 'Sampling defaults: "auto" (the model\'s), "none", or a path.'
     )
-    seed: int = field(
-        default=0, metadata=_help("Seed of everything random that has no seed of its own.")
+    override_generation_config: Mapping[str, Any] | None = _option(
+        None, "Values that replace sampling defaults."
     )
-    max_model_len: int | None = field(
-        default=None, metadata=_help("Most tokens of a request, output included.")
+    enforce_eager: bool = _option(False, "Do not capture graphs and do not compile the model.")
+    max_logprobs: int = _option(
+        20, "Maximum number of logprobs that a request may request for a position."
     )
-    hf_overrides: Mapping[str, Any] | None = field(
-        default=None,
-        metadata=_help("Values over config.json's; here architectures may name a class."),
+    load_format: str | type = _option("auto", 'Weight loader plugin, or "auto" (safetensors).')
+    use_tqdm_on_load: bool = _option(True, "Show a progress bar while weights are loaded.")
+    block_size: int | None = _option(None, "Tokens in a KV-cache block; None: 16.")
+    gpu_memory_utilization: float | None = _option(
+        None, "Share of the device's memory to use; None: 0.9, or less if it is shared."
     )
-    served_model_name: str | None = field(
-        default=None, metadata=_help("Name told to clients; None: `model`.")
+    kv_cache_memory_bytes: int | None = _option(
+        None, "Size of the KV cache in bytes, instead of a share of the memory."
     )
-    generation_config: str | Path = field(
-        default="auto",
-        metadata=_help('Sampling defaults: "auto" (the model\'s), "none", or a path.'),
+    num_gpu_blocks_override: int | None = _option(
+        None, "Number of blocks in the KV cache; it is not measured then."
     )
-    override_generation_config: Mapping[str, Any] | None = field(
-        default=None, metadata=_help("Values to put over the sampling defaults.")
+    kv_cache_dtype: str = _option("auto", 'Dtype of the KV cache; "auto": the model\'s.')
+    enable_prefix_caching: bool = _option(
+        True, "Keep full blocks, and reuse them for requests with the same prefix."
     )
-    enforce_eager: bool = field(
-        default=False, metadata=_help("Neither capture graphs nor compile the model.")
+    max_num_seqs: int | None = _option(None, "Maximum number of running requests; None: 256.")
+    max_num_batched_tokens: int | None = _option(
+        None, "Maximum number of tokens in a step; None: 2048."
     )
-    max_logprobs: int = field(
-        default=20, metadata=_help("Most logprobs that a request may ask for a position.")
+    enable_chunked_prefill: bool | None = _option(
+        None, "Split prompts over several steps; None: yes."
     )
-    load_format: str | type = field(
-        default="auto", metadata=_help('Weight loader plugin, or "auto" (safetensors).')
+    long_prefill_token_threshold: int = _option(
+        0, "Maximum number of tokens of one prompt in a step; 0: no limit."
     )
-    use_tqdm_on_load: bool = field(
-        default=True, metadata=_help("Show a progress bar while weights are loaded.")
+    scheduler_cls: str | type = _option("auto", 'Scheduler or policy plugin; "auto": fcfs.')
+    scheduling_policy: str | type | None = _option(None, "Another name for scheduler_cls.")
+    async_scheduling: bool | None = _option(
+        None, "Plan a step while the one before it runs; None: the platform's default."
     )
-    block_size: int | None = field(
-        default=None, metadata=_help("Tokens of a KV-cache block; None: 16.")
+    pipeline_depth: int | None = _option(
+        None, "Steps in flight, 1 to 4; None: 2 with async_scheduling, otherwise 1."
     )
-    gpu_memory_utilization: float | None = field(
-        default=None,
-        metadata=_help("Share of the device's memory to use; None: 0.9, less where it is shared."),
+    num_lookahead_tokens: int = _option(
+        0, "Maximum number of draft tokens of a request in a step; 0: no drafts."
     )
-    kv_cache_memory_bytes: int | None = field(
-        default=None, metadata=_help("Bytes of the KV cache, instead of a share.")
+    max_num_encoder_tokens: int = _option(
+        0, "Maximum number of placeholder tokens that are encoded in a step."
     )
-    num_gpu_blocks_override: int | None = field(
-        default=None, metadata=_help("Blocks of the KV cache, not measured.")
+    encoder_cache_tokens: int | None = _option(
+        None, "Encoder outputs to keep, in tokens; None: max_num_encoder_tokens."
     )
-    kv_cache_dtype: str = field(
-        default="auto", metadata=_help('Dtype of the KV cache; "auto": the model\'s.')
+    admission_timeout_s: float = _option(
+        60.0, "Seconds that a request may wait for a grammar or another gate."
     )
-    enable_prefix_caching: bool = field(
-        default=True, metadata=_help("Keep full blocks and find them again.")
+    platform: str | type = _option("auto", "Platform plugin: the kind of machine to run on.")
+    worker_cls: str | type = _option("auto", "Worker plugin.")
+    worker_extension_cls: str | type = _option("", "Class whose methods are added to the worker's.")
+    executor_backend: str | type = _option(
+        "auto", 'Executor plugin; "auto": uniproc, or multiproc.'
     )
-    max_num_seqs: int | None = field(
-        default=None, metadata=_help("Most requests that run at a time; None: 256.")
+    distributed_executor_backend: str | type | None = _option(
+        None, "Another name for executor_backend."
     )
-    max_num_batched_tokens: int | None = field(
-        default=None, metadata=_help("Most tokens of a step; None: 2048.")
+    engine_process: bool = _option(False, "Run the engine core in a process of its own.")
+    start_timeout_s: int = _option(600, "Timeout of each phase of the start, in seconds.")
+    attention_backend: str | type = _option("auto", "Attention plugin.")
+    linear_method: str | type = _option("auto", "Linear method plugin (packing, quantisation).")
+    quantization: str | type | None = _option(
+        None, 'Quantise on load: "int8", "int4"; another name for linear_method.'
     )
-    enable_chunked_prefill: bool | None = field(
-        default=None, metadata=_help("Let prompts run in pieces; None: yes.")
+    ops: str | type = _option("auto", "Op provider plugin (norms, rotary embedding, …).")
+    batch_invariant: bool = _option(
+        False, "Use only plugins whose results have the same bits in every batch."
     )
-    long_prefill_token_threshold: int = field(
-        default=0, metadata=_help("Longest piece of a prompt; 0: no limit.")
+    tensor_parallel_size: int = _option(1, "Workers that share each layer.")
+    pipeline_parallel_size: int = _option(1, "Devices that share the layers; only 1 is supported.")
+    data_parallel_size: int = _option(1, "Copies of the model; only 1 is supported.")
+    num_threads: int | None = _option(
+        None, "Number of CPU threads, for platforms that compute on the CPU."
     )
-    scheduler_cls: str | type = field(
-        default="auto", metadata=_help('Scheduler or policy plugin; "auto": fcfs.')
+    disable_log_stats: bool = _option(True, "Do not log statistics.")
+    decision_log: str | Path | None = _option(
+        None, "New file that records the scheduler's decisions."
     )
-    scheduling_policy: str | type | None = field(
-        default=None, metadata=_help("Another name for scheduler_cls.")
+    stat_loggers: tuple[str | type, ...] = _option(
+        (), "Stat logger plugins, notified of every step."
     )
-    async_scheduling: bool | None = field(
-        default=None,
-        metadata=_help("Plan a step while the one before it runs; None: as the platform likes."),
+    logits_processors: tuple[str | type, ...] = _option(
+        (), "Logits processor plugins, in their order."
     )
-    pipeline_depth: int | None = field(
-        default=None,
-        metadata=_help("Steps in flight, 1 to 4; None: 2 with async_scheduling, otherwise 1."),
+    step_extensions: tuple[str | type, ...] = _option((), "Step extension plugins, in their order.")
+    grammar_backend: str | type | None = _option(
+        None, "Grammar plugin, for requests with structured_output."
     )
-    num_lookahead_tokens: int = field(
-        default=0, metadata=_help("Most draft tokens of a request in a step; 0: no drafts.")
+    io_processor: str | type | None = _option(None, "IO processor plugin, for LLM.process.")
+    kv_connector: str | type | None = _option(
+        None, "KV connector plugin, which stores KV blocks elsewhere."
     )
-    max_num_encoder_tokens: int = field(
-        default=0, metadata=_help("Most placeholder tokens whose content is encoded in a step.")
+    kv_transfer_timeout_s: float = _option(
+        30.0, "Seconds after which a KV connector's load counts as failed."
     )
-    encoder_cache_tokens: int | None = field(
-        default=None,
-        metadata=_help("Encoder outputs to keep, in tokens; None: max_num_encoder_tokens."),
+    hooks: tuple[str | type, ...] = _option(
+        (), "Hooks plugins, notified of start, steps, errors and stop."
     )
-    admission_timeout_s: float = field(
-        default=60.0,
-        metadata=_help("Seconds that a request may wait for a grammar or another gate."),
+    max_prompt_chars: int | None = _option(
+        None, "Maximum number of characters of a prompt; None: from the tokenizer."
     )
-    platform: str | type = field(
-        default="auto", metadata=_help("Platform plugin: the kind of machine to run on.")
+    max_id_chars: int = _option(
+        1024, "Maximum number of characters of a request_id, salt, tenant or lora_id."
     )
-    worker_cls: str | type = field(default="auto", metadata=_help("Worker plugin."))
-    worker_extension_cls: str | type = field(
-        default="", metadata=_help("Class whose methods are added to the worker's.")
+    max_stop_strings: int = _option(64, "Maximum number of stop strings of a request.")
+    max_stop_chars: int = _option(1024, "Maximum number of characters of a stop string.")
+    max_bad_words: int = _option(4096, "Maximum number of bad words of a request.")
+    max_bad_word_chars: int = _option(256, "Maximum number of characters of a bad word.")
+    max_bad_words_chars: int = _option(
+        131_072, "Maximum number of characters of all bad words of a request."
     )
-    executor_backend: str | type = field(
-        default="auto", metadata=_help('Executor plugin; "auto": uniproc, or multiproc.')
-    )
-    distributed_executor_backend: str | type | None = field(
-        default=None, metadata=_help("Another name for executor_backend.")
-    )
-    engine_process: bool = field(
-        default=False, metadata=_help("Run the engine core in a process of its own.")
-    )
-    start_timeout_s: int = field(
-        default=600, metadata=_help("Seconds that a phase of the start may take.")
-    )
-    attention_backend: str | type = field(default="auto", metadata=_help("Attention plugin."))
-    linear_method: str | type = field(
-        default="auto", metadata=_help("Linear method plugin (packing, quantisation).")
-    )
-    quantization: str | type | None = field(
-        default=None,
-        metadata=_help('Quantise on load: "int8", "int4"; another name for linear_method.'),
-    )
-    ops: str | type = field(
-        default="auto", metadata=_help("Op provider plugin (norms, rotary embedding, …).")
-    )
-    batch_invariant: bool = field(
-        default=False,
-        metadata=_help("Take only parts that give a request the same bits beside any others."),
-    )
-    tensor_parallel_size: int = field(default=1, metadata=_help("Workers that share each layer."))
-    pipeline_parallel_size: int = field(
-        default=1, metadata=_help("Devices that share the layers; only 1 so far.")
-    )
-    data_parallel_size: int = field(
-        default=1, metadata=_help("Copies of the model; only 1 so far.")
-    )
-    num_threads: int | None = field(
-        default=None, metadata=_help("CPU threads of platforms that compute on the CPU.")
-    )
-    disable_log_stats: bool = field(default=True, metadata=_help("Log no statistics."))
-    decision_log: str | Path | None = field(
-        default=None, metadata=_help("New file to record what the scheduler decides.")
-    )
-    stat_loggers: tuple[str | type, ...] = field(
-        default=(), metadata=_help("Stat logger plugins, notified of every step.")
-    )
-    logits_processors: tuple[str | type, ...] = field(
-        default=(), metadata=_help("Logits processor plugins, in their order.")
-    )
-    step_extensions: tuple[str | type, ...] = field(
-        default=(), metadata=_help("Step extension plugins, in their order.")
-    )
-    grammar_backend: str | type | None = field(
-        default=None, metadata=_help("Grammar plugin, for requests with structured_output.")
-    )
-    io_processor: str | type | None = field(
-        default=None, metadata=_help("IO processor plugin, for LLM.process.")
-    )
-    kv_connector: str | type | None = field(
-        default=None, metadata=_help("KV connector plugin, which keeps KV blocks elsewhere.")
-    )
-    kv_transfer_timeout_s: float = field(
-        default=30.0,
-        metadata=_help("Seconds after which a KV connector's load counts as failed."),
-    )
-    hooks: tuple[str | type, ...] = field(
-        default=(), metadata=_help("Hooks plugins, notified of start, steps, errors and stop.")
-    )
-    max_prompt_chars: int | None = field(
-        default=None,
-        metadata=_help("Most characters of a prompt; None: max_model_len * the longest token's."),
-    )
-    max_id_chars: int = field(
-        default=1024, metadata=_help("Most characters of a request_id, salt, tenant or lora_id.")
-    )
-    max_stop_strings: int = field(default=64, metadata=_help("Most stop strings of a request."))
-    max_stop_chars: int = field(default=1024, metadata=_help("Most characters of a stop string."))
-    max_bad_words: int = field(default=4096, metadata=_help("Most bad words of a request."))
-    max_bad_word_chars: int = field(default=256, metadata=_help("Most characters of a bad word."))
-    max_bad_words_chars: int = field(
-        default=131_072, metadata=_help("Most characters of all bad words of a request.")
-    )
-    max_extra_args_bytes: int = field(
-        default=65_536, metadata=_help("Most bytes of a request's extra_args.")
-    )
-    max_prompts: int = field(
-        default=1_048_576, metadata=_help("Most prompts in one call of LLM.generate.")
-    )
-    max_chat_messages: int = field(
-        default=4096, metadata=_help("Most messages of a conversation in LLM.chat.")
+    max_extra_args_bytes: int = _option(65_536, "Maximum size of a request's extra_args, in bytes.")
+    max_prompts: int = _option(1_048_576, "Maximum number of prompts in a call of LLM.generate.")
+    max_chat_messages: int = _option(
+        4096, "Maximum number of messages in a conversation of LLM.chat."
     )
     plugin_options: Mapping[str, Any] = field(
         default_factory=dict, metadata=_help("Options of plugins, by plugin name.")
     )
-    plugins_allow: tuple[str, ...] = field(
-        default=(),
-        metadata=_help("Outside plugins that may be selected automatically: kind:name@dist."),
+    plugins_allow: tuple[str, ...] = _option(
+        (), "Outside plugins that may be selected automatically: kind:name@dist."
     )
-    plugins_deny: tuple[str, ...] = field(
-        default=(), metadata=_help("Plugins never to use, as kind:name@dist; * for any.")
+    plugins_deny: tuple[str, ...] = _option(
+        (), "Plugins never to use, as kind:name@dist; * for any."
     )
-    no_plugins: bool = field(default=False, metadata=_help("Use first-party plugins only."))
-    plugins_strict: bool = field(
-        default=False, metadata=_help("Stop where a plugin fails that nobody asked for.")
-    )
-    trust_local_code: bool = field(
-        default=False, metadata=_help("Let plugins be named as ./file.py:Class.")
-    )
+    no_plugins: bool = _option(False, "Use first-party plugins only.")
+    plugins_strict: bool = _option(False, "Stop if a plugin that was not requested fails.")
+    trust_local_code: bool = _option(False, "Allow plugins that are named as ./file.py:Class.")
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineArgs:

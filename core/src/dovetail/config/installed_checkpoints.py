@@ -1,8 +1,8 @@
-"""Model directories that installed packages bring along, by short name (`--model demo`).
+"""Model directories of installed packages, by short name (`--model demo`).
 
 A package declares one in the entry-point group `dovetail.checkpoint`: a name, and a function
 without arguments that returns the directory. Names are read from metadata; only the package of the
-one that was asked for is imported. A first-party package keeps its name beside an outside one.
+requested one is imported. If an outside package has the same name, the first-party one is used.
 Does not know what a model directory must hold.
 """
 
@@ -31,7 +31,7 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
     """Return the directory of the installed checkpoint `name`, or None if there is none.
 
     first_party_only: outside packages count as not installed, and are not imported.
-    Raises ModelError if several packages bring that name, or if its package cannot be imported or
+    Raises ModelError if several packages have that name, or if its package cannot be imported or
     does not give a path.
     """
     named = [one for one in _entries() if one.name == name]
@@ -54,7 +54,7 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
         return None
     if len(entries) > 1:
         raise ModelError(
-            f"model={name!r} is brought by several packages: {', '.join(sorted(entries))}.\n"
+            f"model={name!r} is a checkpoint of several packages: {', '.join(sorted(entries))}.\n"
             "Uninstall all but one, or give the path of the directory."
         )
     ((whose, entry),) = entries.items()
@@ -63,9 +63,9 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
         return Path(os.fspath(function()))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # another's code: whatever it raises is told as its fault
+    except BaseException as error:  # a package's code may raise anything
         raise ModelError(
-            f"model={name!r}: {whose} did not give its directory: {type(error).__name__}: {error}."
+            f"model={name!r}: {whose} returned no directory: {type(error).__name__}: {error}."
         ) from error
 
 

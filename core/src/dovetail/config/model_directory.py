@@ -186,7 +186,7 @@ def _sibling_directories(directory: Path) -> list[str]:
         with os.scandir(directory.parent) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
     except (OSError, ValueError):
-        # No hint is better than another error about a place that nobody asked for.
+        # A hint that cannot be computed must not replace the error.
         return []
 
 
@@ -231,9 +231,9 @@ def _check_auto_map(
         return ()
     if trust_remote_code:
         raise ModelError(
-            f"{directory} brings code of its own (auto_map in config.json), which is never run.\n"
+            f"{directory} contains code (auto_map in config.json), which is never run.\n"
             "Leave trust_remote_code out; if the architecture is unknown then, install a plugin\n"
             "that provides it."
         )
-    note = f"{directory} brings code of its own (auto_map in config.json); it is ignored."
+    note = f"{directory} contains code (auto_map in config.json); it is ignored."
     return (note,)

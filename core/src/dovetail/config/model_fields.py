@@ -1,8 +1,8 @@
 """Types and ranges of the fields of config.json that engines and models read.
 
 One table for all architectures, by the fields' usual names: a value of the wrong type or out of
-any model's range is refused before a plugin or a worker sees it. null counts as absent. What an
-architecture makes of the values is its own business; unknown fields pass.
+any model's range is refused before a plugin or a worker reads it. null counts as absent. Unknown
+fields are accepted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dovetail.errors import ModelError
 from dovetail.value_checks import shorten
 
 Check = Callable[[Any], str]
-"""Returns what would be accepted, or "" where the value is."""
+"""Returns what would be accepted, or "" for a value that is accepted."""
 
 MAX_SIZE = 2**31 - 1
 MAX_VOCAB_SIZE = 2**31 - 1

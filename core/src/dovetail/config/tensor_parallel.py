@@ -1,7 +1,7 @@
 """Whether the sizes of a model can be divided among the workers that share it.
 
-From config.json alone, so that a number of workers that cannot be is refused before one starts.
-The layers that divide the sizes hold to the same rules.
+Reads config.json only, so that a wrong number of workers is refused before a worker starts. The
+layers that divide the sizes use the same rules.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dovetail.errors import ConfigError
 MAX_COUNT = 64
 
 Works = Callable[[int], bool]
-"""Whether a size can be divided among so many workers."""
+"""Whether a size can be divided among a number of workers."""
 
 
 def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> None:
     """Raise ConfigError for the first size of config.json that `num_workers` cannot share.
 
-    The message names the size and the numbers of workers that would do. Sizes that config.json does
-    not state by their usual names are left to the model.
+    The message names the size and the numbers of workers that can share it. Sizes that config.json
+    does not state under their usual names are left to the model.
     """
     if num_workers == 1:
         return
@@ -33,8 +33,8 @@ def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> Non
         all_good = _listed(lambda count: all(one(count) for _, one in sizes))
         overall = "" if all_good == good else f" ({all_good} with all of the model's sizes)"
         raise ConfigError(
-            f"tensor_parallel_size={num_workers} is asked, but {what} of config.json cannot be "
-            f"divided among so many; it can among {good}{overall}: give one of these."
+            f"tensor_parallel_size={num_workers} is not possible: {what} of config.json cannot be "
+            f"divided among {num_workers} workers. Use {good}{overall}."
         )
 
 
@@ -54,7 +54,7 @@ def _sizes(hf_config: Mapping[str, Any]) -> Iterator[tuple[str, Works]]:
         yield f"intermediate_size={inner}", lambda count: not inner % count
     vocab = _count(config, "vocab_size")
     if vocab:
-        # The last workers may have fewer tokens, none of them nothing.
+        # The last workers may have fewer tokens, but each has at least one.
         yield f"vocab_size={vocab}", lambda count: -(-vocab // count) * (count - 1) < vocab
 
 
