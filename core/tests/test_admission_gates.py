@@ -5,7 +5,7 @@ import pytest
 from dovetail.errors import RequestError
 from dovetail.request import Request, RequestStatus
 from dovetail.scheduling.admission_gates import AdmissionGates
-from dovetail_devkit.fakes.gate import FakeGate
+from dovetail_devkit.scheduler.gate import FakeGate
 from dovetail_devkit.suites.scheduler import make_request
 
 

@@ -8,9 +8,9 @@ import pytest
 from dovetail.cli import main
 from dovetail.cli.app import HOOKS_VARIABLE
 from dovetail.errors import ConfigError, ContractError, PluginError, PluginNotFoundError
-from dovetail.hooks import HOOK_NAMES, HookPlugins, load_hooks
 from dovetail.interfaces import Hooks, HookSpecs
 from dovetail.plugins import PluginRegistry
+from dovetail.plugins.hooks import HOOK_NAMES, HookPlugins, load_hooks
 from dovetail_devkit.fakes.hooks import FakeHooks
 
 TOLD = []

@@ -10,7 +10,7 @@ from dovetail.engine.idle_wait import IdleWait
 from dovetail.interfaces import Hold, Policy, SchedulerContext, SchedulerLimits
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.executor.null_executor import NullExecutor
-from dovetail_devkit.fakes.gate import FakeGate
+from dovetail_devkit.scheduler.gate import FakeGate
 from dovetail_devkit.scheduler.random_programs import make_kv_cache
 from dovetail_devkit.suites.scheduler import make_request
 

@@ -45,7 +45,8 @@ SHARED = {
 
 # Modules with sections of the configuration, which contracts carry in their contexts.
 SECTIONS = tuple(
-    f"dovetail.interfaces.{name}" for name in ("config_fields", "engine_config", "requested_config")
+    f"dovetail.interfaces.{name}"
+    for name in ("config_fields", "engine_config", "frozen_mapping", "requested_config")
 )
 
 

@@ -1,15 +1,34 @@
 """Sizes: what one person can read at a time (DESIGN, section 9)."""
 
 import ast
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from architecture.sources import ROOT, files_below, members, relative, tree_of, written_files
+from architecture.sources import (
+    ROOT,
+    files_below,
+    members,
+    relative,
+    shipped_files,
+    tree_of,
+    written_files,
+)
 
 MAX_COLUMNS = 100
 MAX_FILE_LINES = {".py": 400, ".cpp": 600, ".h": 600, ".hpp": 600}
 MAX_FUNCTION_LINES = 60
 MAX_NESTING = 3
 MAX_PARAMETERS = 7
+MAX_PACKAGE_FILES = 20
+ONE_FILE_PER_KIND = ("interfaces", "suites", "fakes")
+"""Packages with a file for each kind of plugin: they grow with the number of kinds."""
+
+# Packages that still have more files, to how many. An entry may only shrink.
+CROWDED: dict[str, int] = {
+    "core/src/dovetail/cli": 23,
+    "platforms/torch/src/dovetail_torch/runner": 21,
+}
 
 # "rule path[::function]" to the reason. An entry that is no longer needed fails the test.
 EXCEPTIONS: dict[str, str] = {}
@@ -115,6 +134,31 @@ def test_everything_is_small_enough_to_read():
 def test_each_exception_is_still_needed():
     stale = [key for key in EXCEPTIONS if key not in all_breaches()]
     assert not stale, f"no longer needed, delete from EXCEPTIONS in {__file__}: {stale}"
+
+
+def crowded(paths: Iterable[Path]) -> dict[str, int]:
+    """Return the packages with too many files, and how many they have."""
+    counts = Counter(path.parent for path in paths)
+    return {
+        relative(folder): count
+        for folder, count in counts.items()
+        if count > MAX_PACKAGE_FILES and folder.name not in ONE_FILE_PER_KIND
+    }
+
+
+def test_no_package_has_too_many_files():
+    found = crowded(shipped_files())
+    wrong = {folder: n for folder, n in found.items() if n > CROWDED.get(folder, 0)}
+    assert not wrong, f"more than {MAX_PACKAGE_FILES} files: move some to a subpackage: {wrong}"
+    stale = {folder for folder, n in CROWDED.items() if n > found.get(folder, 0)}
+    assert not stale, f"these have become smaller; lower or delete them in CROWDED: {stale}"
+
+
+def test_a_crowded_package_is_found():
+    folder = ROOT / "core/src/dovetail/new"
+    paths = [folder / f"m{number}.py" for number in range(MAX_PACKAGE_FILES + 1)]
+    assert crowded(paths) == {"core/src/dovetail/new": MAX_PACKAGE_FILES + 1}
+    assert crowded(paths[1:]) == {}
 
 
 def test_the_gate_sees_files():

@@ -15,8 +15,8 @@ from dovetail.errors import CapacityError
 from dovetail.interfaces import KVOutcome
 from dovetail.scheduling import Scheduler
 from dovetail.transport import messages
-from dovetail_devkit.fakes.gate import FakeGate
 from dovetail_devkit.fakes.worker import FakeWorker
+from dovetail_devkit.scheduler.gate import FakeGate
 
 
 class Obedient(FakeWorker):

@@ -124,8 +124,8 @@ def _let_hooks_register(app: App, tokens: Sequence[str]) -> None:
     """
     names = [name for name in os.environ.get(HOOKS_VARIABLE, "").split(",") if name.strip()]
     if names:
-        from dovetail.hooks import load_hooks  # only for those who have some
         from dovetail.plugins import PluginPolicy, PluginRegistry
+        from dovetail.plugins.hooks import load_hooks  # only for those who have some
 
         policy = PluginPolicy(
             no_plugins="--no-plugins" in tokens, trust_local_code="--trust-local-code" in tokens

@@ -20,7 +20,7 @@ from dovetail.config.installed_checkpoints import (
 )
 from dovetail.config.model_fields import check_model_fields, check_token_ids
 from dovetail.errors import ModelError, RequestError, nearest
-from dovetail.frozen_mapping import freeze
+from dovetail.interfaces.frozen_mapping import freeze
 from dovetail.model_files import file_exists, read_json_object
 from dovetail.plugins.metadata.discovery import discover
 from dovetail.sampling_params import SamplingParams

@@ -20,11 +20,11 @@ from dovetail.engine.listeners import Listeners
 from dovetail.engine.output.output_processor import OutputProcessor
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.errors import RequestError, UserError
-from dovetail.hooks import HookPlugins, load_hooks
 from dovetail.interfaces import IOProcessor, IOProcessorContext, Tokenizer
 from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, make_instance
+from dovetail.plugins.hooks import HookPlugins, load_hooks
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import plain_text, shorten
 

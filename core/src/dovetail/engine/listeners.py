@@ -15,10 +15,10 @@ from dovetail.clock import Clock
 from dovetail.config import EngineConfig
 from dovetail.engine.input.input_processor import user_request_id
 from dovetail.errors import ConfigError, RequestError
-from dovetail.hooks import HookPlugins, Subscriber, failure
 from dovetail.interfaces import EngineCoreOutputs, StatLogger, StatLoggerContext, StepStats
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, make_instance, plugin_name
+from dovetail.plugins.hooks import HookPlugins, Subscriber, failure
 from dovetail.request import FinishReason
 
 logger = logging.getLogger(__name__)

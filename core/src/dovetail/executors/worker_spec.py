@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from dovetail.errors import ConfigError, ContractError, MessageError, PluginError
-from dovetail.frozen_mapping import freeze
 from dovetail.interfaces.engine_config import ExecutorConfig
 from dovetail.interfaces.executor import ExecutorContext
+from dovetail.interfaces.frozen_mapping import freeze
 from dovetail.interfaces.plugin_lookup import PluginLookup
 from dovetail.interfaces.worker import WorkerBase, WorkerContext
 from dovetail.plugins import PluginRegistry

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from dovetail.errors import ConfigError, nearest
-from dovetail.frozen_mapping import freeze
+from dovetail.interfaces.frozen_mapping import freeze
 from dovetail.interfaces.kv_cache import DTYPE_BYTES
 from dovetail.value_checks import shorten
 

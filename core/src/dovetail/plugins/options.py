@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import ConfigError, ContractError, nearest
-from dovetail.frozen_mapping import FrozenDict, freeze
+from dovetail.interfaces.frozen_mapping import FrozenDict, freeze
 from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.metadata.description import Description
 from dovetail.retired_names import renamed_hint

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.frozen_mapping import FrozenDict
+from dovetail.interfaces.frozen_mapping import FrozenDict
 from dovetail.plugins.metadata.discovery import Candidate
 
 

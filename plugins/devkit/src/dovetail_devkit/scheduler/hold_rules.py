@@ -11,7 +11,7 @@ from dovetail.interfaces.scheduler import Depth, PauseScope
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail_devkit.expectation import expect
-from dovetail_devkit.fakes.gate import FakeGate
+from dovetail_devkit.scheduler.gate import FakeGate
 
 
 def waits_at_the_gate(request: EngineCoreRequest) -> bool:

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from cyclopts import App
 
 from dovetail.errors import RequestError
-from dovetail.hooks import HOOK_NAMES, HookPlugins
 from dovetail.interfaces.hooks import Hooks, HooksContext
+from dovetail.plugins.hooks import HOOK_NAMES, HookPlugins
 from dovetail_devkit.contexts import make_config, write_fake_config
 from dovetail_devkit.expectation import expect, judging
 from dovetail_devkit.suites.stat_logger import make_step
