@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
+from dovetail_torch.graph_dispatcher import GraphDispatcher
 from dovetail_torch.graph_provider import BatchDescriptor, Capture
-from dovetail_torch.runner.graph_dispatcher import GraphDispatcher
 
 D, V, MAX = 3, 5, 8
 

@@ -17,8 +17,8 @@ import torch
 from dovetail.interfaces import GrammarOutput, StepExtension
 from dovetail.plan import SchedulerOutput, StepBuilder
 from dovetail.result import ModelRunnerOutput
+from dovetail_torch.graph_dispatcher import GraphCounts, GraphDispatcher, Outputs
 from dovetail_torch.graph_provider import BatchDescriptor
-from dovetail_torch.runner.graph_dispatcher import GraphCounts, GraphDispatcher, Outputs
 from dovetail_torch.runner.input_batch import InputBatch
 from dovetail_torch.runner.kv_cache import AttentionState
 from dovetail_torch.runner.loaded_model import LoadedModel
