@@ -33,7 +33,7 @@ class JSONLProcessor(IOProcessor):
     What was refused or failed has `id` and `error`.
     """
 
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     example_data: ClassVar[Any] = [
         {"id": "a", "prompt": "Two roads diverged", "max_tokens": 8, "temperature": 0},
         {"messages": [{"role": "user", "content": "What is a row?"}]},

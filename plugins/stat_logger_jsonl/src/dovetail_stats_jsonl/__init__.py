@@ -65,7 +65,7 @@ class JSONLStatLogger(StatLogger):
     rates are null where no time has passed.
     """
 
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     options_model: ClassVar[type[BaseModel]] = JSONLOptions
 
     def __init__(self, context: StatLoggerContext) -> None:
