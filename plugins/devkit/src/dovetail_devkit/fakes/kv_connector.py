@@ -133,7 +133,7 @@ class FakeWorkerSide:
 class FakeKVConnector(KVConnector):
     """Keeps copies in the worker."""
 
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
 
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> FakeSchedulerSide:
