@@ -17,8 +17,8 @@ SIZES = {
 @pytest.mark.parametrize(
     ("changes", "num_workers", "words"),
     [
-        ({}, 3, ("6 heads (num_attention_heads; 2 of keys", "among 1, 2, 6 (1, 2 with all")),
-        ({}, 6, ("intermediate_size=112", "among 1, 2, 4, 7")),
+        ({}, 3, ("6 heads (num_attention_heads; 2 of keys", "Use 1, 2, 6 (1, 2 with all")),
+        ({}, 6, ("intermediate_size=112", "Use 1, 2, 4, 7")),
         ({}, 8, ("6 heads",)),
         ({"num_attention_heads": 32, "num_key_value_heads": 8}, 64, ("32 heads",)),
         (
@@ -26,7 +26,7 @@ SIZES = {
             4,
             ("vocab_size=5",),
         ),
-        ({"intermediate_size": 33}, 2, ("intermediate_size=33", "among 1, 3, 11, 33 (1 with all")),
+        ({"intermediate_size": 33}, 2, ("intermediate_size=33", "Use 1, 3, 11, 33 (1 with all")),
     ],
 )
 def test_the_size_and_what_would_fit_are_named(changes, num_workers, words):
