@@ -23,7 +23,7 @@ def enter(house, name, now_ns=0):
     return request
 
 
-def test_who_has_to_wait_for_nothing_is_not_held():
+def test_a_request_that_has_to_wait_for_nothing_is_not_held():
     gate = FakeGate(wants=lambda request: request.request_id == "b")
     house = AdmissionGates([gate], 60)
     assert enter(house, "a").status is RequestStatus.WAITING
@@ -70,7 +70,7 @@ def test_both_gates_may_fail_at_once():
     assert house.take_failed(0) == []
 
 
-def test_who_is_discarded_is_forgotten_even_on_its_way_out():
+def test_a_request_that_is_discarded_is_forgotten_even_on_its_way_out():
     first, second = FakeGate(), FakeGate()
     house = AdmissionGates([first, second], 60)
     a, b = (enter(house, name) for name in "ab")

@@ -88,7 +88,7 @@ def test_the_longest_unused_is_evicted_and_later_tokens_before_earlier():
     assert pool.num_evictions == 3
 
 
-def test_uncached_blocks_are_no_evictions():
+def test_uncached_blocks_are_not_evictions():
     pool = BlockPool(3)
     pool.free(pool.allocate(2))
     pool.allocate(2)

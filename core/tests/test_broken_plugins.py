@@ -369,7 +369,7 @@ def answer(model, **args):
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.id)
-def test_it_is_refused_by_name_and_harms_nothing_else(plugin_site, model, case):
+def test_it_is_refused_by_name_and_changes_nothing_else(plugin_site, model, case):
     case.install(plugin_site)
     with pytest.raises(case.error) as refusal:
         case.use(model)

@@ -67,7 +67,7 @@ def test_blocks_are_what_memory_holds_whatever_the_requests_are(changes, num_blo
 @pytest.mark.parametrize(
     "changes", [{"available_bytes": 2 * BYTES_PER_BLOCK - 1}, {"available_bytes": -5}]
 )
-def test_less_than_two_blocks_is_no_cache(changes):
+def test_less_than_two_blocks_is_not_a_cache(changes):
     with pytest.raises(CapacityError, match="two blocks of 16 tokens"):
         size(**changes)
 

@@ -118,7 +118,7 @@ def test_plugins_list_writes_json(site: Path, capsys: pytest.CaptureFixture[str]
     } in json.loads(capsys.readouterr().out)
 
 
-def test_plugins_that_cannot_be_read_are_told_on_stderr(
+def test_plugins_that_cannot_be_read_are_reported_on_stderr(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(site, "odd-dist", "[dovetail.policy]\nodd = no_class_here\n")
@@ -150,7 +150,7 @@ def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
         (["collect-env", "surplus"], "surplus"),
     ],
 )
-def test_mistakes_are_told_briefly_with_the_nearest_word(
+def test_mistakes_are_reported_briefly_with_the_nearest_word(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -167,7 +167,7 @@ def test_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Traceback" in told and "PluginNotFoundError" in told
 
 
-def test_long_errors_are_cut_and_say_so(
+def test_long_errors_are_cut_with_a_note(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dovetail.cli import plugins_list
@@ -190,7 +190,7 @@ def test_faults_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
         main(["plugins", "list"])
 
 
-def test_interrupting_is_no_error(
+def test_interrupting_is_not_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dovetail.cli import plugins_list
@@ -203,7 +203,7 @@ def test_interrupting_is_no_error(
     assert capsys.readouterr().err == ""
 
 
-def test_a_reader_that_leaves_is_no_error(site: Path) -> None:
+def test_a_reader_that_leaves_is_not_an_error(site: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(SOURCE)])}
     command = [sys.executable, "-c", RUN.format(check="pass"), "plugins", "list", "--json"]
     reading, writing = os.pipe()
@@ -217,7 +217,7 @@ def test_a_reader_that_leaves_is_no_error(site: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_collect_env_tells_facts_and_no_secrets(
+def test_collect_env_reports_facts_and_no_secrets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
@@ -230,6 +230,6 @@ def test_collect_env_tells_facts_and_no_secrets(
     assert str(Path.home()) not in told
 
 
-def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("dovetail ")

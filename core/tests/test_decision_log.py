@@ -307,7 +307,7 @@ def test_a_file_that_is_not_there_is_refused(path):
         LogReader(path)
 
 
-def test_a_damaged_record_is_told_after_the_good_ones(record, path):
+def test_a_damaged_record_is_reported_after_the_good_ones(record, path):
     scheduler = record()
     scheduler.add_request(make_request())
     step(scheduler)

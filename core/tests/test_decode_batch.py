@@ -79,7 +79,7 @@ def test_the_order_is_that_of_admission_whoever_steps_in_when(decode_batch):
     decode_batch.check_integrity()
 
 
-def test_who_steps_out_keeps_its_count_and_may_come_back(decode_batch):
+def test_a_request_that_steps_out_keeps_its_count_and_may_return(decode_batch):
     one, two = decoding(0), decoding(1)
     join(decode_batch, one, two)
     step(decode_batch)

@@ -112,7 +112,7 @@ def test_a_pick_that_does_not_fit_is_an_error_that_names_what_does(name, box):
     assert str(refusal.value) == picked.error
 
 
-def test_where_nothing_fits_every_reason_is_told(plugin_site):
+def test_where_nothing_fits_every_reason_is_reported(plugin_site):
     manifest = MANIFEST.replace("dovetail_box", "dovetail_none")
     entries = {
         "platform": {"box": ".parts:Box"},

@@ -124,7 +124,7 @@ def test_content_that_can_never_be_encoded_is_refused(sizes, chunks):
     assert scheduler.depth().num_waiting == 0
 
 
-def test_a_policy_hears_why():
+def test_a_policy_receives_the_reason():
     answers = []
 
     class Asking(Policy):
@@ -149,7 +149,7 @@ def test_a_policy_hears_why():
     assert answers[1].denied is Denied.ENCODER
 
 
-def test_random_programs_with_content_keep_the_law():
+def test_random_programs_with_content_follow_the_contract():
     num_encoded = num_freed = 0
     for seed in range(20):
         program = random_program(seed, plain=True)

@@ -42,7 +42,7 @@ def test_an_output_is_computed_once_and_shared():
     cache.check_integrity([one])
 
 
-def test_the_longest_unused_goes_first_and_is_told_once():
+def test_the_longest_unused_goes_first_and_is_reported_once():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 4), (b"b", 4), (b"c", 4), (b"d", 2))
     for index in (0, 1):
@@ -86,7 +86,7 @@ def test_asking_and_giving_up_twice_changes_nothing():
     cache.check_integrity([])
 
 
-def test_a_reset_waits_for_the_last_user_and_tells_what_went():
+def test_a_reset_waits_for_the_last_user_and_reports_what_went():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 3), (b"b", 3))
     cache.allocate(one, 0)

@@ -169,7 +169,7 @@ def test_options_are_frozen() -> None:
     assert dataclasses.replace(args, seed=3).seed == 3
 
 
-def test_defaults_leave_wishes_open(model: Path) -> None:
+def test_defaults_leave_options_open(model: Path) -> None:
     config = create(model)
     assert config.model.model == config.model.served_model_name == str(model)
     assert config.model.model_dir == config.model.tokenizer_dir == model

@@ -161,7 +161,7 @@ def test_at_depth_2_a_plan_that_is_out_is_work(make):
         ({"sampling_params": SamplingParams(stop_token_ids=[VOCAB])}, "stop_token_ids"),
     ],
 )
-def test_a_bad_request_is_refused_and_the_others_go_on(make, alone, changes, parameter):
+def test_a_bad_request_is_refused_and_the_others_continue(make, alone, changes, parameter):
     core, _ = make()
     core.add_request(request("victim"))
     first = core.step()
@@ -186,7 +186,7 @@ def test_forged_parameters_are_checked_again(make, name, value):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["execute", "sample"])
-def test_a_failed_step_is_the_end_and_tells_what_ran(make, depth, where):
+def test_a_failed_step_is_the_end_and_reports_what_ran(make, depth, where):
     core, _ = make(depth, breaks=1, where=where)
     core.add_request(request("a", [SECRET] * 5))
     with pytest.raises(EngineDeadError, match="the chip melted") as death:

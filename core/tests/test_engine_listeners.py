@@ -72,7 +72,7 @@ def heard(cls=Heard):
     return [name for name, _ in one.heard], one
 
 
-def test_hooks_hear_of_an_engines_life(make):
+def test_hooks_are_notified_of_an_engines_life(make):
     with make(hooks=[Heard]) as llm:
         names, one = heard()
         assert names == ["on_engine_start"]
@@ -106,7 +106,7 @@ def test_who_does_not_listen_is_not_in_the_loop(make):
     assert started._next_outputs == started._get_outputs
 
 
-def test_stat_loggers_hear_of_each_step_and_are_closed(make):
+def test_stat_loggers_are_notified_of_each_step_and_are_closed(make):
     with make(stat_loggers=[Logged]) as llm:
         llm.generate(["one", "another"], GREEDY)
         (one,) = Kept.made[Logged]
@@ -204,7 +204,7 @@ def test_a_listener_that_raises_is_warned_of_once_and_left_out(make, caplog):
         assert heard()[0].count("on_step") == len(well.steps)
 
 
-def test_refused_and_failed_requests_are_told(make, monkeypatch):
+def test_refused_and_failed_requests_are_reported(make, monkeypatch):
     with make(hooks=[Heard]) as llm:
         with pytest.raises(RequestError):
             llm.generate([[5] * 500], GREEDY)

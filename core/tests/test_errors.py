@@ -63,7 +63,7 @@ def test_a_request_error_names_its_parameter():
     assert RequestError("no").parameter == ""
 
 
-def test_a_dead_engine_tells_what_ran():
+def test_a_dead_engine_reports_what_ran():
     error = EngineDeadError("worker 0 died", digest="step 3: 2 runs")
     assert str(error) == "worker 0 died\nstep 3: 2 runs"
     assert error.digest == "step 3: 2 runs"

@@ -30,12 +30,12 @@ def test_the_list_names_every_point_and_no_other():
     assert len(POINTS) >= 40
 
 
-def test_a_point_does_nothing_unless_asked():
+def test_a_point_does_nothing_unless_requested():
     fault("core.launch")
     fault("a point that there is not")  # not even looked up
 
 
-def test_a_fault_comes_once_at_the_hit_it_was_asked_for():
+def test_a_fault_occurs_once_at_the_requested_hit():
     with arm("core.launch:raise@3; core.update:delay=0"):
         fault("core.launch")
         fault("core.update")
@@ -59,7 +59,7 @@ def test_a_record_names_each_point_once(tmp_path):
     ("spec", "status"),
     [("kill", -signal.SIGKILL), ("exit=7", 7), ("exit", 3), ("raise", 1), ("delay=0", 0)],
 )
-def test_a_process_is_told_by_its_environment(spec, status):
+def test_faults_are_read_from_the_environment(spec, status):
     code = "from dovetail.faults import fault; fault('core.launch')"
     asked = os.environ | {VARIABLE: f"core.launch:{spec}"}
     done = subprocess.run([sys.executable, "-c", code], env=asked, capture_output=True, check=False)

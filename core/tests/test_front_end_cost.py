@@ -84,7 +84,7 @@ def test_a_token_costs_some_times_its_output(options, most):
     assert ratio < most
 
 
-def test_a_token_is_not_decoded_where_the_tokenizer_tells_its_pieces():
+def test_a_token_is_not_decoded_where_the_tokenizer_reports_its_pieces():
     class Counting(ByteTokenizer):
         num_calls = 0
 

@@ -71,7 +71,7 @@ def test_the_hooks_are_these():
     )
 
 
-def test_all_are_told_in_the_order_in_which_they_are_named(told):
+def test_all_are_called_in_the_order_in_which_they_are_named(told):
     load(Last, Plain, First).notify("on_engine_start", config="c")
     assert told == ["first of c", "last", "plain"]  # tryfirst, then as named
 
@@ -95,13 +95,13 @@ def test_inheriting_the_specification_subscribes_to_nothing():
     assert [name for name in HOOK_NAMES if hooks.subscribers(name)] == ["on_step"]
 
 
-def test_who_raises_at_the_start_is_named():
+def test_a_listener_that_raises_at_the_start_is_named():
     with pytest.raises(PluginError, match="'Exits' failed in on_engine_start: SystemExit: 3") as e:
         load(Plain, Exits).notify("on_engine_start", config=None)
     assert isinstance(e.value.__cause__, SystemExit)
 
 
-def test_who_raises_at_the_end_harms_nobody(caplog):
+def test_an_error_at_the_end_affects_no_other_listener(caplog):
     fake = FakeHooks(None)
     hooks = HookPlugins({"bad": Last(None), "fake": fake})
     with caplog.at_level(logging.WARNING):
@@ -187,7 +187,7 @@ def test_a_command_comes_of_a_hook_that_was_enabled(hooks_module, monkeypatch, c
     assert printed.startswith("hello from a hook\n") and "greet" in printed
 
 
-def test_a_failing_registration_is_told_and_ends_the_command_line(
+def test_a_failing_registration_is_reported_and_ends_the_command_line(
     hooks_module, monkeypatch, capsys
 ):
     monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Failing")

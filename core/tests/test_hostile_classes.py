@@ -129,7 +129,7 @@ def test_a_wrong_policy_is_refused_as_a_policy():
     assert "add_request" not in str(caught.value)
 
 
-def test_a_module_that_exits_when_asked_for_a_name(tmp_path, monkeypatch):
+def test_a_module_that_exits_on_attribute_access(tmp_path, monkeypatch):
     (tmp_path / "exits_late.py").write_text(
         "import sys\ndef __getattr__(name):\n    if name == 'It': sys.exit(3)\n"
         "    raise AttributeError(name)\n"

@@ -239,7 +239,7 @@ def test_a_panic_is_a_requests_error_or_a_replacement_character(tmp_path):
     assert tokenizer.decode([1]) == "\ufffd"
 
 
-def test_a_decoder_that_panics_at_one_token_harms_no_other(tmp_path):
+def test_a_decoder_that_panics_at_one_token_affects_no_other(tmp_path):
     """The probes may miss it: one token of thousands, whose text the regex cannot leave."""
     bad = "a" * 60 + "!"
     vocabulary = {"<unk>": 0, "b": 1, bad: 2} | {f"w{n}": n for n in range(3, 5000)}

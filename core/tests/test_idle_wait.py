@@ -59,7 +59,7 @@ def make_core(request):
 
 
 @pytest.mark.parametrize("what", ["gate", "policy"])
-def test_a_core_whose_requests_only_wait_asks_for_a_wait(make_core, what):
+def test_a_core_whose_requests_only_wait_requests_a_wait(make_core, what):
     gate = FakeGate(lambda request: request.request_id == "held")
     core, step = make_core(HoldsAll) if what == "policy" else make_core(gates=[gate])
     core.add_request(make_request("held"))

@@ -76,7 +76,7 @@ def test_an_unknown_name_lists_the_installed_ones(site: Path) -> None:
         assert name in told
 
 
-def test_a_path_is_no_name(site: Path) -> None:
+def test_a_path_is_not_a_name(site: Path) -> None:
     assert "does not exist" in refusal("./tiny-toy")
 
 

@@ -57,7 +57,7 @@ def test_help_imports_none(zoo, capsys):
     assert "acme_zoo" not in sys.modules
 
 
-def test_a_command_that_cannot_be_imported_is_told_by_its_distribution(zoo, capsys):
+def test_a_command_that_cannot_be_imported_is_reported_by_its_distribution(zoo, capsys):
     assert main(["zoo", "free-all"]) == 2
     told = capsys.readouterr().err
     assert "'zoo.free-all' of acme-zoo 1.0" in told and "RuntimeError: imported" in told
@@ -103,7 +103,7 @@ def test_a_name_may_extend_another_that_it_only_looks_like(zoo):
     assert {"gen", "zoo feed", "zoo feed-two"} <= {one.words for one in found.usable}
 
 
-def test_a_name_of_two_distributions_is_nobodys(zoo):
+def test_a_name_of_two_distributions_is_ambiguous(zoo):
     zoo.add("other-zoo", {"command": {"zoo.feed": ":feed"}})
     found = find(zoo)
     assert [one.words for one in found.usable] == ["zoo free-all"]
@@ -111,7 +111,7 @@ def test_a_name_of_two_distributions_is_nobodys(zoo):
     assert all("acme-zoo, other-zoo" in reason for _, reason in found.set_aside)
 
 
-def test_our_own_command_goes_first_and_the_doctor_says_so(zoo, capsys):
+def test_our_own_command_goes_first_and_the_doctor_reports_it(zoo, capsys):
     zoo.add("thief", {"command": {"plugins.list": ":run", "x.y": "no_function"}}, init=BOMB)
     assert main(["plugins", "list", "policy"]) == 0
     assert "thief" not in sys.modules

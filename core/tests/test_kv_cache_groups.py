@@ -70,7 +70,7 @@ def test_groups_draw_from_one_pool_and_never_share_a_block():
     assert cache.num_free_blocks == 40
 
 
-def test_who_cannot_grow_in_all_groups_grows_in_none():
+def test_a_request_that_cannot_grow_in_all_groups_grows_in_none():
     cache = manager(full(), full(8), num_blocks=7)
     one = admitted(cache, range(9))
     assert cache.grow(one, 13) is None
@@ -214,7 +214,7 @@ def test_a_reserve_does_not_count_where_blocks_are_given_back():
 
 
 @pytest.mark.parametrize(("num_tokens", "fits"), [(16, True), (17, False)])
-def test_whoever_leaves_makes_room(num_tokens, fits):
+def test_a_request_that_leaves_makes_room(num_tokens, fits):
     cache = manager(full(), num_blocks=4)
     one = admitted(cache, range(12))
     asked = request(range(50, 80), "s")
@@ -236,7 +236,7 @@ def test_shared_blocks_make_room_only_when_all_who_share_them_leave():
     assert cache.fits(asked, hit, 16, leaving=[one, two])
 
 
-def test_a_hit_in_blocks_that_come_free_is_no_room():
+def test_a_hit_in_blocks_that_come_free_is_not_room():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(16))
     asked = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")

@@ -52,7 +52,7 @@ def test_a_request_gets_the_blocks_of_its_tokens():
     cache.check_integrity([])
 
 
-def test_who_cannot_have_all_gets_none():
+def test_a_request_that_cannot_have_all_gets_none():
     cache, one = manager(2), request(range(9))
     assert not cache.admit(one, NOTHING, 9)
     assert one.blocks == [] and cache.num_free_blocks == 2
@@ -99,7 +99,7 @@ def test_salts_separate():
     assert cache.lookup(request(range(9), salt="a")).blocks[0] == blocks
 
 
-def test_who_wants_prompt_logprobs_finds_nothing_and_leaves_blocks_to_others():
+def test_a_request_that_wants_prompt_logprobs_finds_nothing_and_leaves_blocks_to_others():
     cache = manager()
     served(cache, range(8), prompt_logprobs=1)
     assert cache.lookup(request(range(9), prompt_logprobs=0)).num_tokens == 0

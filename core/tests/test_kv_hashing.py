@@ -72,7 +72,7 @@ def test_salt_and_adapter_separate_whatever_stands_in_them():
         assert not set(one) & set(other)
 
 
-def test_a_tenant_and_a_deadline_separate_nobody():
+def test_a_tenant_and_a_deadline_separate_no_requests():
     assert hashes(tenant="a", deadline_ns=5) == hashes()
 
 

@@ -123,7 +123,7 @@ def run(engine):
     return outputs
 
 
-def test_text_comes_of_text(engine):
+def test_a_text_prompt_gives_text(engine):
     one = engine()
     one.add_request("a", "say", GREEDY)
     *early, last = run(one)
@@ -176,7 +176,7 @@ def test_the_tokenizers_end_ends_unless_ignored(engine):
     assert last["b"].text == "Two ro"
 
 
-def test_an_abort_in_the_middle_tells_what_there_was(engine):
+def test_an_abort_in_the_middle_reports_what_there_was(engine):
     one = engine()
     one.add_request("a", "say", SamplingParams(max_tokens=40, temperature=0))
     one.add_request("b", "say", GREEDY)
@@ -231,7 +231,7 @@ def test_a_kind_of_output_that_there_is_not_is_refused(engine):
     assert not one.has_unfinished_requests()
 
 
-def test_an_id_in_use_is_refused_and_its_owner_goes_on(engine):
+def test_an_id_in_use_is_refused_and_its_owner_continues(engine):
     one = engine()
     one.add_request("a", "say", GREEDY)
     with pytest.raises(RequestError, match="'a' is in use"):
@@ -286,7 +286,7 @@ def test_the_cache_is_what_requests_can_use(engine):
     assert Speaker.made[-1].num_blocks == 2 * 3 + 1
 
 
-def test_a_small_cache_lowers_the_length_and_says_so(engine, caplog):
+def test_a_small_cache_lowers_the_length_and_reports_it(engine, caplog):
     with caplog.at_level(logging.WARNING):
         one = engine(num_gpu_blocks_override=4)
     assert one.max_model_len == 16
@@ -295,7 +295,7 @@ def test_a_small_cache_lowers_the_length_and_says_so(engine, caplog):
     assert len(run(one)[-1].outputs[0].token_ids) == 6
 
 
-def test_a_length_that_was_asked_for_must_fit(engine):
+def test_a_length_that_was_requested_must_fit(engine):
     with pytest.raises(CapacityError, match="max_model_len=17 needs 6 KV blocks"):
         engine(num_gpu_blocks_override=4, max_model_len=17)
     assert Speaker.made[-1].ended == 1
@@ -307,7 +307,7 @@ def test_a_start_that_fails_gives_the_workers_back(engine):
     assert Speaker.made[-1].ended == 1
 
 
-def test_a_dead_engine_says_so(engine, monkeypatch):
+def test_a_dead_engine_reports_it(engine, monkeypatch):
     one = engine()
     one.add_request("a", "say", GREEDY)
     one.step()

@@ -157,7 +157,7 @@ def test_unusual_json_is_read(tmp_path):
     assert len(parse_json(tmp_path, brackets)["b"]) == 1000
 
 
-def test_a_descriptor_is_closed_whatever_happens(tmp_path):
+def test_a_descriptor_is_closed_in_every_case(tmp_path):
     (tmp_path / "config.json").write_bytes(OBJECT)
     with pytest.raises(KeyError), open_model_file(tmp_path / "config.json") as descriptor:
         raise KeyError

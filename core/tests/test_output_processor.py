@@ -120,7 +120,7 @@ def test_kinds_agree_on_the_whole():
     assert set(texts.values()) == {"né E ENE EN "}
 
 
-def test_a_stop_string_ends_the_request_and_asks_for_its_abort():
+def test_a_stop_string_ends_the_request_and_requests_its_abort():
     processor = Desk()
     processor.add("r", stop=["lo w"])
     assert processor.step({"r": b"Hel"}).to_abort == []
@@ -162,7 +162,7 @@ def test_no_stop_string_is_looked_for_before_min_tokens():
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
-def test_the_text_of_a_stop_token_is_shown_only_when_asked_for(kind):
+def test_the_text_of_a_stop_token_is_shown_only_when_requested(kind):
     processor = Desk()
     wishes = {"stop_token_ids": [ord("!")], "skip_special_tokens": False}
     processor.add("r", kind, **wishes)
@@ -215,7 +215,7 @@ def test_prompt_logprobs_begin_with_none_and_may_come_in_pieces():
     assert processor.step({"r": b"y"}).request_outputs[0].prompt_logprobs is None
 
 
-def test_what_was_not_asked_for_is_none():
+def test_what_was_not_requested_is_none():
     processor = Desk()
     processor.add("r")
     (output,) = processor.step({"r": b"x"}, [("r", LENGTH)]).request_outputs
@@ -274,7 +274,7 @@ def test_abort_ends_all_completions():
     assert processor.outputs.abort(["r"]).request_outputs == []
 
 
-def test_an_error_is_told():
+def test_an_error_is_reported():
     processor = Desk()
     processor.add("r", FINAL_ONLY)
     failure = Finished(request_id="r", reason=FinishReason.ERROR, message="the row broke")

@@ -52,7 +52,7 @@ def ask(**extra_args):
     return SamplingParams(max_tokens=2, extra_args=extra_args)
 
 
-def test_a_wrong_wish_is_refused_and_the_others_are_answered(make):
+def test_a_wrong_parameter_is_refused_and_the_others_are_answered(make):
     llm = make(FakeLogitsProcessor)
     params = [ask(), ask(**{ARGUMENT: "yes"}), ask(**{ARGUMENT: True})]
     good, bad, asking = llm.generate(["a", "b", "c"], params, on_error="return")

@@ -84,7 +84,7 @@ def run(engine):
     return ended
 
 
-def test_an_engine_goes_on_where_it_was(llm):
+def test_an_engine_continues_where_it_was(llm):
     engine = llm.llm_engine
     due = [list(one.outputs[0].token_ids) for one in llm.generate([[1, 2], [3]], PARAMS)]
     engine.add_request("a", [1, 2], PARAMS)
@@ -97,7 +97,7 @@ def test_an_engine_goes_on_where_it_was(llm):
     assert run(engine) == {"a": due[0], "b": due[1]}
 
 
-def test_aborts_are_told_in_a_pause(llm):
+def test_aborts_are_reported_in_a_pause(llm):
     engine = llm.llm_engine
     engine.pause("new")
     engine.add_request("a", [1, 2], PARAMS)

@@ -141,7 +141,7 @@ def test_a_joining_request_has_tokens_of_its_own():
     assert join.bad_words_token_ids == ((8, 9),)
 
 
-def test_a_digest_tells_shapes_but_no_token():
+def test_a_digest_reports_shapes_but_no_token():
     builder = StepBuilder()
     builder.join(dataclasses.replace(joining(), token_ids=array("i", [424242])))
     builder.run(3, 8, 3, samples=True)

@@ -75,7 +75,7 @@ def test_an_automatic_candidate_that_fails_is_set_aside_visibly_and_once(plugin_
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
 
 
-def test_a_strict_user_is_told_by_an_error(plugin_site):
+def test_strict_mode_raises_an_error(plugin_site):
     install(plugin_site, "dovetail-a", "dovetail-b")
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
     registry = plugin_site.registry(policy=PluginPolicy(strict=True))
@@ -83,7 +83,7 @@ def test_a_strict_user_is_told_by_an_error(plugin_site):
         choose(registry, FakePlatform(), "policy", "auto")
 
 
-def test_where_all_fail_each_says_why(plugin_site):
+def test_where_all_fail_each_gives_the_reason(plugin_site):
     install(plugin_site, "dovetail-a", "acme")
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
     with pytest.raises(PluginNotFoundError) as refusal:
@@ -159,7 +159,7 @@ def test_what_the_platform_does_not_provide_is_refused_before_it_is_imported(plu
     assert "acme" not in sys.modules
 
 
-def test_another_device_is_no_misspelling(plugin_site):
+def test_another_device_is_not_a_misspelling(plugin_site):
     install(plugin_site, "acme", acme={"needs": '["device.boxes"]'})
     manifest = entry("box", kind="platform", provides='["device.box"]')
     parts = {"platform": {"box": ".parts:Box"}}
@@ -183,7 +183,7 @@ def test_needs_are_met_by_the_core_the_platform_and_its_manifest(plugin_site):
     assert registry.load("policy", "acme") is early
 
 
-def test_what_was_loaded_before_the_platform_was_known_is_held_to_it_then(plugin_site):
+def test_plugins_loaded_before_the_platform_are_checked_against_it(plugin_site):
     install(plugin_site, "acme", acme={"needs": '["wings"]'})
     registry = plugin_site.registry()
     registry.load("policy", "acme")

@@ -75,7 +75,7 @@ def test_what_an_import_prints_is_a_note_and_not_output(plugin_site, capsys):
     assert registry.resolutions[0].notes == ("Importing acme printed 'buy acme pro'.",)
 
 
-def test_what_a_failed_import_printed_is_told_with_its_error(plugin_site, capsys):
+def test_what_a_failed_import_printed_is_reported_with_its_error(plugin_site, capsys):
     plugin_site.add("acme", ENTRIES, parts="print('no licence ' * 40)\nraise OSError\n")
     with pytest.raises(PluginLoadError) as failure:
         plugin_site.registry().load("policy", "fair")
@@ -84,7 +84,7 @@ def test_what_a_failed_import_printed_is_told_with_its_error(plugin_site, capsys
     assert capsys.readouterr().out == ""
 
 
-def test_other_threads_go_on_printing(capsys):
+def test_other_threads_continue_printing(capsys):
     def shout():
         print("from another thread")
 
@@ -125,7 +125,7 @@ def fails(error):
 
 
 @pytest.mark.parametrize("error", [ValueError("a\nb"), SystemExit(2), AssertionError(), KeyError()])
-def test_a_constructor_that_fails_is_told_as_the_plugins(error):
+def test_a_constructor_that_fails_is_reported_as_the_plugins_error(error):
     for call in (lambda: construct("ops", fails(error)), lambda: construct("ops", fails(error), 1)):
         with pytest.raises(PluginLoadError) as failure:
             call()
@@ -144,7 +144,7 @@ def test_our_own_errors_and_ctrl_c_pass(error):
         call_plugin("platform 'x'", "capabilities", fails(error))
 
 
-def test_a_question_that_fails_is_told_as_the_plugins():
+def test_a_question_that_fails_is_reported_as_the_plugins_error():
     with pytest.raises(PluginLoadError, match=r"'x' failed when it was called for its cap"):
         call_plugin("platform 'x'", "capabilities", fails(SystemExit()))
     assert call_plugin("platform 'x'", "capabilities", lambda: 3) == 3

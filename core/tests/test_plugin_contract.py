@@ -101,7 +101,7 @@ def test_a_class_of_another_kind_is_refused() -> None:
     assert found[0] == "it declares CONTRACT = 'policy', but is used as a scheduler"
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     class Bad(SchedulerInterface):
         CONTRACT_VERSION = "7.0"
 
@@ -147,7 +147,7 @@ def test_a_class_without_init_takes_no_context() -> None:
     assert problems("weight_loader", Bare) == ["__init__: does not take 'context'"]
 
 
-def test_inheriting_a_protocols_body_is_no_implementation() -> None:
+def test_inheriting_a_protocols_body_is_not_an_implementation() -> None:
     from dovetail.interfaces import Model
 
     class Half(Model):
@@ -160,7 +160,7 @@ def test_inheriting_a_protocols_body_is_no_implementation() -> None:
     assert problems("model", Half) == ["method compute_logits(self, hidden_SD) is missing"]
 
 
-def test_own_abstract_methods_are_told() -> None:
+def test_own_abstract_methods_are_reported() -> None:
     import abc
 
     class Open(Loader, abc.ABC):

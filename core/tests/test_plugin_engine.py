@@ -171,7 +171,7 @@ def test_an_automatic_one_that_fails_is_set_aside_and_the_engine_answers(
         start(worker_cls="auto", plugins_strict=True)
 
 
-def test_what_a_platform_changed_is_told_with_its_name_and_reason(start):
+def test_what_a_platform_changed_is_reported_with_its_name_and_reason(start):
     from dovetail.interfaces import ConfigPatch
     from dovetail_devkit.fakes.platform import FakePlatform
 

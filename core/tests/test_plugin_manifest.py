@@ -178,16 +178,16 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         ),
     ],
 )
-def test_a_broken_manifest_is_told_by_name(plugin_site, manifest, told):
+def test_a_broken_manifest_is_reported_by_name(plugin_site, manifest, told):
     assert told in broken_by(plugin_site, manifest)
 
 
-def test_every_mistake_is_told_at_once(plugin_site):
+def test_every_mistake_is_reported_at_once(plugin_site):
     told = broken_by(plugin_site, HEAD + 'rank = "x"\napi = "1"\n')
     assert "rank = 'x'" in told and "api = '1'" in told
 
 
-def test_a_broken_manifest_harms_its_own_distribution_only(plugin_site):
+def test_a_broken_manifest_affects_its_own_distribution_only(plugin_site):
     plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest="junk")
     plugin_site.add("zebra", {"policy": {"stripes": ":Stripes"}}, manifest="")
     registry = plugin_site.registry()

@@ -63,7 +63,7 @@ def refusal(registry, reference="fair", kind="policy", error=ConfigError):
     return str(caught.value)
 
 
-def test_options_are_checked_completed_frozen_and_told(acme):
+def test_options_are_checked_completed_frozen_and_reported(acme):
     given = {"weight": 2, "tenants": ["a"]}
     registry = acme(fair=given)
     fair = registry.load("policy", "fair")
@@ -97,7 +97,7 @@ def test_an_unknown_option_names_the_nearest(acme):
     assert "Options: weight, tenants, window_s." in told
 
 
-def test_a_wrong_value_is_told_with_what_would_do(acme):
+def test_a_wrong_value_is_reported_with_the_remedy(acme):
     told = refusal(acme(fair={"weight": -1, "window_s": "soon"}))
     assert "options of the policy 'fair' of acme 1.0 are wrong" in told
     assert "weight=-1: Input should be greater than or equal to 0" in told
@@ -133,7 +133,7 @@ def test_a_plugin_that_takes_none_refuses_options(acme):
     assert "the scheduler 'whole' of acme 1.0 takes no options, and {'x': 1} were given" in told
 
 
-def test_a_name_in_two_kinds_must_be_told_apart_if_both_take_options(plugin_site):
+def test_a_name_in_two_kinds_must_be_distinguished_if_both_take_options(plugin_site):
     entries = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"fair": ".parts:Whole"}}
     manifest = MANIFEST.replace('"whole"', '"fair"')
     both = manifest + 'options = "acme.model:FairOptions"\n'

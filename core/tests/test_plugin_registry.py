@@ -210,7 +210,7 @@ def test_resolving_imports_nothing_and_finds_the_distribution(
     assert registry.resolutions == ()
 
 
-def test_unknown_name_tells_the_nearest_all_installed_and_what_to_write(
+def test_unknown_name_reports_the_nearest_all_installed_and_what_to_write(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("one", "[dovetail.policy]\nfcfs = m:A\nlifo = m:B\n[dovetail.scheduler]\nedf = m:C\n")
@@ -226,7 +226,7 @@ def test_unknown_name_tells_the_nearest_all_installed_and_what_to_write(
     assert "None is installed." in told
 
 
-def test_one_name_from_two_distributions_must_be_told_apart(
+def test_one_name_from_two_distributions_must_be_distinguished(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("Some.Sched", "[dovetail.policy]\nfcfs = first_mod:Mine\n", first_mod=POLICY)
@@ -240,7 +240,7 @@ def test_one_name_from_two_distributions_must_be_told_apart(
     assert "Did you mean 'Rival.Sched'?" in told and "Write fcfs@Rival.Sched" in told
 
 
-def test_one_name_twice_in_one_distribution_is_told_apart_by_class(
+def test_one_name_twice_in_one_distribution_is_distinguished_by_class(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("one", "[dovetail.policy]\na = m:A\na = m:B\nb = m:A\nb = m:A\n")
@@ -294,7 +294,7 @@ def test_a_class_of_the_users_program_is_not_looked_for_in_ours(
     assert "top of a module that can be imported" in told and "Classes in it" not in told
 
 
-def test_missing_module_and_missing_attribute_are_told_apart(
+def test_missing_module_and_missing_attribute_are_distinguished(
     install: Install, registry: PluginRegistry
 ) -> None:
     install(
@@ -324,7 +324,7 @@ def test_missing_module_and_missing_attribute_are_told_apart(
         ("raise BaseException", BaseException, "failed with BaseException"),
     ],
 )
-def test_whatever_an_import_raises_becomes_a_load_error(
+def test_any_exception_of_an_import_becomes_a_load_error(
     install: Install, registry: PluginRegistry, source: str, cause: type, told_too: str
 ) -> None:
     install("bad", "[dovetail.policy]\nbad = broken_mod:Bad\n", broken_mod=source)
@@ -387,7 +387,7 @@ def test_local_files_need_trust(site: Path, registry: PluginRegistry) -> None:
     assert fresh(site, trust_local_code=True).load("policy", f"{path}:Changed")
 
 
-def test_files_that_are_gone_or_fail_are_told(site: Path) -> None:
+def test_files_that_no_longer_exist_or_fail_are_reported(site: Path) -> None:
     trusting = fresh(site, trust_local_code=True)
     told = message(lambda: trusting.load("policy", "./gone.py:A"), PluginNotFoundError)
     assert "there is no file" in told

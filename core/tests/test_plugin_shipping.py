@@ -82,7 +82,7 @@ def test_a_process_gets_what_is_for_its_role(plugin_site, shipped):
     assert registry.load("policy", "acme.parts:Policy") is Policy
 
 
-def test_other_versions_are_told_all_at_once_before_anything_is_loaded(plugin_site, shipped):
+def test_other_versions_are_reported_all_at_once_before_anything_is_loaded(plugin_site, shipped):
     newer = dataclasses.replace(shipped[0], version="1.1")
     gone = dataclasses.replace(shipped[0], name="x", distribution="zebra")
     moved = dataclasses.replace(shipped[0], target="acme.old:Fair")

@@ -115,7 +115,7 @@ def test_continue_is_for_all_that_are_neither_granted_nor_held(steer):
     assert driver.running() == list("abcd")
 
 
-def test_the_hit_of_an_admission_is_told(steer):
+def test_the_hit_of_an_admission_is_reported(steer):
     driver = steer()
     driver.add("a", [7] * 9, max_tokens=1)
     driver.run()
@@ -206,7 +206,7 @@ def test_there_is_nothing_to_compute_while_the_last_token_is_on_its_way(steer):
     assert driver.scheduler.view.num_uncomputed_tokens(driver.scheduler.view.running[0]) == 0
 
 
-def test_a_step_that_preempted_for_want_of_blocks_admits_nobody(steer):
+def test_a_step_that_preempted_because_blocks_are_short_admits_no_request(steer):
     driver = steer(running="ab", num_blocks=2, waiting="0")
     runs, answers = driver.plan_by(
         action(("a", Run), ("b", Run), ("0", Run), ("0", PreemptAndAdmit))
@@ -215,7 +215,7 @@ def test_a_step_that_preempted_for_want_of_blocks_admits_nobody(steer):
     assert [a.denied for a in answers] == [None, *[Denied.PRESSURE] * 3]
 
 
-def test_an_explicit_eviction_is_no_pressure(steer):
+def test_an_explicit_eviction_is_not_pressure(steer):
     driver = steer(running="ab", waiting="c", max_num_seqs=2)
     runs, _ = driver.plan_by(action(("a", Evict), ("c", Run), ("b", Run)))
     assert runs.keys() == {"b", "c"}
@@ -224,14 +224,14 @@ def test_an_explicit_eviction_is_no_pressure(steer):
 # --- displacing -------------------------------------------------------------------------------
 
 
-def test_a_displacement_takes_as_few_as_it_needs_in_the_order_of_victim(steer):
+def test_a_preemption_takes_as_few_as_it_needs_in_the_order_of_victim(steer):
     driver = steer(running="abc", waiting="0", num_blocks=3, prompt=4)
     runs, answers = driver.plan_by(action(("0", PreemptAndAdmit)))
     assert runs == {"0": (0, 4)} and all(answers)
     assert driver.running() == ["a", "b", "0"] and driver.waiting() == ["c"]
 
 
-def test_a_displacement_that_would_not_be_enough_evicts_nobody(steer):
+def test_a_preemption_that_would_not_be_enough_evicts_no_request(steer):
     driver = steer(running="az", num_blocks=6, prompt=8)
     driver.add("m", 20, priority=ord("m"))
     runs, answers = driver.plan_by(action(("m", PreemptAndAdmit), ("a", Run), ("z", Run)))
@@ -239,7 +239,7 @@ def test_a_displacement_that_would_not_be_enough_evicts_nobody(steer):
     assert runs.keys() == {"a", "z"} and driver.running() == ["a", "z"]
 
 
-def test_only_worse_ranks_give_way(steer):
+def test_only_worse_ranks_are_preempted(steer):
     driver = steer(running="ab", waiting="z", max_num_seqs=2)
     _, answers = driver.plan_by(action(("z", PreemptAndAdmit)))
     assert answers[0].denied is Denied.SEATS and driver.running() == ["a", "b"]

@@ -80,7 +80,7 @@ def test_each_branch_of_a_tree_of_prompts_is_computed_once(drive, alone):
 
 
 @pytest.mark.parametrize("how", ["abort", "hold", "evict"])
-def test_who_follows_goes_on_when_who_leads_does_not(drive, alone, how):
+def test_a_following_request_continues_when_the_first_one_stops(drive, alone, how):
     class Stops(Policy):
         stops = False
 
@@ -105,7 +105,7 @@ def test_who_follows_goes_on_when_who_leads_does_not(drive, alone, how):
     assert driver.tokens["b"] == alone(SHARED, 1)
 
 
-def test_nobody_follows_across_salts_or_where_all_positions_are_asked_for(drive):
+def test_nobody_follows_across_salts_or_where_all_positions_are_requested(drive):
     driver = drive(**BIG, max_num_batched_tokens=16384)
     driver.add("a", SHARED)
     driver.add("salted", SHARED, cache_salt="mine")
@@ -136,7 +136,9 @@ def test_a_step_that_finds_many_blocks_admits_the_others_later(drive, monkeypatc
 
 
 @pytest.mark.parametrize("preempts", [False, True])
-def test_a_long_prompt_is_hashed_in_slices_and_holds_nobody_up(drive, alone, monkeypatch, preempts):
+def test_a_long_prompt_is_hashed_in_slices_and_delays_no_other_request(
+    drive, alone, monkeypatch, preempts
+):
     class Eager(Policy):
         pass
 

@@ -197,7 +197,7 @@ def test_a_load_that_failed_leaves_what_is_good_and_is_not_tried_again():
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_whoever_goes_while_loading_hears_nothing_and_its_blocks_stay_until_then(failed):
+def test_a_request_that_ends_while_loading_gets_no_result_and_its_blocks_stay_until_then(failed):
     cache, side, remote = stored_elsewhere()
     one, _, _ = load(cache, remote)
     blocks = one.blocks[0][:3]

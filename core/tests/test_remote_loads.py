@@ -129,7 +129,7 @@ def test_what_a_finished_request_has_is_stored_before_it_is_handed_out(referee):
     assert referee.scheduler.view.num_free_blocks == 19
 
 
-def test_who_is_loaded_is_next_for_a_seat():
+def test_a_request_that_is_loaded_is_next_for_a_seat():
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, connected=True)
@@ -196,7 +196,7 @@ def test_a_load_that_fails_counts_also_for_one_that_was_evicted_meanwhile():
     referee.drain()
 
 
-def test_who_takes_the_name_of_an_aborted_one_has_none_of_its_past():
+def test_a_request_that_takes_the_name_of_an_aborted_one_has_none_of_its_past():
     referee, _ = evict_while_its_load_fails()
     referee.abort(["a"])
     referee.drain()

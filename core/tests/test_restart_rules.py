@@ -156,7 +156,7 @@ def test_a_suspect_that_is_aborted_lets_the_next_one_run(tracker):
         tracker.admit("a", pair[0])
 
 
-def test_a_kill_from_outside_is_no_proof_until_few_restarts_are_left(tracker):
+def test_a_kill_from_outside_is_not_proof_until_few_restarts_are_left(tracker):
     alone = request("a")
     for restarts_left in (4, 3):
         die(tracker, alone, restarts_left=restarts_left, was_killed=True)
@@ -166,7 +166,7 @@ def test_a_kill_from_outside_is_no_proof_until_few_restarts_are_left(tracker):
         tracker.admit("a", alone)
 
 
-def test_several_requests_of_one_prompt_are_no_proof_until_few_restarts_are_left(tracker):
+def test_several_requests_of_one_prompt_are_not_proof_until_few_restarts_are_left(tracker):
     crowd = [request(f"{number}") for number in range(4)]
     for restarts_left in (4, 3):
         die(tracker, *crowd, restarts_left=restarts_left)

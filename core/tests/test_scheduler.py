@@ -85,7 +85,7 @@ def test_nobody_passes_a_denied_head(drive):
     assert list(driver.reasons) == ["a", "head", "small"]
 
 
-def test_a_long_prompt_asks_for_the_blocks_of_its_chunk_only(drive):
+def test_a_long_prompt_requests_the_blocks_of_its_chunk_only(drive):
     driver = drive(num_blocks=10, max_num_batched_tokens=8)
     driver.add("a", 30)
     driver.step()
@@ -188,7 +188,7 @@ def test_salts_do_not_share(drive):
     assert driver.cached == {"a": 0, "b": 0, "c": 8}
 
 
-def test_who_wants_prompt_logprobs_computes_every_position(drive):
+def test_a_request_that_wants_prompt_logprobs_computes_every_position(drive):
     driver = drive()
     driver.add("a", range(9), max_tokens=1)
     driver.run()
@@ -282,7 +282,7 @@ def test_a_plan_ahead_of_a_stop_is_dropped(drive, alone):
     assert driver.tokens["a"] == expected
 
 
-def test_rows_given_up_are_told_to_the_worker(drive):
+def test_rows_given_up_are_reported_to_the_worker(drive):
     driver = drive(max_num_seqs=1)
     driver.add("a", 3, max_tokens=1)
     driver.add("b", 3, max_tokens=1)

@@ -57,7 +57,7 @@ def crowded(drive, **limits):
     return driver, prompts
 
 
-def test_the_last_admitted_gives_way_and_nobody_is_admitted(drive, alone):
+def test_the_last_admitted_is_preempted_and_no_request_is_admitted(drive, alone):
     driver, prompts = crowded(drive)
     assert driver.step() == {"a": (12, 1)}
     assert driver.running() == ["a"]
@@ -72,7 +72,7 @@ def test_the_last_admitted_gives_way_and_nobody_is_admitted(drive, alone):
     assert [len(driver.tokens[name]) for name in "abc"] == [9, 9, 2]
 
 
-def test_who_comes_back_keeps_its_tokens_and_finds_its_blocks(drive):
+def test_a_request_that_comes_back_keeps_its_tokens_and_finds_its_blocks(drive):
     driver, _ = crowded(drive)
     driver.step()
     seen = driver.step()
@@ -151,7 +151,7 @@ def test_the_lower_number_is_served_first(drive, policy):
     assert list(driver.reasons) == list("abcd")
 
 
-def test_a_seat_is_taken_from_who_matters_less(drive, policy, alone):
+def test_a_seat_is_taken_from_a_request_of_lower_priority(drive, policy, alone):
     driver = drive(max_num_seqs=2, policy=policy)
     prompts = {n: driver.add(n, 3, max_tokens=4, priority=p) for n, p in (("a", 1), ("b", 2))}
     driver.step()
@@ -162,7 +162,7 @@ def test_a_seat_is_taken_from_who_matters_less(drive, policy, alone):
     assert {n: driver.tokens[n] for n in prompts} == {n: alone(p, 4) for n, p in prompts.items()}
 
 
-def test_blocks_are_taken_from_who_matters_less(drive, policy):
+def test_blocks_are_taken_from_a_request_of_lower_priority(drive, policy):
     driver = drive(num_blocks=6, policy=policy)
     for name, priority in (("low", 9), ("mid", 5)):
         driver.add(name, 8, max_tokens=3, priority=priority)
@@ -184,7 +184,7 @@ class Classes(Policy):
         return request.priority
 
 
-def test_who_would_not_fit_even_so_asks_for_no_victim(drive):
+def test_a_request_that_would_not_fit_even_so_requests_no_victim(drive):
     class Counting(ByPriority):
         num_asked = 0
 
@@ -205,7 +205,7 @@ def test_who_would_not_fit_even_so_asks_for_no_victim(drive):
 
 
 @pytest.mark.parametrize("policy", [ByPriority, ByPriorityNow, Classes])
-def test_equals_are_not_displaced(drive, policy):
+def test_equals_are_not_preempted(drive, policy):
     driver = drive(max_num_seqs=1, policy=policy)
     driver.add("a", 3, max_tokens=3, priority=1)
     driver.step()
@@ -225,7 +225,7 @@ def test_a_policy_that_does_not_preempt_lets_running_ones_be(drive):
     assert driver.waiting() == ["vip"]
 
 
-def test_the_displaced_come_back_though_others_were_admitted_in_between(drive, policy):
+def test_the_preempted_come_back_though_others_were_admitted_in_between(drive, policy):
     driver = drive(max_num_seqs=3, policy=policy)
     for name in "abc":
         driver.add(name, 3, max_tokens=6, priority=5)
@@ -237,7 +237,7 @@ def test_the_displaced_come_back_though_others_were_admitted_in_between(drive, p
     assert set(driver.reasons) == set("abcxyz")
 
 
-def test_a_step_that_preempts_admits_nobody_even_where_there_is_room(drive):
+def test_a_step_that_preempts_admits_no_request_even_where_there_is_room(drive):
     class Polite(ByPriority):
         preempts = False
 
@@ -252,7 +252,7 @@ def test_a_step_that_preempts_admits_nobody_even_where_there_is_room(drive):
     assert driver.step().keys() == {"a", "c"}
 
 
-def test_who_is_admitted_and_displaced_in_one_step_was_never_there(drive):
+def test_a_request_that_is_admitted_and_preempted_in_one_step_was_never_there(drive):
     class Restless(Policy):
         """Whoever waits goes before whoever runs."""
 
@@ -271,7 +271,7 @@ def test_who_is_admitted_and_displaced_in_one_step_was_never_there(drive):
     assert driver.stats.num_scheduled_tokens == 5
 
 
-def test_what_the_displaced_give_up_is_free_when_their_last_step_is_executed(drive, alone):
+def test_what_the_preempted_give_up_is_free_when_their_last_step_is_executed(drive, alone):
     driver = drive(num_blocks=8, policy=ByPriority)
     prompt = driver.add("low", 12, max_tokens=4, priority=9)
     driver.plan()
@@ -311,7 +311,7 @@ def heard():
     return Listening.heard
 
 
-def test_a_policy_hears_a_requests_life(drive, heard):
+def test_a_policy_is_notified_of_a_requests_life(drive, heard):
     driver = drive(policy=Listening, max_num_batched_tokens=8)
     driver.add("a", 10, max_tokens=2)
     driver.run()
@@ -326,7 +326,7 @@ def test_a_policy_hears_a_requests_life(drive, heard):
     ]
 
 
-def test_a_policy_hears_of_evictions_and_aborts(drive, heard):
+def test_a_policy_is_notified_of_evictions_and_aborts(drive, heard):
     driver, _ = crowded(drive, policy=Listening)
     driver.step()
     driver.scheduler.abort_requests(["c"])

@@ -162,7 +162,7 @@ def test_in_every_status(where, out, action):
         assert referee.scheduler.reset_prefix_cache()
 
 
-def test_who_waits_at_a_gate_holds_nobody_up():
+def test_a_request_that_waits_at_a_gate_delays_no_other_request():
     referee = make_referee(holds=True)
     referee.add(request("r", seed=HELD))
     referee.add(request("behind"))
@@ -196,7 +196,7 @@ def test_a_preempted_request_passes_no_gate_again():
     referee.drain()
 
 
-def test_who_waits_for_remote_kvs_has_no_row_and_holds_nobody_up():
+def test_a_request_that_waits_for_remote_kvs_has_no_row_and_delays_no_other_request():
     referee = waits_for_remote_kvs()
     assert referee.scheduler.depth().num_running == 0
     referee.add(request("behind", first=11))

@@ -59,7 +59,7 @@ def test_sums_grow_over_a_life(drive):
     assert driver.stats.num_aborted == 2
 
 
-def test_nothing_looked_up_is_no_hit_rate(drive):
+def test_nothing_looked_up_is_not_a_hit_rate(drive):
     driver = drive(enable_prefix_caching=False)
     driver.add("a", 4)
     driver.step()

@@ -149,7 +149,7 @@ def test_an_outside_platform_is_taken_by_name_only(make):
     assert choose_platform(registry, "b").info.name == "better"
 
 
-def test_where_no_platform_can_be_used_each_says_why(make):
+def test_where_no_platform_can_be_used_each_gives_the_reason(make):
     registry = make(
         dovetail_a=section("platform", absent="Absent"), acme=section("platform", b="Better")
     )
@@ -281,7 +281,7 @@ def test_an_explicit_backend_that_is_not_able_is_refused(make):
         choose_attention(backends(make), box(), "plain", requirements(features=WINDOW))
 
 
-def test_where_no_backend_is_able_each_says_why(make):
+def test_where_no_backend_is_able_each_gives_the_reason(make):
     with pytest.raises(PluginNotFoundError) as refusal:
         choose_attention(backends(make), box(), "auto", requirements(dtype="float16", block_size=4))
     lines = str(refusal.value).splitlines()

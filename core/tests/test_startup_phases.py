@@ -13,7 +13,7 @@ from dovetail.plugins.construction import construct
 from dovetail.processes.startup_phases import StartUp, describe_phases, enter_phase
 
 
-def test_phases_are_noted_and_told_in_order():
+def test_phases_are_recorded_and_reported_in_order():
     clock, told = ManualClock(), []
     with StartUp(clock, deadline_s=60, notify=told.append) as start:
         start.enter("first")
@@ -28,7 +28,7 @@ def test_phases_are_noted_and_told_in_order():
 
 
 @pytest.mark.parametrize("error", [CapacityError("7 GB"), RuntimeError("melted")], ids=str)
-def test_what_fails_names_its_phase_and_is_taken_back(error):
+def test_a_failed_start_names_its_phase_and_is_undone(error):
     undone = []
     with (
         pytest.raises((CapacityError, StartError)) as raised,
@@ -103,7 +103,7 @@ class Endless:
         time.sleep(30)
 
 
-def test_a_plugin_whose_making_hangs_is_not_told_as_broken():
+def test_a_plugin_whose_making_hangs_is_not_reported_as_broken():
     with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
         start.enter("load_model")
         construct("worker", Endless, ())
@@ -123,7 +123,7 @@ def test_a_plugin_whose_import_hangs_is_named(tmp_path, monkeypatch):
     assert "hangs_at_import.py:2" in message, "where it was"
 
 
-def test_elsewhere_than_in_the_main_thread_a_late_phase_is_told(caplog):
+def test_elsewhere_than_in_the_main_thread_a_late_phase_is_reported(caplog):
     found = []
 
     def run():

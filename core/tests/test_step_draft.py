@@ -55,7 +55,7 @@ def test_a_chunk_leaves_no_token_pending(draft):
     assert (one.num_computed_tokens, one.num_tokens_with_pending) == (5, 6)
 
 
-def test_who_joins_brings_all_its_blocks_and_who_grows_the_new_ones(draft):
+def test_joins_bring_all_blocks_and_growth_only_new_ones(draft):
     joining, growing = request(3, blocks=(1, 2)), request(4, blocks=(5, 6))
     draft.join(joining)
     draft.grow(growing, [[6]])

@@ -108,7 +108,7 @@ def test_results_of_the_dead_are_dropped():
     assert settled.logprobs == {} and dead.num_output_tokens == 0
 
 
-def test_cached_tokens_are_told_once_with_the_first_token():
+def test_cached_tokens_are_reported_once_with_the_first_token():
     one = request()
     one.num_cached_tokens = 2
     assert give([one], [[5]]).num_cached_tokens == {"r0": 2}

@@ -49,7 +49,7 @@ def test_a_possible_beginning_is_held_back_and_the_rest_is_not():
     assert stream.flush() == "<"
 
 
-def test_the_stop_string_is_shown_when_asked_for():
+def test_the_stop_string_is_shown_when_requested():
     assert run(["b", "bc"], ["a", "bcd"], include=True) == ("ab", "b")
 
 

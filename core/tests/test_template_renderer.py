@@ -106,7 +106,7 @@ def pool():
 
 
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])
-def test_every_attack_ends_in_a_typed_error_beside_an_innocent_chat(renderer, attacks):
+def test_every_attack_ends_in_a_typed_error_beside_a_valid_chat(renderer, attacks):
     """Peak memory of this process may not grow, and an innocent conversation is rendered alike."""
     attacked, refused = TemplateRenderer(TIGHT), []
     expected = renderer.render(PLAIN, TALK, {})
@@ -140,7 +140,7 @@ def test_every_attack_ends_in_a_typed_error_beside_an_innocent_chat(renderer, at
     assert len(gaps) > 10
 
 
-def test_attacks_at_once_do_not_delay_an_innocent_chat(pool):
+def test_attacks_at_once_do_not_delay_a_valid_chat(pool):
     """Three children run into their deadline; a fourth answers meanwhile."""
 
     def request(template):

@@ -127,7 +127,7 @@ def test_padding_and_truncation_of_the_file_are_switched_off(directory):
         ("chat_template.jinja", "\udcff{"),
     ],
 )
-def test_a_bad_file_is_named_with_what_to_do(directory, name, content):
+def test_a_bad_file_is_named_with_the_remedy(directory, name, content):
     (directory / name).unlink(missing_ok=True)
     if content is not None:
         (directory / name).write_bytes(content.encode(errors="surrogateescape"))

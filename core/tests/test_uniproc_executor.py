@@ -275,7 +275,7 @@ def test_a_late_worker_is_called_by_the_caller_and_waited_for_at_depth_1_alone(m
 
 
 @pytest.mark.parametrize("timeout", [0.01, None])
-def test_not_in_time_is_no_failure_where_a_time_was_given(make, asynchronous, timeout):
+def test_not_in_time_is_not_a_failure_where_a_time_was_given(make, asynchronous, timeout):
     executor, worker = make(LateWorker)
     worker.fails["result"] = TimeoutError("not yet")
     is_asked_in_time = asynchronous and timeout is not None

@@ -47,7 +47,7 @@ def test_the_lowest_rank_comes_first_and_ties_go_by_arrival(queue):
     assert drain(queue) == [3, 1, 4, 0, 2]
 
 
-def test_who_comes_back_has_its_old_place(queue):
+def test_a_request_that_comes_back_has_its_old_place(queue):
     requests = [request(sequence) for sequence in range(3)]
     for one in requests:
         queue.push(one)
@@ -59,7 +59,7 @@ def test_who_comes_back_has_its_old_place(queue):
     assert drain(queue) == [0, 1, 2]
 
 
-def test_who_is_taken_out_is_never_served(queue):
+def test_a_request_that_is_taken_out_is_never_served(queue):
     requests = [request(sequence) for sequence in range(4)]
     for one in requests:
         queue.push(one)
@@ -83,7 +83,7 @@ def test_an_empty_queue_has_no_next(queue):
     assert queue.peek() is None and list(queue) == []
 
 
-def test_who_is_deferred_and_taken_out_is_gone(queue):
+def test_a_request_that_is_deferred_and_taken_out_is_gone(queue):
     one = request(0)
     queue.defer(one)
     queue.discard(one)

@@ -150,7 +150,7 @@ def test_a_name_that_is_taken_is_refused(start, extension, told):
     assert "cannot extend the worker dovetail_devkit.fakes.worker:FakeWorker" in str(caught.value)
 
 
-def test_every_name_in_the_way_is_told_at_once():
+def test_every_name_in_the_way_is_reported_at_once():
     both = type("Both", (), {"load_model": 1, "profile": 2, "fresh": 3})
     with pytest.raises(ContractError) as caught:
         extend_worker(FakeWorker, both)

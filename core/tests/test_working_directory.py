@@ -67,7 +67,7 @@ def test_a_deleted_directory_is_a_typed_error(entry, model, deleted):
     ],
     ids=" ".join,
 )
-def test_commands_tell_it_in_three_lines(command, deleted, capsys):
+def test_commands_report_it_in_three_lines(command, deleted, capsys):
     assert main(command) == 2
     told = capsys.readouterr().err
     assert told.startswith("dovetail: ") and len(told.splitlines()) <= 3

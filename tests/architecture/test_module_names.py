@@ -26,6 +26,6 @@ def test_test_files_have_unique_names():
     assert not twice, f"rename, so that a report names one file only: {twice}"
 
 
-def test_the_gate_tells_names_apart():
+def test_the_gate_distinguishes_names():
     assert all(map(is_refused, ("utils", "string_utils", "helper", "misc", "common", "V1", "v2")))
     assert not any(map(is_refused, ("utilization", "commonality", "plan", "llama", "qwen2")))

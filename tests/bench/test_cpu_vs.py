@@ -144,7 +144,7 @@ def test_the_page_is_made_of_results_without_measuring(tmp_path):
         (("--results", "/no/such/file"), "/no/such/file"),
     ],
 )
-def test_wrong_wishes_are_named(arguments, word):
+def test_wrong_options_are_named(arguments, word):
     done = run("cpu_vs.py", *arguments)
     assert done.returncode != 0
     assert word in done.stderr and "Traceback" not in done.stderr

@@ -26,7 +26,7 @@ def program():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so():
+def test_without_a_gpu_it_reports_it():
     done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True)
     assert done.returncode == 3
     assert "needs a GPU" in done.stdout

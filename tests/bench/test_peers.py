@@ -137,7 +137,7 @@ def test_contenders_come_from_the_file_the_environment_and_here(tmp_path):
         find_contenders("nobody", None, {})
 
 
-def test_a_child_goes_on_after_an_error_and_not_after_a_missed_deadline():
+def test_a_child_continues_after_an_error_and_not_after_a_missed_deadline():
     child = Child(sys.executable, "fake_engine", {"PYTHONPATH": HERE})
     load = {"model": "m", "weights": "bf16", "threads": 1}
     generate = {"prompts": [[1]], "output_lens": [1]}

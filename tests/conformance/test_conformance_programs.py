@@ -54,12 +54,12 @@ def programs(draw):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(program=programs())
-def test_a_program_keeps_the_law(policy, program):
+def test_a_program_follows_the_contract(policy, program):
     check_program(Scheduler, program, policy=policy, after_step=look_deeper)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", POLICIES)
-def test_many_programs_keep_the_law(policy):
+def test_many_programs_follow_the_contract(policy):
     for seed in random.Random(1).sample(range(100, 2**32), NUM_SOAKED):
         check_program(Scheduler, random_program(seed), policy=policy, after_step=look_deeper)

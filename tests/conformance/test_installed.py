@@ -29,18 +29,18 @@ INSTALLED, FOR_DEVICES = installed(for_devices=False), installed(for_devices=Tru
 
 @pytest.mark.sampled(2)  # `make wheels` holds every one of them to its contract
 @pytest.mark.parametrize(("kind", "reference"), INSTALLED)
-def test_an_installed_plugin_keeps_its_contract(kind, reference, tmp_path):
+def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "reference"), FOR_DEVICES)
-def test_a_plugin_for_a_device_keeps_its_contract_where_that_is(kind, reference, tmp_path):
+def test_a_plugin_for_a_device_meets_its_contract_where_that_is(kind, reference, tmp_path):
     """Where it is not, a stand-in and the interpreter show it, in the plugin's own tests."""
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
 
 @pytest.mark.parametrize("kind", FAKES)
-def test_a_fake_keeps_its_contract(kind, tmp_path):
+def test_a_fake_meets_its_contract(kind, tmp_path):
     loaded = REGISTRY.load(kind, load_fake(kind))
     check(kind, loaded, tmp_path)
 

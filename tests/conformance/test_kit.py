@@ -127,7 +127,7 @@ def test_torch_plugins_pass_and_k_chooses(kit, wrong_parts):
     assert "worker:cpu@dovetail-cpu::a prompt in pieces PASSED" in output
 
 
-def test_wrong_plugins_are_caught_by_their_laws(kit, wrong_parts):
+def test_wrong_plugins_are_caught_by_their_checks(kit, wrong_parts):
     laws = {
         "policy:wrong_parts:Fickle": r"rank of \w+ is \d+, then \d+",
         "scheduler:wrong_parts:Forgetful": "abort_requests returns",

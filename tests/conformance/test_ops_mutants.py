@@ -282,7 +282,7 @@ def request_of(settings):
     ids=str,
 )
 @pytest.mark.parametrize("coarse", [False, True], ids=["all different", "equals"])
-def test_the_law_is_that_of_the_torch_sampler(settings, coarse):
+def test_the_distribution_is_that_of_the_torch_sampler(settings, coarse):
     logits = torch.randn(200, generator=torch.Generator().manual_seed(31)) * 2
     logits = logits.round() if coarse else logits
     sampler = Sampler(num_rows=1, vocab_size=200, device=HOST)

@@ -270,12 +270,12 @@ def test_a_right_policy_passes(policy):
     check_policy(policy, num_programs=8)
 
 
-def test_an_ageing_policy_that_says_so_is_right():
+def test_an_ageing_policy_that_reports_it_is_right():
     honest = type("Honest", (Dishonest,), {"static_rank": False})
     check_policy(honest, num_programs=8)
 
 
-def test_a_policy_hears_of_everything():
+def test_a_policy_is_notified_of_everything():
     heard = set()
 
     class Listener(FakePolicy):

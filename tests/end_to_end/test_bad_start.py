@@ -75,7 +75,7 @@ def shard(folder):
 
 
 @pytest.mark.parametrize("field", PLACES)
-def test_an_unknown_plugin_is_told_the_nearest_name(model_dir, options, field):
+def test_the_error_for_an_unknown_plugin_names_the_nearest(model_dir, options, field):
     kind, wrong, right = PLACES[field]
     message = refuse(PluginNotFoundError, model_dir, options, **{field: wrong})
     assert f"no {kind} plugin {wrong!r}" in message
@@ -95,7 +95,7 @@ def test_a_class_of_another_kind_is_refused(model_dir, options, field):
 
 
 @pytest.mark.parametrize("field", PLACES)
-def test_a_module_that_cannot_be_imported_says_why(
+def test_a_module_that_cannot_be_imported_gives_the_reason(
     model_dir, options, field, tmp_path, monkeypatch
 ):
     (tmp_path / f"bad_{field}.py").write_text("raise RuntimeError('the licence has run out')\n")
@@ -104,7 +104,7 @@ def test_a_module_that_cannot_be_imported_says_why(
     assert "the licence has run out" in message
 
 
-def test_an_unknown_option_is_told_the_nearest_name(model_dir, options):
+def test_the_error_for_an_unknown_option_names_the_nearest(model_dir, options):
     message = refuse(ConfigError, model_dir, options, schedular_cls="fcfs")
     assert "'schedular_cls'" in message and "'scheduler_cls'" in message
 
@@ -122,7 +122,7 @@ def test_a_directory_that_is_not_a_model(tmp_path, options):
     assert "no config.json" in refuse(ModelError, tmp_path, options)
 
 
-def test_a_file_is_no_directory(model_dir, options):
+def test_a_file_is_not_a_directory(model_dir, options):
     assert "is a file" in refuse(ModelError, model_dir / "config.json", options)
 
 

@@ -65,7 +65,7 @@ def test_one_graph_gives_the_eager_tokens(model_dir, options, llm):
         check(ask(llm), ask(compiled), 1e-5)  # with prefix hits
 
 
-def test_two_tables_in_one_process_are_told_apart(model_dir, qwen_dir, options, llm):
+def test_two_tables_in_one_process_are_distinguished(model_dir, qwen_dir, options, llm):
     """Two engines of one model share the graph's code; each must write to its own cache."""
     options = options | {"enable_prefix_caching": False}
     eager = ask(llm)

@@ -59,7 +59,7 @@ def settings(request, options):
     return options | {"async_scheduling": request.param}
 
 
-def test_a_logits_processor_acts_on_who_asks_and_nobody_else(model_dir, settings, llm):
+def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, settings, llm):
     mates = [PROMPT, "Sphinx of black quartz", "Paged attention"] * 3
     plain = [one.outputs[0].token_ids for one in llm.generate(mates, greedy())]
     assert any(map(has_repeats, plain))
@@ -116,7 +116,7 @@ def test_statistics_are_written(model_dir, settings, tmp_path):
         )
 
 
-def test_a_worker_is_extended_and_hooks_hear(model_dir, settings):
+def test_a_worker_is_extended_and_hooks_are_notified(model_dir, settings):
     with LLM(model_dir, worker_extension_cls=Weights, hooks=[Life], **settings) as made:
         (count,) = made.llm_engine.collective_rpc("count_parameters")
         assert count > 10_000

@@ -130,7 +130,7 @@ def test_n_completions_have_streams_of_their_own(llm, readable):
     assert next_seed not in [completion.token_ids for completion in outputs[0].outputs]
 
 
-def test_a_seed_fixes_the_tokens_whatever_else_is_in_the_batch(llm, readable):
+def test_a_seed_fixes_the_tokens_in_any_batch(llm, readable):
     alone = llm.generate(PROMPT, readable())[0].outputs[0].token_ids
     other = [readable(seed=n, max_tokens=9, temperature=0.5 + n / 10) for n in range(9)]
     for place in (0, 4, 9):
@@ -173,7 +173,7 @@ def test_logprobs_have_the_token_first_and_then_the_best(llm, asked):
     assert completion.cumulative_logprob == pytest.approx(total)
 
 
-def test_prompt_logprobs_tell_every_position_but_the_first(llm):
+def test_prompt_logprobs_cover_every_position_but_the_first(llm):
     ids = llm.get_tokenizer().encode(PROMPT * 4)
     (output,) = llm.generate([ids], greedy(prompt_logprobs=2))
     assert len(output.prompt_logprobs) == len(ids) and output.prompt_logprobs[0] is None
@@ -341,7 +341,7 @@ def test_deltas_join_to_the_final_text(engine, llm, readable):
         assert outputs[-1].finish_reason == final.outputs[0].finish_reason
 
 
-def test_an_abort_in_the_middle_leaves_the_others_alone(engine, llm):
+def test_an_abort_in_the_middle_does_not_affect_the_others(engine, llm):
     expected = answer(llm, "stays", max_tokens=12).token_ids
     engine.add_request("stays", "stays", greedy(max_tokens=12))
     engine.add_request("goes", "goes away", greedy(max_tokens=200))

@@ -225,7 +225,7 @@ def test_the_suite_of_a_new_kind_runs_from_its_name(tree):
     assert "the translation of 'a texta text' is" in done.stdout
 
 
-def test_a_kind_that_nothing_selects_yet_says_so(tmp_path):
+def test_a_kind_that_nothing_selects_yet_reports_it(tmp_path):
     tree = Tree(tmp_path / "tree", UNUSED_ROW)
     done = tree.dovetail("plugins", "explain", "translator")
     assert done.returncode == 0

@@ -133,7 +133,7 @@ def namespace_outcomes(model_dir, tmp_path_factory):
     )
 
 
-def test_every_end_is_told_and_in_time(outcomes):
+def test_every_end_is_reported_and_in_time(outcomes):
     for outcome in outcomes.values():
         assert outcome["is_ours"] and not outcome["status"], outcome
         assert outcome["seconds"] < 30
@@ -141,7 +141,7 @@ def test_every_end_is_told_and_in_time(outcomes):
 
 
 @pytest.mark.parametrize("room", ROOMS_MIB)
-def test_a_limit_on_address_space_is_told_with_what_would_do(outcomes, room):
+def test_a_limit_on_address_space_is_reported_with_the_remedy(outcomes, room):
     outcome = outcomes[f"room {room}"]
     assert outcome["error"] in ("", "CapacityError"), outcome
     assert bool(outcome["error"]) or room > 32
@@ -152,17 +152,17 @@ def test_room_enough_is_enough(outcomes):
     assert not outcomes[f"room {ROOMS_MIB[-1]}"]["error"]
 
 
-def test_threads_that_have_no_room_are_told_by_the_setting(outcomes):
+def test_threads_that_have_no_room_are_reported_by_the_setting(outcomes):
     assert outcomes["threads"]["error"] == "CapacityError"
     assert "num_threads=64" in outcomes["threads"]["message"]
 
 
-def test_too_few_descriptors_are_told_with_the_file(outcomes):
+def test_too_few_descriptors_are_reported_with_the_file(outcomes):
     assert outcomes["descriptors"]["error"]
     assert "Too many open files" in outcomes["descriptors"]["message"]
 
 
-def test_shared_memory_that_cannot_be_had_is_told(outcomes):
+def test_shared_memory_that_cannot_be_had_is_reported(outcomes):
     assert outcomes["ring"]["error"] == "CapacityError"
     assert "ulimit -f" in outcomes["ring"]["message"]
 

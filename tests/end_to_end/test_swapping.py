@@ -212,7 +212,7 @@ def test_an_installed_model_is_found_by_its_architecture(
     assert installed.CALLS["forward"] == NUM_RUNS
 
 
-def test_an_installed_part_is_found_by_its_name(model_dir, options, installed, expected):
+def test_an_installed_part_is_found_by_name(model_dir, options, installed, expected):
     with LLM(model_dir, scheduler_cls="mine", ops="torch@acme-parts", **options) as llm:
         assert tokens(llm) == expected
     assert installed.CALLS["schedule"] == NUM_STEPS and installed.CALLS["norm"]

@@ -65,7 +65,7 @@ def test_each_gives_the_tokens_that_it_gives_alone(model_dir, qwen_dir, options,
         engine.shutdown()
 
 
-def test_the_end_of_one_leaves_the_other_alone(model_dir, qwen_dir, options):
+def test_the_end_of_one_does_not_affect_the_other(model_dir, qwen_dir, options):
     one, two = start(model_dir, "torch", options), start(qwen_dir, "torch", options)
     expected = run([(two, requests(4))])
     two.reset_prefix_cache()

@@ -135,7 +135,7 @@ def test_a_killed_worker_ends_the_engine_with_a_digest(model_dir, options, num_w
     assert children() == before
 
 
-def test_a_worker_of_ones_own_runs_there_with_its_extension(
+def test_a_worker_defined_by_the_user_runs_there_with_its_extension(
     model_dir, options, right, tmp_path, monkeypatch
 ):
     (tmp_path / "own_parts.py").write_text(OWN_PARTS)
@@ -151,7 +151,7 @@ def test_a_worker_of_ones_own_runs_there_with_its_extension(
     assert OwnWorker.num_steps == 0  # here, nobody ran it
 
 
-def test_weights_that_are_torn_are_told_as_ever_with_the_worker(model_dir, options, tmp_path):
+def test_weights_that_are_torn_are_reported_as_ever_with_the_worker(model_dir, options, tmp_path):
     folder = shutil.copytree(model_dir, tmp_path / "torn")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -41,7 +41,7 @@ def test_the_platforms_stand_side_by_side_with_the_reason(name):
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_platform_that_is_asked_for_is_not_replaced(name, model):
+def test_a_platform_that_is_requested_is_not_replaced(name, model):
     with pytest.raises(PluginError) as refusal:
         LLM(model, platform=name, skip_tokenizer_init=True)
     told = str(refusal.value)
@@ -104,7 +104,7 @@ def test_what_kernels_do_not_do_is_refused_with_the_reason(change, reason):
     ("kind", "name", "least_passed"),
     [("platform", "cuda", 2), ("worker", "cuda", 0), ("attention", "triton", 0)],
 )
-def test_the_kit_leaves_out_what_needs_the_device_and_says_why(kind, name, least_passed):
+def test_the_kit_leaves_out_what_needs_the_device_and_gives_the_reason(kind, name, least_passed):
     if "cuda" not in DEVICES:
         pytest.skip("there is one")
     registry = PluginRegistry()

@@ -82,7 +82,7 @@ def _lives(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_when_the_time_is_over_the_rest_says_so(tmp_path):
+def test_when_the_time_is_over_the_rest_reports_it(tmp_path):
     code, run, _ = run_sections(tmp_path, {"hangs": HANGS, "fine": FINE}, total_s=3.5)
     states = {name: one["state"] for name, one in run["sections"].items()}
     assert (code, states["hangs"], states["fine"]) == (1, LATE, LATE)
@@ -164,7 +164,7 @@ def test_a_bundle_for_another_python_is_left_aside(tmp_path):
     assert "is for Python 3.7" in done.stderr and "left aside" in done.stderr
 
 
-def test_a_bundle_that_cannot_be_installed_is_told(tmp_path):
+def test_a_bundle_that_cannot_be_installed_is_reported(tmp_path):
     _write_index(tmp_path)
     (tmp_path / "broken-1.0-py3-none-any.whl").write_bytes(b"no wheel")
     done = run_command("--json", tmp_path / "result.json", bundle=tmp_path)

@@ -105,7 +105,7 @@ def test_every_device_plugin_is_installed():
     assert set(DEVICE_PLUGINS) <= found
 
 
-def test_what_never_ran_says_so():
+def test_what_never_ran_reports_it():
     block = page_block(None)
     assert block.count("never run") == len(SECTIONS) + sum(len(one.figures) for one in SECTIONS)
     assert plugins_block({}).count(UNVERIFIED) == len(DEVICE_PLUGINS)

@@ -56,7 +56,7 @@ def test_a_report_is_on_disk_after_every_word(tmp_path):
     assert told["facts"] == {"seen": [1]}
 
 
-def test_agreements_are_told_by_the_worst_of_them(tmp_path):
+def test_agreements_are_reported_by_the_worst_of_them(tmp_path):
     good = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")

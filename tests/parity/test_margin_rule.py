@@ -91,7 +91,7 @@ def test_position_that_was_not_computed_is_found(
         agreement.check()
 
 
-def test_nothing_compared_is_no_agreement() -> None:
+def test_nothing_compared_is_not_an_agreement() -> None:
     with pytest.raises(AssertionError, match="nothing was compared"):
         Agreement().check()
 

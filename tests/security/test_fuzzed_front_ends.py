@@ -274,7 +274,7 @@ FUZZERS = {"generate": fuzz_generate, "chat": fuzz_chat, "stream": fuzz_stream}
 
 
 @pytest.mark.parametrize("front", FUZZERS)
-def test_random_calls_leave_innocent_requests_alone(front, tmp_path):
+def test_random_calls_leave_valid_requests_alone(front, tmp_path):
     asked = FUZZERS[front](tmp_path, NUM_CALLS)
     # Both kinds were among them, so that the test has looked at both.
     assert asked.num_refused > 50 and asked.num_served > 50
@@ -283,7 +283,7 @@ def test_random_calls_leave_innocent_requests_alone(front, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("front", FUZZERS)
-def test_very_many_random_calls_leave_innocent_requests_alone(front, tmp_path):
+def test_very_many_random_calls_leave_valid_requests_alone(front, tmp_path):
     FUZZERS[front](tmp_path, NUM_CALLS_SOAK)
 
 

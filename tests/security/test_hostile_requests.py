@@ -173,7 +173,7 @@ def tokens_of(output):
     return [completion.token_ids for completion in output.outputs]
 
 
-def test_hostile_values_are_refused_by_name_and_innocent_requests_go_on(door, refusals):
+def test_hostile_values_are_refused_by_name_and_valid_requests_continue(door, refusals):
     (alone,) = door.ask_all([{"request_id": "alone"} | INNOCENT])
     expected = tokens_of(alone)
     for name, parameter, given in hostile_requests():

@@ -53,7 +53,7 @@ def test_calls_from_several_threads_are_served_one_after_the_other(llm):
     assert in_threads(ask) == alone
 
 
-def test_a_refused_call_in_one_thread_harms_no_other(llm):
+def test_a_refused_call_in_one_thread_affects_no_other(llm):
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
     alone = tokens(llm.generate("good", params))
 
@@ -86,7 +86,7 @@ def test_an_engine_may_be_stepped_in_one_thread_and_asked_in_others(llm):
     assert set(ended) == expected and not engine.has_unfinished_requests()
 
 
-def test_a_step_by_another_caller_is_told(llm, monkeypatch):
+def test_a_step_by_another_caller_is_reported(llm, monkeypatch):
     """What `step` returns to a call from within, a hook say, is missing in `generate`."""
     engine = llm.llm_engine
     step = engine.step

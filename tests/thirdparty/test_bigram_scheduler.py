@@ -138,7 +138,7 @@ def test_a_model_that_keeps_a_cache_is_refused():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_programs_keep_the_law(seed):
+def test_random_programs_follow_the_contract(seed):
     rng = random.Random(seed)
     subject = scheduler(max_num_seqs=rng.choice([1, 3]), max_num_batched_tokens=rng.choice([1, 5]))
     out, wanted, given = [], {}, {}

@@ -61,7 +61,7 @@ def step(worker, builder, runs, joins=(), leaves=(), grammar=None):
     return worker.sample_tokens(grammar)
 
 
-def test_it_tells_its_model(worker):
+def test_it_reports_its_model(worker):
     assert worker.get_model_info().vocab_size == VOCAB
     assert worker.get_model_info().max_model_len == 64
     assert worker.get_kv_cache_spec() == {}
@@ -83,14 +83,14 @@ def test_a_chunk_samples_nothing(worker):
     assert (list(output.num_sampled), list(output.token_ids)) == ([0], [])
 
 
-def test_a_row_starts_anew_with_its_next_request(worker, table):
+def test_a_row_starts_again_with_its_next_request(worker, table):
     builder = StepBuilder()
     step(worker, builder, [(0, 0, 1, True)], [joining(0, [5], temperature=0)])
     again = step(worker, builder, [(0, 0, 1, True)], [joining(0, [6], temperature=0)], leaves=[0])
     assert list(again.token_ids) == [table[6].argmax()]
 
 
-def test_a_seed_gives_the_same_token_whoever_else_runs(worker):
+def test_a_seed_gives_the_same_token_in_any_batch(worker):
     alone = step(worker, StepBuilder(), [(0, 0, 1, True)], [joining(0, [5], seed=11)])
     joins = [joining(1, [8], seed=3), joining(4, [5], seed=11)]
     both = step(worker, StepBuilder(), [(1, 0, 1, True), (4, 0, 1, True)], joins)

@@ -327,7 +327,7 @@ def test_other_dtypes_are_left_to_other_backends():
     )
 
 
-def test_without_a_library_it_says_why(monkeypatch):
+def test_without_a_library_it_gives_the_reason(monkeypatch):
     missing = native.NativeStatus(available=False, level="", reason="no compiler", compiler="")
     monkeypatch.setattr(availability, "status", lambda: missing)
     assert not availability.probe().usable

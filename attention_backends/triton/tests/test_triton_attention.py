@@ -107,7 +107,7 @@ def test_fp8_is_for_cuda_devices(gpu, monkeypatch):
     assert "ROCm" in reason
 
 
-def test_without_triton_it_says_why(monkeypatch):
+def test_without_triton_it_gives_the_reason(monkeypatch):
     monkeypatch.setattr(availability, "find_spec", lambda name: None)
     assert not availability.probe().usable
     assert "Triton is not installed" in availability.probe().reasons[0]

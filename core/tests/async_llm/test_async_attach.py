@@ -91,7 +91,7 @@ def test_leaving_ends_only_what_is_ones_own(bench, llm):
     bench.run(both())
 
 
-def test_an_attached_front_end_hears_of_the_engines_death(bench):
+def test_an_attached_front_end_is_notified_of_the_engines_death(bench):
     owner = bench.start(told={"step_s": 0.01})
     other = AsyncLLM.attach(owner.address)
 

@@ -71,7 +71,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
-def test_all_hear_of_a_killed_engine(bench, nothing_left, number):
+def test_all_are_notified_of_a_killed_engine(bench, nothing_left, number):
     one = bench.start(told={"step_s": 0.01})
     pid = one.client.process_id
     call = one.collective_rpc("doze", 30)
@@ -79,13 +79,13 @@ def test_all_hear_of_a_killed_engine(bench, nothing_left, number):
     check_end(bench, one, got, took_s, "SIGKILL")
 
 
-def test_all_hear_of_a_shutdown(bench, nothing_left):
+def test_all_are_notified_of_a_shutdown(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
     got, took_s = bench.run(end(one, one.shutdown))
     check_end(bench, one, got, took_s, "was shut down")
 
 
-def test_a_step_that_fails_tells_what_ran_and_no_prompt(bench, nothing_left):
+def test_a_step_that_fails_reports_what_ran_and_no_prompt(bench, nothing_left):
     one = bench.start(told={"fails_at": 5})
 
     async def ask():
@@ -152,7 +152,7 @@ def test_what_was_there_is_read_before_the_end(bench, nothing_left):
     one.shutdown()
 
 
-def test_a_stopped_engine_is_not_ready_until_it_goes_on(bench, nothing_left):
+def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
     pid = one.client.process_id
 
@@ -192,7 +192,7 @@ def test_a_loop_may_end_before_its_engine(bench, nothing_left):
     one.shutdown()
 
 
-def test_who_cancels_every_task_leaves_nobody_waiting(bench, nothing_left):
+def test_a_caller_that_cancels_every_task_leaves_no_caller_waiting(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
 
     async def ask():

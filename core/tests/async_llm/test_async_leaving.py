@@ -80,7 +80,7 @@ async def fail(stream):
 
 @pytest.mark.parametrize("leave", [leave_loop, close, cancel, time_out, fail])
 @pytest.mark.parametrize("n", [1, 3])
-def test_who_leaves_gives_everything_back_within_a_step(bench, slow, leave, n):
+def test_a_caller_that_leaves_gives_everything_back_within_a_step(bench, slow, leave, n):
     async def ask():
         stays = slow.generate("a", LONG, "stays")
         await anext(stays)
@@ -153,7 +153,7 @@ def test_an_abort_may_come_while_the_prompt_is_tokenised(bench, slow, monkeypatc
     assert bench.run(is_idle_within(slow, 1))
 
 
-def test_an_abort_that_cannot_be_sent_harms_nobody(bench, slow, monkeypatch, caplog):
+def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monkeypatch, caplog):
     params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
     abort = slow.client.abort_requests
 
@@ -242,7 +242,7 @@ def test_no_first_token_by_the_deadline_ends_the_request(bench, slow):
     assert output.outputs[0].token_ids == []
 
 
-def test_who_is_in_time_does_not_notice(bench, slow):
+def test_a_caller_that_is_in_time_does_not_notice(bench, slow):
     async def ask():
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         start_s = time.monotonic()

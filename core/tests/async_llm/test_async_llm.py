@@ -91,7 +91,7 @@ def test_answers_are_those_of_a_direct_engine(bench, ahead):
     one.shutdown()
 
 
-def test_times_are_told_in_order(bench, llm):
+def test_times_are_reported_in_order(bench, llm):
     metrics = bench.run(last(llm.generate("say", SamplingParams(max_tokens=3)))).metrics
     assert 0 < metrics.arrival_ns < metrics.first_token_ns <= metrics.finished_ns
     assert llm.last_stats.num_blocks > 0
@@ -117,7 +117,7 @@ def test_times_are_told_in_order(bench, llm):
         ({"timeout_s": "1"}, "timeout_s"),
     ],
 )
-def test_a_refusal_names_the_parameter_and_harms_nobody(bench, llm, asked, parameter):
+def test_a_refusal_names_the_parameter_and_affects_no_other_request(bench, llm, asked, parameter):
     async def ask():
         other = asyncio.create_task(last(llm.generate("say", SamplingParams(max_tokens=60))))
         await asyncio.sleep(0)
@@ -177,7 +177,7 @@ def test_only_so_many_may_wait(bench):
     one.shutdown()
 
 
-def test_who_matters_more_is_served_first(bench):
+def test_a_request_of_higher_priority_is_served_first(bench):
     one = bench.start(max_num_seqs=1, scheduler_cls=bench.parts.ByPriority)
     done = []
 
@@ -199,7 +199,7 @@ def test_who_matters_more_is_served_first(bench):
     one.shutdown()
 
 
-def test_prefixes_are_shared_within_a_salt_and_forgotten_when_told(bench, llm):
+def test_prefixes_are_shared_within_a_salt_and_reset_on_request(bench, llm):
     prompt = "the same words again and again, so that they fill some blocks of the cache"
 
     async def num_cached(salt):
@@ -224,7 +224,7 @@ def test_workers_can_be_asked(bench, llm):
     assert llm.default_sampling_params() == SamplingParams()
 
 
-def test_another_loop_is_told_so(bench, llm):
+def test_using_another_event_loop_is_refused(bench, llm):
     bench.run(llm.resume())
     with pytest.raises(UserError, match="another event loop"):
         asyncio.run(llm.resume())
@@ -232,7 +232,7 @@ def test_another_loop_is_told_so(bench, llm):
         asyncio.run(collect(llm.generate("say")))
 
 
-def test_listeners_hear_of_steps_and_refusals(bench):
+def test_listeners_are_notified_of_steps_and_refusals(bench):
     one = bench.start(
         stat_loggers=(bench.parts.Counting,), hooks=(bench.parts.Listening,), max_num_seqs=2
     )

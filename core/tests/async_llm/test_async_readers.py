@@ -36,7 +36,7 @@ def text_of(outputs):
 # --- slow readers -----------------------------------------------------------------------------
 
 
-def test_who_reads_late_gets_all_that_is_new_at_once(bench, llm):
+def test_a_caller_that_reads_late_gets_all_that_is_new_at_once(bench, llm):
     params = SamplingParams(max_tokens=100, seed=3, ignore_eos=True)
 
     async def ask():
@@ -54,7 +54,7 @@ def test_who_reads_late_gets_all_that_is_new_at_once(bench, llm):
     assert rest.outputs[0].finish_reason == "length"
 
 
-def test_who_does_not_read_holds_nobody_up(bench):
+def test_a_caller_that_does_not_read_delays_no_other_request(bench):
     one = bench.start(told={"step_s": 0.002}, max_num_seqs=32)
     params = SamplingParams(max_tokens=150, seed=3, ignore_eos=True)
 

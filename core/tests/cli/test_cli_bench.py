@@ -110,7 +110,7 @@ def test_a_single_token_has_no_gaps(spell, capsys) -> None:
         ("throughput", ["--json", "/no/such/folder/x"], "/no/such/folder/x"),
     ],
 )
-def test_mistakes_are_told(spell, capsys, command, arguments, told) -> None:
+def test_mistakes_are_reported(spell, capsys, command, arguments, told) -> None:
     assert main(bench(command, spell(length=64), *arguments)) == 2
     captured = capsys.readouterr().err
     assert told in captured and len(captured.splitlines()) <= 3

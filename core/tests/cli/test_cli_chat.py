@@ -138,7 +138,7 @@ def test_the_oldest_turns_give_way(session) -> None:
     assert len(chat.messages) < 16
 
 
-def test_dropped_turns_are_told(spell, monkeypatch, capsys) -> None:
+def test_dropped_turns_are_reported(spell, monkeypatch, capsys) -> None:
     lines = [f"a longer question {number}" for number in range(5)]
     assert converse(monkeypatch, spell("abc", length=128), *lines) == 0
     told = capsys.readouterr()
@@ -176,7 +176,7 @@ def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
         ("/rest", "'/reset'"),
     ],
 )
-def test_mistakes_take_a_line_and_the_session_goes_on(
+def test_mistakes_take_a_line_and_the_session_continues(
     spell, monkeypatch, capsys, line, told
 ) -> None:
     assert converse(monkeypatch, spell("abc"), line, "hello") == 0
@@ -192,7 +192,7 @@ def test_help_names_every_command(spell, monkeypatch, capsys) -> None:
     assert all(word in told for word in ("/params", "/reset", "/help", "/exit", "Ctrl-C", '"""'))
 
 
-def test_a_path_is_no_command(spell, monkeypatch, capsys) -> None:
+def test_a_path_is_not_a_command(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell("abc"), "/usr/bin is what") == 0
     assert capsys.readouterr().out == "abc\n"
 

@@ -96,7 +96,7 @@ def test_the_demo_model_is_asked_its_tasks_and_graded(demo_model, capsys) -> Non
     assert "attention_backend" not in told  # the run has the requested plugin only
 
 
-def test_a_wrong_name_is_told_before_anything_runs(no_demo_model, capsys) -> None:
+def test_a_wrong_name_is_reported_before_anything_runs(no_demo_model, capsys) -> None:
     assert main(["demo", "--scheduler-cls", "priorty"]) == 2
     told = capsys.readouterr()
     assert told.out == ""

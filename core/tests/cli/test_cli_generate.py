@@ -77,7 +77,7 @@ def test_prompts_from_a_file_and_from_stdin(spell, capsys, monkeypatch, tmp_path
     assert capsys.readouterr().out.split() == ["abc"] * 3
 
 
-def test_a_refused_prompt_is_told_and_the_others_are_answered(spell, capsys) -> None:
+def test_a_refused_prompt_is_reported_and_the_others_are_answered(spell, capsys) -> None:
     options = spell("abc", length=16)
     assert main(["generate", *options, "one ", "much too long a prompt ", "two "]) == 2
     told = capsys.readouterr()
@@ -103,7 +103,7 @@ def test_a_refused_prompt_is_told_and_the_others_are_answered(spell, capsys) -> 
         (["--load-format", "dumy", "x"], "'dummy'"),
     ],
 )
-def test_mistakes_are_told_in_three_lines(spell, arguments, told, capsys) -> None:
+def test_mistakes_are_reported_in_three_lines(spell, arguments, told, capsys) -> None:
     assert main(["generate", *spell(), *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -119,7 +119,7 @@ def test_mistakes_are_told_in_three_lines(spell, arguments, told, capsys) -> Non
         (["--model", "nowhre-llama", "--scheduler-cls", "fcfz"], "'fcfs'"),
     ],
 )
-def test_mistakes_are_told_at_once(tmp_path: Path, arguments, told) -> None:
+def test_mistakes_are_reported_at_once(tmp_path: Path, arguments, told) -> None:
     (tmp_path / "nowhre-llama").mkdir()
     (tmp_path / "nowhre-llama" / "config.json").write_text('{"architectures": ["Llama"]}')
     start = time.perf_counter()

@@ -52,7 +52,7 @@ def test_a_place_that_stays_empty_is_an_error(capsys):
     assert "There is no ops plugin 'nobody'" in told
 
 
-def test_kinds_that_nobody_takes_yet_say_so(capsys):
+def test_kinds_without_a_consumer_report_it(capsys):
     assert main(["plugins", "explain", "proposer"]) == 0
     assert "no part of the engine uses plugins of this kind yet" in capsys.readouterr().out
 
@@ -67,7 +67,7 @@ def test_kinds_that_nobody_takes_yet_say_so(capsys):
         (["ops", "--max-num-seq", "3"], "--max-num-seqs"),
     ],
 )
-def test_mistakes_are_told_briefly(arguments, told, capsys):
+def test_mistakes_are_reported_briefly(arguments, told, capsys):
     assert main(["plugins", "explain", *arguments]) == 2
     error = capsys.readouterr().err
     assert told in error and len(error.splitlines()) <= 3

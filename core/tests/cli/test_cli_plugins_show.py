@@ -99,7 +99,7 @@ def test_json_is_one_object(site, capsys):
     assert told["loaded"] is None
 
 
-def test_what_does_not_keep_its_contract_is_told(site, capsys):
+def test_a_violated_contract_is_reported(site, capsys):
     assert main(["plugins", "show", "policy:wrong", "--load", "--json"]) == 1
     told = capsys.readouterr()
     assert "does not meet the contract" in json.loads(told.out)["problem"]
@@ -124,7 +124,7 @@ def test_a_class_path_is_shown_too(capsys):
         ("nobody", "KIND:NAME"),
     ],
 )
-def test_mistakes_are_told_with_what_to_write(site, plugin, told, capsys):
+def test_mistakes_are_reported_with_what_to_write(site, plugin, told, capsys):
     assert main(["plugins", "show", plugin]) == 2
     error = capsys.readouterr().err
     assert told in error and len(error.splitlines()) <= 3

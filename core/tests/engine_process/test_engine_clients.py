@@ -115,7 +115,7 @@ def test_calls_are_answered(client_of, kind, talk):
 
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_nothing_is_heard_of_who_was_aborted(client_of, kind, talk):
+def test_an_aborted_request_gets_no_more_outputs(client_of, kind, talk):
     """An id may be given again at once: no token of the first one is taken for the second's."""
     client = client_of(kind, step_s=0.001)
     client.add_request(talk.request("stays", max_tokens=60))
@@ -137,7 +137,7 @@ def tokens_alone(talk, client, one):
     return talk.Answers().collect(client, 1)[0][one.request_id]
 
 
-def test_progress_tells_of_steps_and_of_silence(client_of, talk):
+def test_progress_reports_steps_and_silence(client_of, talk):
     client = client_of("sync", step_s=0.15)
     client.add_request(talk.request("a", max_tokens=9))
     talk.Answers().collect(client, 1)
@@ -152,7 +152,7 @@ def test_progress_tells_of_steps_and_of_silence(client_of, talk):
     assert len(talk.Answers().collect(client, 1)[0]["b"]) == 5
 
 
-def test_a_call_that_fails_harms_nobody(client_of, talk):
+def test_a_call_that_fails_affects_no_other_request(client_of, talk):
     client = client_of("sync", step_s=0.002)
     client.add_request(talk.request("a", max_tokens=40))
     with pytest.raises(DovetailError, match="not today"):
@@ -186,7 +186,7 @@ def test_an_event_loop_gets_answers_while_outputs_come(client_of, talk):
     asyncio.run(serve())
 
 
-def test_a_shut_down_client_says_so(client_of, talk):
+def test_a_shut_down_client_reports_it(client_of, talk):
     client = client_of("sync")
     client.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
@@ -203,7 +203,7 @@ def test_a_shut_down_client_says_so(client_of, talk):
     asyncio.run(serve())
 
 
-def test_the_start_tells_why_it_failed(client_of, engine_config, talk):
+def test_the_start_reports_why_it_failed(client_of, engine_config, talk):
     with pytest.raises(CapacityError, match="7 GB; there are 3"):
         client_of("sync", start="raises")
     with pytest.raises(EngineDeadError, match="status 3"):

@@ -19,7 +19,7 @@ PARENTS = [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.
 
 
 @pytest.mark.parametrize("num_rounds", ROUNDS)
-def test_a_killed_engine_is_told_and_another_gives_the_same(client_of, talk, num_rounds):
+def test_a_killed_engine_is_reported_and_another_gives_the_same(client_of, talk, num_rounds):
     canary = talk.request("canary", range(20), 12)
     client = client_of("sync", step_s=0.005, has_child=1)
     client.add_request(canary)
@@ -74,7 +74,7 @@ def test_a_disk_without_room_is_named(client_of, monkeypatch):
         client_of("sync")
 
 
-def test_everybody_who_waits_is_told(client_of, talk):
+def test_every_waiting_caller_gets_the_error(client_of, talk):
     async def serve():
         client = client_of("async", step_s=0.01)
         await client.add_request(talk.request("a", max_tokens=400))

@@ -107,7 +107,7 @@ def num_refused(contents):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_ten_thousand_malformed_messages_harm_nobody(client_of, talk, tmp_path, ahead):
+def test_ten_thousand_malformed_messages_affect_no_request(client_of, talk, tmp_path, ahead):
     class Bomb:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "fired"),)

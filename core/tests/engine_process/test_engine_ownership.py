@@ -66,7 +66,7 @@ def test_an_engine_that_is_left_open_does_not_hold_up_the_exit(run, kind, what):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers", "AsyncFrontEnd"])
-def test_who_uses_an_engine_that_has_ended_with_its_owner_gets_a_typed_error(run, kind):
+def test_a_caller_that_uses_an_engine_that_has_ended_with_its_owner_gets_a_typed_error(run, kind):
     """In an exit hook, and in a finalizer that runs after the engine's own."""
     process = run(kind, "leave_and_use")
     assert process.returncode == 0, process.stderr
@@ -75,7 +75,7 @@ def test_who_uses_an_engine_that_has_ended_with_its_owner_gets_a_typed_error(run
 
 
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
-def test_a_forked_child_harms_no_engine_and_cannot_use_it(run, kind):
+def test_a_forked_child_affects_no_engine_and_cannot_use_it(run, kind):
     told = seen(run(kind, "fork"))
     assert told["statuses"].pop("by_error") == 1
     assert set(told["statuses"].values()) == {0}, told

@@ -196,7 +196,7 @@ def test_a_pause_and_the_prefix_cache_are_the_engines(client_of, attach, talk):
     assert attach(owner).reset_prefix_cache()
 
 
-def test_all_front_ends_hear_of_the_engines_end(client_of, attach, talk):
+def test_all_front_ends_are_notified_of_the_engines_end(client_of, attach, talk):
     async def serve_two():
         owner = client_of("sync", step_s=0.01)
         others = [attach(owner), attach(owner, "async")]

@@ -198,7 +198,7 @@ def test_a_failing_step_ends_everything_with_a_digest(make):
     assert not llm.llm_engine.has_unfinished_requests()
 
 
-def test_a_killed_engine_is_told_while_generate_waits(make):
+def test_a_killed_engine_is_reported_while_generate_waits(make):
     llm = make(step_s=0.01)
     if not llm.llm_engine.config.parallel.engine_process:
         pytest.skip("there is no other process to kill")

@@ -154,7 +154,7 @@ def test_poison_that_is_another_each_time_does_not_use_up_the_restarts(supervise
     assert client.num_restarts == 4 and client.state is EngineState.READY
 
 
-def test_who_runs_beside_poison_is_served_in_the_end(supervised, talk):
+def test_a_request_beside_a_crashing_one_is_served_in_the_end(supervised, talk):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     refused, served = set(), 0
     for number in range(6):
@@ -252,7 +252,7 @@ def test_an_engine_that_always_dies_is_given_up_with_a_reason(supervised, talk, 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
-def test_what_is_stopped_is_told_as_stalled_and_may_come_back(supervised, talk, victim):
+def test_what_is_stopped_is_reported_as_stalled_and_may_return(supervised, talk, victim):
     rules = None if victim == "worker" else SupervisionRules(max_silence_s=1.2)
     client = supervised(executor="multiproc", rules=rules, step_s=0.01)
     wanted = serve_canary(client, talk)
@@ -281,7 +281,7 @@ def test_what_stays_stopped_is_killed_and_replaced(supervised, talk, victim):
     assert serve_canary(client, talk) == wanted
 
 
-def test_a_long_step_is_no_stall_until_it_is_too_long(supervised, talk):
+def test_a_long_step_is_not_a_stall_until_it_is_too_long(supervised, talk):
     rules = SupervisionRules(max_silence_s=0.8, max_step_s=1.5, kill_step_s=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=600)
     client.add_request(talk.request("a"))
@@ -319,6 +319,6 @@ def test_full_load_and_long_steps_raise_no_false_alarm(supervised, talk, seconds
     assert client.num_restarts == 0 and answers.tokens
 
 
-def test_a_start_that_fails_is_told_and_nothing_stays(supervised):
+def test_a_start_that_fails_is_reported_and_nothing_stays(supervised):
     with pytest.raises(Exception, match=r"7 GB.*load_model"):
         supervised(start="raises")

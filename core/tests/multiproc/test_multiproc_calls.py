@@ -31,7 +31,7 @@ def reported(*resolutions):
 @pytest.mark.parametrize(
     "case", list(executor_cases(MultiprocExecutor)), ids=lambda case: case.name
 )
-def test_it_keeps_its_contract(case):
+def test_it_meets_its_contract(case):
     case.run()
 
 
@@ -53,7 +53,7 @@ def test_a_large_answer_goes_around_the_ring(make):
     assert executor.collective_rpc("echo", args=long, unique_reply_rank=0) == [long, {}]
 
 
-def test_what_cannot_travel_is_named_and_harms_nothing(make):
+def test_what_cannot_travel_is_named_and_changes_nothing(make):
     executor = make()
     with pytest.raises(MessageError, match=r"builtins\.object cannot cross a process"):
         executor.collective_rpc("echo", args=(object(),))
@@ -77,7 +77,7 @@ def test_only_functions_of_a_module_can_be_named(make):
         executor.collective_rpc(lambda worker: 1)
 
 
-def test_more_calls_than_the_rings_hold_wait_for_nobody(make):
+def test_more_calls_than_the_rings_hold_do_not_block(make):
     executor = make(2)
     handles = [
         executor.collective_rpc("echo", args=(number, "x" * 9000), non_block=True)
@@ -150,7 +150,7 @@ def test_an_end_is_an_end(make):
             call()
 
 
-def test_who_waits_at_the_end_is_told(make):
+def test_shutdown_raises_in_waiting_calls(make):
     executor = make(limits={"stop_timeout_s": 0.2})
     waiting = executor.collective_rpc("dawdle", args=(30,), non_block=True)
     unread = executor.collective_rpc("pid", non_block=True)
@@ -172,7 +172,7 @@ def test_who_waits_at_the_end_is_told(make):
         unread.result()
 
 
-def test_options_that_cannot_travel_are_told(make):
+def test_options_that_cannot_travel_are_reported(make):
     with pytest.raises(ConfigError, match="options cannot be sent to its process"):
         make(place=object())
 

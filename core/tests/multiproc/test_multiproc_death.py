@@ -58,7 +58,7 @@ def wait_until(found, timeout_s):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_ends_every_wait_by_its_name(make, victim):
+def test_a_killed_worker_ends_every_wait_by_name(make, victim):
     executor = make(2, config={"async_scheduling": True}, step=["hangs", "hangs"])
     start(executor)
     pids = executor.collective_rpc("pid")
@@ -83,7 +83,7 @@ def test_a_killed_worker_ends_every_wait_by_its_name(make, victim):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_step_that_raises_tells_its_own_error(make, rank):
+def test_a_step_that_raises_reports_its_own_error(make, rank):
     ways = ["hangs", "hangs"]  # as a worker does that waits for another's part
     ways[rank] = "refuses"
     executor = make(2, step=ways)
@@ -96,7 +96,7 @@ def test_a_step_that_raises_tells_its_own_error(make, rank):
         executor.check_health()
 
 
-def test_a_step_that_has_raised_before_its_tokens_are_asked_for_tells_its_own_error(make):
+def test_a_step_that_has_raised_before_its_tokens_are_requested_reports_its_own_error(make):
     executor = make(2, step=["refuses", "hangs"])
     start(executor)
     first, second, third, *_ = make_plans()
@@ -127,7 +127,7 @@ def test_a_peer_that_is_lost_and_lives_is_reported(make):
         launch(executor, second).result(PATIENCE_S)
 
 
-def test_a_process_that_exits_tells_its_status(make):
+def test_a_process_that_exits_reports_its_status(make):
     executor = make(step=["exits"])
     start(executor)
     first, second, *_ = make_plans()
@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_loaded_keeps_its_kind(make):
         make(worker_cls=UnloadableWorker)
 
 
-def test_a_stopped_worker_is_seen_and_may_come_back(make):
+def test_a_stopped_worker_is_seen_and_may_return(make):
     executor = make(2, limits={"stall_s": 0.8})
     pid = executor.collective_rpc("pid")[1]
     os.kill(pid, signal.SIGSTOP)
@@ -189,7 +189,7 @@ def test_a_stopped_worker_is_seen_and_may_come_back(make):
     assert executor.collective_rpc("pid", timeout=PATIENCE_S)[1] == pid
 
 
-def test_a_busy_worker_is_no_stalled_one(make):
+def test_a_busy_worker_is_not_a_stalled_one(make):
     executor = make(2, limits={"stall_s": 1.0})
     busy = executor.collective_rpc("burn", args=(1.4,), non_block=True)
     while not busy.done():

@@ -101,7 +101,7 @@ def test_a_plan_with_everything_comes_back():
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 40))
-def test_plans_of_random_programs_come_back(seed):
+def test_plans_of_random_programs_round_trip(seed):
     rng, program = Random(seed), random_program(seed, plain=True)
     scheduler = Scheduler(
         SchedulerContext(limits=program.limits, kv_cache=program.kv_cache, clock=ManualClock())
@@ -122,7 +122,7 @@ def test_plans_of_random_programs_come_back(seed):
 
 
 @pytest.mark.parametrize("num_runs", [0, 1, 7, 300])
-def test_results_come_back(num_runs):
+def test_results_round_trip(num_runs):
     rng = Random(SEED + num_runs)
     for _ in range(20):
         result = random_result(rng, num_runs)
@@ -145,7 +145,7 @@ def spoiled(rng, frame):
 
 
 @pytest.mark.parametrize(("encoded", "decode"), [("plan", decode_plan), ("result", decode_result)])
-def test_a_spoiled_frame_is_refused_or_a_lawful_other_one(encoded, decode):
+def test_a_spoiled_frame_is_refused_or_a_valid_other_one(encoded, decode):
     """A changed token is a token. But nothing else than MessageError is ever raised."""
     rng = Random(SEED)
     frame = encode_plan(full_plan())
@@ -279,7 +279,7 @@ def request(**given):
     return EngineCoreRequest(**told | given)
 
 
-def test_requests_come_back():
+def test_requests_round_trip():
     assert read_request(wire_request(request())) == request()
     plain = request(prompt_token_ids=(1, 2, 3))
     assert list(read_request(wire_request(plain)).prompt_token_ids) == [1, 2, 3]

@@ -16,18 +16,18 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 MIB = 1 << 20
 
 
-def test_the_platform_keeps_its_contract():
+def test_the_platform_meets_its_contract():
     check_platform(CPUPlatform)
 
 
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True, "num_key_value_heads": 4}])
-def test_the_worker_keeps_its_contract(fields, tmp_path):
+def test_the_worker_meets_its_contract(fields, tmp_path):
     pytest.importorskip("dovetail_models")
     context = make_worker_context(write_tiny_llama(tmp_path, **fields), CPUPlatform())
     check_worker(CPUWorker, context)
 
 
-def test_threads_are_those_asked_for_or_those_at_hand():
+def test_threads_are_as_requested_or_as_available():
     runtime = CPURuntime()
     assert runtime.activate(0, num_threads=1) == torch.device("cpu")
     assert torch.get_num_threads() == 1

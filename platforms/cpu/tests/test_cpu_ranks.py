@@ -195,7 +195,7 @@ def test_sums_are_made_in_the_order_of_the_ranks(tmp_path, size, dtype):
     assert all(ranks.batch_invariant for ranks in all_ranks)
 
 
-def test_a_lost_rank_is_told(tmp_path):
+def test_a_lost_rank_is_reported(tmp_path):
     first, second = join_all(tmp_path, 2)
     del second
     with pytest.raises(PeerLostError, match="rank 0 of 2 cannot exchange tensors with the others"):
@@ -243,7 +243,7 @@ def test_tensors_of_any_size_are_exchanged_many_times(tmp_path, elements):
         assert all(map(all, pool.map(lambda ranks: list(work(ranks)), all_ranks)))
 
 
-def test_ranks_that_do_not_agree_on_a_tensor_are_told_so(tmp_path):
+def test_ranks_that_disagree_on_a_tensor_get_an_error(tmp_path):
     first, second = join_all(tmp_path, 2)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.all_reduce, torch.ones(3))
@@ -253,7 +253,7 @@ def test_ranks_that_do_not_agree_on_a_tensor_are_told_so(tmp_path):
             other.result(5)
 
 
-def test_ranks_that_do_not_agree_on_a_large_tensor_are_told_so(tmp_path):
+def test_ranks_that_disagree_on_a_large_tensor_get_an_error(tmp_path):
     first, second = join_all(tmp_path, 2)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.all_reduce, torch.ones(1 << 17))
@@ -269,14 +269,14 @@ def shared_worker(folder):
     return CPUWorker(replace(context, world_size=2))
 
 
-def test_the_worker_tells_its_runtime_who_shares(tmp_path, monkeypatch):
+def test_the_runtime_knows_which_ranks_share_the_machine(tmp_path, monkeypatch):
     worker = shared_worker(tmp_path)
     monkeypatch.setattr("dovetail_torch.worker.join_ranks", lambda *given: OneRank(size=2))
     worker.init_device()
     assert worker._runtime.num_sharing == 2
 
 
-def test_steps_of_several_ranks_are_not_replayed_and_that_is_told(tmp_path, caplog):
+def test_steps_of_several_ranks_are_not_replayed_and_that_is_reported(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     worker = shared_worker(tmp_path)
     worker._is_native = True

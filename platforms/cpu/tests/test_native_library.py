@@ -28,20 +28,20 @@ def test_kernels_of_a_vector_level_serve(monkeypatch):
     assert find_library() == "the library"
 
 
-def test_without_a_library_the_reason_is_told(monkeypatch):
+def test_without_a_library_the_reason_is_reported(monkeypatch):
     pretend(monkeypatch, available=False, level="", reason="no C++ compiler: c++")
     for probe in (probe_any(), probe_fast()):
         assert probe == Probe(usable=False, reasons=("no native kernels: no C++ compiler: c++",))
     assert find_library() is None
 
 
-def test_without_the_package_that_is_told(monkeypatch):
+def test_without_the_package_that_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "dovetail_cpu_kernels", None)
     assert find_library() is None
     assert probe_fast().reasons == ("dovetail-cpu-kernels is not installed",)
 
 
-def test_portable_kernels_serve_only_who_asks(monkeypatch):
+def test_portable_kernels_serve_only_on_request(monkeypatch):
     pretend(monkeypatch, level="portable")
     assert probe_any().usable and not probe_fast().usable
     assert "torch's are faster" in probe_fast().reasons[0]
@@ -50,7 +50,9 @@ def test_portable_kernels_serve_only_who_asks(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("ops", "torch")])
-def test_torch_serves_where_native_kernels_cannot_and_explain_says_why(kind, instead, monkeypatch):
+def test_torch_serves_where_native_kernels_cannot_and_explain_gives_the_reason(
+    kind, instead, monkeypatch
+):
     pretend(monkeypatch, available=False, level="", reason="the compiler failed")
     registry = PluginRegistry()
     platform = choose_platform(registry, "cpu")

@@ -60,7 +60,7 @@ def make_layer(method, in_features, part_sizes, *, bias=False, dtype=torch.bfloa
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_it_keeps_its_contract(name):
+def test_it_meets_its_contract(name):
     check_linear_method(type(make(name)), CPU)
 
 

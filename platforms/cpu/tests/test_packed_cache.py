@@ -197,7 +197,7 @@ def test_other_forms_are_kept_apart(start, tmp_path):
 
 
 @pytest.mark.parametrize("place", [3, 20, 60, -1])
-def test_a_damaged_file_is_told_once_dropped_and_made_again(start, tmp_path, caplog, place):
+def test_a_damaged_file_is_reported_once_dropped_and_made_again(start, tmp_path, caplog, place):
     first = start()
     (file,) = files(tmp_path)
     content = bytearray(file.read_bytes())
@@ -230,7 +230,7 @@ def test_all_may_be_deleted_at_any_time(start, tmp_path):
     assert not start().is_restored
 
 
-def test_where_nothing_can_be_written_it_goes_on_and_says_so_once(start, tmp_path, caplog):
+def test_where_nothing_can_be_written_it_continues_and_reports_it_once(start, tmp_path, caplog):
     (tmp_path / "a file").write_text("")
     folder = PackedFolder(path=tmp_path / "a file" / "cache", max_bytes=1 << 20)
     started = start(folder=folder)
@@ -238,7 +238,7 @@ def test_where_nothing_can_be_written_it_goes_on_and_says_so_once(start, tmp_pat
     assert len(warnings(caplog)) == 1
 
 
-def test_a_full_disk_is_told_once(start, tmp_path, caplog, monkeypatch):
+def test_a_full_disk_is_reported_once(start, tmp_path, caplog, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

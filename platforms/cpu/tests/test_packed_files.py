@@ -173,7 +173,7 @@ def test_links_are_refused(folder, tmp_path):
         PackedFolder(path=link, max_bytes=100).open("a")
 
 
-def test_a_name_that_is_being_written_by_another_is_no_surprise(folder):
+def test_a_name_that_another_process_writes_is_handled(folder):
     # Two processes of one model: each has a file of its own until it is whole.
     store(folder, "a", 10)
     store(folder, "a", 20)

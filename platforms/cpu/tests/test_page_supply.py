@@ -71,7 +71,7 @@ def test_nothing_is_taken_before_use_nor_after_close(buffers, make):
     assert resident_mib() < before + 4
 
 
-def test_a_system_that_does_not_take_pages_ahead_is_left_alone(buffers, make, monkeypatch):
+def test_a_system_that_does_not_take_pages_ahead_is_not_changed(buffers, make, monkeypatch):
     asked = []
 
     class Refusing:

@@ -126,7 +126,7 @@ def test_only_small_steps_are_recorded():
     assert key(MAX_TOKENS + 1, 3, uniform=False) is None
 
 
-def test_copies_are_no_views_and_views_no_copies():
+def test_copies_and_views_are_distinguished():
     provider = ReplayProvider()
     x = torch.zeros(4, 6)
 

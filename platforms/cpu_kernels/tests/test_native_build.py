@@ -57,7 +57,7 @@ def status_of(source, **variables):
         ("c++ -fnonsense", "fnonsense"),
     ],
 )
-def test_a_build_that_fails_leaves_a_package_that_says_why(tmp_path, compiler, says):
+def test_a_build_that_fails_leaves_a_package_that_gives_the_reason(tmp_path, compiler, says):
     if compiler.startswith("c++") and not shutil.which("c++"):
         pytest.skip("no c++")
     member = copy_member(tmp_path)
@@ -86,7 +86,7 @@ def test_a_wheel_without_a_library_carries_the_reason(tmp_path):
         (lambda content: b"", "cannot be loaded"),
     ],
 )
-def test_a_damaged_library_is_no_library(tmp_path, damage, says):
+def test_a_damaged_library_is_not_a_library(tmp_path, damage, says):
     package = Path(
         shutil.copytree(
             MEMBER / "src/dovetail_cpu_kernels", tmp_path / "src" / "dovetail_cpu_kernels"

@@ -63,7 +63,7 @@ def test_operations_are_replayed_in_their_order():
     assert numbers[:, 0, 0].tolist() == [3, 6, 12, 24]
 
 
-def test_only_the_recording_thread_is_heard_and_only_meanwhile(tensors):
+def test_only_the_recording_thread_is_recorded_and_only_meanwhile(tensors):
     x, y = tensors
     with Recording() as recording:
         other = threading.Thread(target=gate_mul, args=(x, y))
@@ -74,7 +74,7 @@ def test_only_the_recording_thread_is_heard_and_only_meanwhile(tensors):
     recording.replay()
 
 
-def test_a_recording_ends_with_its_block_whatever_happens(tensors):
+def test_a_recording_ends_with_its_block_in_every_case(tensors):
     x, y = tensors
     with pytest.raises(RuntimeError, match="enough"), Recording():
         gate_mul(x, y)

@@ -39,7 +39,7 @@ def platform_on(machine):
     return Here
 
 
-def test_the_platform_keeps_its_contract_here_and_on_a_machine_with_cards():
+def test_the_platform_meets_its_contract_here_and_on_a_machine_with_cards():
     check_platform(CUDAPlatform)
     check_platform(platform_on(with_cards(H200, T4)))
 
@@ -62,13 +62,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_reason_is_told_with_what_would_help(name):
+def test_each_reason_is_reported_with_what_would_help(name):
     machine, expected = REFUSED[name]
     probe = platform_on(machine).probe()
     assert not probe.usable and re.search(expected, " ".join(probe.reasons))
 
 
-def test_all_reasons_are_told_at_once():
+def test_all_reasons_are_reported_at_once():
     machine = replace(MACHINE, toolkit="", driver=None, driver_problem="no driver")
     assert len(reasons_against(machine)) == 2
 

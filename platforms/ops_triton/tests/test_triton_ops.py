@@ -39,7 +39,7 @@ def test_the_kernels_compile_for_gpus(case):
     check_kernel(case)
 
 
-def test_without_triton_the_reason_is_told(monkeypatch):
+def test_without_triton_the_reason_is_reported(monkeypatch):
     monkeypatch.setattr(availability, "find_spec", lambda name: None)
     probe = availability.probe()
     assert not probe.usable
@@ -107,7 +107,7 @@ def gpu_columns(num_rows, device, **settings):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9, "top_p": 0.8}, {"min_p": 0.1}], ids=str)
-def test_many_draws_follow_the_law(settings):
+def test_many_draws_follow_the_distribution(settings):
     from dovetail_devkit.ops.draw import chi_squared
 
     device, num_rows, vocab_size = torch.device("cuda"), 1 << 16, 100

@@ -65,7 +65,7 @@ def rotary_args():
     return RotaryArgs(ops=TorchOps(), positions_T=torch.arange(T), cos_sin_PR=table_PR)
 
 
-def test_who_turns_is_given_the_rotary_args(qkv, rotary_args):
+def test_a_layer_that_applies_rope_gets_the_rotary_args(qkv, rotary_args):
     layer = Turning()
     table = AttentionTable([layer], [torch.zeros(2)], (0,), rotates=True)
     table.metadata = [None]

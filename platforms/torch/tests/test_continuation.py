@@ -77,7 +77,7 @@ def test_a_draw_does_not_depend_on_how_the_step_was_made(steps):
 
 
 @counting
-def test_a_grammar_holds_in_a_step_that_goes_on(steps, model):
+def test_a_grammar_holds_in_a_step_that_continues(steps, model):
     steps.join(0, [3], [7]).run((0, 0, 1, True))
     grammar = GrammarOutput(runs=(0,), bitmask=np.array([[1 << 11]], np.uint32).tobytes())
     assert steps.run((0, 1, 1, True), grammar=grammar) == {0: 11}

@@ -28,7 +28,7 @@ def test_random_programs_give_the_same(runner_of, seed, depth):
     assert any(one.logprobs for one in got) and any(one.prompt_logprobs for one in got)
 
 
-def test_nothing_is_waited_for_before_it_is_asked_for(runner_of):
+def test_nothing_is_waited_for_before_it_is_requested(runner_of):
     parts = late_parts()
     runner = runner_of(Model(), Backend, parts)
     steps = Steps(runner)
@@ -60,7 +60,7 @@ def new_request(row, tokens, **params):
     )
 
 
-def test_what_goes_wrong_on_the_device_is_told_to_who_asks(runner_of):
+def test_what_goes_wrong_on_the_device_is_reported_to_the_caller(runner_of):
     parts = late_parts()
     runner = runner_of(Model(), Backend, parts)
     builder = StepBuilder()

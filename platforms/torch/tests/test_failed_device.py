@@ -15,7 +15,7 @@ class FailedEvent:
 
 
 @pytest.mark.parametrize("timeout", [None, 5.0])
-def test_a_failure_is_told_by_the_result_each_time(timeout):
+def test_a_failure_is_reported_by_the_result_each_time(timeout):
     output = LateOutput(FailedEvent(), (object(),), (object(),), lambda tensors: tensors)
     assert output.done()
     for _ in range(2):

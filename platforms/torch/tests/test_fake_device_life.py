@@ -41,7 +41,7 @@ def context_of(checkpoint, **options):
     return make_worker_context(checkpoint, FakeDevicePlatform(), **(PARTS | options))
 
 
-def test_the_worker_keeps_its_contract_under_watch(checkpoint):
+def test_the_worker_meets_its_contract_under_watch(checkpoint):
     check_worker(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.check()
     assert DEVICE.watch.waits > 100
@@ -210,7 +210,7 @@ def test_what_libraries_take_counts_and_what_others_had_before_does_not(checkpoi
     assert left(0) == pytest.approx(alone, abs=4096)
 
 
-def test_more_than_others_have_left_is_refused_with_what_would_do(checkpoint):
+def test_more_than_others_have_left_is_refused_with_the_remedy(checkpoint):
     DEVICE.memory.outside_bytes = 32 * MIB
     with pytest.raises(CapacityError, match=r"0\.05 GiB of private.*0\.03 of 0\.06 .* at most 0\."):
         FakeDeviceWorker(context_of(checkpoint, gpu_memory_utilization=0.8)).init_device()
@@ -239,7 +239,7 @@ def short_of_memory(operation):
         ("compile_or_warm_up_model", "a first step"),
     ],
 )
-def test_want_of_memory_is_told_at_each_stage(operation, purpose, checkpoint):
+def test_out_of_memory_is_reported_at_each_stage(operation, purpose, checkpoint):
     with pytest.raises(CapacityError, match=f"not enough memory for {purpose}"):
         bring_up(short_of_memory(operation)(context_of(checkpoint)))
 

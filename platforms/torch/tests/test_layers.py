@@ -189,7 +189,7 @@ def test_fused_linears_are_their_parts_side_by_side() -> None:
     torch.testing.assert_close(v_TKS, expected[:, 36:].view(3, 2, 6))
 
 
-def test_linears_tell_their_method_what_they_are() -> None:
+def test_linear_layers_describe_themselves_to_their_method() -> None:
     column = ColumnParallelLinear(make_context(dtype=torch.bfloat16), "a.b.up", 4, 7, bias=True)
     row = RowParallelLinear(make_context(), "a.b.down", 7, 4)
     merged = MergedColumnParallelLinear(make_context(), "a.gate_up", 4, {"gate": 3, "up": 5})

@@ -12,7 +12,7 @@ from dovetail_devkit.rigs.runner_rig import MAX_LEN, SIZE, Builder, V
 PROMPT = [3, 1, 4, 1, 5, 9]
 
 
-def test_a_row_goes_on_by_itself(steps, model):
+def test_a_row_continues_by_itself(steps, model):
     expected = model.answer(PROMPT, 4)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 6, True))[1]]
     got += [steps.run((1, place, 1, True))[1] for place in (6, 7, 8)]
@@ -32,7 +32,7 @@ def test_prompts_and_decodes_share_a_step(steps, model):
 
 
 @pytest.mark.parametrize("narrows", [True, False])
-def test_only_tokens_that_are_needed_go_on_from_the_last_attention(steps, model, narrows):
+def test_only_tokens_that_are_needed_continue_from_the_last_attention(steps, model, narrows):
     model.narrows = narrows
     other = [8, 8, 2, 7, 1]
     steps.join(0, PROMPT, [7, 2, 5]).join(1, PROMPT, [1, 6], prompt_logprobs=0)

@@ -34,7 +34,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("who", SHORTAGES)
-def test_a_shortage_is_told_with_what_would_do(who):
+def test_an_out_of_memory_error_is_reported_with_the_remedy(who):
     with pytest.raises(CapacityError, match=r"memory for the test.*free memory, or run another\.$"):
         run(SHORTAGES[who])
 
@@ -46,5 +46,5 @@ def test_other_errors_pass(what):
     assert passed.value is OTHERS[what]
 
 
-def test_what_goes_well_is_left_alone():
+def test_what_goes_well_is_not_changed():
     assert run(lambda: 7) == 7

@@ -101,7 +101,7 @@ def short_patience(monkeypatch):
     monkeypatch.setattr(joining, "_PATIENCE", timedelta(seconds=1))
 
 
-def test_who_is_alone_joins_nobody(make_context):
+def test_a_single_rank_joins_no_group(make_context):
     assert join(make_context(0, 1, rendezvous="")) is ONE_RANK
     x = torch.ones(3)
     assert ONE_RANK.all_reduce(x) is ONE_RANK.all_gather(x) is ONE_RANK.broadcast(x) is x
@@ -149,7 +149,7 @@ def test_engines_in_one_process_do_not_meet(make_context, tmp_path):
     assert not distributed.is_initialized()
 
 
-def test_a_rank_that_is_gone_is_told(make_context, short_patience):
+def test_a_rank_that_no_longer_exists_is_reported(make_context, short_patience):
     def work(ranks):
         if ranks.rank:
             return None
@@ -162,7 +162,7 @@ def test_a_rank_that_is_gone_is_told(make_context, short_patience):
     assert time.monotonic() - began < 10
 
 
-def test_a_rank_that_does_not_come_is_told(make_context, short_patience):
+def test_a_rank_that_does_not_come_is_reported(make_context, short_patience):
     with pytest.raises(PeerLostError, match=r"rank 0 of 2 does not find the others at 'file://"):
         join(make_context(0, 2))
 

@@ -236,7 +236,7 @@ def test_what_is_lent_is_the_rank_s_part(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["down_proj.weight", "embed.weight", "k_proj.weight"])
-def test_a_wrong_shape_is_told_as_the_checkpoint_has_it(tmp_path: Path, name: str) -> None:
+def test_a_wrong_shape_is_reported_as_the_checkpoint_has_it(tmp_path: Path, name: str) -> None:
     weights = make_weights()
     weights[name] = weights[name][:-1].clone()
     save_file(weights, tmp_path / "model.safetensors")

@@ -61,7 +61,7 @@ def new_sampler(access=None):
 
 
 @pytest.mark.parametrize("at_once", [truncation._SORTED_AT_ONCE, 2 * V])
-def test_tokens_are_the_same_and_nobody_asks(at_once, monkeypatch):
+def test_tokens_are_the_same_without_blocking_calls(at_once, monkeypatch):
     monkeypatch.setattr(truncation, "_SORTED_AT_ONCE", at_once)
     generator = torch.Generator().manual_seed(3)
     plain = new_sampler()
@@ -77,7 +77,7 @@ def test_tokens_are_the_same_and_nobody_asks(at_once, monkeypatch):
         assert got.logprobs == expected.logprobs
 
 
-def test_who_asks_is_found():
+def test_a_blocking_call_is_found():
     logits_SV = torch.randn(1, V, generator=torch.Generator().manual_seed(1))
     with pytest.raises(AssertionError, match="wait"), NobodyAsks():
         new_sampler().sample(logits_SV, [1])

@@ -55,7 +55,7 @@ def result_of(tensors):
     )
 
 
-def test_results_are_kept_however_late_they_are_asked_for():
+def test_results_are_kept_however_late_they_are_requested():
     ring = FetchRing(LateDevice(), 64, num_slots=2)
     late = [
         ring.fetch((torch.tensor([step]), torch.arange(step, dtype=torch.int32)), result_of)

@@ -304,7 +304,7 @@ def test_plans_become_tokens(loaded, backend):
     assert answer(worker, [1, 2, 3, 4, 5], 6) == dense(worker, [1, 2, 3, 4, 5], 6)
 
 
-def test_the_backend_is_asked_for_what_the_model_needs(loaded, model_dir, monkeypatch):
+def test_the_backend_gets_the_requirements_of_the_model(loaded, model_dir, monkeypatch):
     all_requirements = []
     refusals = classmethod(lambda cls, requirements: all_requirements.append(requirements) or ())
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
@@ -321,7 +321,7 @@ def test_the_backend_is_asked_for_what_the_model_needs(loaded, model_dir, monkey
     assert requirements.dtype == requirements.kv_cache_dtype == "float32"
 
 
-def test_sinks_are_asked_for_and_handed_on(loaded, model_dir, monkeypatch):
+def test_sinks_are_requested_and_passed_on(loaded, model_dir, monkeypatch):
     all_requirements, contexts = [], []
 
     def create_layer(context):

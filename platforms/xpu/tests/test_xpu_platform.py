@@ -20,7 +20,7 @@ def platform_on(machine):
     return Here
 
 
-def test_the_platform_keeps_its_contract_here_and_on_a_machine_with_one():
+def test_the_platform_meets_its_contract_here_and_on_a_machine_with_one():
     check_platform(XPUPlatform)
     check_platform(platform_on(MACHINE))
 
@@ -33,7 +33,7 @@ def test_the_platform_keeps_its_contract_here_and_on_a_machine_with_one():
         ({"num_nodes": 0}, "no device was found"),
     ],
 )
-def test_each_reason_is_told(lack, expected):
+def test_each_reason_is_reported(lack, expected):
     machine = replace(MACHINE, **lack)
     probe = platform_on(machine).probe()
     assert not probe.usable and len(probe.reasons) == 1 and expected in probe.reasons[0]

@@ -24,7 +24,7 @@ def device():
     DEVICE.check()
 
 
-def test_the_worker_keeps_its_contract(tmp_path):
+def test_the_worker_meets_its_contract(tmp_path):
     keeps_its_contract(Platform, XPUWorker, tmp_path)
 
 

@@ -183,14 +183,14 @@ def test_another_contract_version_is_found_and_not_tried(install):
     assert "mine" not in [plugin.name for plugin in plugins_to_try(registry)]
 
 
-def test_a_wish_to_replace_is_told(install):
+def test_a_request_to_replace_is_reported(install):
     install("acme", "mine", manifest=entry("mine", replaces=["policy:fcfs@dovetail-sched-fcfs"]))
     (finding,) = find(check_registrations(PluginRegistry()), "policy:mine")
     assert finding.verdict == NOTE
     assert "--plugins-allow 'policy:mine@acme'" in finding.remedy
 
 
-def test_a_kind_that_nobody_knows_is_told_with_the_nearest(install):
+def test_a_kind_that_nobody_knows_is_reported_with_the_nearest(install):
     install("acme", "mine", kind="polcy")
     (finding,) = find(check_registrations(PluginRegistry()), "acme")
     assert finding.verdict == WARNING
@@ -204,7 +204,7 @@ def pth(folder, name, text):
     (folder / name).write_text(text)
 
 
-def test_only_files_that_run_code_are_told_and_known_ones_are_explained(tmp_path):
+def test_only_files_that_run_code_are_reported_and_known_ones_are_explained(tmp_path):
     pth(tmp_path, "plain.pth", "/some/folder\n# import this\n")
     pth(tmp_path, "odd.pth", "/a\nimport os; os.environ['X'] = '1'\nimport sys\n")
     pth(tmp_path, "distutils-precedence.pth", "import os; __import__('_distutils_hack')\n")
@@ -268,7 +268,7 @@ def test_machine_and_environment_are_described_here():
         ("find_devices", [], "device", NOTE),
     ],
 )
-def test_a_poor_machine_is_told(attribute, value, subject, verdict, monkeypatch):
+def test_a_poor_machine_is_reported(attribute, value, subject, verdict, monkeypatch):
     monkeypatch.setattr(surroundings_module, attribute, lambda: value)
     (finding,) = find(check_machine(), subject)
     assert finding.verdict == verdict
@@ -305,7 +305,7 @@ def accelerator_trial(install, **how):
     return Trial(plugin=mine, **how), registry
 
 
-def test_a_device_that_no_platform_is_for_is_told(monkeypatch):
+def test_a_device_that_no_platform_is_for_is_reported(monkeypatch):
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
     (finding,) = judge_devices(CHIP, [], PluginRegistry())
     assert (finding.area, finding.subject, finding.verdict) == ("machine", "device", WARNING)
@@ -313,7 +313,7 @@ def test_a_device_that_no_platform_is_for_is_told(monkeypatch):
     assert not list(judge_devices([], [], PluginRegistry()))
 
 
-def test_a_device_whose_platform_refuses_is_told_with_the_reason(install, monkeypatch):
+def test_a_device_whose_platform_refuses_is_reported_with_the_reason(install, monkeypatch):
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0+cpu")
     trial, registry = accelerator_trial(install, refusals=("the driver is older than 13.0",))
     unused, torch = judge_devices(CHIP, [trial], registry)

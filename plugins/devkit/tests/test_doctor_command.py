@@ -60,7 +60,7 @@ def test_all_of_them_are_shown_on_demand(patient, capsys):
     assert "policy:a@x" in told and "2 plugins" not in told
 
 
-def test_what_is_broken_is_told_with_its_remedy_and_exit_code_1(patient, capsys):
+def test_what_is_broken_is_reported_with_its_remedy_and_exit_code_1(patient, capsys):
     patient(ILL)
     assert main(["plugins", "doctor"]) == 1
     told = capsys.readouterr().out

@@ -18,7 +18,7 @@ def test_it_says_what_to_do_next(tmp_path, monkeypatch, capsys):
     assert "pytest --dovetail-plugin platform:my_box --dovetail-plugin worker:my_box" in told
 
 
-def test_it_writes_where_it_is_told(tmp_path, capsys):
+def test_it_writes_to_the_given_folder(tmp_path, capsys):
     assert main(["plugins", "new", "policy", "mine", "--out", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["folder"] == str(tmp_path / "mine")
@@ -34,7 +34,7 @@ def test_it_writes_where_it_is_told(tmp_path, capsys):
         (["policy", "no-name"], "letters"),
     ],
 )
-def test_mistakes_are_told_briefly(arguments, told, tmp_path, capsys):
+def test_mistakes_are_reported_briefly(arguments, told, tmp_path, capsys):
     assert main(["plugins", "new", *arguments, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert told in error and len(error.splitlines()) <= 3

@@ -86,7 +86,7 @@ def test_kinds_without_a_template_say_where_the_contract_is():
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_an_existing_folder_is_left_alone(tmp_path):
+def test_an_existing_folder_is_not_changed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious.txt").write_text("keep me")
     with pytest.raises(PluginError, match="is there already"):

@@ -126,7 +126,7 @@ def test_options_that_are_wrong_are_refused(options):
         MemoryOptions(**options)
 
 
-def test_a_load_beside_the_steps_is_told_when_it_has_ended(tmp_path):
+def test_a_load_beside_the_steps_is_reported_when_it_has_ended(tmp_path):
     asked = context(tmp_path, options={"asynchronous": True})
     scheduler = MemoryConnector.create_scheduler_side(asked)
     worker = MemoryConnector.create_worker_side(asked)

@@ -70,7 +70,7 @@ def test_the_first_difference_is_shown_with_both_sides(log, capsys):
     assert "request_id='a'" in shown[0][2] and "request_id='c'" in shown[1][2]
 
 
-def test_a_log_that_is_cut_off_is_told(log, capsys):
+def test_a_log_that_is_cut_off_is_reported(log, capsys):
     log.write_bytes(log.read_bytes()[:-9])
     for command in ("replay", "show"):
         assert main(["lab", command, str(log)]) == 0

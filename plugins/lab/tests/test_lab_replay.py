@@ -127,7 +127,7 @@ def test_a_log_without_a_header_is_refused(tmp_path):
             reading(path)
 
 
-def test_a_log_of_a_scheduler_that_is_gone_is_refused_by_its_name(tmp_path, monkeypatch):
+def test_a_log_of_a_scheduler_that_no_longer_exists_is_refused_by_name(tmp_path, monkeypatch):
     path = tmp_path / "one.log"
     with monkeypatch.context() as changed:
         changed.setattr(Scheduler, "__module__", "uninstalled_package")

@@ -75,7 +75,7 @@ def test_a_greedy_answer_repeats_nothing():
     assert len(set(pairs)) == len(pairs)
 
 
-def test_a_row_that_would_have_nothing_left_is_left_alone():
+def test_a_row_that_would_have_nothing_left_is_not_changed():
     processor = make()
     join(processor, 0, range(VOCAB), 1)
     assert banned(processor, 0) == set()
@@ -85,14 +85,14 @@ def test_a_row_that_would_have_nothing_left_is_left_alone():
     assert processor.apply(only.clone(), [1])[0, 4] == 1.0
 
 
-def test_ids_outside_the_vocabulary_are_no_reason_to_fail():
+def test_ids_outside_the_vocabulary_do_not_fail():
     processor = make()
     join(processor, 0, [VOCAB + 5, 3, VOCAB + 5, 3, -1], 1)
     assert banned(processor, 0) == {3}
 
 
 @pytest.mark.parametrize("size", [None, 0])
-def test_who_does_not_ask_takes_no_part(size):
+def test_a_request_without_the_argument_is_not_changed(size):
     assert join(make(), 0, [1, 1, 1], size) is False
 
 

@@ -23,7 +23,7 @@ def lines_of(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_line_tells_of_the_time_since_the_one_before(tmp_path):
+def test_a_line_reports_the_time_since_the_one_before(tmp_path):
     path = tmp_path / "stats.jsonl"
     logger = make(path=str(path), interval_s=2)
     for step_id, second in ((0, 6), (1, 7), (100, 8), (101, 11)):
@@ -79,7 +79,7 @@ def test_an_engine_that_did_nothing_says_nothing(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_path_that_cannot_be_written_is_told(tmp_path):
+def test_a_path_that_cannot_be_written_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         make(path=str(tmp_path / "nowhere" / "stats.jsonl"))
 

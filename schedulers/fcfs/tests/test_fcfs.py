@@ -23,11 +23,11 @@ def joined(plan):
     return [request.request_id for request in plan.joins]
 
 
-def test_the_scheduler_keeps_its_contract():
+def test_the_scheduler_meets_its_contract():
     check_scheduler(FCFSScheduler, num_programs=20)
 
 
-def test_the_policy_keeps_its_contract():
+def test_the_policy_meets_its_contract():
     check_policy(FCFSPolicy, num_programs=10)
 
 
@@ -42,7 +42,7 @@ def test_requests_are_served_in_the_order_of_arrival():
     assert joined(game.schedule()) == ["last"]
 
 
-def test_the_last_admitted_gives_way_and_comes_back_first():
+def test_the_last_admitted_is_preempted_and_comes_back_first():
     game = referee(num_blocks=5)
     game.add(make_request("a", range(1, 7), max_tokens=8))
     game.add(make_request("b", range(11, 13), max_tokens=8))

@@ -27,11 +27,11 @@ def play(game):
     return order
 
 
-def test_the_scheduler_keeps_its_contract():
+def test_the_scheduler_meets_its_contract():
     check_scheduler(PriorityScheduler, num_programs=20)
 
 
-def test_the_policy_keeps_its_contract():
+def test_the_policy_meets_its_contract():
     check_policy(PriorityPolicy, num_programs=10)
 
 
@@ -42,7 +42,7 @@ def test_the_lower_number_is_served_first_and_ties_go_by_arrival():
     assert play(game) == ["b", "d", "a", "c"]
 
 
-def test_a_request_displaces_one_that_matters_less():
+def test_a_request_preempts_one_of_lower_priority():
     game = referee()
     game.add(asked("low", 5))
     game.schedule()
@@ -51,7 +51,7 @@ def test_a_request_displaces_one_that_matters_less():
     assert play(game) == ["high", "low"]
 
 
-def test_equals_are_not_displaced():
+def test_equals_are_not_preempted():
     game = referee()
     game.add(asked("first", 1))
     game.schedule()

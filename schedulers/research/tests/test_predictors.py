@@ -29,7 +29,7 @@ def test_the_oracle_is_what_is_declared(expected):
 @pytest.mark.parametrize(
     "expected", [None, 0, -3, 501, True, "7", [7], math.nan, math.inf, -math.inf, 2**63]
 )
-def test_what_makes_no_sense_is_as_if_nothing_was_declared(expected):
+def test_an_invalid_declaration_is_ignored(expected):
     for name in ("oracle", "bucketed:2", "noisy:0.5"):
         assert make_predictor(name)(request(expected)) == make_predictor(name)(request())
     assert make_predictor("oracle")(request(expected)) == 500

@@ -57,13 +57,13 @@ def with_options(policy_cls, given):
 
 
 @pytest.mark.parametrize(("name", "given"), CASES)
-def test_random_programs_keep_the_law(name, given):
+def test_random_programs_follow_the_contract(name, given):
     policy_cls = with_options(PluginRegistry().load("policy", name), given)
     num_preemptions = play_all(policy_cls)
     assert not num_preemptions or name not in ("orca", "static")
 
 
-def test_a_wrapped_policy_keeps_the_law():
+def test_a_wrapped_policy_follows_the_contract():
     wrapped = type("Wrapped", (AgingPolicy,), {"inner_cls": SarathiPolicy, "max_wait_s": 0.004})
     assert play_all(wrapped) > 0
 

@@ -248,7 +248,7 @@ def test_a_mutant_breaks_it(mutant, check, lab):
 
 
 @pytest.mark.parametrize("policy", [VTCPolicy, DLPMPolicy])
-def test_who_waits_for_a_prefix_is_charged_once(policy, lab):
+def test_a_request_that_waits_for_a_prefix_is_charged_once(policy, lab):
     prompt = [*range(10, 90)]
     jobs = [lab.Job(name=f"a{n}", tenant="a", prompt=prompt, output=1) for n in range(3)]
     made = []
