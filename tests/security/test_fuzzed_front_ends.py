@@ -310,12 +310,12 @@ def run_it(parameter, read):
 
 # What is changed where, and the front end whose random calls must notice it.
 FAULTS = {
-    "prompts are read without a guard": ("generate", {"engine.prompt_reading.guarded": run_it}),
+    "prompts are read without a guard": ("generate", {"engine.input.prompt_reading.guarded": run_it}),
     "lists are read without a guard": ("generate", {"value_checks.guarded": run_it}),
     "values are shown whole": ("generate", {"value_checks.shorten": repr}),
     "seeds differ from call to call": (
         "generate",
-        {"engine.input_processor.completion_seed": lambda seed, index: time.monotonic_ns()},
+        {"engine.input.input_processor.completion_seed": lambda seed, index: time.monotonic_ns()},
     ),
     "template arguments are not checked": (
         "chat",
@@ -332,7 +332,7 @@ FAULTS = {
     "long texts are tokenized in the loop": (
         "stream",
         {
-            "engine.input_processor.InputProcessor._check_length": lambda *given: None,
+            "engine.input.input_processor.InputProcessor._check_length": lambda *given: None,
             "engine.streaming.preparation.work_of": lambda checked: 0,
         },
     ),

@@ -72,6 +72,22 @@ class Forgetful(Obedient):
         outgoing.MAX_KEPT_BYTES = 16384
 
 
+class Sleepy(Obedient):
+    """Provides "sleep" and says what it was told."""
+
+    provides = Obedient.provides | {"sleep"}
+    heard = ()
+
+    def sleep(self, level):
+        self.heard = (*self.heard, f"sleep {level}")
+
+    def wake_up(self, tags=()):
+        self.heard = (*self.heard, f"wake up {','.join(tags)}")
+
+    def calls_so_far(self):
+        return list(self.heard)
+
+
 class Asking(Obedient):
     """Claims that it runs logits processors; nobody here looks at what they would change."""
 

@@ -1,0 +1,88 @@
+"""Operations of the engine port beside requests and pauses, through every kind of client."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from dovetail.engine.port import OPERATIONS, EnginePort
+from dovetail.errors import MessageError, RequestError, UserError
+from dovetail.interfaces import PauseScope
+
+
+@pytest.mark.parametrize("kind", ["inproc", "sync"])
+def test_a_sleeping_engine_runs_nothing_until_it_wakes(client_of, parts, talk, kind):
+    client = client_of(kind, options={"worker_cls": parts.Sleepy})
+    client.add_request(talk.request("a", max_tokens=400))
+    assert client.get_outputs(5) is not None
+    with pytest.raises(UserError, match="under way"):
+        client.sleep()
+    client.abort_requests(["a"])
+    for level in (0, 3):
+        with pytest.raises(UserError, match=f"level={level}"):
+            client.sleep(level)
+    with pytest.raises(UserError, match="does not sleep"):
+        client.wake_up()
+    client.sleep(2)
+    assert client.paused is PauseScope.ALL
+    client.add_request(talk.request("b", max_tokens=3))
+    for call in (client.sleep, client.resume):
+        with pytest.raises(UserError, match="wake_up"):
+            call()
+    with pytest.raises(UserError, match="'attention'"):
+        client.wake_up(("attention",))
+    client.wake_up(("weights",))
+    assert client.paused is PauseScope.ALL
+    client.wake_up(("kv_cache",))
+    assert client.paused is None
+    assert len(talk.Answers().collect_until(client, "b")[0]["b"]) == 3
+    (calls,) = client.call_workers("calls_so_far")
+    assert calls == ["sleep 2", "wake up weights", "wake up kv_cache"]
+
+
+@pytest.mark.parametrize("kind", ["inproc", "sync"])
+def test_a_worker_without_sleep_is_named(client_of, kind):
+    with pytest.raises(UserError, match='does not provide "sleep"'):
+        client_of(kind).sleep()
+
+
+def test_statistics_and_health_can_be_requested(client_of, talk):
+    client = client_of("sync")
+    assert client.get_stats() is None and client.check_health() is None
+    client.add_request(talk.request("a", max_tokens=3))
+    talk.Answers().collect(client, 1)
+    assert client.get_stats().step_id >= 2
+
+    async def serve():
+        other = client_of("async")
+        await other.check_health()
+        await other.add_request(talk.request("a", max_tokens=3))
+        await talk.Answers().collect_async(other, 1)
+        return await other.get_stats()
+
+    assert asyncio.run(serve()).step_id >= 2
+
+
+def test_arguments_and_results_are_checked_by_type():
+    pause = OPERATIONS["pause"]
+    assert pause.decode_arguments(pause.encode_arguments((PauseScope.NEW,))) == (PauseScope.NEW,)
+    with pytest.raises(MessageError):
+        pause.encode_arguments(("sideways",))
+    with pytest.raises(TypeError):
+        pause.bind()
+    refused = OPERATIONS["add_requests"]
+    found = refused.decode_result(refused.encode_result({"a": RequestError("no", parameter="n")}))
+    assert (str(found["a"]), found["a"].parameter) == ("no", "n")
+    with pytest.raises(MessageError):
+        OPERATIONS["reset_prefix_cache"].decode_result(refused.encode_result({}))
+
+
+def test_functions_of_modules_cannot_be_called_in_another_process(client_of):
+    with pytest.raises(MessageError):
+        client_of("sync").call_workers("shutil:rmtree", ("/nowhere",))
+
+
+def test_every_operation_is_documented_and_typed():
+    for operation in OPERATIONS.values():
+        assert inspect.getdoc(operation), operation.name
+        assert getattr(EnginePort, operation.name) is operation
