@@ -45,8 +45,8 @@ class Work:
                 self._admit(call.arguments[0])
             elif call.operation.takes_requests:
                 call = self._admit_several(call)
-            elif call.operation.name == EnginePort.abort_requests.name and not call.number:
-                self._dismiss_all(call.arguments[0])
+            elif call.operation.name == EnginePort.abort_requests.name:
+                self._dismiss_all(call.arguments[0])  # an engine that dies now has not lost them
             if call.number:
                 self._calls[call.number] = call
             return call
@@ -70,8 +70,6 @@ class Work:
             refused = self._refused.pop(message.number, {})
             if call is None or message.error is not None:
                 return message
-            if call.operation.name == EnginePort.abort_requests.name:
-                self._dismiss_all(call.arguments[0])
             if call.operation.takes_requests:
                 message = replace(message, value=refused | message.value)
                 self._dismiss_all(message.value)
