@@ -310,7 +310,10 @@ def run_it(parameter, read):
 
 # What is changed where, and the front end whose random calls must notice it.
 FAULTS = {
-    "prompts are read without a guard": ("generate", {"engine.input.prompt_reading.guarded": run_it}),
+    "prompts are read without a guard": (
+        "generate",
+        {"engine.input.prompt_reading.guarded": run_it},
+    ),
     "lists are read without a guard": ("generate", {"value_checks.guarded": run_it}),
     "values are shown whole": ("generate", {"value_checks.shorten": repr}),
     "seeds differ from call to call": (
