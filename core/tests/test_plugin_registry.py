@@ -21,12 +21,10 @@ from dovetail.errors import (
     PluginNotFoundError,
 )
 from dovetail.interfaces.policy import Policy
-from dovetail.plugins import (
-    KINDS,
+from dovetail.plugins import KINDS, PluginPolicy, PluginRegistry
+from dovetail.plugins.resolving.reference import (
     FileReference,
     NamedReference,
-    PluginPolicy,
-    PluginRegistry,
     QualifiedReference,
     parse_reference,
 )

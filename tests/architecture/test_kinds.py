@@ -33,7 +33,6 @@ def test_the_option_and_the_field_of_a_kind_are_those_of_its_row(kind: Kind) -> 
     if not kind.option:
         assert kind.name == "model"
         return
-    assert kind.option == name
     default = "" if kind.option == "worker_extension_cls" else DEFAULTS[kind.cardinality]
     assert OPTIONS[kind.option].default == default
     assert OPTIONS[kind.option].metadata["help"]
@@ -44,10 +43,9 @@ def test_the_option_and_the_field_of_a_kind_are_those_of_its_row(kind: Kind) -> 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_the_contract_suite_and_fake_of_a_kind_are_where_its_row_says(kind: Kind) -> None:
     assert kind.name == _load(kind.contract).CONTRACT
-    assert bool(kind.suite) == bool(kind.fake)
-    if kind.suite:
+    if not kind.is_sketch:
         assert callable(_load(kind.suite_path)) and isinstance(_load(kind.fake_path), type)
-    assert kind.has_template == (kind.name in BLUEPRINTS)
+    assert kind.is_sketch == (kind.name not in BLUEPRINTS)
     assert all(KINDS[other].field == kind.field for other in kind.also_accepts)
 
 

@@ -15,7 +15,7 @@ from dovetail_devkit.fakes.attention import (
     FakeAttentionBuilder,
     FakeAttentionLayer,
 )
-from dovetail_devkit.suites.attention import attention_cases, check_backend
+from dovetail_devkit.suites.attention import attention_cases, check_attention
 
 CPU = torch.device("cpu")
 NARROW = replace(
@@ -205,4 +205,4 @@ def test_a_feature_without_a_case_is_named():
 
 
 def test_a_right_backend_of_few_claims_passes():
-    check_backend(claiming(), CPU)
+    check_attention(claiming(), CPU)

@@ -132,7 +132,7 @@ def test_wrong_plugins_are_caught_by_their_checks(kit, wrong_parts):
         "policy:wrong_parts:Fickle": r"rank of \w+ is \d+, then \d+",
         "scheduler:wrong_parts:Forgetful": "abort_requests returns",
         "platform:wrong_parts:NeverSaysWhy": "must say why",
-        "policy:wrong_parts:Impolite": "demands 'mood'",
+        "policy:wrong_parts:Impolite": "requires 'mood'",
     }
     code, output = kit(*laws, options=("-q",))
     assert code == TESTS_FAILED, output

@@ -24,10 +24,8 @@ ROW = """    Kind(
         interface="Translator",
         summary="translates a prompt",
         field="extensions.translator",
-        option="translator",
         cardinality=Cardinality.OPTIONAL,
         roles=(FRONTEND,),
-        suite="check_translator",
         fake="FakeTranslator",
     ),
 """
@@ -35,7 +33,6 @@ UNUSED_ROW = """    Kind(
         name="translator",
         interface="Translator",
         summary="translates a prompt",
-        suite="check_translator",
         fake="FakeTranslator",
     ),
 """

@@ -27,7 +27,7 @@ from dovetail_attn_cpu import availability
 from dovetail_attn_cpu.backend import CPUAttentionBackend
 from dovetail_devkit.suites.attention import (
     AttentionCase,
-    check_backend,
+    check_attention,
     check_case,
     reference_attention,
 )
@@ -165,7 +165,7 @@ def layer_context(case, **changes):
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_backend_passes_the_conformance_suite(level, num_threads):
     native.set_num_threads(num_threads)
-    check_backend(CPUAttentionBackend, CPU)
+    check_attention(CPUAttentionBackend, CPU)
 
 
 @needs_library

@@ -15,7 +15,7 @@ from dovetail_devkit.fakes.attention import (
 )
 from dovetail_devkit.suites.attention import (
     AttentionCase,
-    check_backend,
+    check_attention,
     check_case,
     reference_attention,
     standard_cases,
@@ -295,7 +295,7 @@ MUTANTS = {
 @pytest.mark.parametrize(("part", "message"), MUTANTS.items())
 def test_suite_finds_the_mutant(part, message):
     with pytest.raises(AssertionError, match=message):
-        check_backend(backend_of(part), CPU)
+        check_attention(backend_of(part), CPU)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_suite_finds_the_mutant(part, message):
 )
 def test_suite_finds_the_false_claim(backend, message):
     with pytest.raises(AssertionError, match=message):
-        check_backend(backend, CPU)
+        check_attention(backend, CPU)
 
 
 @pytest.mark.parametrize("part", [OwnScale, InterleavedHeads, SeesFuture])

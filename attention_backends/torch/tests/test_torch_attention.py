@@ -17,14 +17,14 @@ from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_attn_torch.backend import TorchAttentionBackend
 from dovetail_attn_torch.metadata import group_by_length
 from dovetail_devkit.fakes.attention import FakeAttentionBackend
-from dovetail_devkit.suites.attention import AttentionCase, check_backend, check_case
+from dovetail_devkit.suites.attention import AttentionCase, check_attention, check_case
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("backend", [TorchAttentionBackend, FakeAttentionBackend])
 def test_backend_passes_the_conformance_suite(backend):
-    check_backend(backend, CPU)
+    check_attention(backend, CPU)
 
 
 def test_backend_passes_in_inference_mode():

@@ -1,6 +1,6 @@
 """The conformance suite of the attention contract, for any backend on any device.
 
-`check_backend` holds a backend against a dense float64 reference over everything that it claims:
+`check_attention` holds a backend against a dense float64 reference over everything that it claims:
 dtypes, head sizes, block sizes, cache dtypes and features (`dovetail_devkit.attention.claims`). It
 sees a backend only through the contract: a cache is filled by the backend itself, and its layout
 stays opaque. torch is imported within functions: the core lives without it.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttentionCase",
     "attention_cases",
-    "check_backend",
+    "check_attention",
     "check_case",
     "check_refusals",
     "reference_attention",
@@ -46,7 +46,7 @@ __all__ = [
 _FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody_has")
 
 
-def check_backend(backend: type[AttentionBackend], device: torch.device) -> None:
+def check_attention(backend: type[AttentionBackend], device: torch.device) -> None:
     """Check all that `backend` claims, on `device`; raise AssertionError with what differs."""
     for case in attention_cases(backend, device):
         with suppress(NotHere):
