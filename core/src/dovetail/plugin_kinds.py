@@ -44,7 +44,7 @@ class Kind:
     takes_context: whether it is made from a context, which brings its options; else they are the
         keyword `options`. declares: attributes of its classes that are frozensets of names.
     fake: its class in `dovetail_devkit.fakes.<name>`; "" for a sketch. A kind with a fake has the
-        suite `dovetail_devkit.suites.<name>:check_<name>` and a template for new plugins.
+        suite `dovetail_devkit.suites.<name>:check_<name>`.
     distribution: a distribution that provides plugins of this kind.
     """
 
@@ -281,7 +281,6 @@ _ROWS = (
         field="extensions.grammar_backend",
         cardinality=Cardinality.OPTIONAL,
         roles=(ENGINE,),
-        suite="check_grammar",
         fake="FakeGrammar",
     ),
     Kind(
