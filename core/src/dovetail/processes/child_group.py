@@ -85,7 +85,7 @@ class ChildGroup:
     def close(self, timeout_s: float) -> None:
         """Wait for the children to end by themselves, then kill them. May be called twice.
 
-        The caller has told them to end, or has closed what they listen to.
+        The caller has closed what they listen to, or sent them an order to end.
         """
         with self._changed:
             self._closing = True

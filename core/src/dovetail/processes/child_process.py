@@ -140,7 +140,7 @@ class ChildProcess:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, by whomever."""
+        """Whether the child was closed, by `close` or by the end of its owner."""
         return not self._end.alive
 
     def receive(self) -> StartReport | None:

@@ -11,13 +11,11 @@ import ctypes
 import errno
 import os
 import select
-import shutil
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _REMOVALS = 100
@@ -41,7 +39,7 @@ def watch_parent(
         if os.getppid() == parent_pid:  # else it has ended already, and its id may be another's
             _wait_for_end(control, parent, on_message)
         if folder:
-            _remove(Path(folder))
+            _remove(folder)
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)  # the processes that this one started, and itself
         os._exit(1)
@@ -85,8 +83,10 @@ def _receives(control: socket.socket) -> bool:
     return False
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: str) -> None:
+    import shutil  # takes several milliseconds, which children with limits save
+
     for _ in range(_REMOVALS):  # the main thread may be making its sockets there just now
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        if not os.path.exists(folder):
             return

@@ -45,7 +45,7 @@ REPORT_S = 10.0
 """After how many seconds a phase that still runs is logged, again and again."""
 
 _STACK_FRAMES = 3
-# A signal whose default is to be ignored, so that one that comes too late harms nobody.
+# A signal whose default is to be ignored, so one that comes too late has no effect.
 _SIGNAL = signal.SIGURG
 
 
@@ -82,8 +82,8 @@ class StartUp:
 
     If the block raises, the calls given to `undo` are made, the last first. A DovetailError gets
     its `phase` set; any other Exception becomes a StartError that names the phase. A phase can be
-    interrupted at its deadline where the start runs in the main thread and nobody else handles
-    SIGURG; elsewhere, and in native code that does not return, it is only logged.
+    interrupted at its deadline where the start runs in the main thread and SIGURG has no other
+    handler; elsewhere, and in native code that does not return, it is only logged.
     records: the phases that have ended.
     """
 

@@ -87,7 +87,7 @@ def int32(column: memoryview | bytes, name: str) -> array[int]:
 
 
 def counts32(column: memoryview | bytes, name: str) -> array[int]:
-    """Return a column of int32 none of which is negative; raise MessageError for any other."""
+    """Return a column of int32 without negative values; raise MessageError for any other."""
     values = array("i")
     if not column:
         return values

@@ -9,7 +9,6 @@ Knows no socket and no engine.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -17,10 +16,15 @@ import msgspec
 from dovetail.errors import MessageError
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished, PauseScope, SchedulerStats
 from dovetail.interfaces.worker import ModelInfo
-from dovetail.result import LogprobColumns
 from dovetail.transport.columns import check_lengths, counts32
 from dovetail.transport.remote_error import RemoteError
-from dovetail.transport.wire_types import WireLogprobs, decode, encode
+from dovetail.transport.wire_types import (
+    WireLogprobs,
+    decode,
+    encode,
+    read_logprobs,
+    wire_logprobs,
+)
 
 WIRE_VERSION = 2
 MAX_MESSAGE_BYTES = 64 << 20
@@ -108,8 +112,8 @@ class Outputs(Message, frozen=True, tag="outputs"):
             num_new_tokens=outputs.num_new_tokens.tobytes(),
             token_ids=outputs.token_ids.tobytes(),
             finished=outputs.finished,
-            logprobs=_wire(outputs.logprobs),
-            prompt_logprobs=_wire(outputs.prompt_logprobs),
+            logprobs=wire_logprobs(outputs.logprobs),
+            prompt_logprobs=wire_logprobs(outputs.prompt_logprobs),
             num_cached_tokens=dict(outputs.num_cached_tokens),
             stats=outputs.stats,
             answers=answers,
@@ -126,8 +130,8 @@ class Outputs(Message, frozen=True, tag="outputs"):
             num_new_tokens=num_new_tokens,
             token_ids=token_ids,
             finished=self.finished,
-            logprobs=_columns(self.logprobs),
-            prompt_logprobs=_columns(self.prompt_logprobs),
+            logprobs=read_logprobs(self.logprobs),
+            prompt_logprobs=read_logprobs(self.prompt_logprobs),
             num_cached_tokens=self.num_cached_tokens,
             stats=self.stats,
         )
@@ -206,11 +210,3 @@ def engine_reader() -> MessageReader[ToEngine]:
 def front_end_reader() -> MessageReader[FromEngine]:
     """Return a reader of what the engine sends."""
     return MessageReader(FromEngine)
-
-
-def _wire(told: Mapping[str, LogprobColumns]) -> dict[str, WireLogprobs]:
-    return {name: WireLogprobs.of(columns) for name, columns in told.items()}
-
-
-def _columns(told: Mapping[str, WireLogprobs]) -> dict[str, LogprobColumns]:
-    return {name: one.columns() for name, one in told.items()}

@@ -1,8 +1,8 @@
 """Arrays on the wire: element type, shape and bytes, of whatever library they come from.
 
-What exposes its memory (a numpy array, an `array.array`) is taken as it is. A tensor that does not
-is made into an `NDArray` by whoever has it, and made into one again by whoever gets it: this module
-knows no library of tensors, and element types only by name and size.
+An object that exposes its memory (a numpy array, an `array.array`) is sent as it is. Any other tensor
+is converted to an `NDArray` by its sender, and back by its receiver: this module knows no library of
+tensors, and element types only by name and size.
 """
 
 from __future__ import annotations

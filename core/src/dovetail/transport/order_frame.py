@@ -1,7 +1,7 @@
 """What goes between an executor and a worker's process beside plans and results, as frames.
 
 To the worker: the half of a step that samples, and calls of operations; from it: answers. Calls are
-numbered by whoever makes them. Knows no worker and calls nothing.
+numbered by their sender. Knows no worker and calls nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def encode_sample(grammar: GrammarOutput | None) -> bytes:
 
 
 def decode_sample(frame: bytes) -> GrammarOutput | None:
-    """Return what tokens are allowed, None for any; raise MessageError if the frame is none."""
+    """Return what tokens are allowed, None for any; raise MessageError for any other frame."""
     found = unpack_columns(frame, SAMPLE, least=2)
     if not found.numbers[0]:
         return None
@@ -69,17 +69,17 @@ def encode_call(call: WorkerCall) -> bytes:
 
 
 def decode_call(frame: bytes) -> WorkerCall:
-    """Return the call of a frame; raise MessageError if it is none."""
+    """Return the call of a frame; raise MessageError for any other frame."""
     found = unpack_columns(frame, CALL, least=1)
-    told = unpack_value(found.columns[0])
-    if not isinstance(told, list) or [type(one) for one in told] != [str, list, dict]:
+    parts = unpack_value(found.columns[0])
+    if not isinstance(parts, list) or [type(one) for one in parts] != [str, list, dict]:
         raise MessageError("a call has an operation, its arguments and its keywords.")
     number, rank = found.numbers
     return WorkerCall(
         number=number,
-        operation=told[0],
-        args=told[1],
-        kwargs=told[2],
+        operation=parts[0],
+        args=parts[1],
+        kwargs=parts[2],
         reply_rank=None if rank == _EVERY_RANK else rank,
     )
 
@@ -92,7 +92,7 @@ def encode_answer(answer: CallAnswer) -> bytes:
 
 
 def decode_answer(frame: bytes) -> CallAnswer:
-    """Return the answer of a frame; raise MessageError if it is none."""
+    """Return the answer of a frame; raise MessageError for any other frame."""
     found = unpack_columns(frame, ANSWER, least=1)
     number, failed = found.numbers
     if failed:

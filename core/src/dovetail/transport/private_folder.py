@@ -17,7 +17,7 @@ MAX_NAME_BYTES = 16
 
 
 def make_private_folder() -> Path:
-    """Return a new folder (0700) under TMPDIR or the system's own; whoever asks removes it.
+    """Return a new folder (0700) under TMPDIR or the system's own; the caller removes it.
 
     Raises ConfigError, naming TMPDIR, where none can be made or sockets in it cannot be opened.
     """

@@ -7,12 +7,11 @@ which is empty in most steps. Whether a result fits its plan is for the schedule
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from dovetail.errors import MessageError
-from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.result import ModelRunnerOutput
 from dovetail.transport.columns import (
     check_lengths,
     counts32,
@@ -20,7 +19,13 @@ from dovetail.transport.columns import (
     uint8,
     unpack_columns,
 )
-from dovetail.transport.wire_types import WireLogprobs, decode, encode
+from dovetail.transport.wire_types import (
+    WireLogprobs,
+    decode,
+    encode,
+    read_logprobs,
+    wire_logprobs,
+)
 
 RESULT = 2
 _NUM_COLUMNS = 4
@@ -39,8 +44,8 @@ def encode_result(output: ModelRunnerOutput) -> bytes:
     if output.logprobs or output.prompt_logprobs or output.kv_transfer or output.errors:
         tail = encode(
             _Tail(
-                {run: WireLogprobs.of(columns) for run, columns in output.logprobs.items()},
-                {run: WireLogprobs.of(columns) for run, columns in output.prompt_logprobs.items()},
+                wire_logprobs(output.logprobs),
+                wire_logprobs(output.prompt_logprobs),
                 output.kv_transfer,
                 dict(output.errors),
             )
@@ -55,7 +60,7 @@ def encode_result(output: ModelRunnerOutput) -> bytes:
 
 
 def decode_result(frame: bytes) -> ModelRunnerOutput:
-    """Return the result of a frame, its columns copied; raise MessageError if it is none."""
+    """Return the result of a frame, its columns copied; raise MessageError for others."""
     found = unpack_columns(frame, RESULT, least=_NUM_COLUMNS)
     if len(found.columns) != _NUM_COLUMNS or found.numbers[1]:
         raise MessageError(f"a result with {len(found.columns)} columns; it has {_NUM_COLUMNS}.")
@@ -67,24 +72,16 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
         check_lengths(len(num_sampled), num_drafts=num_drafts)
     content = found.columns[3]
     tail = decode(content, _Tail) if content else _Tail({}, {}, b"", {})
-    _check_runs("errors", tail.errors, len(num_sampled))
+    for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs):
+        if any(not 0 <= run < len(num_sampled) for run in runs):
+            raise MessageError(f"entries of the runs {sorted(runs)}; there are {len(num_sampled)}.")
     return ModelRunnerOutput(
         step_id=found.numbers[0],
         num_sampled=num_sampled,
         token_ids=token_ids,
-        logprobs=_by_run(tail.logprobs, len(num_sampled)),
-        prompt_logprobs=_by_run(tail.prompt_logprobs, len(num_sampled)),
+        logprobs=read_logprobs(tail.logprobs),
+        prompt_logprobs=read_logprobs(tail.prompt_logprobs),
         num_drafts=num_drafts,
         kv_transfer=tail.kv_transfer,
         errors=tail.errors,
     )
-
-
-def _by_run(told: Mapping[int, WireLogprobs], num_runs: int) -> dict[int, LogprobColumns]:
-    _check_runs("log-probabilities", told, num_runs)
-    return {run: columns.columns() for run, columns in told.items()}
-
-
-def _check_runs(what: str, runs: Iterable[int], num_runs: int) -> None:
-    if any(not 0 <= run < num_runs for run in runs):
-        raise MessageError(f"{what} of runs {sorted(runs)}; there are {num_runs}.")

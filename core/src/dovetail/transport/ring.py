@@ -78,7 +78,7 @@ class RingPlace(_Place):
             memory.close()
             wakeup.close()
             raise MessageError(
-                f"reader {self.index} is asked for; the ring has {memory.shape.num_readers}."
+                f"there is no reader {self.index}; the ring has {memory.shape.num_readers} readers."
             )
         return RingReader(memory, wakeup, self.index, clock=clock, num_spins=num_spins)
 

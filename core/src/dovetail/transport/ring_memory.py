@@ -7,14 +7,13 @@
 The memory has no name, so a dead process leaves nothing behind. A counter has one writer and
 fills a cache line. Knows nothing of waiting, sockets or what a frame means; trusts no number that
 another process wrote. A slot carries its frame's number and a checksum, so that a frame which is
-not whole yet (processors that reorder stores) or was scribbled over is told from a good one.
+not whole yet (processors that reorder stores) or was overwritten is recognised.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from dataclasses import dataclass
 from struct import Struct
 from zlib import crc32
@@ -128,6 +127,8 @@ def read_memory(descriptor: int, size: int) -> bytes:
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("dovetail")
+    import tempfile  # takes several milliseconds, which children with limits save
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -156,7 +157,7 @@ class RingMemory:
 
     @classmethod
     def attach(cls, descriptor: int) -> RingMemory:
-        """Map a ring that another process has made; raise MessageError if it is none."""
+        """Map a ring that another process has made; raise MessageError for other memory."""
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size:
@@ -172,7 +173,7 @@ class RingMemory:
         except ValueError as error:
             raise MessageError(f"the ring's head is wrong: {error}.") from None
         if size < shape.num_bytes:
-            raise MessageError(f"the ring has {size} bytes; its head tells {shape.num_bytes}.")
+            raise MessageError(f"the ring has {size} bytes; its head says {shape.num_bytes}.")
         return cls(shape, mmap.mmap(descriptor, shape.num_bytes))
 
     def count(self, who: int) -> int:
@@ -180,7 +181,7 @@ class RingMemory:
         return self._words[who * _LINE_WORDS]
 
     def set_count(self, who: int, count: int) -> None:
-        """Publish one's own count; what was stored before is there for whoever reads it."""
+        """Publish one's own count; a reader of it also sees what was stored before."""
         self._words[who * _LINE_WORDS] = count
 
     def wanted(self, who: int) -> int:

@@ -23,6 +23,7 @@ from dovetail.interfaces.kv_cache import (
 )
 from dovetail.interfaces.worker import ModelInfo
 from dovetail.transport.ndarray import NDArray
+from dovetail.transport.wire_types import encode
 
 MAX_DEPTH = 64
 _ARRAY = 1
@@ -44,22 +45,15 @@ _HINTS = {name: get_type_hints(cls) for name, cls in _RECORDS.items()}
 
 def pack_value(value: Any) -> bytes:
     """Return `value` as bytes; raise MessageError naming the type that cannot travel."""
-    return _encode(_plain(value, 0))
+    return encode(_plain(value, 0))
 
 
 def unpack_value(content: bytes | memoryview) -> Any:
-    """Return the value that `pack_value` was given; raise MessageError for bytes that are none."""
+    """Return the value that `pack_value` was given; raise MessageError for other bytes."""
     try:
         return msgspec.msgpack.decode(content, ext_hook=_read_extension)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise MessageError(f"{len(content)} bytes are not a value: {error}") from None
-
-
-def _encode(value: Any) -> bytes:
-    try:
-        return msgspec.msgpack.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError(f"a value cannot cross a process: {error}") from None
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -92,12 +86,12 @@ def _key(key: Any) -> Any:
 
 
 def _array(value: NDArray) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_ARRAY, _encode((value.dtype, value.shape, value.data)))
+    return msgspec.msgpack.Ext(_ARRAY, encode((value.dtype, value.shape, value.data)))
 
 
 def _record(value: Any, depth: int) -> msgspec.msgpack.Ext:
-    told = {one.name: _plain(getattr(value, one.name), depth + 1) for one in fields(value)}
-    return msgspec.msgpack.Ext(_RECORD, _encode((type(value).__name__, told)))
+    packed = {one.name: _plain(getattr(value, one.name), depth + 1) for one in fields(value)}
+    return msgspec.msgpack.Ext(_RECORD, encode((type(value).__name__, packed)))
 
 
 def _read_extension(code: int, data: memoryview) -> Any:
@@ -108,13 +102,13 @@ def _read_extension(code: int, data: memoryview) -> Any:
         return NDArray(dtype, shape, content)
     if code != _RECORD:
         raise ValueError(f"extension type {code} is not known")
-    name, told = msgspec.msgpack.decode(
+    name, packed = msgspec.msgpack.decode(
         data, type=tuple[str, dict[str, Any]], ext_hook=_read_extension
     )
     hints = _HINTS.get(name)
-    if hints is None or not told.keys() <= hints.keys():
-        raise ValueError(f"{name!r} with {sorted(told)} is not a record")
-    return _RECORDS[name](**{key: _fitting(one, hints[key]) for key, one in told.items()})
+    if hints is None or not packed.keys() <= hints.keys():
+        raise ValueError(f"{name!r} with {sorted(packed)} is not a record")
+    return _RECORDS[name](**{key: _fitting(one, hints[key]) for key, one in packed.items()})
 
 
 def _fitting(value: Any, hint: Any) -> Any:

@@ -99,7 +99,7 @@ class WakeupSocket:
         )
 
     def close(self) -> None:
-        """Close this end and the descriptors that nobody took. May be called twice.
+        """Close this end and the descriptors that were not taken. May be called twice.
 
         The other side notices, though a forked child may hold a copy of this end.
         """

@@ -21,6 +21,7 @@ from dovetail.result import LogprobColumns
 from dovetail.sampling_params import SamplingParams
 from dovetail.transport.columns import check_lengths, counts32, int32
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -96,18 +97,28 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return LogprobColumns(counts=counts, token_ids=token_ids, logprobs=logprobs, ranks=ranks)
 
 
+def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:
+    """Return the log-probabilities of several requests or runs as raw columns."""
+    return {key: WireLogprobs.of(one) for key, one in columns.items()}
+
+
+def read_logprobs(wire: Mapping[K, WireLogprobs]) -> dict[K, LogprobColumns]:
+    """Return what `wire_logprobs` was given; raise as `WireLogprobs.columns`."""
+    return {key: one.columns() for key, one in wire.items()}
+
+
 def wire_request(request: EngineCoreRequest) -> bytes:
     """Return a request as bytes; raise RequestError, naming what it can, if it cannot travel."""
-    told = {one.name: getattr(request, one.name) for one in fields(request)}
+    packed = {one.name: getattr(request, one.name) for one in fields(request)}
     try:
-        told["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
+        packed["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
     except (TypeError, OverflowError):
         raise RequestError(
             "the prompt's tokens must be integers of 32 bit.", parameter="prompt"
         ) from None
-    told["sampling_params"] = _params(request.sampling_params)
+    packed["sampling_params"] = _params(request.sampling_params)
     try:
-        return encode(_WireRequest(**told))
+        return encode(_WireRequest(**packed))
     except MessageError as error:
         raise RequestError(f"the request cannot go to the engine's process: {error}") from None
 
@@ -115,10 +126,10 @@ def wire_request(request: EngineCoreRequest) -> bytes:
 def read_request(content: bytes) -> EngineCoreRequest:
     """Return the request that `wire_request` was given, its prompt as int32.
 
-    Raises MessageError for bytes that are none, RequestError for parameters out of their bounds.
+    Raises MessageError for other bytes, RequestError for parameters out of their bounds.
     """
-    told = decode(content, _WireRequest)
-    given = {name: getattr(told, name) for name in told.__struct_fields__}
+    packed = decode(content, _WireRequest)
+    given = {name: getattr(packed, name) for name in packed.__struct_fields__}
     given["prompt_token_ids"] = int32(given["prompt_token_ids"], "prompt_token_ids")
     given["sampling_params"] = _read_params(given["sampling_params"])
     return EngineCoreRequest(**given)
@@ -126,10 +137,10 @@ def read_request(content: bytes) -> EngineCoreRequest:
 
 def wire_join(join: NewRequest) -> msgspec.Struct:
     """Return the twin of a request that joins a row."""
-    told = {one.name: getattr(join, one.name) for one in fields(join)}
-    told["token_ids"] = join.token_ids.tobytes()
-    told["sampling_params"] = _params(join.sampling_params)
-    return _WireJoin(**told)
+    packed = {one.name: getattr(join, one.name) for one in fields(join)}
+    packed["token_ids"] = join.token_ids.tobytes()
+    packed["sampling_params"] = _params(join.sampling_params)
+    return _WireJoin(**packed)
 
 
 class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -140,9 +151,9 @@ class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     kv_transfer: bytes
 
 
-def read_join(told: Any) -> NewRequest:
+def read_join(packed: Any) -> NewRequest:
     """Return a decoded join as the plan holds it; raise MessageError if it cannot be one."""
-    given = {name: getattr(told, name) for name in told.__struct_fields__}
+    given = {name: getattr(packed, name) for name in packed.__struct_fields__}
     given["token_ids"] = counts32(given["token_ids"], "token_ids")
     if given["row"] < 0 or not 0 < given["num_prompt_tokens"] <= len(given["token_ids"]):
         raise MessageError(f"a join of row {given['row']} does not fit its tokens.")
@@ -183,8 +194,8 @@ def _params(params: SamplingParams) -> Any:
     return _WireParams(**{one.name: getattr(params, one.name) for one in fields(params)})
 
 
-def _read_params(told: Any) -> SamplingParams:
-    return SamplingParams(**{name: getattr(told, name) for name in told.__struct_fields__})
+def _read_params(packed: Any) -> SamplingParams:
+    return SamplingParams(**{name: getattr(packed, name) for name in packed.__struct_fields__})
 
 
 def _refuse_extension(code: int, data: memoryview) -> Any:

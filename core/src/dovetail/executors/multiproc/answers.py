@@ -186,7 +186,7 @@ class Pending:
         return self._answers.is_settled(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answers; return what they amount to, or raise why there is none."""
+        """Wait for the answers; return the result made of them, or raise the error."""
         self._answers.wait_for(self, timeout)
         return self._finish(self._by_rank)
 

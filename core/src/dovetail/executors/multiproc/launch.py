@@ -44,7 +44,7 @@ class Workers:
 
     def close(self, timeout_s: float) -> None:
         """Let the processes end, or kill them; close what is shared. May be called twice."""
-        if self.folder:  # first: nobody meets any more, and who is killed here leaves it
+        if self.folder:  # first: a process that is killed below does not remove it
             shutil.rmtree(self.folder, ignore_errors=True)
         with self.reading:
             self.orders.close()
