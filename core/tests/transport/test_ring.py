@@ -302,7 +302,7 @@ def test_what_is_not_a_ring_is_not_attached_to():
     file = anonymous_file(shape.num_bytes)
     RingMemory.format(file, shape).close()
     os.ftruncate(file, shape.num_bytes - 1)
-    with pytest.raises(MessageError, match="its head tells"):
+    with pytest.raises(MessageError, match="its head says"):
         RingMemory.attach(file)
     os.pwrite(file, bytes(4), 8)
     with pytest.raises(MessageError, match="num_slots=0"):

@@ -1,8 +1,8 @@
 """Arrays on the wire: element type, shape and bytes, of whatever library they come from.
 
-An object that exposes its memory (a numpy array, an `array.array`) is sent as it is. Any other tensor
-is converted to an `NDArray` by its sender, and back by its receiver: this module knows no library of
-tensors, and element types only by name and size.
+An object that exposes its memory (a numpy array, an `array.array`) is sent as it is. Any other
+tensor is converted to an `NDArray` by its sender, and back by its receiver: this module knows no
+library of tensors, and element types only by name and size.
 """
 
 from __future__ import annotations
