@@ -309,7 +309,7 @@ def test_what_is_not_a_ring_is_not_attached_to():
         RingMemory.attach(file)
     os.close(file)
     writer, (place,) = make_ring(shape)
-    with writer, pytest.raises(MessageError, match="reader 1 is asked for"):
+    with writer, pytest.raises(MessageError, match="there is no reader 1"):
         RingPlace(index=1, descriptors=place.descriptors).take()
     assert open_descriptors() == before
 
