@@ -206,7 +206,8 @@ def test_mappings_are_copied_in() -> None:
 
 
 def test_extensions_are_pinned_too() -> None:
-    names = ["worker_extension_cls", "logits_processors", "step_extensions", "grammar_backend"]
+    names = ["worker_extension_cls", "logits_processors", "step_extensions"]
+    names += ["admission_gates", "grammar_backend"]
     names += ["io_processor", "kv_connector", "kv_transfer_timeout_s", "stat_loggers", "hooks"]
     assert list(ExtensionsConfig.model_fields) == names
 

@@ -98,6 +98,7 @@ PUBLIC_NAMES = [
     "stat_loggers",
     "logits_processors",
     "step_extensions",
+    "admission_gates",
     "grammar_backend",
     "io_processor",
     "kv_connector",

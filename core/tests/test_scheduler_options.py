@@ -8,6 +8,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.config import EngineArgs
 from dovetail.engine.start import start_engine
 from dovetail.errors import ConfigError, RequestError
+from dovetail.interfaces import AdmissionGate
 from dovetail.request import EncoderInput
 from dovetail.scheduling import Scheduler
 from dovetail_devkit import FAKES
@@ -154,3 +155,63 @@ def test_content_is_encoded_within_the_budget_of_the_options(tmp_path):
     assert [step.stats.num_scheduled_tokens for step in steps] == [8, 6, 1, 1]
     tokens = [token for step in steps for token in step.token_ids]
     assert tokens == expected(prompt, 3, asked.seed, encode(content))
+
+
+class SlowGate(AdmissionGate):
+    """Holds requests that ask for "slow" until three steps have asked; fails those with "bad"."""
+
+    def __init__(self, context):
+        self.num_steps = context.options.get("num_steps", 3)
+        self.held = {}
+        self.ended = False
+
+    def holds(self, request):
+        wanted = request.sampling_params.extra_args.get("adapter")
+        if wanted:
+            self.held[request.request_id] = [wanted, 0]
+        return bool(wanted)
+
+    def take_ready(self):
+        ready = []
+        for name, entry in list(self.held.items()):
+            entry[1] += 1
+            if entry[0] == "slow" and entry[1] > self.num_steps:
+                ready.append(name)
+                del self.held[name]
+        return ready
+
+    def take_failed(self):
+        failed = [name for name, (wanted, _) in self.held.items() if wanted == "bad"]
+        for name in failed:
+            del self.held[name]
+        return [(name, "there is no such adapter") for name in failed]
+
+    def forget(self, request_id):
+        self.held.pop(request_id, None)
+
+
+def run_gated(folder, **changes):
+    """Run a plain request beside held ones; return the order of ends, with messages."""
+    with LLM(**options(folder, admission_gates=[SlowGate], **changes)) as llm:
+        engine, ended = llm.llm_engine, []
+        for name, adapter in (("late", "never"), ("slow", "slow"), ("bad", "bad"), ("plain", "")):
+            params = replace(PARAMS, extra_args={"adapter": adapter})
+            engine.add_request(name, [1, 2, 3], params)
+        while engine.has_unfinished_requests():
+            ended += [one for one in engine.step() if one.finished]
+    parts = [(one.request_id, one.outputs[0]) for one in ended]
+    return [(name, part.finish_reason, list(part.token_ids)) for name, part in parts]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
+def test_a_gate_of_a_plugin_holds_requests_and_harms_no_other(tmp_path, ahead):
+    ended = run_gated(tmp_path, admission_timeout_s=0.2, async_scheduling=ahead)
+    tokens = expected([1, 2, 3], PARAMS.max_tokens)
+    assert [name for name, _, _ in ended] == ["bad", "plain", "slow", "late"]
+    assert ended[0][1:] == ("error", []) and ended[3][1:] == ("error", [])
+    assert ended[1][1:] == ended[2][1:] == ("length", tokens)
+
+
+def test_gates_need_a_scheduler_that_asks_them(tmp_path):
+    with pytest.raises(ConfigError, match="does not declare 'gates'"):
+        start(tmp_path, admission_gates=[SlowGate], scheduler_cls=FAKES["scheduler"])

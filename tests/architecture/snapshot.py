@@ -33,7 +33,6 @@ OPTIONAL = "optional "
 
 # Modules without a CONTRACT_VERSION to the contracts that have to be raised with them.
 SHARED = {
-    "dovetail.interfaces.admission": ("scheduler",),
     "dovetail.interfaces.plugin_lookup": ("executor", "worker"),
     "dovetail.interfaces.kv_cache": ("attention", "scheduler", "worker"),
     "dovetail.interfaces.sampling_support": ("worker",),

@@ -230,6 +230,14 @@ _ROWS = (
         fake="FakeStepExtension",
     ),
     Kind(
+        name="admission",
+        interface="AdmissionGate",
+        summary="holds new requests until what they need is there",
+        field="extensions.admission_gates",
+        cardinality=Cardinality.MANY,
+        roles=(ENGINE,),
+    ),
+    Kind(
         name="io_processor",
         interface="IOProcessor",
         summary="data to prompts, outputs to results",

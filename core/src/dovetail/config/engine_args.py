@@ -191,6 +191,9 @@ class EngineArgs:
         (), "Logits processor plugins, in their order."
     )
     step_extensions: tuple[str | type, ...] = _option((), "Step extension plugins, in their order.")
+    admission_gates: tuple[str | type, ...] = _option(
+        (), "Admission gate plugins, which hold back new requests."
+    )
     grammar_backend: str | type | None = _option(
         None, "Grammar plugin, for requests with structured_output."
     )

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from dovetail.clock import Clock
 from dovetail.errors import ConfigError
-from dovetail.interfaces import SchedulerLimits
+from dovetail.interfaces import AdmissionContext, AdmissionGate, SchedulerLimits
 from dovetail.interfaces.engine_config import EngineConfig
+from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
+from dovetail.plugins.construction import Options, make_instance
 
 DRAFTS = "drafts"
 """What a worker declares in `provides` if it drafts tokens and verifies them."""
+GATES = "gates"
+"""What a scheduler declares in `provides` if it asks admission gates."""
 ENCODER = "encoder"
 """What a worker and a scheduler declare in `provides` if they do content that is encoded."""
 
@@ -29,6 +34,28 @@ def check_scheduler_options(
     if options.max_num_encoder_tokens:
         option = f"max_num_encoder_tokens={options.max_num_encoder_tokens}"
         _check_declared(option, ENCODER, ("worker", worker_cls), ("scheduler", scheduler_cls))
+
+
+def make_gates(
+    config: EngineConfig,
+    plugins: PluginRegistry,
+    scheduler_cls: type[Any],
+    clock: Clock,
+    structured_output: AdmissionGate | None,
+) -> tuple[AdmissionGate, ...]:
+    """Return what new requests may have to wait for: grammars, and the gates that the user names.
+
+    Raises ConfigError for a scheduler without gates, PluginError for a gate that cannot be made.
+    """
+    references = config.extensions.admission_gates
+    if references:
+        _check_declared("admission_gates", GATES, ("scheduler", scheduler_cls))
+
+    def context(options: Options) -> AdmissionContext:
+        return AdmissionContext(clock=clock, options=options)
+
+    gates = [make_instance(plugins, "admission", one, context) for one in references]
+    return (*gates, structured_output) if structured_output is not None else tuple(gates)
 
 
 def make_limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:

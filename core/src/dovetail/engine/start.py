@@ -26,7 +26,7 @@ from dovetail.engine.plugin_choices import (
     check_plugin_choices,
     make_registry,
 )
-from dovetail.engine.scheduler_options import check_scheduler_options, make_limits
+from dovetail.engine.scheduler_options import check_scheduler_options, make_gates, make_limits
 from dovetail.engine.structured_output import StructuredOutput, make_structured_output
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces import (
@@ -129,7 +129,7 @@ def _start_parts(
         seed=config.model.seed,
         options=plugins.options_of("scheduler", scheduler_cls),
         policy_options=plugins.options_of("policy", policy_cls),
-        gates=() if structured is None else (structured,),
+        gates=make_gates(config, plugins, scheduler_cls, clock, structured),
         kv_connector=make_scheduler_side(config, plugins, kv_cache),
         kv_transfer_timeout_s=config.extensions.kv_transfer_timeout_s,
         admission_timeout_s=config.scheduler.admission_timeout_s,

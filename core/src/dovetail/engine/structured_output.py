@@ -14,6 +14,7 @@ from dovetail.config import EngineConfig
 from dovetail.engine.input.tokenizer_checks import load_tokenizer
 from dovetail.errors import ContractError, RequestError
 from dovetail.interfaces import (
+    AdmissionGate,
     EngineCoreOutputs,
     GrammarBackend,
     GrammarContext,
@@ -27,7 +28,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import Options, make_instance
 from dovetail.plugins.containment import describe_failure
-from dovetail.request import EngineCoreRequest, RequestStatus
+from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.value_checks import shorten
 
@@ -90,13 +91,11 @@ def check_structured_output(
         )
 
 
-class StructuredOutput:
-    """Implements `AdmissionGate`. Called from the engine's thread; compiles in threads of its own.
+class StructuredOutput(AdmissionGate):
+    """Called from the engine's thread; compiles in threads of its own.
 
     backend: compiles the grammars.
     """
-
-    status = RequestStatus.WAITING_FOR_FSM
 
     def __init__(self, backend: GrammarBackend, vocab_size: int) -> None:
         self.backend = backend

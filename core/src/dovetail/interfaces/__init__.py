@@ -6,7 +6,7 @@ request objects, not by parameters. Each has a fake and a contract suite in `dov
 
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.admission import AdmissionGate
+from dovetail.interfaces.admission import AdmissionContext, AdmissionGate
 from dovetail.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -130,6 +130,7 @@ __all__ = [
     "SAMPLING_CAPABILITIES",
     "Action",
     "ActionKind",
+    "AdmissionContext",
     "AdmissionGate",
     "AttentionBackend",
     "AttentionBatch",

@@ -1,26 +1,45 @@
-"""The contract of a gate: what a new request has to wait for before it may be scheduled.
+"""The contract of an admission gate: what a new request has to wait for before it may be scheduled.
 
-A grammar that is being compiled, an adapter that is being loaded: work that somebody else does
-elsewhere, in threads of its own. The scheduler asks its gates once for each new request and then,
-at every step, who is ready; it never waits, and requests behind pass by. A request that was
-preempted does not come through again. Calls come from the scheduler's thread only.
+A grammar that is compiled, an adapter that is loaded: work that is done elsewhere, in threads of
+the gate's own. The scheduler asks its gates once for each new request and then, at every step,
+which requests are ready; it never waits, and requests behind pass by. A preempted request does not
+come through again. All calls come from the scheduler's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+from dovetail.clock import Clock
 from dovetail.request import EngineCoreRequest, RequestStatus
 
 
-class AdmissionGate(Protocol):
-    """Holds some new requests back until what they need is there. No call may block."""
+@dataclass(frozen=True, kw_only=True)
+class AdmissionContext:
+    """All that a gate is made from. options: the user's, from `plugin_options`."""
 
-    @property
-    def status(self) -> RequestStatus:
-        """What a held request is said to wait for, such as WAITING_FOR_FSM."""
+    clock: Clock
+    options: Mapping[str, object] = field(default_factory=dict)
 
+
+class AdmissionGate(ABC):
+    """Holds some new requests back until what they need is there. No call may block.
+
+    A request that a gate still holds after `admission_timeout_s` ends with an error.
+    status: what a held request waits for.
+    """
+
+    CONTRACT: ClassVar[str] = "admission"
+    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    status: RequestStatus = RequestStatus.WAITING_FOR_FSM
+
+    def __init__(self, context: AdmissionContext) -> None:  # noqa: B027  # a gate may need nothing
+        """Keep what is needed of `context`."""
+
+    @abstractmethod
     def holds(self, request: EngineCoreRequest) -> bool:
         """Return whether `request`, which is new, has to wait; if so, begin what it waits for.
 
@@ -28,18 +47,23 @@ class AdmissionGate(Protocol):
         forgotten first. A RequestError refuses the request.
         """
 
+    @abstractmethod
     def take_ready(self) -> Sequence[str]:
         """Return the ids of held requests that may pass, since the last call; in any order."""
 
+    @abstractmethod
     def take_failed(self) -> Sequence[tuple[str, str]]:
-        """Return (id, message to the user) of held requests that can never pass, likewise.
+        """Return (id, message for the user) of held requests that can never pass, likewise.
 
         They end with an error.
         """
 
+    @abstractmethod
     def forget(self, request_id: str) -> None:
-        """Drop a held request: it was aborted, or another gate failed it.
+        """Drop a held request: it was aborted, it waited too long, or another gate failed it.
 
-        Nothing is reported about it afterwards, even if it was about to pass: its id may come
-        again.
+        Do not name it afterwards, even if it was about to pass: its id may come again.
         """
+
+    def shutdown(self) -> None:  # noqa: B027  # a gate may have nothing to end
+        """End what was begun; nothing else is called after it. May be called twice."""

@@ -254,6 +254,7 @@ class ExtensionsConfig(ConfigNode):
     worker_extension_cls: OptionalReference = None
     logits_processors: PluginReferences = ()
     step_extensions: PluginReferences = ()
+    admission_gates: PluginReferences = ()
     grammar_backend: OptionalReference = None
     io_processor: OptionalReference = None
     kv_connector: OptionalReference = None

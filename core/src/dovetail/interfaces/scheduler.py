@@ -60,7 +60,8 @@ class SchedulerContext:
     options: the scheduler plugin's own, validated; policy_options: those of `policy`, which takes
     them as its constructor's keyword `options`, if there are any. strict: whether a mistake of the
     policy raises (tests, the conformance kit) or is contained and counted (production).
-    gates: what new requests may have to wait for; only for schedulers that provide "gates".
+    gates: what new requests may have to wait for; only for schedulers that provide "gates". The
+        scheduler shuts them down.
     kv_connector: where blocks of the KV cache may be had from, and stored; None for nowhere. Only
         for schedulers that provide "kv_connector". The scheduler shuts it down.
     kv_transfer_timeout_s: seconds after which a load that has not ended counts as failed. After

@@ -95,6 +95,11 @@ class AdmissionGates:
             failed.append((request, self._late_message(whose)))
         return failed
 
+    def shutdown(self) -> None:
+        """End the gates."""
+        for gate in self._gates:
+            gate.shutdown()
+
     def _late_message(self, whose: str) -> str:
         return (
             f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: {whose} "

@@ -67,6 +67,10 @@ class HeldRequests:
         self._aside |= dict.fromkeys(ready)
         return []
 
+    def shutdown(self) -> None:
+        """End the gates. May be called twice."""
+        self._admission_gates.shutdown()
+
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
         """Return those that can never pass, with a message, and hold them no longer."""
         gates = self._admission_gates

@@ -223,6 +223,7 @@ class Scheduler(SchedulerInterface):
     def shutdown(self) -> None:
         """Let go of everything; nothing is called after it. May be called twice."""
         self.abort_requests(list(self._state.requests))
+        self._state.held_requests.shutdown()
         self._state.loads.shutdown()
 
     def check_integrity(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dovetail.interfaces.admission import AdmissionGate
-from dovetail.request import EngineCoreRequest, RequestStatus
+from dovetail.request import EngineCoreRequest
 from dovetail_devkit.expectation import expect
 
 
@@ -25,11 +25,6 @@ class FakeGate(AdmissionGate):
         self._wants = wants
         self._ready: list[str] = []
         self._failed: list[tuple[str, str]] = []
-
-    @property
-    def status(self) -> RequestStatus:
-        """That of requests which wait for a grammar."""
-        return RequestStatus.WAITING_FOR_FSM
 
     def open(self, request_id: str) -> None:
         """Let a held request pass."""
