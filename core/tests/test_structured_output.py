@@ -60,7 +60,7 @@ class Executor:
         pass
 
 
-@pytest.fixture(params=[1, 2], ids=["depth 1", "depth 2"])
+@pytest.fixture(params=[1, 2, 4], ids=["depth 1", "depth 2", "depth 4"])
 def engine(request, drive):
     structured = StructuredOutput(FakeGrammar(context()), VOCAB)
     driver = drive(gates=(structured,))
@@ -127,7 +127,7 @@ def test_a_masked_step_is_executed_before_the_last_result_and_sampled_after_it(e
     for before, step in pairwise(steps):
         executed, sampled = place["execute", step], place["sample", step]
         assert place["result", before] < sampled
-        if executor.max_concurrent_steps == 2:
+        if executor.max_concurrent_steps > 1:
             assert executed < place["result", before]
 
 

@@ -63,6 +63,15 @@ def test_a_change_without_a_new_version_is_refused(current):
     assert not unraised(current, changed)
 
 
+def test_an_operation_is_added_without_a_new_version(current):
+    changed = copy.deepcopy(current)
+    ops = changed["modules"]["dovetail.interfaces.ops"]["Ops"]
+    ops["gelu"] = "optional method(self, x_TD)"
+    assert not unraised(current, changed)
+    ops["rms_norm"] = "optional method(self, x_TD)"
+    assert "CONTRACT_VERSION of 'ops'" in unraised(current, changed)[0]
+
+
 def test_a_change_of_what_contracts_share_raises_all_of_them(current):
     changed = copy.deepcopy(current)
     del changed["modules"]["dovetail.plan"]["SchedulerOutput"]["leaves"]
