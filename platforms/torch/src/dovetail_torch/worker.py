@@ -106,7 +106,7 @@ class TorchWorker(WorkerBase):
         return cast("DeviceRuntime", runtime)
 
     def init_device(self) -> None:
-        """Take the device, and find the other workers where there are some."""
+        """Activate the device and join the other ranks, if there are any."""
         config = self._context.config
         self._device = self._runtime.activate(
             self._context.local_rank, num_threads=config.compute.num_threads
@@ -127,7 +127,7 @@ class TorchWorker(WorkerBase):
 
     @classmethod
     def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
-        """Return what the model's layers ask of attention, from a model without memory.
+        """Return what the model's layers require of attention, from a model on the device "meta".
 
         None if it has no attention. Raises as `load_model` for a model that cannot be made, and
         AttentionUnknownError for one that may be made, but not on the device "meta".
@@ -209,11 +209,11 @@ class TorchWorker(WorkerBase):
         return num_bytes
 
     def graph_provider(self) -> GraphProvider | None:
-        """Return who captures and replays steps, after loading; for a platform's worker to do."""
+        """Return the provider that captures and replays steps; a platform's worker overrides it."""
         return None
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed memory for the KV cache, uint8; for a platform's worker to do better."""
+        """Return zeroed memory for the KV cache, uint8; a platform's worker may override it."""
         return lazy_zeros((num_bytes,), torch.uint8, self._device)
 
     def get_model(self) -> nn.Module:
@@ -227,7 +227,7 @@ class TorchWorker(WorkerBase):
         return ModelInfo(vocab_size=self._vocab_size(), max_model_len=most)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return what each attention layer keeps."""
+        """Return the KV-cache spec of each attention layer."""
         cache = self._context.config.cache
         return kv_cache_specs(
             self._backend,
@@ -238,7 +238,7 @@ class TorchWorker(WorkerBase):
 
     @explain_oom("a step of the largest size", _SMALLER_STEP)
     def determine_available_memory(self) -> int:
-        """Run a step of the largest size and return what is left of the share we may use."""
+        """Run a step of the largest size and return the rest of the memory budget, in bytes."""
         runtime, limits = self._runtime, self._limits
         num_tokens = limits.max_num_batched_tokens
         num_run = min(num_tokens, runtime.max_profile_tokens())
@@ -260,7 +260,7 @@ class TorchWorker(WorkerBase):
 
     @explain_oom("the KV cache", _SMALLER_CACHE)
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Take the cache's memory and make the model runner."""
+        """Allocate the KV cache and make the model runner."""
         attention = make_attention(
             self._backend,
             self._layers,
@@ -278,7 +278,7 @@ class TorchWorker(WorkerBase):
 
     @explain_oom("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:
-        """Run what the first steps would be the first to run."""
+        """Run the kernels of the first steps once."""
         self._runner.warm_up()
         self._runtime.synchronize()
 
@@ -291,7 +291,7 @@ class TorchWorker(WorkerBase):
         return self._runner.sample_tokens(grammar)
 
     def shutdown(self) -> None:
-        """Let go of weights and cache."""
+        """Release weights and cache."""
         runner: ModelRunner | None = self.__dict__.get("_runner")
         if runner is not None:
             runner.shutdown()
@@ -299,13 +299,13 @@ class TorchWorker(WorkerBase):
             self.__dict__.pop(name, None)
 
     def _device_parts(self) -> DeviceParts:
-        """Return what platform and op provider bring to the runner."""
+        """Return the runner's parts that come from the platform and the op provider."""
         ops, config = self._ops, self._context.config
         parts = DeviceParts(
             best_tokens=ops.best_tokens,
             graph_provider=None if config.model.enforce_eager else self.graph_provider(),
         )
-        # A connector looks at the cache as soon as a step is told to be done.
+        # A connector reads the cache as soon as a step has returned.
         connected = config.kv_connector is not None
         if connected or "async_output" not in self.provides:
             return parts
@@ -323,7 +323,7 @@ class TorchWorker(WorkerBase):
         return vocab_size
 
     def _check_shared(self, model_cls: type) -> None:
-        """Raise ConfigError where several ranks are to share a model that is not made for it."""
+        """Raise ConfigError if several ranks would share a model that does not support it."""
         if self._ranks.size == 1 or _SHARED in getattr(model_cls, "provides", ()):
             return
         raise ConfigError(
@@ -333,7 +333,7 @@ class TorchWorker(WorkerBase):
         )
 
     def _make_provider(self, kind: str, reference: str | type) -> Any:
-        """Choose and make what the model's layers use."""
+        """Choose and make a provider that the model's layers use."""
         plugins = self._context.plugins
         cls = choose(plugins, self._context.platform, kind, reference)
         self._check_device(kind, cls)
@@ -341,7 +341,7 @@ class TorchWorker(WorkerBase):
         return construct(kind, cls, options=plugins.options_of(kind, cls))
 
     def _check_device(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
-        """Raise ConfigError for a provider that is not made for this device."""
+        """Raise ConfigError for a provider that does not support this device."""
         if self._device.type in (cls.device_types or {self._device.type}) | {"meta"}:
             return
         raise ConfigError(

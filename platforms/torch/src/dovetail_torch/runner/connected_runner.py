@@ -28,7 +28,7 @@ from dovetail_torch.runner.model_runner import ModelRunner
 
 
 class ConnectedRunner(ModelRunner):
-    """Runs one model on one device; blocks of its KV cache come from elsewhere and go there."""
+    """Runs one model on one device and moves KV blocks through a connector."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class ConnectedRunner(ModelRunner):
             raise
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Do what came for the connector with the plan, apply it and run the model."""
+        """Carry out the plan's KV transfers, apply the plan and run the model."""
         self._side.begin(plan.kv_transfer)
         super().execute_model(plan)
         self._answer = self._side.finish()
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample from the logits of the plan just executed; send the connector's answer along."""
+        """Sample from the logits of the plan just executed; add the connector's answer."""
         output = super().sample_tokens(grammar)
         assert isinstance(output, ModelRunnerOutput), "a connected runner waits for its steps"
         return replace(output, kv_transfer=self._answer) if self._answer else output

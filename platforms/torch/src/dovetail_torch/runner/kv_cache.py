@@ -25,7 +25,7 @@ from dovetail_torch.runner.step_limits import StepLimits
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionState:
-    """All that attention needs in a step.
+    """The attention of all layers: cache memory, layers and metadata builders.
 
     block_sizes: in tokens, one a KV-cache group.
     builders: one for each distinct spec, with the KV-cache group whose block table it reads.
@@ -46,7 +46,7 @@ def kv_cache_specs(
     block_size: int,
     dtype: str,
 ) -> dict[str, FullAttentionSpec]:
-    """Return what each attention layer keeps, with heads as large as the backend stores them."""
+    """Return each layer's KV-cache spec, with the head size that the backend stores."""
     return {
         name: FullAttentionSpec(
             block_size=block_size,
@@ -69,7 +69,7 @@ def make_attention(
     options: Mapping[str, object],
     zeros: Zeros,
 ) -> AttentionState:
-    """Take the cache's memory and make the backend's layers and builders.
+    """Allocate the cache and make the backend's layers and builders.
 
     layers: by name, in the order of their indices. backend: None only where there are none.
     options: the backend plugin's. zeros: where the memory comes from.
@@ -117,7 +117,7 @@ def make_attention(
 
 def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) -> int:
     size = layer.head_size
-    # Without one that fits, the backend says itself what it cannot do.
+    # If no size fits, the backend itself raises the error.
     return size if backend is None else backend.capabilities.stored_head_size(size) or size
 
 

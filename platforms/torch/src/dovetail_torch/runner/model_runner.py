@@ -1,6 +1,6 @@
 """The model runner: a plan in, logits, tokens out.
 
-Keeps what persists of each row, gathers what a step needs, runs the model and samples. Knows no
+Keeps the state of each row, gathers the inputs of a step, runs the model and samples. Knows no
 scheduler, no blocks' owners and no device's name.
 """
 
@@ -114,7 +114,7 @@ class ModelRunner:
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
         """Sample from the logits of the plan just executed.
 
-        Returns a handle where the device works by itself, unless the plan had no runs.
+        Return a handle on devices that work asynchronously, unless the plan had no runs.
         """
         step, report = self._step, None
         plan, batch, outputs = step.plan, step.batch, step.outputs
@@ -142,10 +142,10 @@ class ModelRunner:
         return self._path.outputs.deliver(plan, batch, token_ids_S, reports)
 
     def warm_up(self) -> None:
-        """Do once, before the first request, what steps do.
+        """Run the kernels of a step once, before the first request.
 
-        Where the device works by itself those are steps of row 0, with all that the host gives
-        it; else the model alone, at the sizes of a short prompt and of a decode.
+        On devices that work asynchronously these are steps of row 0, with all inputs of the host.
+        On others the model alone runs, at the sizes of a short prompt and of a decode.
         """
         limits = self._limits
         most = min(limits.max_num_batched_tokens, limits.max_model_len)
@@ -157,7 +157,7 @@ class ModelRunner:
             warm_up(self, self._sampler, room)
 
     def shutdown(self) -> None:
-        """Wait for the results that are still on their way. May be called twice.
+        """Wait for outstanding results. May be called twice.
 
         Raises nothing that went wrong with them: whoever reads a result gets its error.
         """
@@ -183,7 +183,7 @@ class ModelRunner:
         return _Step(plan=plan, batch=batch, outputs=outputs, prompts=prompts)
 
     def _continue(self, plan: SchedulerOutput) -> _Step:
-        """Run the model on the last step's inputs, counted on."""
+        """Run the model on the last step's inputs, advanced by one token."""
         batch = self._path.continuation.batch
         assert batch is not None, "a plan follows one that was gathered"
         self._path.continuation.advance()
@@ -267,7 +267,7 @@ class ModelRunner:
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> dict[int, Measured]:
         """Return the log-probabilities of prompt tokens, for the runs that asked for them."""
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
-            return {}  # no token is followed by one of its prompt
+            return {}  # only decodes: no prompt tokens follow
         rows = self._path.rows
         asked = rows.num_prompt_logprobs[batch.rows]
         found = {}

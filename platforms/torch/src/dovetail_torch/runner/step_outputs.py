@@ -1,4 +1,4 @@
-"""From the tokens that a step has sampled to its rows, and to its result.
+"""Appends the sampled tokens of a step to their rows and makes its result.
 
 Where the host computes, tokens are simply there. Where the device works by itself, they go to their
 rows there, and to the host beside whatever comes next: the result is a handle.
@@ -43,11 +43,11 @@ class StepOutputs(Protocol):
         """
 
     def settle(self) -> None:
-        """Wait for the results that are still on their way."""
+        """Wait for outstanding results."""
 
 
 class HostOutputs:
-    """Results at once."""
+    """Results of a device whose work is done when a call returns."""
 
     def __init__(self, inputs: InputGatherer, continuation: Continuable) -> None:
         self._inputs = inputs
@@ -69,11 +69,11 @@ class HostOutputs:
         return _output(plan, token_ids, reports, reports.tensors())
 
     def settle(self) -> None:
-        """Do nothing: no result is on its way."""
+        """Do nothing: no result is outstanding."""
 
 
 class DeviceOutputs:
-    """Results that come by themselves."""
+    """Results of a device that works asynchronously."""
 
     def __init__(self, inputs: DeviceInputs, ring: FetchRing) -> None:
         self._inputs = inputs
@@ -88,14 +88,14 @@ class DeviceOutputs:
         reports: StepReports,
     ) -> Handle[ModelRunnerOutput]:
         """Append the tokens to their rows on the device, and return the handle of the result."""
-        own_S = token_ids_S.to(torch.int32)  # a copy: what they were may be written over
+        own_S = token_ids_S.to(torch.int32)  # a copy: the memory of the tokens is reused
         if batch.sampling_rows:
             self._inputs.append(batch, own_S)
         finish = partial(_finish, plan, reports)
         return self._ring.fetch((own_S, *reports.tensors()), finish)
 
     def settle(self) -> None:
-        """Wait for the results that are still on their way."""
+        """Wait for outstanding results."""
         self._ring.settle()
 
 

@@ -1,4 +1,4 @@
-"""How steps get to the device and their tokens come back: chosen once, when the runner starts.
+"""How a step's inputs reach the device and its tokens come back; chosen once, at the start.
 
 Where the host computes, inputs are gathered in its own memory, and a step may go on from the last
 one. Where the device works by itself, the host's words are sent to it, and results come late.
@@ -38,7 +38,7 @@ class StepInputs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPath:
-    """Both ways, the rows that they share, and what may go on from the last step."""
+    """Inputs, outputs, the rows that both share, and the continuation of the last step."""
 
     rows: RequestRows | DeviceRows
     inputs: StepInputs
@@ -76,9 +76,9 @@ def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
 def device_path(
     loaded: LoadedModel, attention: AttentionState, staging: Staging, sampler: Sampler
 ) -> StepPath:
-    """Return the path of a device that works by itself. staging: the way there.
+    """Return the path of a device that works asynchronously. staging: sends arrays to it.
 
-    sampler: says what it needs of the host for each step.
+    sampler: names the numbers of each step that it needs on the device.
     """
     limits, block_sizes = loaded.limits, attention.block_sizes
     rows = DeviceRows(
@@ -106,6 +106,6 @@ def device_path(
 
 
 def _result_bytes(limits: StepLimits) -> int:
-    """Return what a step's result takes where every token has the usual log-probabilities."""
+    """Return the bytes of a step's result in which every token has the usual log-probabilities."""
     num_positions = limits.max_num_batched_tokens + limits.max_num_seqs
     return num_positions * (_USUAL_LOGPROBS + 2) * _LOGPROB_BYTES

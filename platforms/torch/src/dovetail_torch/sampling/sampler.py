@@ -1,4 +1,4 @@
-"""The sampler: logits of a step in, one token for each of their rows out.
+"""The sampler: it chooses one token for each row of a step's logits.
 
 The order of things: raw log-probabilities are taken from the logits as they come; then grammar,
 the request's masks and biases, penalties, step extensions; then either the best token, or
@@ -55,7 +55,7 @@ class SampledTokens:
 
 
 class Sampler:
-    """Holds what sampling has to know of each row, and samples. Called from one thread."""
+    """Keeps the sampling state of each row, and samples. Called from one thread."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Sampler:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Let `request` take its row; nothing of the row's last owner survives."""
+        """Let `request` take its row; the state of the row's last request is dropped."""
         row, num_prompt = request.row, request.num_prompt_tokens
         self.leave(row)
         self._table.join(request)
@@ -101,19 +101,19 @@ class Sampler:
             self._special.add(row)
 
     def leave(self, row: int) -> None:
-        """Forget `row`; nothing happens if nobody has it."""
+        """Forget `row`; do nothing if no request has it."""
         self._masks.leave(row)
         self._history.leave(row)
         self._special.discard(row)
         self._batch = self._no_batch
 
     def takes_best(self, rows: Sequence[int]) -> bool:
-        """Return whether each of `rows` just takes the best token of the logits as they come."""
+        """Return whether each of `rows` takes the best token of the unchanged logits."""
         return not self._special or self._special.isdisjoint(rows)
 
     @torch.inference_mode()
     def host_numbers(self, rows: Sequence[int]) -> tuple[NDArray, ...]:
-        """Return what the next `sample` of `rows` needs of the host, one number a row; or ().
+        """Return the numbers of the host that the next `sample` of `rows` needs, one a row; or ().
 
         For who sends it to the device along with something else, and gives it to `sample` then.
         """
@@ -148,7 +148,7 @@ class Sampler:
             numbers = [self._access.upload(column) for column in self.host_numbers(rows)]
         raw_SV = logits_SV
         if batch.reporting is not None and logits_SV.dtype == torch.float32:
-            raw_SV = logits_SV.clone()  # since they are about to be changed where they are
+            raw_SV = logits_SV.clone()  # they are changed in place below
         logits_SV = self._shape(logits_SV, batch, grammar_bitmask)
         token_ids_S = self._choose(logits_SV, batch, numbers)
         if batch.tracked is not None:
@@ -197,7 +197,7 @@ class Sampler:
     def _shape(
         self, logits_SV: torch.Tensor, batch: Batch, grammar: GrammarMask | None
     ) -> torch.Tensor:
-        """Return float32 logits after masks, penalties and processors; may be those given."""
+        """Return float32 logits after masks, penalties and extensions; may be those given."""
         logits_SV = self._widen(logits_SV)
         if grammar is not None:
             grammar.apply(logits_SV)
@@ -211,7 +211,7 @@ class Sampler:
         return logits_SV
 
     def _is_plain(self, row: int) -> bool:
-        """Whether the row, its masks aside, just takes the best token of the logits as they are."""
+        """Return whether the row, masks aside, takes the best token of the unchanged logits."""
         return row not in self._extensions.logits_rows and self._table.plain(row)
 
     def _widen(self, logits_SV: torch.Tensor) -> torch.Tensor:
