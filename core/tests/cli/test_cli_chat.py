@@ -172,7 +172,7 @@ def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
         ("/params max_tokens=many", "max_tokens='many'"),
         ("/params temperature", "temperature=…"),
         ("/params stop='x", "cannot be read"),
-        ("/params n=2", "no parameter"),
+        ("/params n=2", "not a parameter"),
         ("/rest", "'/reset'"),
     ],
 )
