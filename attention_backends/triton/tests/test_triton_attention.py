@@ -93,7 +93,7 @@ def test_old_gpus_are_refused(gpu, capability, cache, reasons):
 def test_cache_of_another_dtype_is_refused(gpu):
     gpu(90)
     (reason,) = TritonAttentionBackend.refusals(requirements(kv_cache_dtype="float16"))
-    assert "a KV cache of float16 is asked for a model in bfloat16" in reason
+    assert "kv_cache_dtype float16, dtype bfloat16" in reason
 
 
 def test_fp8_is_for_cuda_devices(gpu, monkeypatch):

@@ -1,10 +1,10 @@
-"""The kernels that write keys and values to the cache, in its own element type or in fp8.
+"""The kernel that writes keys and values to the cache, in its own element type or in fp8.
 
-One writes them as they are; one turns queries and keys on the way (rotary embedding).
+It can rotate queries and keys on the way (rotary embedding).
 
 Cache of a layer: [N, 2, K, B, D], keys before values, so that a program reads one head of a block
 in one piece. With scales (fp8), the block's scales follow its elements: float32 [2, K, B].
-Knows no torch: what launches them stands in layer.py.
+Knows no torch: layer.py launches it.
 
 Shape legend: T tokens of a tile, K key-value heads, D head size, N blocks, B block size.
 """
@@ -52,7 +52,7 @@ def _put(
 
 
 @triton.jit
-def _turned(
+def _rotated(
     source_T,
     positions_T,
     cos_sin_ptr,
@@ -62,83 +62,33 @@ def _turned(
     PADDED_SIZE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Return one head of each token, turned: the partner of a feature lies HALF further or back."""
+    """Return one rotated head of each token: a feature and its partner lie HALF apart."""
     d_D = tl.arange(0, PADDED_SIZE)
     is_left_D = d_D < HALF
-    is_turned_D = d_D < 2 * HALF
+    is_rotated_D = d_D < 2 * HALF
     angle_D = tl.where(is_left_D, d_D, d_D - HALF)
     partner_D = tl.where(is_left_D, d_D + HALF, angle_D)
     mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
-    turns_TD = is_token_T[:, None] & is_turned_D[None, :]
+    rotates_TD = is_token_T[:, None] & is_rotated_D[None, :]
     x_TD = tl.load(source_T[:, None] + d_D[None, :], mask=mask_TD, other=0.0)
-    other_TD = tl.load(source_T[:, None] + partner_D[None, :], mask=turns_TD, other=0.0)
+    other_TD = tl.load(source_T[:, None] + partner_D[None, :], mask=rotates_TD, other=0.0)
     cos_sin_ptrs_TD = (cos_sin_ptr + positions_T * cos_sin_stride)[:, None] + angle_D[None, :]
-    cos_TD = tl.load(cos_sin_ptrs_TD, mask=turns_TD, other=1.0)
-    sin_TD = tl.load(cos_sin_ptrs_TD + HALF, mask=turns_TD, other=0.0)
+    cos_TD = tl.load(cos_sin_ptrs_TD, mask=rotates_TD, other=1.0)
+    sin_TD = tl.load(cos_sin_ptrs_TD + HALF, mask=rotates_TD, other=0.0)
     sin_TD = tl.where(is_left_D[None, :], -sin_TD, sin_TD)
-    turned_TD = x_TD.to(tl.float32) * cos_TD + other_TD.to(tl.float32) * sin_TD
-    return tl.where(is_turned_D[None, :], turned_TD.to(x_TD.dtype), x_TD)
-
-
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["slots_ptr"])
-def write_cache(
-    k_ptr,
-    v_ptr,
-    cache_ptr,
-    scales_ptr,  # None: the cache has no scales
-    slots_ptr,
-    num_tokens,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
-    block_stride,
-    scale_stride,
-    NUM_HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Put keys and values into their slots; grid (tiles of tokens, key-value heads)."""
-    tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    head = tl.program_id(1)
-    d_D = tl.arange(0, PADDED_SIZE)
-    is_token_T = tokens_T < num_tokens
-    mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
-    slots_T = tl.load(slots_ptr + tokens_T, mask=is_token_T, other=0).to(tl.int64)
-    tokens_T = tokens_T.to(tl.int64)
-    for which in tl.static_range(2):
-        if which == 0:
-            source_T = k_ptr + tokens_T * k_token_stride + head * k_head_stride
-        else:
-            source_T = v_ptr + tokens_T * v_token_stride + head * v_head_stride
-        _put(
-            tl.load(source_T[:, None] + d_D[None, :], mask=mask_TD, other=0.0),
-            which,
-            head,
-            slots_T,
-            is_token_T,
-            cache_ptr,
-            scales_ptr,
-            block_stride,
-            scale_stride,
-            NUM_HEADS,
-            HEAD_SIZE,
-            PADDED_SIZE,
-            BLOCK_SIZE,
-        )
+    rotated_TD = x_TD.to(tl.float32) * cos_TD + other_TD.to(tl.float32) * sin_TD
+    return tl.where(is_rotated_D[None, :], rotated_TD.to(x_TD.dtype), x_TD)
 
 
 @triton.jit(
     do_not_specialize=["num_tokens"],
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
 )
-def turn_and_write(
+def write_cache(
     q_ptr,
     k_ptr,
     v_ptr,
-    turned_ptr,
+    rotated_ptr,
     cache_ptr,
     scales_ptr,  # None: the cache has no scales
     slots_ptr,
@@ -151,8 +101,8 @@ def turn_and_write(
     k_head_stride,
     v_token_stride,
     v_head_stride,
-    turned_token_stride,
-    turned_head_stride,
+    rotated_token_stride,
+    rotated_head_stride,
     cos_sin_stride,
     block_stride,
     scale_stride,
@@ -163,38 +113,45 @@ def turn_and_write(
     TILE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Turn queries and keys, put keys and values into their slots; queries go to `turned`.
+    """Put keys and values into their slots; with HALF, rotate queries and keys first.
 
-    Grid (tiles of tokens, key-value heads, then query heads). HALF: of the rotary size. Positions
-    are int64, the table is float32 [P, rotary size]. Source: Su et al. 2021, arXiv:2104.09864.
+    Grid (tiles of tokens, key-value heads), with HALF also the query heads, whose results go to
+    `rotated`. HALF: of the rotary size, 0 for no rotation; the pointers that only a rotation reads
+    are None then. Positions are int64, the table is float32 [P, rotary size].
+    Source: Su et al. 2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)
     d_D = tl.arange(0, PADDED_SIZE)
     is_token_T = tokens_T < num_tokens
     mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
-    positions_T = tl.load(positions_ptr + tokens_T, mask=is_token_T, other=0)
     slots_T = tl.load(slots_ptr + tokens_T, mask=is_token_T, other=0).to(tl.int64)
+    if HALF > 0:
+        positions_T = tl.load(positions_ptr + tokens_T, mask=is_token_T, other=0)
     tokens_T = tokens_T.to(tl.int64)
-    if head < NUM_HEADS:
-        source_T = k_ptr + tokens_T * k_token_stride + head * k_head_stride
+    if HALF > 0:
+        if head < NUM_HEADS:
+            source_T = k_ptr + tokens_T * k_token_stride + head * k_head_stride
+        else:
+            source_T = q_ptr + tokens_T * q_token_stride + (head - NUM_HEADS) * q_head_stride
+        x_TD = _rotated(
+            source_T,
+            positions_T,
+            cos_sin_ptr,
+            cos_sin_stride,
+            is_token_T,
+            HEAD_SIZE,
+            PADDED_SIZE,
+            HALF,
+        )
+        if head >= NUM_HEADS:
+            target_T = rotated_ptr + tokens_T * rotated_token_stride
+            target_T += (head - NUM_HEADS) * rotated_head_stride
+            tl.store(target_T[:, None] + d_D[None, :], x_TD, mask=mask_TD)
+            return
     else:
-        source_T = q_ptr + tokens_T * q_token_stride + (head - NUM_HEADS) * q_head_stride
-    x_TD = _turned(
-        source_T,
-        positions_T,
-        cos_sin_ptr,
-        cos_sin_stride,
-        is_token_T,
-        HEAD_SIZE,
-        PADDED_SIZE,
-        HALF,
-    )
-    if head >= NUM_HEADS:
-        target_T = turned_ptr + tokens_T * turned_token_stride
-        target_T += (head - NUM_HEADS) * turned_head_stride
-        tl.store(target_T[:, None] + d_D[None, :], x_TD, mask=mask_TD)
-        return
+        source_T = k_ptr + tokens_T * k_token_stride + head * k_head_stride
+        x_TD = tl.load(source_T[:, None] + d_D[None, :], mask=mask_TD, other=0.0)
     for which in tl.static_range(2):
         if which == 1:
             source_T = v_ptr + tokens_T * v_token_stride + head * v_head_stride

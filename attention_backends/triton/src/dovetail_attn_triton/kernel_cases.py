@@ -6,12 +6,10 @@ sizes that are padded to the same tile, and features that are tried together.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from dovetail_attn_triton.attention_kernels import attend, combine
-from dovetail_attn_triton.cache_kernel import turn_and_write, write_cache
+from dovetail_attn_triton.cache_kernel import write_cache
 from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, WRITE_TILE
 from dovetail_attn_triton.metadata import CHUNK
 from dovetail_attn_triton.options import TritonAttentionOptions
@@ -53,8 +51,8 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         ),
         _write(128, "*bf16"),
         _write(80, _FP8),
-        _turn_and_write(128, "*bf16"),
-        _turn_and_write(80, _FP8),
+        _write(128, "*bf16", rotates=True),
+        _write(80, _FP8, rotates=True),
         _combine(128),
         _list_work(),
     )
@@ -124,38 +122,27 @@ def _attend(
     )
 
 
-def _write(head_size: int, cache: str) -> KernelCase:
-    return _writing(write_cache, head_size, cache, {}, {})
-
-
-def _turn_and_write(head_size: int, cache: str) -> KernelCase:
-    tensors = {"q_ptr": "*bf16", "turned_ptr": "*bf16", "positions_ptr": "*i64"}
-    strides = {f"{x}_{name}_stride": "i32" for x in ("q", "turned") for name in ("token", "head")}
-    types = {**tensors, "cos_sin_ptr": "*fp32", **strides, "cos_sin_stride": "i32"}
-    return _writing(turn_and_write, head_size, cache, types, {"HALF": head_size // 2})
-
-
-def _writing(
-    kernel: Any, head_size: int, cache: str, types: dict[str, str], constexprs: dict[str, Any]
-) -> KernelCase:
-    """Return a case of a kernel that writes the cache; types, constexprs: what only it has."""
+def _write(head_size: int, cache: str, *, rotates: bool = False) -> KernelCase:
     scaled = cache == _FP8
-    types = types | {
-        "k_ptr": "*bf16",
-        "v_ptr": "*bf16",
+    rotary = {"rotated_ptr": "*bf16", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32"}
+    types = {
+        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16"),
         "cache_ptr": cache,
         "slots_ptr": "*i64",
         "num_tokens": "i32",
-        **{f"{x}_{name}_stride": "i32" for x in "kv" for name in ("token", "head")},
-        "block_stride": "i32",
-        "scale_stride": "i32",
+        **{f"{x}_{y}_stride": "i32" for x in ("q", "k", "v", "rotated") for y in ("token", "head")},
+        **dict.fromkeys(("cos_sin_stride", "block_stride", "scale_stride"), "i32"),
+        **(rotary if rotates else {}),
+        **({"scales_ptr": "*fp32"} if scaled else {}),
     }
-    constexprs = _sizes(head_size) | {"BLOCK_SIZE": _BLOCK_SIZE, "TILE": WRITE_TILE} | constexprs
+    constexprs = _sizes(head_size) | {"BLOCK_SIZE": _BLOCK_SIZE, "TILE": WRITE_TILE}
+    constexprs["HALF"] = head_size // 2 if rotates else 0
+    what = "write_cache, rotated" if rotates else "write_cache"
     return KernelCase(
-        name=f"{kernel.__name__}: {cache[1:]}, head size {head_size}",
-        kernel=kernel,
-        types=types | ({"scales_ptr": "*fp32"} if scaled else {}),
-        constexprs=constexprs | ({} if scaled else {"scales_ptr": None}),
+        name=f"{what}: {cache[1:]}, head size {head_size}",
+        kernel=write_cache,
+        types=types,
+        constexprs=constexprs | dict.fromkeys({*rotary, "scales_ptr"} - types.keys()),
         unaligned=frozenset({"slots_ptr", "positions_ptr", "num_tokens"} & types.keys()),
         capabilities=(90,) if scaled else (80, 90),
     )

@@ -25,7 +25,7 @@ from dovetail.interfaces.attention import (
 )
 from dovetail_attn_triton.attention_kernels import attend, combine
 from dovetail_attn_triton.availability import INTERPRETED
-from dovetail_attn_triton.cache_kernel import turn_and_write, write_cache
+from dovetail_attn_triton.cache_kernel import write_cache
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.metadata import Pass, TritonAttentionMetadata
 from dovetail_attn_triton.tiles import attention_shape, padded
@@ -96,10 +96,8 @@ class TritonAttentionLayer(AttentionLayer):
         """
         if kv_cache is not self._kv_cache:
             self._bind(kv_cache, metadata)
-        if rotary_args is None:
-            self._write(k_TKD, v_TKD, metadata.batch)
-        else:
-            self._turn_and_write(q_THD, k_TKD, v_TKD, metadata.batch, rotary_args, out_THD)
+        self._write(q_THD, k_TKD, v_TKD, metadata.batch, rotary_args, out_THD)
+        if rotary_args is not None:
             # A program that attends has read its queries before it writes their results, and
             # nobody else reads or writes them: `out` holds the one, then the other.
             q_THD = out_THD
@@ -127,52 +125,43 @@ class TritonAttentionLayer(AttentionLayer):
         self._write_constants["BLOCK_SIZE"] = self._attend_constants["BLOCK_SIZE"] = spec.block_size
         self._kv_cache = kv_cache
 
-    def _write(self, k_TKD: torch.Tensor, v_TKD: torch.Tensor, batch: AttentionBatch) -> None:
-        num_tokens = batch.slot_mapping_T.shape[0]
-        write_cache[(-(-num_tokens // WRITE_TILE), self._context.num_kv_heads)](
-            k_TKD,
-            v_TKD,
-            self._kv_cache,
-            self._scales,
-            batch.slot_mapping_T,
-            num_tokens,
-            *k_TKD.stride()[:2],
-            *v_TKD.stride()[:2],
-            *self._strides,
-            **self._write_constants,
-        )
-
-    def _turn_and_write(
+    def _write(
         self,
         q_THD: torch.Tensor,
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
         batch: AttentionBatch,
-        rotary_args: RotaryArgs,
-        turned_THD: torch.Tensor,
+        rotary_args: RotaryArgs | None,
+        out_THD: torch.Tensor,
     ) -> None:
-        """Write the cache, and the turned queries to `turned_THD`."""
-        num_tokens = batch.slot_mapping_T.shape[0]
-        num_heads = self._context.num_kv_heads + self._context.num_heads
-        turn_and_write[(-(-num_tokens // WRITE_TILE), num_heads)](
+        """Write the cache; with `rotary_args` rotate first, and write the queries to `out_THD`."""
+        num_tokens, num_heads = batch.slot_mapping_T.shape[0], self._context.num_kv_heads
+        rotated, positions_T, cos_sin_PR, half = None, None, None, 0
+        rotated_strides, cos_sin_stride = (0, 0), 0
+        if rotary_args is not None:
+            num_heads += self._context.num_heads
+            rotated, rotated_strides = out_THD, out_THD.stride()[:2]
+            positions_T, cos_sin_PR = rotary_args.positions_T, rotary_args.cos_sin_PR
+            half, cos_sin_stride = cos_sin_PR.shape[1] // 2, cos_sin_PR.stride(0)
+        write_cache[(-(-num_tokens // WRITE_TILE), num_heads)](
             q_THD,
             k_TKD,
             v_TKD,
-            turned_THD,
+            rotated,
             self._kv_cache,
             self._scales,
             batch.slot_mapping_T,
-            rotary_args.positions_T,
-            rotary_args.cos_sin_PR,
+            positions_T,
+            cos_sin_PR,
             num_tokens,
             *q_THD.stride()[:2],
             *k_TKD.stride()[:2],
             *v_TKD.stride()[:2],
-            *turned_THD.stride()[:2],
-            rotary_args.cos_sin_PR.stride(0),
+            *rotated_strides,
+            cos_sin_stride,
             *self._strides,
             **self._write_constants,
-            HALF=rotary_args.cos_sin_PR.shape[1] // 2,
+            HALF=half,
         )
 
     def _attend(

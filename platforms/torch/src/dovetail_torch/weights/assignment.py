@@ -90,14 +90,16 @@ class MappedAssignment:
         """The shape that the checkpoint's weight must have."""
         num_rows = sum(part.shape[0] for part in self.parts)
         shape = (num_rows, *self.parts[0].shape[1:])
-        return shape[::-1] if self._is_turned(shape) else shape
+        return shape[::-1] if self._is_stored_transposed(shape) else shape
 
     def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
         """Copy `weight` to the places of its parts; see `Assignment.fill`."""
-        is_turned = self._is_turned(weight.shape)
-        pieces = (weight.T if is_turned else weight).split([part.shape[0] for part in self.parts])
+        is_transposed = self._is_stored_transposed(weight.shape)
+        pieces = (weight.T if is_transposed else weight).split(
+            [part.shape[0] for part in self.parts]
+        )
         # A layer borrows a weight only in the layout in which its linear method reads it.
-        lends = is_mapped and not is_turned
+        lends = is_mapped and not is_transposed
         return sum(
             part.fill(piece, is_mapped=lends)
             for part, piece in zip(self.parts, pieces, strict=True)
@@ -107,7 +109,7 @@ class MappedAssignment:
         """Raise WeightError unless `shape` is the one it must be; `source` names the file."""
         _check_shape(self, shape, source)
 
-    def _is_turned(self, shape: Collection[int]) -> bool:
+    def _is_stored_transposed(self, shape: Collection[int]) -> bool:
         return self.transposed and len(shape) == 2
 
 
