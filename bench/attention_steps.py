@@ -1,6 +1,6 @@
 """Steps of attention to time: batches with shuffled blocks, and the contexts of one layer.
 
-On the CPU, in bfloat16. Knows no backend and takes no time.
+On the CPU, in bfloat16. Depends on no backend and takes no time.
 """
 
 from __future__ import annotations

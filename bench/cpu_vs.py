@@ -10,7 +10,7 @@ spread, our ratio to the best peer, and our share of the limit (`peers/tables.py
 
 `startup` counts from the start of a process to its first token; `hog` asks beside a process that
 keeps one core busy. Peers are optional: `peers/README.md` says how to set them up. A peer that
-fails or hangs is reported, and the run goes on.
+fails or hangs is reported, and the run continues.
 
     python bench/cpu_vs.py [--model DIR …] [--peers auto|a,b] [--peers-file FILE]
         [--formats bf16,int8,int4] [--cases decode1,conc16,varied64,prefill1024,startup,hog]
@@ -41,7 +41,7 @@ CASES = (*MEASURES, START_UP)
 
 
 def main() -> int:
-    """Run, or read results; print the tables and write what is asked for."""
+    """Run, or read results; print the tables and write what is requested."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = _parser().parse_args()
     if arguments.results:

@@ -30,7 +30,7 @@ MAX_SLOWER = 0.05
 MAX_LATER_MS = 1.0
 PROMPT_LEN = 32
 REST_S = 0.02
-"""Before a first token is asked for: what the other engine's threads do after a run is over."""
+"""Before a first token is requested: what the other engine's threads do after a run is over."""
 
 
 def make_engine(path: Path, threads: int, *, engine_process: bool) -> LLM:

@@ -3,7 +3,7 @@
 Run `python bench/runner_step.py`. Method: rows of the model runner decode side by side, each
 beginning a block in every sixteenth step, none at the same time; the model gives random logits, 256
 wide, and there is no attention. "host": the path of devices whose calls return when they are done,
-each step gathered anew. "device": the path of devices that work by themselves, on a stand-in that
+each step gathered again. "device": the path of devices that work by themselves, on a stand-in that
 copies at once; in its figures are torch's operations on the CPU, which a real device gets as
 launches. A step is `execute_model`, `sample_tokens` and the handle's result; each figure is the
 median of the steps after the first fifty.

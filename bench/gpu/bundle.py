@@ -135,7 +135,7 @@ def _run(*command: object) -> str:
 
 
 def main() -> int:
-    """Make the bundle anew, and say how large it is; 1 if that is too large."""
+    """Make the bundle again, and say how large it is; 1 if that is too large."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--python", default="3.12", help="the machine's version of Python")
     parser.add_argument("--into", type=Path, default=ROOT / BUNDLE)

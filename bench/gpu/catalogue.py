@@ -1,7 +1,8 @@
 """What the check of a GPU consists of: its sections, their figures and what these must reach.
 
 The one list that the check runs, the table prints and `docs/gpu.md` shows; what a run does not
-bring is "never run". Knows neither how anything is measured nor any device. Standard library only.
+bring is "never run". Depends on neither how anything is measured nor any device. Standard library
+only.
 """
 
 from __future__ import annotations

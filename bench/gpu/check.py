@@ -75,7 +75,7 @@ class Check:
         }
 
     def go(self) -> None:
-        """Run all sections that are asked for, the machine's first."""
+        """Run all sections that are requested, the machine's first."""
         for spec in self._wishes.sections:
             print(f"{spec.name}: {spec.question}", file=sys.stderr, flush=True)
             found = self._section(spec)
@@ -174,7 +174,7 @@ def suits(bundle: Path) -> bool:
     commit = read_commit()
     if commit != told["commit"]:
         text = f"the bundle is of commit {told['commit']}, this checkout of {commit}"
-        print(f"Mind that {text}: make the bundle anew.", file=sys.stderr)
+        print(f"Mind that {text}: make the bundle again.", file=sys.stderr)
     return True
 
 

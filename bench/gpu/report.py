@@ -31,7 +31,7 @@ _NUM_FRAMES = 3
 
 
 class NeedsDeviceError(Exception):
-    """What is asked has no meaning on the device at hand; the text says why."""
+    """What is asked has no meaning on the device available; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Report:
         self._write()
 
     def fail(self, text: str) -> None:
-        """Say that something is wrong; the section goes on."""
+        """Say that something is wrong; the section continues."""
         self.wrong.append(text)
         self._write()
 

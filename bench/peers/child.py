@@ -1,7 +1,7 @@
 """The parent's side of the line protocol: a process that is asked, with a deadline, and ended.
 
-Knows nothing of what is asked. A child that fails, dies or is late raises `ChildError` with the
-end of what it wrote; the caller reports that and goes on.
+Does not depend on what is asked. A child that fails, dies or is late raises `ChildError` with the
+end of what it wrote; the caller reports that and continues.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Stream:
 
 
 class LlamaCppEngine:
-    """One model; one context at a time, as large as the requests at hand need."""
+    """One model; one context at a time, as large as the requests available need."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
         """Load a GGUF file, whose weights the converter has put into their format already."""

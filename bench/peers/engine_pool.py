@@ -1,6 +1,6 @@
 """The engines that are loaded: started when they are first needed, their memory noted at the end.
 
-Knows nothing of cases. Every engine is one child process that serves the protocol.
+Does not depend on cases. Every engine is one child process that serves the protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interleaved run: engines take turns, case by case and round by round, in one machine's time.
 
 One format of the weights after the other; within it all engines stay loaded and wait while one is
-asked (or, one at a time, are started anew for each round). Around each repetition the probes run
+asked (or, one at a time, are started again for each round). Around each repetition the probes run
 and the CPU time of everybody else is read; where others took more than `MAX_LOST_SHARE` of the
 machine, the repetition is marked as disturbed and measured again, as often as allowed. What fails
 is recorded and not tried again. The result is plain data, for `tables` and for JSON.

@@ -1,8 +1,8 @@
 """The child's side of the line protocol: one JSON object a line in, one a line out.
 
 A request is {"op": NAME, …arguments}; the answer is what the operation returns, or {"error": TEXT};
-the child goes on after an error and ends when its input does. What libraries print goes to stderr.
-Runs inside the peers' environments: standard library only, and nothing of Dovetail.
+the child continues after an error and ends when its input does. What libraries print goes to
+stderr. Runs inside the peers' environments: standard library only, and nothing of Dovetail.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ def _die_with_parent() -> None:
 def _answer(operations: Mapping[str, Operation], request: dict[str, Any]) -> dict[str, Any]:
     try:
         return operations[request.pop("op")](**request)
-    except Exception as error:  # the parent reports it and goes on with the others
+    except Exception as error:  # the parent reports it and continues with the others
         return {"error": f"{type(error).__name__}: {error}"[:600]}

@@ -1,4 +1,4 @@
-"""A rule of plugins_deny holds for the class, by whichever name it is asked for."""
+"""A rule of plugins_deny holds for the class, by whichever name it is requested."""
 
 import importlib
 from pathlib import Path

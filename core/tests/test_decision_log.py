@@ -258,7 +258,7 @@ def test_plans_are_read_as_they_were_made():
         assert list(found.samples) == list(given.samples)
         assert found.blocks[1] == (one.rows, one.counts, one.block_ids)
     assert found.encoder == ((3, 1),) and found.encoder_frees == (2, 0)
-    assert sizes[1] < sizes[2] < sizes[0], "what goes on as before costs least"
+    assert sizes[1] < sizes[2] < sizes[0], "what continues as before costs least"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "naïve ☃", "\ud800"])

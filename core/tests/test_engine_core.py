@@ -13,7 +13,7 @@ SECRET = 77
 
 
 class Late:
-    """A handle that runs its work when the result is asked for."""
+    """A handle that runs its work when the result is requested."""
 
     def __init__(self, work):
         self.result = lambda timeout=None: work()

@@ -1,4 +1,4 @@
-"""Runs that a worker reports as failed: their requests end with an error, the others go on."""
+"""Runs that a worker reports as failed: their requests end with an error, the others continue."""
 
 from dataclasses import replace
 

@@ -105,7 +105,7 @@ def test_a_class_that_cannot_be_looked_at_is_a_typed_error_that_names_it(name):
     registry = PluginRegistry()
     with pytest.raises(PluginError, match=name):
         choose_scheduler(registry, f"{__name__}:Hostile.{name}")
-    assert registry.load("policy", Quiet) is Quiet  # others go on
+    assert registry.load("policy", Quiet) is Quiet  # others continue
 
 
 def test_a_validator_that_raises_names_the_plugin():

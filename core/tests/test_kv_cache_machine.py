@@ -109,7 +109,7 @@ class CacheMachine(RuleBasedStateMachine):
         return 0
 
     def handed_out(self, blocks):
-        """Note that blocks are somebody's anew: what stood in them is found no longer."""
+        """Note that blocks are somebody's again: what stood in them is found no longer."""
         self.names = {name: block for name, block in self.names.items() if block not in blocks}
 
     def note_names(self, request):

@@ -1,4 +1,4 @@
-"""A paused engine: nothing spins, nothing is lost, and everything goes on where it was."""
+"""A paused engine: nothing spins, nothing is lost, and everything continues where it was."""
 
 import pytest
 

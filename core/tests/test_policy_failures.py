@@ -1,4 +1,4 @@
-"""A policy that fails, anywhere: strict it raises, otherwise FCFS goes on and nobody is lost."""
+"""A policy that fails, anywhere: strict it raises, otherwise FCFS continues and nobody is lost."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Who gives way when blocks or seats are short, and what the policy hears of it."""
+"""Who gives way when blocks or seats are short, and what the policy is notified of it."""
 
 from typing import ClassVar
 

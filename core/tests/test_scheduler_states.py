@@ -112,7 +112,7 @@ def shut_down(referee):
 
 
 def pause(referee, scope):
-    """What a pause of all holds keeps its status; one of the new goes on if it has begun."""
+    """What a pause of all holds keeps its status; one of the new continues if it has begun."""
     before = status(referee)
     referee.pause(scope)
     for _ in range(3):

@@ -253,7 +253,7 @@ def test_the_child_has_nothing_of_the_parents(pool, monkeypatch):
         assert (folder / "cwd").readlink() == Path("/")
         links = [os.readlink(path) for path in (folder / "fd").iterdir()]
         kinds = sorted(link.split(":")[0].split(" ")[0] for link in links)
-        own = ["/memfd", "anon_inode", "socket", "socket"]  # signs of life, the parent's end
+        own = ["/memfd", "anon_inode", "socket", "socket"]  # heartbeats, the parent's end
         assert kinds == sorted(["/dev/null"] * 3 + own), kinds
         limits = (folder / "limits").read_text()
         assert str(TIGHT.memory_bytes) in limits.split("Max address space")[1].split("\n")[0]

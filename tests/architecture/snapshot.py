@@ -68,7 +68,7 @@ def take() -> dict[str, Any]:
 
 
 def governing_contracts(module: str) -> tuple[str, ...]:
-    """Return the contracts whose version tells of a change in `module`."""
+    """Return the contracts whose version reports a change in `module`."""
     if module in SHARED:
         return SHARED[module]
     declared = [vars(cls).get("CONTRACT") for cls in _classes_of(importlib.import_module(module))]

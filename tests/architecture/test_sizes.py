@@ -43,7 +43,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nesting(node: ast.AST, depth: int = 0) -> int:
-    """Depth of blocks in blocks; an `elif` is on the level of its `if`, a `def` begins anew."""
+    """Depth of blocks in blocks; an `elif` is on the level of its `if`, a `def` begins again."""
     deepest = depth
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):

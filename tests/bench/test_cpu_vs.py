@@ -96,7 +96,7 @@ def test_a_race_with_good_and_bad_engines(checkpoint, peers_file, tmp_path):
     assert not [pid for pid in started if is_alive(pid)]
 
 
-START = {"engine": "dovetail-anew", "case": "startup"}
+START = {"engine": "dovetail-again", "case": "startup"}
 RUNS = [("a", "bf16"), ("a", "int8"), ("a", "bf16"), ("b", "bf16")]
 
 
@@ -131,7 +131,7 @@ def test_the_page_is_made_of_results_without_measuring(tmp_path):
     assert "not run: vllm (no)" in text and "torch: 9" in text
     assert text.count("## Machine") == text.count("## m,") == 2
     assert "up to 2 round(s)" in text and "| dovetail | 11 (10–12) |" in text
-    assert "| dovetail-anew | – | 1.5 (1.5–1.5) |  |  |" in text
+    assert "| dovetail-again | – | 1.5 (1.5–1.5) |  |  |" in text
     assert text.index("processor: a") < text.index("### int8") < text.index("processor: b")
 
 

@@ -65,7 +65,7 @@ def lengths_of(batch):
 
 
 class SharedByAll(FakeAttentionBuilder):
-    """Has one object of metadata for all builders, which each build fills anew."""
+    """Has one object of metadata for all builders, which each build fills again."""
 
     def build(self, batch):
         new = super().build(batch)
@@ -174,7 +174,7 @@ def test_a_false_claim_is_found(name):
 
 
 class Counts(FakeAttentionBuilder):
-    """Builds anew from the tensors of the last batch."""
+    """Builds again from the tensors of the last batch."""
 
     def build(self, batch):
         self.batch = batch

@@ -116,7 +116,7 @@ class DropsKeywords(FakeExecutor):
 
 
 class RepliesAll(FakeExecutor):
-    """Returns a list also where one rank's answer is asked for."""
+    """Returns a list also where one rank's answer is requested."""
 
     def collective_rpc(self, operation, *, unique_reply_rank=None, **more):
         return super().collective_rpc(operation, **more)

@@ -111,7 +111,7 @@ class ForgetsItsTokens(Lenient):
 
 
 class PromptIsAll(Lenient):
-    """Takes what a request has generated before for a prompt to be begun anew."""
+    """Takes what a request has generated before for a prompt to be begun again."""
 
     def join(self, request):
         kept = request.token_ids[: request.num_prompt_tokens]

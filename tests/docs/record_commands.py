@@ -45,7 +45,7 @@ def printed(command: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Write the page anew."""
+    """Write the page again."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 

@@ -79,7 +79,7 @@ def judge(target: Target, options: argparse.Namespace) -> float:
 
 
 def choose(mutants: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
-    """Return the sample that was asked for, in the order of the text."""
+    """Return the sample that was requested, in the order of the text."""
     if not options.sample or options.sample >= len(mutants):
         return mutants
     chosen = Random(options.seed).sample(range(len(mutants)), options.sample)

@@ -1,7 +1,7 @@
 """Workers that remember the logits after every token that they compute, whatever the plan was.
 
 `Recording` is put before the worker of any torch device: it sees plans and the model, and changes
-nothing. Knows no device; on one that runs ahead of the host it waits after every step.
+nothing. Depends on no device; on one that runs ahead of the host it waits after every step.
 Legend: T tokens of the step, N tokens of a run, S sampled positions, D hidden size, V vocabulary.
 """
 
@@ -27,7 +27,7 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Unnarrowed:
-    """An attention context by which a model goes on with all tokens."""
+    """An attention context by which a model continues with all tokens."""
 
     attention: AttentionContext
 

@@ -88,7 +88,7 @@ def _cycle():
     return value
 
 
-# Whatever the parameter is, one of these. Each is made anew.
+# Whatever the parameter is, one of these. Each is made again.
 ODD_VALUES = (
     lambda: None,
     lambda: True,

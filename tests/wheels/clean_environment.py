@@ -60,7 +60,7 @@ def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
 
 
 def _wishes(one: Distribution) -> Iterator[str]:
-    """Yield the names of what a distribution needs here; extras are not asked for."""
+    """Yield the names of what a distribution needs here; extras are not requested."""
     for text in one.requires or ():
         wish = Requirement(text)
         if wish.marker is None or wish.marker.evaluate({"extra": ""}):

@@ -32,7 +32,7 @@ _PARTS = {
 }
 """Of the suite of a kind, as pytest's -k takes them; together they are all of it."""
 _WELL = (0, 5, None)
-"""Exit codes: all passed; a part without cases; ended at its deadline, which is told apart."""
+"""Exit codes: all passed; a part without cases; ended at its deadline, which is distinguished."""
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped)")
 
 

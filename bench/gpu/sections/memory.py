@@ -1,4 +1,4 @@
-"""Memory: whether the share is kept that was asked for, and nothing grows over a thousand steps.
+"""Memory: whether the share is kept that was requested, and nothing grows over a thousand steps.
 
 The share: half of the device, for the shape of 0.6 B parameters; what counts is what the device
 says is taken after the start, by this process and all others. Growth: of the device's allocations

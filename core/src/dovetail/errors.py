@@ -3,7 +3,7 @@
     DovetailError
     ├── UserError                 somebody asked for what cannot be; also a ValueError
     │   ├── ConfigError           an engine option is unknown, wrong or contradicts another
-    │   ├── RequestError          one request is refused; every other request goes on
+    │   ├── RequestError          one request is refused; every other request continues
     │   └── ModelError            a model directory, its weights or its architecture
     │       └── WeightError       a file or a weight: missing, truncated, unexpected, wrong shape
     ├── PluginError               a plugin could not be found, loaded or trusted with its contract
@@ -19,7 +19,7 @@
     │   └── PeerLostError         the other process is gone
     ├── StartError                the engine could not start, and nobody knows better why
     ├── UnavailableError          the engine is being started again; ask later
-    ├── StalledError              a process shows no sign of life; it may come back
+    ├── StalledError              a process does not respond; it may come back
     └── EngineDeadError           the engine cannot go on; carries a prompt-free digest
 
 Messages say what was asked, what was found and what would do. `assert` is for invariants only.
@@ -55,7 +55,7 @@ class ConfigError(UserError):
 
 
 class RequestError(UserError):
-    """One request is refused; every other request goes on unharmed.
+    """One request is refused; every other request continues unharmed.
 
     `parameter` names the field at fault, or is empty where it is the request as a whole.
     """

@@ -8,8 +8,8 @@ processes that are started inherit it. The wish is a list, separated by `;`, of
     *:record=FILE                  write the name of every point that is reached to a file, once
 
 with the actions raise (an InjectedError), kill (SIGKILL), stop (SIGSTOP), exit (with a status, 3 if
-none is given) and delay (seconds). `POINTS` lists every point there is. Knows nothing of the places
-that they stand in.
+none is given) and delay (seconds). `POINTS` lists every point there is. Does not depend on the
+places that they stand in.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class InjectedError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class FaultSpec:
-    """A fault that is asked for. point: "*" for all. value: "" for none. hit: which, from 1."""
+    """A fault that is requested. point: "*" for all. value: "" for none. hit: which, from 1."""
 
     point: str
     action: str
@@ -101,7 +101,7 @@ class FaultSpec:
 
 
 class _Switchboard:
-    """The faults that are asked for, and how often each point was reached."""
+    """The faults that are requested, and how often each point was reached."""
 
     def __init__(self, specs: tuple[FaultSpec, ...]) -> None:
         self._specs = specs

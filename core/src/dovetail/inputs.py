@@ -1,4 +1,4 @@
-"""What a prompt may be. Knows no tokenizer and no model."""
+"""What a prompt may be. Depends on no tokenizer and no model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Columns of integers that are added to, or compared with a limit, as one long number.
 
 One operation, whatever their number, and none of the code of a library for arrays, which would have
-to be fetched anew after each forward pass. Knows nothing of what is counted.
+to be fetched again after each forward pass. Does not depend on what is counted.
 """
 
 from __future__ import annotations

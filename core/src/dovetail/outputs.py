@@ -43,7 +43,7 @@ class CompletionOutput:
     token_ids: with the token that ended it. cumulative_logprob: sum over all tokens so far.
     logprobs: one entry a token, a `LogprobSequence`. Both are None unless log-probabilities were
         asked for.
-    finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
+    finish_reason: "stop", "length", "abort" or "error"; None while it continues.
     stop_reason: the stop string, or the stop token's id, that ended it; None for EOS.
     """
 

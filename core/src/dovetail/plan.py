@@ -2,7 +2,7 @@
 
 A plan says, for each run, (row, first position, number of tokens): prefill, chunk, decode and
 verification of drafts are the same thing. Per-request objects appear only for requests that join.
-A plan is immutable once built. Knows nothing of policies, blocks' owners or tensors.
+A plan is immutable once built. Does not depend on policies, blocks' owners or tensors.
 """
 
 from __future__ import annotations

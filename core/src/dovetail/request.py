@@ -119,7 +119,7 @@ class Request:
         far are executed, if every draft that they verify is right.
     num_tokens_with_pending: its tokens once the results of those plans are in, if every draft is
         right. The count in flight, `num_in_flight`, is what that is more than `num_tokens`. When a
-        result tells of wrong drafts, both counts go back by their number.
+        result reports wrong drafts, both counts go back by their number.
     max_drafts: most drafts that a worker holds for it. num_drafts: those that it held after the
         last result.
     max_total_tokens: the length at which it is finished, prompt included.

@@ -56,7 +56,7 @@ class ModelRunnerOutput:
     num_sampled: uint8, one a run, in plan order: tokens sampled by it (0 where `samples` was 0;
         more than 1 only where drafts were verified).
     token_ids: int32; the sampled tokens of all runs, one after the other.
-    logprobs: run index to the log-probabilities of its sampled tokens, where they were asked for.
+    logprobs: run index to the log-probabilities of its sampled tokens, where they were requested.
     prompt_logprobs: run index to those of the prompt tokens that follow the positions the run
         computed, in order: a run over [s, e) reports positions s + 1 to min(e, num_prompt - 1).
     num_drafts: uint8, one a run: drafts that the worker now holds for its row, to be verified by

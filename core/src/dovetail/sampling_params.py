@@ -1,6 +1,6 @@
 """What a user may ask of the tokens that follow a prompt, and the bounds of each wish.
 
-Knows nothing of any one model: what needs a vocabulary or a tokenizer (token ids in range, stop
+Does not depend on any one model: what needs a vocabulary or a tokenizer (token ids in range, stop
 strings as text, bad words as tokens) is checked and resolved by the input processor.
 """
 

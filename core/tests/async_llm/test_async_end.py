@@ -1,4 +1,4 @@
-"""The end of an engine: everybody who waits hears of it, soon, and nothing stays behind."""
+"""The end of an engine: everybody who waits is notified of it, soon, and nothing stays behind."""
 
 import asyncio
 import gc
@@ -160,11 +160,11 @@ def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
         stream = one.generate("a", LONG)
         await anext(stream)
         await asyncio.sleep(0.9)
-        await one.check_health(max_silence_s=0.8)  # steps are signs of life, too
+        await one.check_health(max_silence_s=0.8)  # steps are heartbeats, too
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(1.1)
         assert await one.is_ready() and not await one.is_ready(max_silence_s=0.8)
-        with pytest.raises(StalledError, match="no sign of life for 1"):
+        with pytest.raises(StalledError, match="no heartbeat for 1"):
             await one.check_health(max_silence_s=0.8)
         os.kill(pid, signal.SIGCONT)
         await anext(stream)

@@ -1,4 +1,5 @@
-"""The engine's clients: the same results through all, and an end of the engine that all hear of."""
+"""The engine's clients: the same results through all, and an end of the engine that all be notified
+of."""
 
 import asyncio
 import os

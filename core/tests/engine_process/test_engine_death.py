@@ -1,4 +1,4 @@
-"""An engine's end, of whatever kind: all who wait hear of it, and nothing stays behind."""
+"""An engine's end, of whatever kind: all who wait be notified of it, and nothing stays behind."""
 
 import asyncio
 import errno

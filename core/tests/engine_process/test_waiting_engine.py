@@ -57,7 +57,7 @@ def test_an_engine_that_only_waits_rests(waiting, what, ahead):
     before_s, steps = cpu_s(client), client.progress.num_steps
     assert watch(client) == 0
     assert cpu_s(client) - before_s < 0.3 * WATCH_S
-    # A process tells of its steps once a second.
+    # A process reports its steps once a second.
     assert client.progress.num_steps - steps <= 200 * (WATCH_S + 1)
 
 

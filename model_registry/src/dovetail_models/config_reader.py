@@ -17,7 +17,7 @@ Config = Mapping[str, Any]
 
 MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 10_000
-"""More is a damaged number; making them all would end, hours later, for want of memory."""
+"""More is a damaged number; making them all would end, hours later, for lack of memory."""
 
 
 def read_count(config: Config, field: str, default: int | None = None, *, minimum: int = 1) -> int:

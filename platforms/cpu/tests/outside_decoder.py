@@ -72,7 +72,7 @@ class Torn(Stranger):
 
 
 class Stale(Stranger):
-    """Goes through memory that no operation of torch's tells of."""
+    """Goes through memory that no operation of torch's reports."""
 
     architectures = ("Stale",)
 

@@ -1,4 +1,4 @@
-"""What must not make a kernel compile anew within a step."""
+"""What must not make a kernel compile again within a step."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""A model runner on a tiny model, with attention that is built anew each step, or counts on."""
+"""A model runner on a tiny model, with attention that is built again each step, or counts on."""
 
 from functools import partial
 

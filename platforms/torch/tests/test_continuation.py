@@ -1,4 +1,5 @@
-"""Steps that go on from the last one: when they do, and that the tokens are those of any step."""
+"""Steps that continue from the last one: when they do, and that the tokens are those of any
+step."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Want of memory becomes one error, whoever tells of it; nothing else does."""
+"""Want of memory becomes one error, whoever reports it; nothing else does."""
 
 import errno
 

@@ -91,7 +91,7 @@ below 100 in words, and the tables of times and feet, are always taught and neve
 {steps:,} steps of about 4,096 tokens ({tokens:,} in all, with padding), loss on the answers only;
 final loss {final_loss:.4f}. Muon for the matrices and AdamW for the rest, 100 steps of warm-up, a
 linear cool-down over the last 70 % of the steps. {minutes:.0f} minutes on {threads} thread(s) of
-a shared machine. The commands (a second one goes on from the checkpoint of the first):
+a shared machine. The commands (a second one continues from the checkpoint of the first):
 
 {commands}
 

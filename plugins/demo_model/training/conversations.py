@@ -2,7 +2,7 @@
 
 Contract: `draw_conversation` is deterministic from its generator and never gives a question that
 is held out. Most conversations are one question and its answer; some have several turns, a system
-message, or no chat form at all ("raw"). Knows no tokenizer and no model.
+message, or no chat form at all ("raw"). Depends on no tokenizer and no model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the accuracy of a saved model per task, greedily, through transformers.
 
 Contract: loads the folder as any user would; counts an answer as right only when the task's checker
-accepts it and the model ended it by itself. Knows nothing of training.
+accepts it and the model ended it by itself. Does not depend on training.
 
 Usage: python evaluate.py FOLDER [--per-task 200] [--show 3] [--draft FOLDER]
 """

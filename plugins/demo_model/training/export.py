@@ -1,7 +1,7 @@
 """Write a trained network as a Hugging Face folder: bfloat16 safetensors, config, tokenizer.
 
 Contract: `transformers` loads the folder as `LlamaForCausalLM`, tied embeddings, greedy by default,
-ending at <|eos|>. Knows nothing of training.
+ending at <|eos|>. Does not depend on training.
 """
 
 from __future__ import annotations

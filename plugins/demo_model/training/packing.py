@@ -1,7 +1,7 @@
 """Packing: many conversations laid one after the other into rows of a fixed length.
 
 Contract: `batch(step)` depends on the seed and the step alone, so that a run can be resumed and
-repeated. Knows no network.
+repeated. Depends on no network.
 
 Shapes: B rows, L tokens of a row.
 """

@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(SHAPES), default="main")
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--minutes", type=float, help="take as many steps as fit instead")
-    parser.add_argument("--stop-at", type=int, help="stop early, to go on with other --steps")
+    parser.add_argument("--stop-at", type=int, help="stop early, to continue with other --steps")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--eval-every", type=int, default=0, help="steps between quick checks")
     parser.add_argument("--main", type=Path, help="for a draft: the model to compare it with")

@@ -1,6 +1,6 @@
 """Attention spelled out in float32, for what torch's fused one does not know: soft caps and sinks.
 
-Knows no cache and no rows.
+Depends on no cache and no rows.
 
 Shape legend: H query heads, D head size; G rows, Q query tokens a row and head, Y query heads for
 each key-value head, L positions, X heads of either sort.

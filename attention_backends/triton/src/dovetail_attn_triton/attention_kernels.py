@@ -9,8 +9,8 @@ Flash-Decoding).
 
 What is multiplied is first turned into COMPUTE: the model's dtype on a GPU, whose matrix units take
 it, and float32 in the interpreter, which cannot do arithmetic in bfloat16. Nothing is read that the
-row does not own. The cache is that of cache_kernel.py. Knows no torch: what launches these stands
-in layer.py.
+row does not own. The cache is that of cache_kernel.py. Depends on no torch: what launches these
+stands in layer.py.
 
 Shape legend: T tokens of the step, H query heads, D head size; within a program M rows of queries
 (tokens times heads), P positions, S splits, C splits of a chunk.

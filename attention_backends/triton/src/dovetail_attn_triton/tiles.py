@@ -3,7 +3,7 @@
 No tuning at run time: a launch is the same in every process. The figures are what fits (the
 compile test holds them to registers and shared memory) and what keeps enough bytes under way:
 about 100 KiB a processor of keys and values for short runs, which wait for memory; large matrix
-products for long ones. Knows no tensor and no Triton.
+products for long ones. Depends on no tensor and no Triton.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a step's programs have to do: the list of a mixed step's items, and how items are cut.
 
 An item is a tile of one run's tokens. Where all runs are short, each run is an item and there is no
-list. Knows no torch, no heads and no cache.
+list. Depends on no torch, no heads and no cache.
 
 Shape legend: C runs or tiles of a chunk.
 """

@@ -48,7 +48,7 @@ _HELP = '''\
 /reset                forget the conversation
 /help                 show this
 /exit                 end (or Ctrl-D)
-A line that ends with \\ goes on in the next one; """ opens and closes a block of lines.
+A line that ends with \\ continues in the next one; """ opens and closes a block of lines.
 Ctrl-C ends an answer early.'''
 
 

@@ -33,7 +33,7 @@ _JSON_HELP = "Write one JSON object a line."
 
 
 def generate(
-    *prompts: Annotated[str, Parameter(help="What to go on from.")],
+    *prompts: Annotated[str, Parameter(help="What to continue from.")],
     prompts_file: Annotated[
         str | None, Parameter(help=_FILE_HELP, allow_leading_hyphen=True)
     ] = None,

@@ -1,7 +1,7 @@
 """A small Llama checkpoint with random weights and a vocabulary of words, made from nothing.
 
-For demonstrations where no trained model is at hand: it loads and runs like any other, and what it
-says is words without sense. Needs `tokenizers`, no tensor library: the safetensors format is a
+For demonstrations where no trained model is available: it loads and runs like any other, and what
+it says is words without sense. Needs `tokenizers`, no tensor library: the safetensors format is a
 JSON header and raw numbers.
 """
 

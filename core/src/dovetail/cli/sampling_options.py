@@ -55,7 +55,7 @@ class SamplingOptions:
     ignore_eos: Annotated[bool, _option("Go on past the end of the text.")] = False
 
     def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
-        """Return `params` under these wishes; `max_tokens` where none is asked for.
+        """Return `params` under these wishes; `max_tokens` where none is requested.
 
         Raises RequestError naming the parameter, its value and its bounds.
         """

@@ -2,7 +2,7 @@
 
 A frame is its kind (uint8), the length of its body (uint32), the body's CRC-32 (uint32), all
 little-endian, and the body, which is the payload compressed by zlib. A log that was cut off
-anywhere is read up to its last whole record. Knows nothing of what payloads mean.
+anywhere is read up to its last whole record. Does not depend on what payloads mean.
 """
 
 from __future__ import annotations

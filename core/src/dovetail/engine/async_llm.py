@@ -194,7 +194,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Return the outputs of one request as an async generator, the last of them `finished`.
 
-        The request is taken in when the first output is asked for. A reader who comes late gets in
+        The request is taken in when the first output is requested. A reader who comes late gets in
         one output what has come since. Leaving the loop, or cancelling the task, aborts the
         request; who keeps the generator calls its `aclose`.
         request_id: in use until the last output is out; "" for one of its own. timeout_s: seconds
@@ -254,7 +254,7 @@ class AsyncLLM:
         return await self.client.call_workers(operation, args, kwargs)
 
     async def check_health(self, *, max_silence_s: float = MAX_SILENCE_S) -> None:
-        """Raise EngineDeadError if the engine is dead, StalledError if it shows no sign of life.
+        """Raise EngineDeadError if the engine is dead, StalledError if it does not respond.
 
         max_silence_s: for how long it may show none; a long step is not silence. Raises
         UnavailableError while it is started again.
@@ -265,7 +265,7 @@ class AsyncLLM:
         age_s = self.client.progress.age_s
         if age_s > most_s:
             raise StalledError(
-                f"the engine has shown no sign of life for {age_s:.1f} s; {most_s:g} s are "
+                f"the engine has shown no heartbeat for {age_s:.1f} s; {most_s:g} s are "
                 "allowed. It is stopped, or starved of processor time."
             )
 

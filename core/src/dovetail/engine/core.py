@@ -1,6 +1,6 @@
 """The engine core: schedule, execute, update. Requests in, columns of tokens out.
 
-Knows neither text nor tokenizers, and of each part only its contract. Not thread-safe.
+Depends on neither text nor tokenizers, and of each part only its contract. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EngineCore:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Check a request, whatever front end it came through, and take it in.
 
-        Raises RequestError; every other request goes on.
+        Raises RequestError; every other request continues.
         """
         fault("core.add_request")
         self._check_alive()

@@ -1,7 +1,7 @@
 """What stands before and behind an engine core: tokenizer, input and output processor, listeners.
 
 In two parts, since a wrong pick is told before the core is started, and sizes are known after.
-`LLMEngine` and `AsyncLLM` share it. Knows neither how the core runs nor who drives it.
+`LLMEngine` and `AsyncLLM` share it. Depends on neither how the core runs nor who drives it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The KV connector of an engine: whether its parts can use one, and its scheduler's side.
 
-The worker makes the other side itself. Knows no connector by name.
+The worker makes the other side itself. Depends on no connector by name.
 """
 
 from __future__ import annotations

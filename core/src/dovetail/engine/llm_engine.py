@@ -100,7 +100,7 @@ class LLMEngine:
         cache_salt: str = "",
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
     ) -> None:
-        """Take a request in. Raise RequestError, naming the parameter; all others go on.
+        """Take a request in. Raise RequestError, naming the parameter; all others continue.
 
         With `engine_process`, what only the scheduler or a logits processor refuses comes with the
         outputs instead: the request ends with "error". `add_requests` waits for that.
@@ -127,8 +127,8 @@ class LLMEngine:
     def add_requests(self, user_request: Sequence[UserRequest]) -> dict[str, RequestError]:
         """Take requests in before anything more runs; return the refusals by request id.
 
-        A request is refused as a whole, all others go on. Raises RequestError, before anything is
-        taken in, if an id is not a string or given twice.
+        A request is refused as a whole, all others continue. Raises RequestError, before anything
+        is taken in, if an id is not a string or given twice.
         """
         _check_different(user_request)
         refused: dict[str, RequestError] = {}
@@ -182,7 +182,7 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def discard_ended(self, request_ids: Iterable[str]) -> None:
-        """Let nobody hear of the ends of these aborted requests."""
+        """Let nobody be notified of the ends of these aborted requests."""
         unwanted = set(read_request_ids(request_ids))
         self._ended_early = [out for out in self._ended_early if out.request_id not in unwanted]
 
@@ -249,7 +249,7 @@ class LLMEngine:
     def _settle(self) -> None:
         """Take in what is left of the core's steps when the last request has ended.
 
-        Nobody calls `step` then; statistics would go on to count requests, or their blocks.
+        Nobody calls `step` then; statistics would continue to count requests, or their blocks.
         """
         num_empty = 0
         self._settling = True

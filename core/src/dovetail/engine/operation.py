@@ -1,6 +1,6 @@
 """Operations of the engine port: what is derived from the signature of a declaration.
 
-The port itself is in `dovetail.engine.port`. Knows no socket and no engine.
+The port itself is in `dovetail.engine.port`. Depends on no socket and no engine.
 """
 
 from __future__ import annotations

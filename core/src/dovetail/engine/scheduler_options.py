@@ -1,6 +1,6 @@
 """From the configuration to what a scheduler is made from: its limits, and who else has to agree.
 
-Knows no scheduler and no worker by name.
+Depends on no scheduler and no worker by name.
 """
 
 from __future__ import annotations

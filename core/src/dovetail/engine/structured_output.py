@@ -1,7 +1,8 @@
 """Structured output: grammars are compiled beside the steps, and each step gets its bit masks.
 
 An admission gate holds a request until its grammar is compiled. From then on the request has a
-matcher, which follows the tokens that the scheduler gives out. Knows no grammar and no tensors.
+matcher, which follows the tokens that the scheduler gives out. Depends on no grammar and no
+tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One thread at a time inside an engine: the others wait for their turn. Knows no engine."""
+"""One thread at a time inside an engine: the others wait for their turn. Depends on no engine."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def run_batch(
         }
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
-        # A refused id may be in use by a request of somebody else's, which goes on.
+        # A refused id may be in use by a request of somebody else's, which continues.
         _withdraw(engine, [one for one in requests if one.request_id not in refused])
         raise
     if missing := [one.request_id for one in requests if one.request_id not in results]:

@@ -1,7 +1,7 @@
 """What configuration sections are made of: the base class, and the types of their fields.
 
 The check of a field type returns the value in its one normal form, or raises ValueError with what
-is accepted; `ConfigNode` adds the field's name and value. Knows no field.
+is accepted; `ConfigNode` adds the field's name and value. Depends on no field.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ class ExecutorContext:
 class Executor(ABC):
     """Owns the workers: as many as `context.config.worker.tensor_parallel_size` says.
 
-    Law. Plans are executed in the order of the calls. For every `execute_model` there is exactly
-    one `sample_tokens` before the next; the result is rank 0's. A worker that provides
-    "async_output" gives a handle of its own: its result is what is handed on. A failing worker, or
+    Contract. Plans are executed in the order of the calls. For every `execute_model` there is
+    exactly one `sample_tokens` before the next; the result is rank 0's. A worker that provides
+    "async_output" gives a handle of its own: its result is what is passed on. A failing worker, or
     such a handle, makes the handle raise; after that the executor is dead, and every later call
     raises EngineDeadError.
     max_concurrent_steps: how many steps may be in flight at a time; 1 to 4, and no more than the

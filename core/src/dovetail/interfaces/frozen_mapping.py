@@ -1,6 +1,6 @@
 """A mapping that stays as it was made: what config.json and options become inside a config.
 
-Knows nothing of what is in it.
+Does not depend on what is in it.
 """
 
 from __future__ import annotations

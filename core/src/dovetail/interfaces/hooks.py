@@ -75,8 +75,9 @@ class HookSpecs:
 class Hooks(ABC):
     """What every plugin of hooks is: made once an engine, or once a command line.
 
-    Law. Public methods named `on_…` or `register_…` are hooks of `HookSpecs`; any other such name
-    is refused, since nobody would call it. Their parameters have the names of the specification.
+    Contract. Public methods named `on_…` or `register_…` are hooks of `HookSpecs`; any other such
+    name is refused, since nobody would call it. Their parameters have the names of the
+    specification.
     """
 
     CONTRACT: ClassVar[str] = "hooks"

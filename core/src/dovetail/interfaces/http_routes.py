@@ -2,7 +2,7 @@
 
 Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
 routes are data, so that the server can list, refuse and guard them before it serves any; they run
-for every engine, so the user has to enable them. Knows no web framework.
+for every engine, so the user has to enable them. Depends on no web framework.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class IOResult:
 class IOProcessor(ABC):
     """Turns data into prompts, and the outputs into what the caller gets.
 
-    Law. An instance keeps nothing of one call for the next: what belongs to a call is in
+    Contract. An instance keeps nothing of one call for the next: what belongs to a call is in
     `IOBatch.state`, so that calls may overlap. Data that is wrong raises RequestError, saying where
     in the data. Neither data nor outputs are changed.
     example_data: data that `pre_process` takes, for documentation and suites.

@@ -4,8 +4,8 @@ Two sides that share no object, because they may live in two processes. The sche
 what is to be had and notes what is wanted; the worker's side moves bytes. What passes between them
 are bytes of the connector's own making: instructions travel with a plan, answers with its result.
 
-Law. A block is named by its key: the hash of everything that it stands on, so that equal keys mean
-equal contents in engines of the same model. Loads and stores name transfers by a number; every
+Contract. A block is named by its key: the hash of everything that it stands on, so that equal keys
+mean equal contents in engines of the same model. Loads and stores name transfers by a number; every
 transfer ends in exactly one outcome, and until then nobody else is given its blocks. A load that
 fails costs a recomputation, never an answer. Nothing here waits but the worker's `begin`. With
 several ranks each has a worker's side of its own, which moves its rank's part of every block: all
@@ -118,7 +118,7 @@ class KVWorkerSide(Protocol):
     def begin(self, instructions: bytes) -> None:
         """Begin what came with a plan, before its forward pass, and end the loads that do not take.
 
-        Called with every plan, b"" too, so that what takes longer goes on.
+        Called with every plan, b"" too, so that what takes longer continues.
         """
 
     def finish(self) -> bytes:

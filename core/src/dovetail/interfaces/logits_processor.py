@@ -37,12 +37,13 @@ class LogitsProcessorContext:
 class LogitsProcessor(ABC):
     """Changes the logits of the rows that asked for it.
 
-    Law. A row takes part from a `join` that returned True until its `leave` or its next `join`. The
-    other methods are called only for steps in which a row takes part, and a step without such rows
-    costs nothing. The logits of all other rows stay as they are, bit for bit. What is -inf stays
-    -inf, and no row is left without a finite logit that had one: a wish that would do so is passed
-    over. What a row gets depends on its own tokens and parameters, never on its batch mates.
-    A request states its wishes in `SamplingParams.extra_args`. All calls come from one thread.
+    Contract. A row takes part from a `join` that returned True until its `leave` or its next
+    `join`. The other methods are called only for steps in which a row takes part, and a step
+    without such rows costs nothing. The logits of all other rows stay as they are, bit for bit.
+    What is -inf stays -inf, and no row is left without a finite logit that had one: a wish that
+    would do so is passed over. What a row gets depends on its own tokens and parameters, never on
+    its batch mates. A request states its wishes in `SamplingParams.extra_args`. All calls come from
+    one thread.
     example_args: `extra_args` of a request that takes part, for documentation and suites.
     """
 

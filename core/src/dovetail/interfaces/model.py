@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class RankGroup(Protocol):
     """The workers that share each layer of a model, as its layers see them.
 
-    Law. All ranks call the same operations in the same order, with tensors of the same shape and
-    dtype, and get the same bits. Raise PeerLostError where a rank is gone or does not come.
+    Contract. All ranks call the same operations in the same order, with tensors of the same shape
+    and dtype, and get the same bits. Raise PeerLostError where a rank is gone or does not come.
     rank: from 0 to size - 1.
     """
 
@@ -116,7 +116,7 @@ class AttentionContext(Protocol):
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the rows of `x`, one a token, that are still needed once all layers have attended.
 
-        `x` itself where that is all of them. A model may call it for everything that goes on from
+        `x` itself where that is all of them. A model may call it for everything that continues from
         its last attention, and then computes and returns those tokens' hidden states alone.
         """
 

@@ -202,7 +202,7 @@ class Denied(StrEnum):
     the end of a pause or for blocks that are loaded, and is not among those that wait in a view."""
     ENCODER = "encoder"
     PRESSURE = "pressure"
-    """The step has preempted someone for want of blocks; such a step admits nobody."""
+    """The step has preempted someone for lack of blocks; such a step admits nobody."""
     NOTHING = "nothing to compute"
     ILLEGAL = "illegal"
     """In strict mode it raises instead."""

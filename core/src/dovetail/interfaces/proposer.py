@@ -1,7 +1,7 @@
 """A sketch of the contract of a proposer: it drafts tokens that the model then verifies.
 
 Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-it lives in the worker, hears of rows as the sampler does, and gives a few tokens a row.
+it lives in the worker, is notified of rows as the sampler does, and gives a few tokens a row.
 Legend: R rows, D drafted tokens of all rows one after the other.
 """
 

@@ -33,8 +33,8 @@ class ReasoningDelta:
 class ReasoningParser(ABC):
     """Separates reasoning from content.
 
-    Law. All pieces together give what the whole text gives, however it is cut; nothing is lost but
-    the marks between the two, and nothing raises.
+    Contract. All pieces together give what the whole text gives, however it is cut; nothing is lost
+    but the marks between the two, and nothing raises.
     """
 
     CONTRACT: ClassVar[str] = "reasoning_parser"

@@ -199,11 +199,11 @@ class EngineCoreOutputs:
 class SchedulerInterface(ABC):
     """Decides what runs next.
 
-    Law. Plans are executed in the order in which they were made, and `update_from_output` is called
-    once for each, in that order; up to four plans may be out at a time. A request is never lost:
-    every added request ends in exactly one `Finished`, unless it was aborted by the caller, who is
-    told by the return value. No plan exceeds the limits it was made with. While something can run,
-    `schedule` lets something run.
+    Contract. Plans are executed in the order in which they were made, and `update_from_output` is
+    called once for each, in that order; up to four plans may be out at a time. A request is never
+    lost: every added request ends in exactly one `Finished`, unless it was aborted by the caller,
+    who is told by the return value. No plan exceeds the limits it was made with. While something
+    can run, `schedule` lets something run.
 
     Drafts. What a worker says that it has drafted (`ModelRunnerOutput.num_drafts`) may be verified
     by the row's next run. Where a run of the row that samples is in flight, nobody knows yet what

@@ -46,11 +46,11 @@ class StatLoggerContext:
 class StatLogger(ABC):
     """Hears of every step.
 
-    Law. `record` is called once for each step whose scheduler gave statistics, in order; `close`
-    ends it. Where requests came or were aborted and nothing can run, a step that runs nothing
-    follows, so that the last counts are those of now. A `record` that raises is the last: the
-    logger is closed and one warning tells why; the engine goes on. What it writes, it writes to
-    where its options say, not to stdout.
+    Contract. `record` is called once for each step whose scheduler gave statistics, in order;
+    `close` ends it. Where requests came or were aborted and nothing can run, a step that runs
+    nothing follows, so that the last counts are those of now. A `record` that raises is the last:
+    the logger is closed and one warning tells why; the engine continues. What it writes, it writes
+    to where its options say, not to stdout.
     """
 
     CONTRACT: ClassVar[str] = "stat_logger"

@@ -68,7 +68,7 @@ class StepExtension(ABC):
     - What a row gets depends on its own tokens and parameters, never on the other rows.
     - With several ranks every rank makes the extension and must compute the same.
     - A hook that raises is called again for each of its rows alone. The requests whose own call
-      raises end with an error; all others go on. So a hook changes what it keeps only after the
+      raises end with an error; all others continue. So a hook changes what it keeps only after the
       last line that may raise.
     - All calls come from one thread, in torch's inference mode, with tensors on the device.
       Reading a tensor on the host waits for the device.
@@ -106,7 +106,7 @@ class StepExtension(ABC):
         """Prepare what the model's forward pass of this step needs."""
 
     def hidden_states(self, batch: ExtensionBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
-        """Return the hidden states to go on with, like `hidden_TD`; None to leave them.
+        """Return the hidden states to continue with, like `hidden_TD`; None to leave them.
 
         hidden_TD: the model's last hidden states of the rows' tokens, row after row; a copy.
         A model whose hidden states are divided among ranks hands out its own part.

@@ -40,7 +40,7 @@ class TokenPieces(dict[int, str | bytes]):
 class Tokenizer(ABC):
     """Text to token ids and back.
 
-    Law. `decode` never fails on ids below `vocab_size`; bytes that are no UTF-8 become U+FFFD.
+    Contract. `decode` never fails on ids below `vocab_size`; bytes that are no UTF-8 become U+FFFD.
     Instances may be used from several threads.
     """
 

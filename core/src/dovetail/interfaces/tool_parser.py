@@ -43,8 +43,8 @@ class ToolDelta:
 class ToolParser(ABC):
     """Separates calls from content.
 
-    Law. All pieces together give what the whole text gives, however it is cut. Text that is not
-    well-formed call is content: nothing is lost and nothing raises.
+    Contract. All pieces together give what the whole text gives, however it is cut. Text that is
+    not well-formed call is content: nothing is lost and nothing raises.
     """
 
     CONTRACT: ClassVar[str] = "tool_parser"

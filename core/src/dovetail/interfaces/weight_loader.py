@@ -29,8 +29,8 @@ class WeightLoaderContext:
 class WeightLoader(ABC):
     """Fills the parameters of a model.
 
-    Law. Weights are streamed: no second copy of the model in memory. After `load` every parameter
-    and persistent buffer has been written exactly once.
+    Contract. Weights are streamed: no second copy of the model in memory. After `load` every
+    parameter and persistent buffer has been written exactly once.
     """
 
     CONTRACT: ClassVar[str] = "weight_loader"

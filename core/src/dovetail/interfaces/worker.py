@@ -80,10 +80,10 @@ class WorkerBase(ABC):
     may come before that handle's result was taken. Its `result` may be called from any thread, in
     any order and again; what went wrong on the device is raised there.
 
-    Law. State is kept per row: `joins` give a row its tokens, each sampled token is appended to its
-    row by the worker itself, and `leaves` end a row. A worker applies leaves, joins, blocks and
-    runs, in that order; an empty plan is applied too. Blocks are never copied, moved or cleared by
-    the engine; what a block holds beyond a row's computed tokens is undefined.
+    Contract. State is kept per row: `joins` give a row its tokens, each sampled token is appended
+    to its row by the worker itself, and `leaves` end a row. A worker applies leaves, joins, blocks
+    and runs, in that order; an empty plan is applied too. Blocks are never copied, moved or cleared
+    by the engine; what a block holds beyond a row's computed tokens is undefined.
 
     Drafts. A worker may draft what comes after a sampled token. It keeps the drafts, and tells in
     `ModelRunnerOutput.num_drafts` how many a row holds; they last until the row's next run. That

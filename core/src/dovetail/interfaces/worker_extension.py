@@ -13,9 +13,9 @@ from typing import ClassVar
 class WorkerExtension:
     """A class of methods; `self` is the worker.
 
-    Law. It brings methods and constants, and no constructor: the worker has one. None of its names
-    is one of the worker's class or contract. What it keeps on `self`, it keeps under names of its
-    own, such as `_myplugin_count`.
+    Contract. It brings methods and constants, and no constructor: the worker has one. None of its
+    names is one of the worker's class or contract. What it keeps on `self`, it keeps under names of
+    its own, such as `_myplugin_count`.
     """
 
     CONTRACT: ClassVar[str] = "worker_extension"

@@ -1,6 +1,6 @@
 """How many blocks a sequence takes, and how long a sequence a number of blocks can hold.
 
-Pure arithmetic over the groups of a model. Knows no pool.
+Pure arithmetic over the groups of a model. Depends on no pool.
 """
 
 from __future__ import annotations

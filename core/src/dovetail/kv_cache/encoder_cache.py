@@ -114,8 +114,8 @@ class EncoderCacheManager:
     def take_evicted(self) -> list[bytes]:
         """Return the hashes of outputs that are no longer kept, for the plan about to go out.
 
-        Begins anew. An output may be named here and be computed again by the same plan, which drops
-        before it computes.
+        Begins again. An output may be named here and be computed again by the same plan, which
+        drops before it computes.
         """
         evicted, self._evicted = self._evicted, []
         return evicted

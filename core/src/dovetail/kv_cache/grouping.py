@@ -5,7 +5,7 @@ a page of buffer i, so that a block is of use to any group. Memory is lost where
 of different bytes and where groups have different numbers of layers. So the block size of a group
 is chosen such that its pages match the others': layers that keep little get more tokens in a block,
 or share a page.
-Knows no amount of memory and no request.
+Depends on no amount of memory and no request.
 """
 
 from __future__ import annotations

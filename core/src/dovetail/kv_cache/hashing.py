@@ -3,7 +3,7 @@
 A block's hash covers its own tokens, the multimodal content that stands in for some of them, and,
 through its parent's, everything before it down to the root: block size, salt and adapter. SHA-256,
 and every part of variable length goes in behind its length, so that nobody can make two prefixes
-collide. Knows no pool and no group.
+collide. Depends on no pool and no group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a group of layers needs of a request's past: all of it, a window, or the latest state.
 
 A group's block table has one block for each `block_size` tokens, or, for a state that is kept
-once, a single block. Knows neither pool nor requests.
+once, a single block. Depends on neither pool nor requests.
 """
 
 from __future__ import annotations

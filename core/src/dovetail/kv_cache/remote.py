@@ -2,9 +2,9 @@
 
 Between the KV cache manager, whose blocks are moved, and the connector's scheduler side, which
 says what can be. Blocks under way are pinned, so that they outlive the request that they were for.
-A transfer that does not end in time is given up: first whoever waits for it goes on without, then,
-when the worker's side may no longer touch them, its blocks come free. Knows no plan: the scheduler
-carries instructions and answers.
+A transfer that does not end in time is given up: first whoever waits for it continues without,
+then, when the worker's side may no longer touch them, its blocks come free. Depends on no plan: the
+scheduler carries instructions and answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Blocks that requests have given up: they come free when no plan that is out names them.
 
 A step frees a bounded number, so that the end of many long requests at once holds nobody up; the
-rest follows with the next steps. Knows no request.
+rest follows with the next steps. Depends on no request.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Only `attention_requirements` makes requirements of facts. `read_attention_facts` gets the facts
 from config.json, so that an answer needs neither weights nor a tensor library; a worker knows
-them from the layers that it has made. Knows no architecture and no backend.
+them from the layers that it has made. Depends on no architecture and no backend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Containment: what an import of a plugin may leave behind, and how its failures are reported.
 
 A failed import leaves no half-made modules; what an import prints is kept from the output, which
-may be data, and becomes a note. Knows no plugin; a plugin is still code with all rights.
+may be data, and becomes a note. Depends on no plugin; a plugin is still code with all rights.
 """
 
 from __future__ import annotations

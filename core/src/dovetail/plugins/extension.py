@@ -2,7 +2,7 @@
 
 Neither of the two is changed, so that two engines of one process may extend the same worker in two
 ways. A name that both have is refused when the class is made: which of them would win is nothing to
-find out at run time. Knows no worker and calls no method.
+find out at run time. Depends on no worker and calls no method.
 """
 
 from __future__ import annotations

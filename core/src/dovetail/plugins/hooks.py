@@ -73,7 +73,7 @@ class HookPlugins:
                 ) from None
 
     def subscribers(self, hook: str) -> tuple[Subscriber, ...]:
-        """Return who wants to hear of `hook`, in the order of the calls."""
+        """Return who wants to be notified of `hook`, in the order of the calls."""
         found = getattr(self._manager.hook, hook).get_hookimpls()
         return tuple(_subscriber(hook, implementation) for implementation in reversed(found))
 

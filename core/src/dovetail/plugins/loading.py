@@ -1,7 +1,7 @@
 """Loading: from a target ("module:Class" or "/file.py:Class") to the object that it names.
 
 The only place that runs a plugin's code. Whatever that code raises, `SystemExit` too, becomes a
-PluginLoadError; only the user's own Ctrl-C passes. Knows nothing of kinds and contracts.
+PluginLoadError; only the user's own Ctrl-C passes. Does not depend on kinds and contracts.
 """
 
 from __future__ import annotations

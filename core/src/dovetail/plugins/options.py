@@ -1,7 +1,7 @@
 """Options of plugins: `plugin_options={"name": {…}}`, checked with each plugin's own model.
 
 A plugin names a pydantic model, in its manifest (`options`) or on its class (`options_model`).
-Whatever the model's own settings, unknown keys are refused. Knows no option by name.
+Whatever the model's own settings, unknown keys are refused. Depends on no option by name.
 """
 
 from __future__ import annotations

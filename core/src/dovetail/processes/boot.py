@@ -21,7 +21,7 @@ class Boot:
 
     entry: "module:function", which is called with a `ChildContext` and returns the exit status.
     control: the descriptor of the child's end of the control socket. liveness: of the memory for
-    its signs of life, or -1. folder: removed when the parent dies, or "". sys_path: the import
+    its heartbeats, or -1. folder: removed when the parent dies, or "". sys_path: the import
     path; empty for a child that was given another one. descriptors: what
     else was passed on. settings: the entry point's own.
     """

@@ -2,7 +2,7 @@
 
 The first child that fails or dies is the cause that every caller gets. The others are killed at
 once, since they may be waiting for it. Nothing of a group outlives it: no process and no
-descriptor. Knows nothing of what the children do.
+descriptor. Does not depend on what the children do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ChildGroup:
         """Return what each child returned when it was ready, by rank.
 
         enter: called with each phase when the last child is in it; returns whether the time, of
-        `timeout_s` seconds, begins anew. Raises the error of the first child that failed, or
+        `timeout_s` seconds, begins again. Raises the error of the first child that failed, or
         EngineDeadError naming each that is late.
         """
         self._watch.start()
@@ -156,7 +156,7 @@ class ChildGroup:
                 self._changed.notify_all()
             if report is not None and report.kind == "failed":
                 self._blame(child, report)
-        except Exception as error:  # whatever it is, this thread goes on: it sees who dies
+        except Exception as error:  # whatever it is, this thread continues: it sees who dies
             what = describe_failure(error)
             self.fail(EngineDeadError(f"{child} sent a report that cannot be read: {what}"))
             return False

@@ -26,7 +26,7 @@ class ChildContext:
     """What an entry point is given. settings: what the parent passed to `start_child`."""
 
     def __init__(self, boot: Boot, control: socket.socket) -> None:
-        """Begin to watch the parent, and to write signs of life."""
+        """Begin to watch the parent, and to write heartbeats."""
         self.settings = boot.settings
         self._control = control
         self._dismissed = threading.Event()

@@ -1,4 +1,4 @@
-"""One child process, as its parent sees it: start, reports, signs of life, end.
+"""One child process, as its parent sees it: start, reports, heartbeats, end.
 
 A child is started with exec, in a session of its own, which is killed as a whole. It belongs to the
 process that started it: a forked copy of the parent can neither use nor end it. Nothing of a child

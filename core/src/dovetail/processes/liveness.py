@@ -2,7 +2,7 @@
 
 They are in shared memory, so they can be read of a process that does not answer or has died. A
 thread of the child writes the time, so a long step does not look like a stall; a process that is
-stopped, or does not let its threads run, falls silent. A child that has children of its own also
+stopped, or does not let its threads run, stops reporting. A child that has children of its own also
 writes how long the quietest of them has been silent, when its current step began, and how many
 steps it has done. Parent and child read the same monotonic clock.
 """

@@ -2,7 +2,7 @@
 
 A start enters one phase after the other. An error names the phase in which it was raised, and
 everything made so far is undone, the last first. A thread logs a phase that takes long, with the
-place where it is, and interrupts it at its deadline. Knows no part of an engine.
+place where it is, and interrupts it at its deadline. Depends on no part of an engine.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ChildPool:
             self._children.pop().close()
 
     def _reset(self) -> None:
-        """Start anew, as a forked copy of the process does: the children are its parent's."""
+        """Start again, as a forked copy of the process does: the children are its parent's."""
         self._slots = threading.BoundedSemaphore(self._size)
         self._idle: list[BoundedChild] = []
         self._children: set[BoundedChild] = set()

@@ -1,4 +1,4 @@
-"""Scheduling: the mechanism, the step in the making, the waiting queue and what results mean."""
+"""Scheduling: the mechanism, the step being planned, the waiting queue and what results mean."""
 
 from dovetail.scheduling.scheduler import Scheduler
 

@@ -1,7 +1,7 @@
 """New requests that gates hold back, until all of their gates have let them pass.
 
-The one place that talks to `AdmissionGate`s. Knows neither policy nor queue: it says who may pass
-and who can never pass; what becomes of them is the scheduler's.
+The one place that talks to `AdmissionGate`s. Depends on neither policy nor queue: it says who may
+pass and who can never pass; what becomes of them is the scheduler's.
 """
 
 from __future__ import annotations

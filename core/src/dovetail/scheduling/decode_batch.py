@@ -5,7 +5,7 @@ is due. So those that decode are members of one decode batch, which keeps the co
 step; a step moves all of them by adding one to a counter and to a column. A member is touched when
 something happens to it. The others that hold a row stand apart.
 
-Knows neither policy nor blocks: what a full block means is the mechanism's.
+Depends on neither policy nor blocks: what a full block means is the mechanism's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADMISSION = attrgetter("admission")
 
 
 MAX_STOP_IDS = 32
-"""Stop tokens of a member: their union is made anew whenever a member comes or goes."""
+"""Stop tokens of a member: their union is made again whenever a member comes or goes."""
 
 
 def decodes(request: Request) -> bool:

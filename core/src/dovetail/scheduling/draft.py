@@ -1,4 +1,4 @@
-"""A step in the making: what has been granted so far, and the one way to take a grant back.
+"""A step being planned: what has been granted so far, and the one way to take a grant back.
 
 Nothing of a request changes while a step is drafted but its blocks; requests advance when the
 draft is emitted. So evicting a request that was already granted is one deletion.

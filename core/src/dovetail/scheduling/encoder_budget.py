@@ -1,9 +1,9 @@
 """Content that has to be encoded before a run can read it: what a step may encode, and for whom.
 
 A run may cover placeholder tokens only if the encoder output of their content is kept, or is made
-in the same step. Both are limited, in placeholder tokens. A step in the making notes who wants
-what; the encoder cache hears of it when the step is emitted, so that taking a grant back is one
-deletion. Knows no policy, no row's owner and no KV block.
+in the same step. Both are limited, in placeholder tokens. A step being planned notes who wants
+what; the encoder cache is notified of it when the step is emitted, so that taking a grant back is
+one deletion. Depends on no policy, no row's owner and no KV block.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EncoderBudget:
             self._wanted[request] = (indices, end)
 
     def revoke(self, request: Request) -> None:
-        """Take back what the step in the making has noted for `request`."""
+        """Take back what the step being planned has noted for `request`."""
         self._wanted.pop(request, None)
 
     def emit(self, builder: StepBuilder) -> None:

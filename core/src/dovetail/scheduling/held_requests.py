@@ -1,6 +1,7 @@
 """Requests that nobody may admit yet, whatever their rank: held by gates, or by a pause.
 
-They stand neither in the policy's queue nor in anybody's way. Knows no policy, no row and no block.
+They stand neither in the policy's queue nor in anybody's way. Depends on no policy, no row and no
+block.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class HeldRequests:
         return self._admission_gates.ask(asked)
 
     def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:
-        """Take a new request in; return False if it may go on to the queue at once."""
+        """Take a new request in; return False if it may continue to the queue at once."""
         if gates:
             self._admission_gates.hold(request, gates, now_ns)
         elif self.closed:

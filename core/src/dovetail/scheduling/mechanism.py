@@ -28,7 +28,7 @@ class Mechanism:
 
     max_piece: tokens of a prompt in one step. in_decode_batch: whether those that decode may take
     their steps together; the plans are the same, and cost less. under_pressure: whether this step
-    has preempted for want of blocks.
+    has preempted for lack of blocks.
     """
 
     def __init__(self, state: SchedulerState, host: PolicyHost) -> None:

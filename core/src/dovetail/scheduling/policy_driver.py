@@ -21,7 +21,7 @@ _ACTIONS_PER_REQUEST = 8
 
 
 class PolicyDriver:
-    """Runs the generator of `Policy.plan` against the step in the making."""
+    """Runs the generator of `Policy.plan` against the step being planned."""
 
     def __init__(self, state: SchedulerState, mechanism: Mechanism, host: PolicyHost) -> None:
         self._state = state

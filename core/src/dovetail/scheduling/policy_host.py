@@ -2,7 +2,7 @@
 
 A policy is somebody's experiment. Strict, whatever it does wrong raises. Otherwise an exception out
 of it puts `Policy` itself, first come, first served, in charge for the rest of the scheduler's
-life: one line in the log, no request lost. Knows neither rows nor blocks.
+life: one line in the log, no request lost. Depends on neither rows nor blocks.
 """
 
 from __future__ import annotations

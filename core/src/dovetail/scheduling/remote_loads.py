@@ -2,7 +2,7 @@
 
 An admitted request whose load takes has blocks, but no row: the seats are for those that can run.
 When its load has ended it is next in line for one, before anybody is admitted. Without a connector
-there is nothing here, and look-ups are the KV cache's own. Knows no policy and no row.
+there is nothing here, and look-ups are the KV cache's own. Depends on no policy and no row.
 """
 
 from __future__ import annotations

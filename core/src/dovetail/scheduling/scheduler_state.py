@@ -21,7 +21,7 @@ MAX_BLOCKS_HASHED = 8_192
 
 
 class SchedulerState:
-    """Rows, blocks, requests and the step in the making.
+    """Rows, blocks, requests and the step being planned.
 
     requests: all that have not ended, by id. held_requests: those that cannot be admitted yet.
     running: those that hold a row, in the order of their admission. loads: those that hold blocks

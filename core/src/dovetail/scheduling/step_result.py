@@ -166,7 +166,7 @@ def _count_drafts(
 
 
 def _end_of(request: Request) -> RequestStatus | None:
-    """Return how the last token of `request` ends it, or None if it goes on."""
+    """Return how the last token of `request` ends it, or None if it continues."""
     token = request.token_ids[-1]
     if token in request.stop_token_ids:
         params = request.sampling_params
@@ -180,7 +180,7 @@ def _end_of(request: Request) -> RequestStatus | None:
 
 
 def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, step_result: StepResult) -> None:
-    """Keep the log-probabilities of sampled tokens by request id, for requests that go on."""
+    """Keep the log-probabilities of sampled tokens by request id, for requests that continue."""
     decode_record, kept, num_members = record.decode_record, step_result.logprobs, 0
     if decode_record is not None:
         num_members, names, gone = (

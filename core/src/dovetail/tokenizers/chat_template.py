@@ -4,7 +4,7 @@ A template comes with a model or with a request, so it is a program by a strange
 values it is given, cannot change them, and is stopped by counts (steps of loops and macros, lengths
 of texts, sizes of numbers). Counts do not bound memory and time, so a template runs in a bounded
 child process: use `dovetail.tokenizers.template_renderer`, which runs this module there.
-Knows no tokens: `dovetail.tokenizers.huggingface` brings their texts as variables.
+Depends on no tokens: `dovetail.tokenizers.huggingface` brings their texts as variables.
 """
 
 from __future__ import annotations

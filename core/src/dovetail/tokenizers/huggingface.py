@@ -167,7 +167,7 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             try_tokenizer(file, content, facts.added_tokens, special, limits)
         except ModelError as error:
-            raise ModelError(f"{error} Copy it anew; {_REMEDY}") from None
+            raise ModelError(f"{error} Copy it again; {_REMEDY}") from None
         return cls(tokenizers.Tokenizer.from_buffer(content), facts, given)
 
     @property
@@ -306,7 +306,7 @@ def _id_number(path: Path, text: str) -> int:
     except ValueError:
         raise ModelError(
             f"{path / 'tokenizer_config.json'}: added_tokens_decoder has {shorten(text)} where "
-            "a token id is due. Copy it anew."
+            "a token id is due. Copy it again."
         ) from None
 
 
@@ -359,7 +359,7 @@ def _configured_templates(file: Path, configured: object) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(text, str):
             raise ModelError(
                 f"{file}: chat_template has {shorten(entry)}; it must be a string, or a list of "
-                'objects with the strings "name" and "template". Copy it anew.'
+                'objects with the strings "name" and "template". Copy it again.'
             )
         found[name] = text
     return found

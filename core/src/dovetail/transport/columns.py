@@ -5,7 +5,8 @@
     columns     one after the other, in the machine's byte order
 
 Every length is checked before anything is read; whatever does not fit is refused with MessageError
-and makes nothing. A machine of another byte order reads another magic. Knows no plan and no result.
+and makes nothing. A machine of another byte order reads another magic. Depends on no plan and no
+result.
 """
 
 from __future__ import annotations

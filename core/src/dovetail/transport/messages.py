@@ -3,7 +3,7 @@
 Every message is a struct of its own, in msgpack, behind two bytes that mark it and one that names
 the version. A reader knows which messages may come its way, how long they may be, and counts what
 it refuses. Operations travel as names, values as plain data; nothing that arrives is executed.
-Knows no socket and no engine.
+Depends on no socket and no engine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Taken(Message, frozen=True, tag="taken"):
 
 
 class Detach(Message, frozen=True, tag="detach"):
-    """The front end leaves: its requests are aborted, all others go on."""
+    """The front end leaves: its requests are aborted, all others continue."""
 
 
 class Stop(Message, frozen=True, tag="stop"):

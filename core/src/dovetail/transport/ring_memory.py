@@ -5,7 +5,7 @@
     slots             number, size, flags, checksum, then the frame
 
 The memory has no name, so a dead process leaves nothing behind. A counter has one writer and
-fills a cache line. Knows nothing of waiting, sockets or what a frame means; trusts no number that
+fills a cache line. Does not depend on waiting, sockets or what a frame means; trusts no number that
 another process wrote. A slot carries its frame's number and a checksum, so that a frame which is
 not whole yet (processors that reorder stores) or was overwritten is recognised.
 """

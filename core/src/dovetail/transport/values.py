@@ -2,7 +2,7 @@
 
 Plain data, arrays (`NDArray`, and whatever exposes its memory) and the dataclasses of the worker's
 contract; a tuple or a set comes as a list. The dataclasses are a closed list, checked field by
-field: no name that arrives is looked up anywhere else. Knows no operation.
+field: no name that arrives is looked up anywhere else. Depends on no operation.
 """
 
 from __future__ import annotations

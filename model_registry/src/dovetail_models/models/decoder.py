@@ -229,7 +229,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the MLP's output and the residual to add it to. No residual: x begins it.
 
-        The last layer goes on from its attention with the tokens that are still needed.
+        The last layer continues from its attention with the tokens that are still needed.
         """
         if residual_TD is None:
             x_TD, residual_TD = self.input_layernorm(x_TD), x_TD

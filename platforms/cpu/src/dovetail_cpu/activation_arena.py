@@ -1,7 +1,8 @@
 """Memory for what a recorded run makes on its way: at the same addresses whenever it is replayed.
 
 All recordings share one piece: only one is under way at a time. Within a recording memory is used
-again as soon as its tensors are gone, as a replay will do in the same order. Knows no operation.
+again as soon as its tensors are gone, as a replay will do in the same order. Depends on no
+operation.
 """
 
 from __future__ import annotations

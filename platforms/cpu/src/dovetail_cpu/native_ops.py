@@ -1,8 +1,8 @@
 """The op provider `native`: norms, rotary embedding and activation by the native kernels.
 
 They compute in bfloat16 on rows whose features lie side by side, with any distance between rows;
-everything else is torch's. Structs of arguments are kept and filled anew for each call: an instance
-serves one model, which one thread runs.
+everything else is torch's. Structs of arguments are kept and filled again for each call: an
+instance serves one model, which one thread runs.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions, N query and key-value heads together; R rows and V width of logits or of a table.
 """

@@ -3,7 +3,7 @@
 The first write to a page waits for the system: up to milliseconds for a huge page, with all threads
 of the team behind it. The thread keeps a stretch ahead of what has been used, at the lowest
 priority, and holds no interpreter lock meanwhile. It changes no byte. What it is late for is taken
-on first use, as ever. Knows no blocks' owners and nothing of what the memory is for.
+on first use, as ever. Depends on no blocks' owners and nothing of what the memory is for.
 """
 
 from __future__ import annotations

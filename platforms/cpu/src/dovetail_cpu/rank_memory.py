@@ -2,7 +2,7 @@
 
 Each rank writes into memory of its own, which all others map and read. There are two slots, used in
 turn: whoever begins an exchange has ended the last but one, so that its slot is free when all ranks
-have told that they began the last one. Knows no tensor and no exchange.
+have told that they began the last one. Depends on no tensor and no exchange.
 """
 
 from __future__ import annotations

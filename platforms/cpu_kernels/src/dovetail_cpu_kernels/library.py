@@ -1,7 +1,7 @@
 """The native library as this process sees it: found or not, its level, its threads.
 
-Loaded once, on first use. Knows no tensor library: memory is given as addresses. Operations check
-nothing (see `dovetail_kernels.h`); who fills their structs answers for shapes and addresses.
+Loaded once, on first use. Depends on no tensor library: memory is given as addresses. Operations
+check nothing (see `dovetail_kernels.h`); who fills their structs answers for shapes and addresses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The NVIDIA driver, asked through its management library, which makes no context on a device.
 
 The CUDA library itself is left alone: a process that has initialised it cannot be forked any more.
-Functions and constants are those of nvml.h. Knows nothing of torch.
+Functions and constants are those of nvml.h. Does not depend on torch.
 """
 
 from __future__ import annotations

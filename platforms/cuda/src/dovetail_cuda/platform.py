@@ -69,7 +69,7 @@ class CUDAPlatform(Platform):
         """Return the device's memory; CapacityError where there is no such device."""
         cards = self._machine.cards
         if not 0 <= local_rank < len(cards):
-            raise CapacityError(f"device {local_rank} was asked for, and there are {len(cards)}.")
+            raise CapacityError(f"device {local_rank} was requested, and there are {len(cards)}.")
         return cards[local_rank].total_bytes
 
     def prefer(self, kind: str) -> Sequence[str]:

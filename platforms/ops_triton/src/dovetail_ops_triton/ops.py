@@ -66,7 +66,7 @@ class TritonOps(Ops):
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         """Return a token a row, int64 [R]: as the contract says. Logits are only read.
 
-        A NaN is drawn like the best token; probabilities below 2^-32 are not told apart.
+        A NaN is drawn like the best token; probabilities below 2^-32 are not distinguished.
         """
         return self._kernels.draw_columns(logits_RV, columns)
 

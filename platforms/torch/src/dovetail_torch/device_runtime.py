@@ -32,8 +32,9 @@ class DeviceEvent(Protocol):
 class AsyncDevice(Protocol):
     """A device that computes behind the host's back: what its runner needs beside tensors.
 
-    Law. What one thread gives it is done in that order. Host memory that a copy reads or writes is
-    the copy's until an event recorded after it is past: neither is written nor read before.
+    Contract. What one thread gives it is done in that order. Host memory that a copy reads or
+    writes is the copy's until an event recorded after it is past: neither is written nor read
+    before.
     """
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 A shape is captured when it comes for the second time. The first replay without the head, with it,
 and with the choice of tokens is held against an eager run, bit by bit. A model that cannot be
-replayed is run eagerly, which is announced once. Knows no device and not what a graph is.
+replayed is run eagerly, which is announced once. Depends on no device and not what a graph is.
 Legend: T tokens, D hidden size, V vocabulary.
 """
 

@@ -42,7 +42,7 @@ class Graph(Protocol):
 class Capture:
     """What came of a capture.
 
-    outputs: of the run; where there is a graph, each replay writes to them anew, and what another
+    outputs: of the run; where there is a graph, each replay writes to them again, and what another
     graph of the same provider computes may take their memory. graph: None where there is none.
     obstacle: then the operation, or whatever else, that cannot be replayed. lasting: whether it
     stands in the way at every size of batch.

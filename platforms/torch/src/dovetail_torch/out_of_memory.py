@@ -40,7 +40,7 @@ def explain_oom(purpose: str, remedy: str) -> Iterator[None]:
 
 
 def _oom_message(error: BaseException) -> BaseException | None:
-    """Return the error that tells of want of memory: this one or a cause of it; None if none."""
+    """Return the error that reports want of memory: this one or a cause of it; None if none."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return error
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

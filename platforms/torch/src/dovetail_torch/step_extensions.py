@@ -2,7 +2,7 @@
 
 Keeps for each extension the rows that take part and the hooks that it overrides, so that a step
 without such rows costs one look at an empty set. An error in a hook ends the request at fault, not
-the step. Knows nothing of what an extension does.
+the step. Does not depend on what an extension does.
 Legend: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
 """
 

@@ -1,7 +1,7 @@
 """Tasks about lists of words: sort, reverse, spell, count.
 
 Contract: the words come from `vocabulary.NOUNS`, in small letters; a list is written with commas.
-Knows nothing of how a model learns them.
+Does not depend on how a model learns them.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _UNIT_PHRASINGS = (
     "How many {target} are there in {n} {source}?",
 )
 
-# (source, target) -> (factor, largest number that is asked for)
+# (source, target) -> (factor, largest number that is requested)
 UNITS: dict[tuple[str, str], tuple[int, int]] = {
     ("kilometers", "meters"): (1000, 999),
     ("meters", "centimeters"): (100, 999),

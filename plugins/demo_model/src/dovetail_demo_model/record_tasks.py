@@ -1,7 +1,7 @@
 """Tasks about dates and records: calendar arithmetic, JSON.
 
 Contract: calendar questions name a weekday or a month, a number and a direction; JSON questions
-name pairs of a key and a value. Knows nothing of how a model learns them.
+name pairs of a key and a value. Does not depend on how a model learns them.
 """
 
 from __future__ import annotations

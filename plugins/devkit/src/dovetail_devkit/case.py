@@ -1,7 +1,7 @@
 """One check of a suite, by name: what a suite is a list of, and what a test runner shows.
 
-Knows no plugin and no runner: `check_<kind>` runs all cases of a suite, and the pytest plugin makes
-each a test of its own.
+Depends on no plugin and no runner: `check_<kind>` runs all cases of a suite, and the pytest plugin
+makes each a test of its own.
 """
 
 from __future__ import annotations

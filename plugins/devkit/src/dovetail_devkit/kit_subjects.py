@@ -1,7 +1,7 @@
 """What suites are given besides the class: models, devices, tokenizer files, platforms.
 
 Everything has a default of the kit's own, so that a plugin's author needs nothing else; what the
-user names goes before it. Knows no plugin by name but those that it may borrow where they are
+user names goes before it. Depends on no plugin by name but those that it may borrow where they are
 installed. torch is imported within functions.
 """
 

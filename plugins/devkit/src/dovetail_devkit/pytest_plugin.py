@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find and load what was asked for; raise UsageError, on one line, for what is not there."""
+    """Find and load what was requested; raise UsageError, on one line, for what is not there."""
     asked: list[str] = config.getoption("dovetail_plugin")
     if not asked:
         return

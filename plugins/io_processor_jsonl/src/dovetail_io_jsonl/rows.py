@@ -1,4 +1,4 @@
-"""Rows: JSON objects, one a line of a file or text. Knows nothing of what their fields mean."""
+"""Rows: JSON objects, one a line of a file or text. Does not depend on what their fields mean."""
 
 from __future__ import annotations
 

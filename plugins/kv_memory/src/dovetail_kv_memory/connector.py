@@ -116,7 +116,7 @@ class MemoryWorkerSide:
         self._pages_NP = tuple(pages_NP)
 
     def begin(self, instructions: bytes) -> None:
-        """Load what is asked for, or begin to; note what is to be stored after the forward pass."""
+        """Load what is requested, or begin to; note what is to be stored after the forward pass."""
         for order in json.loads(instructions) if instructions else ():
             if order["what"] == "store":
                 self._stores.append(order)

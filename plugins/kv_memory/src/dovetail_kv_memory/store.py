@@ -1,7 +1,7 @@
 """The store: pages by key, within a number of bytes, the longest unused dropped first.
 
 One for all engines of the process that compute the same; it lives as long as one of them does.
-Knows no cache and no plan. Pages are tensors that it only holds.
+Depends on no cache and no plan. Pages are tensors that it only holds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockStore:
             return feed
 
     def take_news(self, feed: Feed) -> dict[bytes, bool]:
-        """Return, by key, whether it is there, for what has changed; begin anew."""
+        """Return, by key, whether it is there, for what has changed; begin again."""
         with self._lock:
             news, feed.news = feed.news, {}
             return news

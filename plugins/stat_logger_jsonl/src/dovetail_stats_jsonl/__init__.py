@@ -1,6 +1,6 @@
 """One JSON line every few seconds about an engine: `stat_loggers=["jsonl"]`.
 
-A line tells of the time since the line before it: throughput, who runs and waits, how full the
+A line reports the time since the line before it: throughput, who runs and waits, how full the
 cache is, how often a prefix was found. Counts only; nothing of any request is written.
 """
 

@@ -1,7 +1,7 @@
 """One order for those that run and those that wait: the plan of preemptive policies.
 
 Merges both by `rank` and serves the best, up to a batch. Whoever is not served keeps its row and
-blocks. Knows no order and no reason to preempt anybody: subclasses bring them.
+blocks. Depends on no order and no reason to preempt anybody: subclasses bring them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Orca: batches are made anew at every iteration, and prompts are never cut.
+"""Orca: batches are made again at every iteration, and prompts are never cut.
 
 Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models",
 OSDI 2022. First come, first served; a request is admitted only if there is memory for the longest

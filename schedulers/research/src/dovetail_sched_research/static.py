@@ -1,7 +1,7 @@
 """Static batching: nobody joins a batch that runs.
 
 How engines served before continuous batching, and the baseline that Orca (Yu et al., OSDI 2022)
-was measured against. Knows nothing of lengths: the longest output keeps all seats to itself.
+was measured against. Does not depend on lengths: the longest output keeps all seats to itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From what a user asks to what the engine core gets: tokens, resolved limits, a seed.
 
 Everything that needs the tokenizer or the model's sizes happens here, once, in the front end, and
-each refusal names its parameter. Knows nothing of scheduling and of what becomes of a request.
+each refusal names its parameter. Does not depend on scheduling or on what becomes of a request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the forms that a prompt may have. Knows no tokenizer: text stays text."""
+"""Reads the forms that a prompt may have. Depends on no tokenizer: text stays text."""
 
 from __future__ import annotations
 

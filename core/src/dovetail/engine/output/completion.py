@@ -62,7 +62,7 @@ class Completion:
     """What is known of one completion.
 
     request: what the core was asked. token_ids: the output so far; where `is_plain`, new tokens
-    need only be appended to it. finish_reason: None while it goes on.
+    need only be appended to it. finish_reason: None while it continues.
     """
 
     __slots__ = (
@@ -134,7 +134,7 @@ class Completion:
     ) -> bool:
         """Take the next tokens; return True if a stop string among them ended the completion.
 
-        logprobs: of these tokens, where they were asked for. ending: how the core ended it with
+        logprobs: of these tokens, where they were requested. ending: how the core ended it with
             these, if it did.
         """
         num_kept, stop = len(token_ids), None

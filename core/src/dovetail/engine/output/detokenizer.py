@@ -2,10 +2,10 @@
 
 Two ways to the same text. Where the tokenizer tells what each token adds (`token_pieces`), pieces
 are joined, and bytes that may still become a character are kept back. Otherwise a short window of
-tokens, begun with the prompt's tail, is decoded anew for each token, and what goes beyond the text
+tokens, begun with the prompt's tail, is decoded again for each token, and what goes beyond the text
 already given is new; a tail of U+FFFD is held back, since it may be half a character. Both take
 the tokens one by one, so that the text does not depend on how many come at a time.
-Knows no vocabulary and no stop strings.
+Depends on no vocabulary and no stop strings.
 """
 
 from __future__ import annotations

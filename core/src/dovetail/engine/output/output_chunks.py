@@ -1,7 +1,7 @@
 """What one step gave, cut into pieces that are each processed in a fraction of a millisecond.
 
 An event loop can breathe between them, however many requests a step served and however many
-log-probabilities they asked for. Knows no text, and not how long anything takes: it counts.
+log-probabilities they asked for. Depends on no text, and not how long anything takes: it counts.
 """
 
 from __future__ import annotations

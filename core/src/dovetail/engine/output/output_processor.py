@@ -1,7 +1,7 @@
 """From the core's columns to what users get: text, stop strings, several completions as one.
 
 The only place that knows which completions belong together, and the only one that looks for stop
-strings: it names the requests that the engine must abort because of them. Knows nothing of
+strings: it names the requests that the engine must abort because of them. Does not depend on
 scheduling. Tokens of requests that it does not know are dropped: with a plan in flight, an aborted
 request may still get some.
 """
@@ -52,7 +52,7 @@ class CompletionGroup:
     """The completions of one user's request, and what they have in common.
 
     Owned by the output processor. Others read `request_id`, `first` (what the core was asked for
-    the first completion), `first_token_ns` and `num_open` (completions that go on), and call
+    the first completion), `first_token_ns` and `num_open` (completions that continue), and call
     `output`. error: what went wrong, or None.
     """
 

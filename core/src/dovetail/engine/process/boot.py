@@ -1,6 +1,6 @@
 """What an engine's process is started with, and its sockets in a folder of their own.
 
-The folder is its owner's alone (0700), and so is all that lies in it (0600). Knows no engine.
+The folder is its owner's alone (0700), and so is all that lies in it (0600). Depends on no engine.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class EngineProcess(EngineLink):
 
     @property
     def progress(self) -> Progress:
-        """How far it has come; its signs of life are those of now."""
+        """How far it has come; its heartbeats are those of now."""
         liveness = self._child.liveness.read()
         return Progress(
             num_steps=liveness.num_steps,

@@ -2,8 +2,8 @@
 
 Each front end has a name, which its sockets carry, a number, requests of its own and a window of
 its own. Ids of requests are scoped by the number, so that two front ends cannot name each other's
-requests. Number 0 is the owner, which has started the engine: its ids stay as they are. Knows no
-engine.
+requests. Number 0 is the owner, which has started the engine: its ids stay as they are. Depends on
+no engine.
 """
 
 from __future__ import annotations

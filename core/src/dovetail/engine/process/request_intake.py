@@ -1,7 +1,7 @@
 """How requests enter the core in its process: some milliseconds of them between two steps.
 
 However many come at once, those that run go on in between. Requests that come together while
-nothing runs are all taken in before the first step. Knows no socket and no front end.
+nothing runs are all taken in before the first step. Depends on no socket and no front end.
 """
 
 from __future__ import annotations

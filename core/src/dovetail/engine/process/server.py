@@ -4,7 +4,7 @@ One thread does everything in turn, so that the core needs no lock; ZMQ's own th
 write meanwhile. What comes in is checked by its reader, by the declaration of the operation and
 once more by the core: a message that cannot be read is counted, a request that is wrong is refused
 by name, and neither ends anything. A step that fails ends the engine, with its digest. A front end
-that leaves, or is killed, takes only its own requests with it. Knows no process and no parent.
+that leaves, or is killed, takes only its own requests with it. Depends on no process and no parent.
 """
 
 from __future__ import annotations

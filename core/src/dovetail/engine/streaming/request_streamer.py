@@ -2,7 +2,7 @@
 
 Joins a front end to the client of an engine in another process. One task reads what the engine
 gives, in portions between which the event loop runs on; readers make their outputs themselves,
-when they take them. Knows neither how an engine starts nor what else it can be asked.
+when they take them. Depends on neither how an engine starts nor what else it can be asked.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class RequestStreamer:
             )
         if self._num_asked + num > self._max_asked:
             raise CapacityError(
-                f"{num} more on top of {self._num_asked} completions that are asked for: this "
+                f"{num} more on top of {self._num_asked} completions that are requested: this "
                 f"engine takes {self._max_asked} at a time (max_num_seqs + max_waiting). Wait "
                 "until some have been read to their end, or start it with a larger max_waiting."
             )

@@ -3,7 +3,7 @@
 Whoever wants a result reads the rings, for everybody: there is no thread for it, so a step's result
 does not wait for one. Answers come in the order of the orders, so the next result is that of
 the oldest step. Calls are found by their order's number, and an answer whose handle was dropped is
-dropped, too. Knows no order's content.
+dropped, too. Depends on no order's content.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A step that fails ends the worker, since the state of its rows is unknown then. 
 fails is answered with its error, and the next order follows. Rank 0 answers steps, with a KV
 connector every rank does, and every rank answers calls. Where the worker returns a handle, its
 device is still at work: one order that comes meanwhile is carried out first, and the answer is sent
-before the next one. Knows no process and no parent.
+before the next one. Depends on no process and no parent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Contract versions and ranges of them: "0.1" and ">=0.1,<1".
 
-A version is MAJOR.MINOR, a bare major meaning its minor 0. Knows no contract and no plugin.
+A version is MAJOR.MINOR, a bare major meaning its minor 0. Depends on no contract and no plugin.
 """
 
 from __future__ import annotations

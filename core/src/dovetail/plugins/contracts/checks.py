@@ -2,7 +2,7 @@
 
 Structural: subclassing an interface brings its defaults, and is not required. Only
 shapes are checked: members, signatures, declared versions. What the methods do is for the contract
-suites in `dovetail_devkit`. Knows no plugin and constructs nothing.
+suites in `dovetail_devkit`. Depends on no plugin and constructs nothing.
 """
 
 from __future__ import annotations

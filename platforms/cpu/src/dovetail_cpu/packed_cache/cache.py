@@ -1,7 +1,7 @@
 """The cache of packed weights, as the worker uses it: restore before loading, save after packing.
 
 It never stops a start: whatever is wrong with folder or file is told once, and the weights are
-packed anew. Knows no format of packing: linear methods give and take bytes (`HasPackedForm`).
+packed again. Depends on no format of packing: linear methods give and take bytes (`HasPackedForm`).
 """
 
 from __future__ import annotations

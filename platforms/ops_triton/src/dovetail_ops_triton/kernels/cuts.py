@@ -132,7 +132,8 @@ def _search(
 ):
     """Return the highest image that leaves enough, and how many equal to it stay.
 
-    low, equals: what leaves enough so far; count, mass: what it leaves. All four are returned anew.
+    low, equals: what leaves enough so far; count, mass: what it leaves. All four are returned
+    again.
     """
     first, first_equals = low, equals
     top = best

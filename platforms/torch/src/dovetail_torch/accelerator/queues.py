@@ -1,7 +1,7 @@
 """Work for a device that computes behind the host's back: its copies to the host go beside.
 
 Implements `dovetail_torch.device_runtime.AsyncDevice` over any device module with torch's surface
-of streams and events. Knows no device's name.
+of streams and events. Depends on no device's name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the installed torch was built for, read from its files: importing it would take seconds.
 
-Knows no device: the caller names the field of torch's `version.py` that it wants.
+Depends on no device: the caller names the field of torch's `version.py` that it wants.
 """
 
 from __future__ import annotations

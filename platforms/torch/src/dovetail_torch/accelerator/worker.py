@@ -1,6 +1,6 @@
 """The worker of devices that compute behind the host's back: the torch worker that does not wait.
 
-Knows no device's name; a platform's worker is a subclass, usually without a body.
+Depends on no device's name; a platform's worker is a subclass, usually without a body.
 """
 
 from __future__ import annotations

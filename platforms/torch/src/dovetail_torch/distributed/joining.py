@@ -1,7 +1,7 @@
 """How the workers of one engine find each other, and who is turned away.
 
 The platform makes the group of ranks; torch's default process group is neither made nor used, so
-that two engines in one process do not meet. Knows no device, no layer and no backend.
+that two engines in one process do not meet. Depends on no device, no layer and no backend.
 """
 
 from __future__ import annotations

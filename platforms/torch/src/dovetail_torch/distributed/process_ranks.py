@@ -1,7 +1,7 @@
 """The ranks of one engine as processes that exchange tensors through a process group of torch's.
 
-Implements `dovetail.interfaces.RankGroup`. Knows no device, no layer and no backend; how ranks find
-each other is `joining`'s.
+Implements `dovetail.interfaces.RankGroup`. Depends on no device, no layer and no backend; how ranks
+find each other is `joining`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one fake device of a process: its order, its memory, its copies under way and its watch.
 
-torch knows a device by name, process-wide, so there is one; `reset` makes it anew for each test.
+torch knows a device by name, process-wide, so there is one; `reset` makes it again for each test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FakeDevice:
     def reset(
         self, *, total_bytes: int = TOTAL_BYTES, lag: int | None = None, seed: int = 0
     ) -> None:
-        """Wait for everything, and begin anew; tensors that are there stay, and are counted.
+        """Wait for everything, and begin again; tensors that are there stay, and are counted.
 
         lag: an event is past by itself after at most so many later operations, drawn with `seed`;
         None for only when it is waited for.

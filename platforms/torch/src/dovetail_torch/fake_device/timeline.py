@@ -3,7 +3,7 @@
 Nothing computes here: operations are numbered, stream by stream. Who comes before whom is kept in
 vector clocks (Fidge 1988; Mattern 1989), the host being one more party: what it has waited for is
 before everything that it gives the device afterwards. An event is past when the host synchronises,
-or asks, once so many operations were given since: `lag`. Knows no tensor and no memory.
+or asks, once so many operations were given since: `lag`. Depends on no tensor and no memory.
 """
 
 from __future__ import annotations

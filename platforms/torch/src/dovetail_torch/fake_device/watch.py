@@ -1,8 +1,8 @@
 """What a fake device has seen that a real one would have kept quiet about.
 
 Two kinds: waits that the host did not ask for (`synchronisations`), and memory in flight that was
-touched (`faults`). Knows neither tensors nor streams: it is told, and says where in the program it
-was told.
+touched (`faults`). Depends on neither tensors nor streams: it is told, and says where in the
+program it was told.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Watch:
             raise FlightError(sentence)
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         self.synchronisations.clear()
         self.waits = 0
         self.faults.clear()

@@ -59,7 +59,7 @@ class ParallelLinear(nn.Module):
     shape, linear_method: read by the weight loader and by `pack_linears`; of this rank alone.
     in_shard, part_shards: what the rank has of the input, and of each part's output.
     elsewhere: names of parameters that only another rank has.
-    settled: names of parameters whose packed form is at hand already; loaders pass over them.
+    settled: names of parameters whose packed form is available already; loaders pass over them.
     borrows: names of parameters that the linear method only reads once, when it packs them, and
         holds to be finite then: a loader may lend mapped weights instead of filling them.
     borrowed: what was lent, by number of the part; the parameter's own rows are not filled then.

@@ -1,7 +1,7 @@
 """What a step reads, made on the device from its state there: `Ops.prepare_inputs` in plain torch.
 
 Every shape follows from what the host knows, so that nothing waits for the device. It is the
-reference that fused kernels are held against. Knows no scheduler and no request.
+reference that fused kernels are held against. Depends on no scheduler and no request.
 Legend: T tokens of the step, R runs, L tokens a row may hold, M blocks a row may hold.
 """
 

@@ -3,7 +3,7 @@
 Layers of different KV-cache groups share a buffer, since a block belongs to one group at a time.
 The memory is only laid out here, never touched: where it is given lazily, a page costs nothing
 before it is written.
-Knows no attention beyond the shape of a cache.
+Depends on no attention beyond the shape of a cache.
 Legend: N blocks, P bytes of a page.
 """
 

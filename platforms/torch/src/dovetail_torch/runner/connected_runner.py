@@ -1,7 +1,7 @@
 """A model runner with a KV connector: its worker side is called around each forward pass.
 
-Chosen at the start, so that an engine without a connector has nothing of it in its steps. Knows no
-connector by name, and not what the bytes mean that pass between its sides.
+Chosen at the start, so that an engine without a connector has nothing of it in its steps. Depends
+on no connector by name, and not what the bytes mean that pass between its sides.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A step that goes on from the last one, each request a token further: columns are counted on.
+"""A step that continues from the last one, each request a token further: columns are counted on.
 
 Where the same requests decode side by side, a plan changes positions, lengths, slots and the tokens
-just sampled, and nothing else. Gathering all that anew costs several times what counting does, the
+just sampled, and nothing else. Gathering all that again costs several times what counting does, the
 more so as the model's weights have pushed everything else out of the caches since. It ends at
 a block's border, and when somebody joins, leaves or has more than one token. Only for devices that
-compute in the host's memory, with attention that counts on too. Knows neither model nor sampler.
+compute in the host's memory, with attention that counts on too. Depends on neither model nor
+sampler.
 Legend: R runs, N steps that were continued, the first one included.
 """
 
@@ -49,7 +50,7 @@ class Continuable(Protocol):
         """Take a step that has been gathered, in which each run has one token and samples."""
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` goes on from the last step, whose tokens are there."""
+        """Return whether `plan` continues from the last step, whose tokens are there."""
 
     def advance(self) -> None:
         """Bring the last step's inputs one token further; only after `follows`."""
@@ -58,11 +59,11 @@ class Continuable(Protocol):
         """Take the tokens that the current step has sampled, in the order of its runs."""
 
     def end(self) -> None:
-        """Let the next step be gathered anew."""
+        """Let the next step be gathered again."""
 
 
 class NoContinuation:
-    """Where every step is gathered anew."""
+    """Where every step is gathered again."""
 
     batch: InputBatch | None = None
 
@@ -108,7 +109,7 @@ class Continuation:
         self._num_steps_left = self._inputs.num_steps_to_border(batch)
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` goes on from the last step, whose tokens are there."""
+        """Return whether `plan` continues from the last step, whose tokens are there."""
         if self.batch is None or not self._num_steps_left or not self._sampled:
             return False
         first = self.batch.plan
@@ -132,7 +133,7 @@ class Continuation:
         self._sampled.append(token_ids)
 
     def end(self) -> None:
-        """Write what was sampled to its rows; the next step is gathered anew."""
+        """Write what was sampled to its rows; the next step is gathered again."""
         if self.batch is not None and self._sampled:
             sampled_NR = np.frombuffer(b"".join(self._sampled), np.int32)
             num_steps = len(self._sampled)

@@ -26,7 +26,7 @@ class DeviceColumn:
         self._on_host = host_view(self._tensor)
 
     def fill(self, numbers_N: Array) -> torch.Tensor:
-        """Write `numbers_N` to the beginning and return that part, which the next call fills anew.
+        """Write `numbers_N` to the beginning and return that part, which the next call fills again.
 
         Numbers are converted to the column's dtype.
         """

@@ -2,7 +2,7 @@
 
 The host packs its few words about a step (rows, first positions, borders; who joins, which blocks
 come; what sampling needs) and sends them in one piece; everything else is made on the device from
-the rows that live there. Knows neither model nor sampler.
+the rows that live there. Depends on neither model nor sampler.
 Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
 """
 

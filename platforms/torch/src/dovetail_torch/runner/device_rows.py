@@ -1,7 +1,7 @@
 """The runner's memory of each row where the device works by itself: all that steps read is there.
 
 Tokens and block tables live on the device and change by what a plan says, packed as places and
-contents; the host remembers only what it has to count. Knows neither staging nor steps.
+contents; the host remembers only what it has to count. Depends on neither staging nor steps.
 Legend: R rows, L tokens a row may hold, M blocks a row may hold, J rows joined, N numbers written.
 """
 

@@ -72,7 +72,7 @@ class InputGatherer:
         self._slots_T = [DeviceColumn(max_num_tokens, torch.int64, device) for _ in block_sizes]
         self._counted = np.arange(rows.num_rows + 1)
         self._tables = tables or PositionTables()
-        # Steps that go on from this one stay within the blocks of its last tokens.
+        # Steps that continue from this one stay within the blocks of its last tokens.
         self._num_ahead = max(block_sizes, default=0)
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:

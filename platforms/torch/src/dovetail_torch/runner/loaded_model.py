@@ -1,7 +1,7 @@
 """A loaded model with what is known of it before the KV cache exists, and its dummy runs.
 
 Memory is measured with a dummy run before the cache is sized; the model runner is made afterwards,
-from the same object. Knows no rows, no plan and no cache.
+from the same object. Depends on no rows, no plan and no cache.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class RequestRows:
 
     token_ids_RL: int32, on the device; tokens: the same memory, in one dimension.
     block_tables: one int32 [R, M] array a KV-cache group.
-    num_prompt_tokens, num_prompt_logprobs: int32 [R]; the latter -1 where none are asked for.
+    num_prompt_tokens, num_prompt_logprobs: int32 [R]; the latter -1 where none are requested.
     """
 
     def __init__(

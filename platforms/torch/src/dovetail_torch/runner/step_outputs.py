@@ -2,7 +2,7 @@
 
 Where the host computes, tokens are simply there. Where the device works by itself, they go to their
 rows there, and to the host beside whatever comes next: the result is a handle.
-Knows neither model nor sampler. Legend: S runs that sample.
+Depends on neither model nor sampler. Legend: S runs that sample.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StepOutputs(Protocol):
     ) -> Output:
         """Return the result of `plan`. token_ids_S: int64, on the device.
 
-        batch: as it was gathered for this plan, or for the one that this plan goes on from.
+        batch: as it was gathered for this plan, or for the one that this plan continues from.
         """
 
     def settle(self) -> None:

@@ -1,6 +1,6 @@
 """Log-probabilities of a step before they are columns: measured, and still on the device.
 
-Knows nothing of how they get to the host.
+Does not depend on how they get to the host.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Kernels that are made when they are first called are made now. The steps run on row 0, of which
 nobody knows yet: its tokens are 0 and its blocks are block 0, which belongs to no request; a
-request that joins the row later finds all that it reads written anew. Knows neither model nor
+request that joins the row later finds all that it reads written again. Depends on neither model nor
 device.
 """
 

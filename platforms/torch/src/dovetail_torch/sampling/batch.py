@@ -1,6 +1,6 @@
 """What follows from a sequence of rows alone: which of them are treated alike, and their numbers.
 
-Made when a batch's composition changes, kept while it stays the same. Knows nothing of logits.
+Made when a batch's composition changes, kept while it stays the same. Does not depend on logits.
 Legend: S rows of the batch, R rows of a group within it.
 """
 

@@ -3,7 +3,7 @@
 One vectorised pass reduces every block to one number; a decision among those leaves a few blocks
 to be read. On a host processor this is 4 to 20 times as fast as `argmax` and `topk` over whole
 rows, and most so in bfloat16.
-Knows nothing of tokens' meaning, requests or randomness.
+Does not depend on tokens' meaning, requests or randomness.
 Legend: R rows, V vocabulary, C blocks (the last one may be shorter), K chosen, W block width.
 """
 

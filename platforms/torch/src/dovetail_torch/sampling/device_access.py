@@ -1,6 +1,6 @@
 """How the sampler deals with its device: what it may ask of it, and how numbers get there.
 
-Knows no device; whoever makes a sampler knows.
+Depends on no device; whoever makes a sampler knows.
 """
 
 from __future__ import annotations

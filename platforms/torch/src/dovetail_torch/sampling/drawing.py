@@ -1,6 +1,6 @@
 """Draws of one column from rows of unnormalised probabilities, by the inverse of their sum.
 
-Exact at the edges: what has probability 0 is never drawn, whatever the rounding. Knows nothing of
+Exact at the edges: what has probability 0 is never drawn, whatever the rounding. Does not depend on
 how the probabilities or the uniform numbers came about.
 Legend: R rows, V vocabulary, N numbers that are few enough to be summed one after the other.
 """

@@ -1,6 +1,6 @@
 """The tokens that grammars allow in a step, as a mask on some rows of the logits.
 
-Knows nothing of grammars. Bits are read as bytes, so that no machine's byte order matters.
+Does not depend on grammars. Bits are read as bytes, so that no machine's byte order matters.
 Legend: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row's bit mask.
 """
 

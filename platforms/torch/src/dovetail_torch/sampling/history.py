@@ -2,7 +2,7 @@
 
 Kept on the device and as sequences, not as one counter per word of the vocabulary: a step reads as
 much as a row is long, and a row that asks for nothing costs nothing.
-Knows nothing of what its readers do with the tokens.
+Does not depend on what its readers do with the tokens.
 Legend: H places for rows, L tokens, R rows read in a step, S rows of the batch.
 """
 

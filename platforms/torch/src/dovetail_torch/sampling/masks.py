@@ -4,7 +4,7 @@ In this order: allowed_token_ids; what is forbidden (bad words, and the tokens t
 request before min_tokens); logit_bias. A wish that would leave no token at all is passed over, so
 that the grammar, which comes first, wins over allowed_token_ids, and these win over what is
 forbidden. Ids outside the vocabulary cannot be produced and are left out.
-Knows nothing of penalties, temperatures or draws.
+Does not depend on penalties, temperatures or draws.
 Legend: S rows of the batch, V vocabulary, N forbidden (row, token) pairs.
 """
 

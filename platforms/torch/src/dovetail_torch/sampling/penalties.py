@@ -1,6 +1,6 @@
 """Penalties on tokens that are already there: repetition, frequency, presence.
 
-Touches only the logits of tokens in a row's history. Knows nothing of how histories are kept.
+Touches only the logits of tokens in a row's history. Does not depend on how histories are kept.
 Legend: S rows of the batch, V vocabulary, R penalised rows, L tokens of the longest of them.
 """
 

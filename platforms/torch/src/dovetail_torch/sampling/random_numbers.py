@@ -2,7 +2,7 @@
 
 A generator's state would make a request's tokens depend on its batch mates, on preemption and on
 the pipeline's depth. Hashing what identifies the draw does not.
-Knows nothing of tensors or devices: numbers are made on the host, a few per step.
+Does not depend on tensors or devices: numbers are made on the host, a few per step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The numbers that rows were given for sampling, and how a batch of rows divides by them.
 
 Arrays on the host, one entry a row. What a batch needs of them goes to the device when the batch's
-composition changes, not each step. Knows nothing of logits.
+composition changes, not each step. Does not depend on logits.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the request's masks and biases, penalties, step extensions; then either the best
 temperature, min-p, top-k, top-p and a draw. Tokens do not depend on batch mates: every random
 number is a hash of the request's seed and its number of tokens. Whatever the logits hold, a token
 of the vocabulary comes out; -inf everywhere, or NaN, give some token and harm no other row.
-Knows nothing of plans, models or how its tokens get to the scheduler.
+Does not depend on plans, models or how its tokens get to the scheduler.
 Legend: S rows of the batch, V vocabulary, P rows that want log-probabilities, R rows of a group.
 """
 

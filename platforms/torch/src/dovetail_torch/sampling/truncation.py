@@ -3,7 +3,7 @@
 The order of tokens is canonical: greater logit first, and the lower id first among equals. So the
 best k tokens, and with them every draw, are the same however many candidates were looked at.
 top-k keeps exactly k tokens; top-p then keeps the fewest whose mass reaches p of what is left.
-Knows nothing of requests: it gets columns of parameters.
+Does not depend on requests: it gets columns of parameters.
 Legend: R rows, V vocabulary, K best tokens.
 """
 

@@ -26,7 +26,7 @@ NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
 """Entries of old checkpoints that are computed and not learnt."""
 BORROWED_BYTES = 1 << 20
-"""Smaller weights are copied: a mapped page each would be dearer."""
+"""Smaller weights are copied: a mapped page each would be more expensive."""
 
 
 @dataclass(frozen=True, kw_only=True)

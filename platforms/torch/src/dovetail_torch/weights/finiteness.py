@@ -1,6 +1,6 @@
 """Weights must be finite: one NaN or infinity makes every token that it reaches wrong.
 
-Knows no file and no format: it looks at parameters, whatever filled them.
+Depends on no file and no format: it looks at parameters, whatever filled them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Started by `trial_run`, never imported by anything else. Reports are JSON objects, one a line, on a
 pipe of their own, since a plugin may write to the standard streams. Whoever reads them knows, when
-this process ends or falls silent, which plugin it was at.
+this process ends or stops reporting, which plugin it was at.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Trials: plugins loaded in processes of their own, under a deadline.
 
 First-party plugins share a process, as they are released together; each other distribution has its
-own. If a process ends or falls silent, the plugin that it was at is named, and a new process goes
-on with the next. Nothing of a plugin is imported here.
+own. If a process ends or stops reporting, the plugin that it was at is named, and a new process
+goes on with the next. Nothing of a plugin is imported here.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class NullWorker(WorkerBase):
 
 
 class NullExecutor(FakeExecutor):
-    """A `NullWorker`, whatever worker is asked for; up to two steps at a time."""
+    """A `NullWorker`, whatever worker is requested; up to two steps at a time."""
 
     max_concurrent_steps = 2
 

@@ -1,7 +1,7 @@
 """The fake of the grammar contract: texts that list token ids, position by position.
 
-Knows no tokenizer and no text: with `form="token_ids"` the text "5|6 7" allows 5 or 6, then 7, then
-the end.
+Depends on no tokenizer and no text: with `form="token_ids"` the text "5|6 7" allows 5 or 6, then 7,
+then the end.
 """
 
 from __future__ import annotations

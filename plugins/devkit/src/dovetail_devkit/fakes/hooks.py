@@ -1,4 +1,4 @@
-"""The fake of the hooks contract: it hears of everything."""
+"""The fake of the hooks contract: it is notified of everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The longest prompt first: the fake of the policy contract, which hears of everything."""
+"""The longest prompt first: the fake of the policy contract, which is notified of everything."""
 
 from __future__ import annotations
 

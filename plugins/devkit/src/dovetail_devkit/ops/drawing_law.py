@@ -2,7 +2,8 @@
 
 The order of tokens is canonical: greater logit first, lower column first among equals. Temperature
 divides; min-p drops what is less likely than its share of the best; top-k keeps exactly k; top-p
-keeps the fewest that make up its share of what is left. Knows no tensors and no random numbers.
+keeps the fewest that make up its share of what is left. Depends on no tensors and no random
+numbers.
 """
 
 from __future__ import annotations

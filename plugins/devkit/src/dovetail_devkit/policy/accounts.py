@@ -175,7 +175,7 @@ class PolicyAccounts:
     def _account(self, request: RequestView, hook: str) -> _Account:
         name = request.request_id
         if name not in self.alive:
-            raise AssertionError(f"{hook} tells of {name}, which has ended or never arrived")
+            raise AssertionError(f"{hook} reports {name}, which has ended or never arrived")
         return self.alive[name]
 
 

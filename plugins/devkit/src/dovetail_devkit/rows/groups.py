@@ -3,7 +3,7 @@
 A `RowModel` whose tables forget the blocks that have left a window, so that whoever still counted
 on one would read nothing. All groups share the memory of a block, so a block belongs to one group
 at a time, and a token that one group writes there replaces what another has written. What each run
-may read of each group is held against what must stand there. Knows no scheduler.
+may read of each group is held against what must stand there. Depends on no scheduler.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class GroupRows(RowModel):
             size = self._block_sizes[group]
             last = state.blocks[group][(start - 1) // size if spec.snapshots else 0]
             good = not start or self._states.get((group, last)) == state.contents[start - 1]
-            self._require(good, f"row {row} goes on at {start} from the state of something else")
+            self._require(good, f"row {row} continues at {start} from the state of something else")
             ends = {start + count, *range(start - start % size + size, start + count, size)}
             for end in sorted(ends):
                 block = state.blocks[group][(end - 1) // size if spec.snapshots else 0]

@@ -3,8 +3,8 @@
 The number of a position (`dovetail_devkit.rows.state`) is kept by block and offset, so that a
 stale, foreign or aliased block gives another number than the right one. A sampled token is computed
 from all numbers that attention would read, and from nothing else. A strict model also raises
-AssertionError for each law of `WorkerBase` and of the plan that is broken. Knows no scheduler and
-no tensors. A test may replace a method to make a model that is wrong.
+AssertionError for each law of `WorkerBase` and of the plan that is broken. Depends on no scheduler
+and no tensors. A test may replace a method to make a model that is wrong.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class RowModel:
         return attended & MASK
 
     def _is_spoilt(self, block: int) -> bool:
-        """Return whether a load has failed to fill `block`: the scheduler hears of it later."""
+        """Return whether a load of `block` has failed; the scheduler learns of it later."""
         return self._side is not None and block in self._side.spoilt
 
     def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:

@@ -2,7 +2,7 @@
 
 The "key and value" of a position is a number that stands for every token up to it, and for what an
 encoder has made of the content that a placeholder stands for. The next token is computed from the
-numbers of all positions. Knows no block, no plan and no other row.
+numbers of all positions. Depends on no block, no plan and no other row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a scheduler owes that keeps prefixes: full blocks are found again, the oldest go first.
 
 Each check is given a function that makes a referee of a scheduler, of so many blocks of four
-tokens. Knows no scheduler; one that never finds anything is not one that keeps prefixes.
+tokens. Depends on no scheduler; one that never finds anything is not one that keeps prefixes.
 """
 
 from __future__ import annotations

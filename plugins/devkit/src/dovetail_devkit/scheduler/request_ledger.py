@@ -33,7 +33,7 @@ class RequestLedger:
         self.stop_reason = self.due[-1] if stopped else None
 
     def take(self, tokens: Sequence[int], logprobs: LogprobColumns | None) -> None:
-        """Take new tokens, with their log-probabilities where they were asked for."""
+        """Take new tokens, with their log-probabilities where they were requested."""
         name, num_got = self.asked.request_id, len(self.got)
         expect(bool(tokens), f"{name} is listed with no new token")
         want = self.due[num_got : num_got + len(tokens)]

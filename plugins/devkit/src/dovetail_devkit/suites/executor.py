@@ -113,7 +113,7 @@ def _check_depth(executor: Executor, *, ahead: bool) -> None:
 
 
 def _check_unloadable(executor_cls: type[Executor]) -> None:
-    law = "the constructor hands on why a model cannot be loaded"
+    law = "the constructor passes on why a model cannot be loaded"
     with TemporaryDirectory() as folder:
         make = partial(_make, executor_cls, UnloadableWorker, Path(folder), ahead=False)
         expect_error(ModelError, make, law)

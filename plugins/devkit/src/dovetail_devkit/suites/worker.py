@@ -67,7 +67,7 @@ def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
 
 
 class WorkerBench:
-    """A worker under checks: started when it is first needed, and anew after one that failed.
+    """A worker under checks: started when it is first needed, and again after one that failed.
 
     make_context: called once, at the first start.
     """
@@ -301,7 +301,7 @@ def _check_mixed_plan(case: _Case) -> None:
 
 
 def _check_resume(case: _Case) -> None:
-    """A request that comes back with its tokens goes on where it was."""
+    """A request that comes back with its tokens continues where it was."""
     rig = case.rig
     for index, num_kept in ((0, 3), (2, 1), (3, 2)):
         kept = case.alone[index][:num_kept]

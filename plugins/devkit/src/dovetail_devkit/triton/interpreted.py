@@ -2,7 +2,7 @@
 
 Whether kernels are interpreted is settled when they are decorated, for the whole process: so a
 package keeps these tests in files `interpreted_*.py`, which no ordinary run collects, and one test
-of the ordinary run starts them here and holds their counts. Knows neither Triton nor kernels.
+of the ordinary run starts them here and holds their counts. Depends on neither Triton nor kernels.
 The interpreter computes on the host, in numpy. It shows what a kernel means, not how fast it is,
 and its bfloat16 is not a device's: sums of two bfloat16 are wrong there.
 """

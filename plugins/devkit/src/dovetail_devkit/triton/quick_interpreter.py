@@ -1,6 +1,6 @@
 """A pytest plugin: Triton's interpreter without what it does twice, and with a device's rounding.
 
-It watches every 32-bit sum for an overflow, and prepares the language anew each time that a kernel
+It watches every 32-bit sum for an overflow, and prepares the language again each time that a kernel
 calls a function, though once for each module of functions will do: a third of its time. It cuts
 float32 off where a device rounds to bfloat16 or 8 bits; here torch converts, to the nearest.
 `interpreted` loads it into the processes that it starts; nothing else should. Triton is imported

@@ -1,6 +1,6 @@
 """Steps that are launched before the last one's tokens are taken: for workers that give handles.
 
-What a request gets must not depend on when its results are asked for, by whom, and how often.
+What a request gets must not depend on when its results are requested, by whom, and how often.
 """
 
 from __future__ import annotations

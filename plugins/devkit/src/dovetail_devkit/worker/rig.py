@@ -130,7 +130,7 @@ class WorkerRig:
         return self.settle(self.launch(grammar))
 
     def launch(self, grammar: GrammarOutput | None = None) -> LaunchedStep:
-        """Give the worker what was asked for; the rows that sample get a token to be known later.
+        """Give the worker what was requested; the rows that sample get a token to be known later.
 
         Another step may be launched before this one is settled, if the worker provides
         "async_output".

@@ -65,7 +65,7 @@ def _check_temperature(case: Asked) -> None:
 
 
 def _check_noise(case: Asked) -> None:
-    """Each step of a seeded request draws anew, and a resumed one draws the same again."""
+    """Each step of a seeded request draws again, and a resumed one draws the same again."""
     sequences = []
     for seed in (1, 2, 3):
         params = SamplingParams(temperature=HOT, seed=seed)
@@ -221,7 +221,7 @@ def _check_prompt_logprobs(case: Asked) -> None:
         positions += result.prompt_logprobs[1].token_ids[::2]
     expect(
         positions == prompt[1:],
-        f"prompt_logprobs are of {positions}; the prompt goes on with {prompt[1:]}",
+        f"prompt_logprobs are of {positions}; the prompt continues with {prompt[1:]}",
     )
 
 
