@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dovetail.engine.process import outgoing
@@ -17,7 +18,7 @@ from dovetail.engine.process.factory import attach_client
 from dovetail.errors import ConfigError, EngineDeadError
 from dovetail.interfaces import PauseScope
 from dovetail.request import FinishReason
-from dovetail.transport.messages import Stop, pack
+from dovetail.transport.messages import Call, Stop, pack
 
 HERE = Path(__file__).parent
 
@@ -240,6 +241,37 @@ def test_an_address_that_is_not_one_is_refused(client_of, tmp_path):
         attach_client(owner.address, "sync", timeout_s=0.3)
     assert time.monotonic() - begun < 2
     os.kill(owner.process_id, signal.SIGCONT)
+
+
+def test_many_answered_calls_hold_no_step(client_of, attach, talk):
+    """Answers count as messages on their way, and are acknowledged as outputs are."""
+    owner = client_of("sync")
+    for client in (owner, attach(owner)):
+        for _ in range(3 * outgoing.MAX_UNREAD_MESSAGES):
+            client.check_health()
+        assert len(serve(client, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
+
+    async def serve_one():
+        other = attach(owner, "async")
+        await asyncio.gather(*(other.check_health() for _ in range(200)))
+        await other.add_request(talk.request("b", max_tokens=3))
+        assert len((await talk.Answers().collect_async(other, 1))[0]["b"]) == 3
+
+    asyncio.run(serve_one())
+
+
+def test_a_front_end_that_never_reads_answers_is_detached(client_of, talk, parts):
+    owner = client_of("sync", options={"worker_cls": parts.Forgetful})
+    with talk.raw_front_end(owner.address) as (to_engine, _):
+        arguments = msgspec.msgpack.encode(("echo", ("x" * 5000,), {}))
+        for _ in range(100):
+            to_engine.send(pack(Call(1, "call_workers", arguments)))
+        end = time.monotonic() + 10
+        while not owner.progress.num_refused:
+            assert time.monotonic() < end, "it is answered for ever"
+            to_engine.send(pack(Call(1, "check_health", msgspec.msgpack.encode(()))))
+            owner.get_outputs(0.2)
+    assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
 
 
 def test_the_limits_of_a_window_fit_each_other():

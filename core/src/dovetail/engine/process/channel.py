@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -59,6 +60,7 @@ class ProcessChannel(Channel):
         self._calls: dict[int, _Pending] = {}
         self._num_messages = 0
         self._num_taken = 0
+        self._counting = threading.Lock()
 
     def send(self, call: Call) -> None:
         """Send a call; requests that were handed over together in as many messages as they need."""
@@ -88,12 +90,15 @@ class ProcessChannel(Channel):
         return self._received.popleft()
 
     def acknowledge(self) -> None:
-        """Note that outputs were taken; tell the engine now and then, as long as it lives."""
-        self._num_taken += 1
-        if self._num_taken >= ACKNOWLEDGE_EVERY:
-            taken, self._num_taken = Taken(self._num_taken), 0
-            with suppress(EngineDeadError):
-                self.link.send(taken)
+        """Note that a message was taken; tell the engine now and then, as long as it lives."""
+        with self._counting:  # one thread takes answers, another one outputs
+            self._num_taken += 1
+            num_taken = self._num_taken
+            if num_taken < ACKNOWLEDGE_EVERY:
+                return
+            self._num_taken = 0
+        with suppress(EngineDeadError):
+            self.link.send(Taken(num_taken))
 
     def close(self) -> None:
         """End the engine, if this process has started it, or leave it."""
@@ -151,6 +156,7 @@ class ProcessChannel(Channel):
                 self._answer(answer)
         elif isinstance(message, Answer):
             self._answer(message)
+            self.acknowledge()
         elif not isinstance(message, Heartbeat):
             raise EngineDeadError(f"the engine sent a {type(message).__name__} unexpectedly.")
 

@@ -81,7 +81,7 @@ class FrontEndPeer:
     def is_too_far_behind(self) -> bool:
         """Return whether more is kept for it than may be, for a second; asked at each heartbeat."""
         self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
-        return self.num_behind >= _MAX_BEHIND and bool(self.live)
+        return self.num_behind >= _MAX_BEHIND
 
     def has_news(self, outputs: EngineCoreOutputs) -> bool:
         """Return whether it learns anything from these outputs."""

@@ -24,6 +24,9 @@ MAX_UNREAD_BYTES = 64 << 20
 MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES
 """Most that is kept for a front end that does not read, while others are served."""
 
+FLOOD = 16
+"""How many times that much ends a front end that only calls, and does not read the answers."""
+
 ACKNOWLEDGE_EVERY = 16
 """The front end tells what it has taken after this many messages."""
 
@@ -49,6 +52,11 @@ class OutputWindow:
     def is_overflowing(self) -> bool:
         """Whether more is on its way than is kept for a front end."""
         return self._num_bytes > MAX_KEPT_BYTES
+
+    @property
+    def is_flooded(self) -> bool:
+        """Whether a front end without requests is sent answers that it does not read."""
+        return self._num_bytes > FLOOD * MAX_KEPT_BYTES
 
     def sent(self, num_bytes: int) -> None:
         """Note that a message with outputs was sent."""

@@ -260,8 +260,17 @@ class EngineServer:
         for peer in self._front_ends.send_outputs(outputs):
             self._forget(peer)
 
-    def _end_requests(self, peer: FrontEndPeer) -> None:
-        """End the requests of a front end that is too far behind: others are not held up by it."""
+    def _limit(self, peer: FrontEndPeer) -> None:
+        """End the requests of a front end that is too far behind, or else what it is sent at all.
+
+        The owner is always answered.
+        """
+        if not peer.live:
+            if peer.window.is_flooded and not peer.is_owner:
+                error = EngineDeadError("the engine has detached this front end: it does not read.")
+                self._send(peer, pack(Died(RemoteError.of(error))))
+                self._forget(peer)
+            return
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=_TOO_FAR_BEHIND)
             for name in peer.live.values()
@@ -301,7 +310,7 @@ class EngineServer:
                 if self._front_ends.is_beat_due(peer):
                     self._send_beat(peer)
                 if peer.is_too_far_behind():
-                    self._end_requests(peer)
+                    self._limit(peer)
 
     def _send_beat(self, peer: FrontEndPeer) -> None:
         beat = Heartbeat(self._num_steps, self._reader.num_refused, self._core.paused)
