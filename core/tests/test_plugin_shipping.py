@@ -7,12 +7,10 @@ import sys
 
 import pytest
 
-from dovetail.errors import ContractError, PluginError, PluginNotFoundError
+from dovetail.errors import ContractError
 from dovetail.interfaces import Policy
-from dovetail.plugins import PluginPolicy, PluginRegistry, Resolution, compare_resolutions
+from dovetail.plugins import PluginRegistry, Resolution, compare_resolutions
 from dovetail.plugins.contracts.checks import contract_version
-from dovetail.plugins.selection import choose
-from dovetail_devkit.fakes.platform import FakePlatform
 
 PARTS = """
 from dovetail.interfaces import Policy
@@ -32,20 +30,13 @@ MANIFEST = '[[plugin]]\nkind = "policy"\nname = "fair"\nroles = ["engine", "work
 
 @pytest.fixture
 def shipped(plugin_site):
-    """What a front end resolved: a plugin with options, and a class named directly."""
+    """What a process resolved: a plugin with options, and a class named directly."""
     entries = {"policy": {"fair": ".parts:Fair", "other": ".parts:Loose"}}
     plugin_site.add("acme", entries, manifest=MANIFEST, parts=PARTS)
     registry = plugin_site.registry(options={"fair": {"weight": 3}})
     registry.load("policy", "fair")
     registry.load("policy", "acme.parts.Policy")
     return registry.resolutions
-
-
-def there(site, resolutions, **given):
-    from importlib.metadata import distributions
-
-    found = distributions(path=[str(site.path)])
-    return PluginRegistry.from_resolutions(resolutions, distributions=found, **given)
 
 
 # --- shipping -----------------------------------------------------------------------------------
@@ -56,57 +47,6 @@ def test_resolutions_are_plain_data(shipped):
     told = json.loads(json.dumps([dataclasses.asdict(one) for one in shipped]))
     assert told[0]["options"] == {"weight": 3} and told[0]["roles"] == ["engine", "worker"]
     assert told[1]["target"] == "acme.parts:Policy" and told[1]["distribution"] == ""
-
-
-def test_another_process_loads_the_very_same_and_nothing_else(plugin_site, shipped):
-    registry = there(plugin_site, pickle.loads(pickle.dumps(shipped)))
-    fair = registry.load("policy", "fair")
-    assert fair.__module__ == "acme.parts"
-    assert registry.options_of("policy", fair) == {"weight": 3}
-    for reference in ("fair@acme", "acme.parts:Fair", "acme.parts.Fair", fair):
-        assert registry.load("policy", reference) is fair
-    assert registry.load("policy", "acme.parts.Policy") is Policy
-    assert [one.target for one in registry.resolutions] == ["acme.parts:Fair", "acme.parts:Policy"]
-    for stranger in ("other", "acme.parts:Loose", "dovetail.interfaces.policy:Policy"):
-        with pytest.raises(PluginNotFoundError, match="not among what was resolved for this"):
-            registry.load("policy", stranger)
-    assert [one.name for one in registry.candidates("policy")] == ["fair"]
-    assert choose(registry, FakePlatform(), "policy", "fair") is fair
-
-
-def test_a_process_gets_what_is_for_its_role(plugin_site, shipped):
-    assert there(plugin_site, shipped, role="worker").load("policy", "fair")
-    registry = there(plugin_site, shipped, role="frontend")
-    with pytest.raises(PluginNotFoundError):
-        registry.load("policy", "fair")
-    assert registry.load("policy", "acme.parts:Policy") is Policy
-
-
-def test_other_versions_are_reported_all_at_once_before_anything_is_loaded(plugin_site, shipped):
-    newer = dataclasses.replace(shipped[0], version="1.1")
-    gone = dataclasses.replace(shipped[0], name="x", distribution="zebra")
-    moved = dataclasses.replace(shipped[0], target="acme.old:Fair")
-    sys.modules.pop("acme")
-    with pytest.raises(PluginError) as refusal:
-        there(plugin_site, [newer, gone, moved])
-    told = str(refusal.value)
-    assert "policy 'fair' of acme 1.1: version 1.0 is installed" in told
-    assert "policy 'x' of zebra 1.0: zebra is not installed" in told
-    assert "it does not declare acme.old:Fair here" in told
-    assert "Install the same distributions in the same versions everywhere." in told
-    assert "acme" not in sys.modules
-
-
-def test_a_file_needs_trust_in_each_process(plugin_site):
-    path = plugin_site.path / "afternoon.py"
-    path.write_text(PARTS)
-    policy = PluginPolicy(trust_local_code=True)
-    registry = plugin_site.registry(policy=policy)
-    registry.load("policy", f"{path}:Loose")
-    with pytest.raises(PluginError, match="--trust-local-code"):
-        there(plugin_site, registry.resolutions).load("policy", "Loose")
-    trusting = there(plugin_site, registry.resolutions, policy=policy)
-    assert trusting.load("policy", "Loose").__name__ == "Loose"
 
 
 # --- ranks --------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from dovetail.plugins.metadata.discovery import Candidate, Discovery, discover
 from dovetail.plugins.metadata.first_party import first_party_owner
 from dovetail.plugins.metadata.manifest import PluginEntry
 from dovetail.plugins.options import PluginOptions, unused_options
-from dovetail.plugins.pinned_resolver import PinnedResolver, check_versions
 from dovetail.plugins.platform_answers import provided_capabilities
 from dovetail.plugins.resolving.class_denial import ClassRules
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
@@ -64,7 +63,6 @@ class PluginRegistry:
         self._distributions = distributions
         self._clock = clock or MonotonicClock()
         self._admission = Admission(clock=self._clock, adapters=adapters, options=self._options)
-        self._shipped: tuple[Resolution, ...] | None = None
         self._loaded: dict[tuple[str, str | type], Plugin] = {}
         self._failures: dict[str, str] = {}
         self._platform = ""
@@ -72,28 +70,6 @@ class PluginRegistry:
         self._chosen: set[tuple[str, str]] = set()
         self._outside_platform = True
         self._provided: frozenset[str] | None = None
-
-    @classmethod
-    def from_resolutions(
-        cls,
-        resolutions: Iterable[Resolution],
-        *,
-        role: str = "",
-        policy: PluginPolicy | None = None,
-        distributions: Iterable[Distribution] | None = None,
-    ) -> PluginRegistry:
-        """Make a registry that knows exactly these, as another process resolved them.
-
-        role: keep only those for this role ("frontend", "engine", "worker"); "" for all.
-        Raises PluginError, with every difference, if a distribution is not installed here in the
-        version that was resolved.
-        """
-        kept = [one for one in resolutions if not role or not one.roles or role in one.roles]
-        options = {f"{one.kind}:{one.name}": one.options for one in kept if one.options}
-        registry = cls(policy=policy, options=options, distributions=distributions)
-        registry._shipped = tuple(kept)
-        check_versions(kept, registry._discovery)
-        return registry
 
     @cached_property
     def _discovery(self) -> Discovery:
@@ -105,9 +81,7 @@ class PluginRegistry:
 
     @cached_property
     def _resolver(self) -> Resolver:
-        if self._shipped is None:
-            return Resolver(self._discovery, self._describer, self.policy)
-        return PinnedResolver(self._shipped, self._discovery, self._describer, self.policy)
+        return Resolver(self._discovery, self._describer, self.policy)
 
     @cached_property
     def _class_rules(self) -> ClassRules:
@@ -232,13 +206,11 @@ class PluginRegistry:
             about = self._describer.describe(resolution)
             self._check_needed(about, about.entry.needs)  # before anything of it is imported
             shared = len(self._kinds_with_options(about.name)) > 0
-            # What another process named by a class path is here known by its target alone.
-            text = reference if self._shipped is None else resolution.target
-            plugin = self._admission.admit(resolution, text, about, shared=shared)
+            plugin = self._admission.admit(resolution, reference, about, shared=shared)
             self._check_needed(about, plugin.needs)
             forbidden, rule = self._class_rules.denial(kind, plugin.cls)
             if rule:
-                raise denied(f"{kind} {text!r} (class {forbidden})", rule)
+                raise denied(f"{kind} {reference!r} (class {forbidden})", rule)
             self._loaded[key] = plugin
         return self._loaded[key].cls
 

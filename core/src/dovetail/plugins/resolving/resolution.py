@@ -1,7 +1,7 @@
-"""Resolutions: what a user's references turned out to mean, as plain data.
+"""Resolutions: what a user's references mean, as plain data.
 
-Made once, in the front end, and shipped: every process loads what they say, and ranks compare them.
-Depends on neither how a reference is resolved nor what is installed.
+Each process sends what it loaded, and the engine compares the ranks. Depends on neither how
+a reference is resolved nor what is installed.
 """
 
 from __future__ import annotations
