@@ -17,6 +17,7 @@ MEMBERS = (
     "core",
     "platforms/torch",
     "platforms/cuda",
+    "platforms/ops_triton",
     "attention_backends/triton",
     "plugins/devkit",
 )

@@ -16,12 +16,13 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail_attn_triton import availability, backend
+from dovetail_attn_triton import backend
 from dovetail_attn_triton.backend import TritonAttentionBackend
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.options import TritonAttentionOptions
 from dovetail_attn_triton.tiles import attention_shape, padded
 from dovetail_devkit.triton.interpreted import run_interpreted
+from dovetail_ops_triton import availability
 
 CPU = torch.device("cpu")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

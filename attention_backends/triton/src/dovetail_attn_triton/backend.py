@@ -22,9 +22,9 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES, SCALE_BYTES, FullAttentionSpec
-from dovetail_attn_triton.availability import INTERPRETED, probe
 from dovetail_attn_triton.device_facts import device_facts
 from dovetail_attn_triton.options import TritonAttentionOptions
+from dovetail_ops_triton.availability import INTERPRETED, probe
 
 if TYPE_CHECKING:
     from dovetail_attn_triton.layer import TritonAttentionLayer

@@ -24,11 +24,11 @@ from dovetail.interfaces.attention import (
     RotaryArgs,
 )
 from dovetail_attn_triton.attention_kernels import attend, combine
-from dovetail_attn_triton.availability import INTERPRETED
 from dovetail_attn_triton.cache_kernel import write_cache
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.metadata import Pass, TritonAttentionMetadata
 from dovetail_attn_triton.tiles import attention_shape, padded
+from dovetail_ops_triton.availability import INTERPRETED
 
 COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 """What a GPU multiplies, by the dtype of the model."""

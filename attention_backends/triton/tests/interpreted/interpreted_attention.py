@@ -23,7 +23,6 @@ from dovetail.interfaces.attention import (
     RotaryArgs,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
-from dovetail_attn_triton.availability import INTERPRETED
 from dovetail_attn_triton.backend import FP8, TritonAttentionBackend
 from dovetail_devkit.contexts import SMALL_ENGINE
 from dovetail_devkit.fakes.ops import FakeOps
@@ -36,6 +35,7 @@ from dovetail_devkit.suites.attention import (
     standard_cases,
 )
 from dovetail_devkit.tiny_model import write_tiny_llama
+from dovetail_ops_triton.availability import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 BLOCK_SIZE = 16

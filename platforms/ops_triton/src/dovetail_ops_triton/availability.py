@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can be had: asked before the ops are chosen. Imports no torch.
+"""Whether Triton can start kernels: for these ops and for attention. Imports no torch.
 
 Whether a device is here on which they run is the platform's to know.
 """
