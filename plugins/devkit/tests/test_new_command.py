@@ -30,7 +30,7 @@ def test_it_writes_to_the_given_folder(tmp_path, capsys):
     ("arguments", "told"),
     [
         (["polcy", "mine"], "Did you mean 'policy'"),
-        (["grammar", "mine"], "dovetail.interfaces.grammar"),
+        (["proposer", "mine"], "dovetail.interfaces.proposer"),
         (["policy", "no-name"], "letters"),
     ],
 )

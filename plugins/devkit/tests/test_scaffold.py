@@ -75,8 +75,8 @@ def test_a_name_is_taken_within_its_kind_only():
 
 
 def test_kinds_without_a_template_say_where_the_contract_is():
-    with pytest.raises(PluginError, match=r"dovetail\.interfaces\.grammar"):
-        get_blueprint("grammar")
+    with pytest.raises(PluginError, match=r"dovetail\.interfaces\.proposer"):
+        get_blueprint("proposer")
     with pytest.raises(PluginError, match="Did you mean 'scheduler'"):
         get_blueprint("shceduler")
     with pytest.raises(PluginNotFoundError):

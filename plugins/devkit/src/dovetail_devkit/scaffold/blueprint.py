@@ -60,6 +60,14 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='`LLM(model=…, executor_backend="{name}")`',
             test=_TEST,
         ),
+        "grammar": Blueprint(
+            summary="A grammar backend for Dovetail: the allowed tokens of each position.",
+            suffix="GrammarBackend",
+            modules=("backend",),
+            entry_points={"grammar": "backend:{cls}"},
+            use='`LLM(model=…, grammar_backend="{name}")`',
+            test=_TEST,
+        ),
         "hooks": Blueprint(
             summary="Hooks for Dovetail that count what an engine does.",
             suffix="Hooks",
