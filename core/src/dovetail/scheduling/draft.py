@@ -158,7 +158,8 @@ class StepDraft:
         if self.decode_batch is not None:
             decode_record = self.decode_batch.take_step()
             builder.run_decodes(decode_record.rows, decode_record.starts)
-        self._emit_runs(builder)
+        if self.counts:
+            self._emit_runs(builder)
         return builder.build(), StepRecord(decode_record, self.counts)
 
     def _emit_rows(self, builder: StepBuilder) -> None:

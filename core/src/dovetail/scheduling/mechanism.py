@@ -79,7 +79,8 @@ class Mechanism:
             return False
         if decoding:
             decode_batch.step_in(decoding)
-        self._continue_full(decode_batch.take_due())
+        if due := decode_batch.take_due():
+            self._continue_full(due)
         draft.continue_decode_batch(decode_batch)
         return True
 

@@ -121,7 +121,9 @@ def _process_decode_batch(
     step_result.request_ids += request_ids
     step_result.counts.extend(array("i", (1,)) * len(members))
     step_result.token_ids.extend(token_ids)
-    ending = set(decode_record.capped).difference(decode_record.gone.values())
+    ending: set[Request] = set()
+    if decode_record.capped:
+        ending.update(set(decode_record.capped).difference(decode_record.gone.values()))
     if not decode_record.stop_ids.isdisjoint(token_ids):
         stop_ids = decode_record.stop_ids
         ending.update(
@@ -129,7 +131,7 @@ def _process_decode_batch(
             for request, token in zip(members, token_ids, strict=True)
             if token in stop_ids and token in request.stop_token_ids
         )
-    for request in sorted(ending, key=ADMISSION):
+    for request in sorted(ending, key=ADMISSION) if ending else ():
         if request.status < _FINISHED and (status := _end_of(request)) is not None:
             step_result.ended.append((request, status))
 
