@@ -166,7 +166,7 @@ def test_a_worker_gets_its_part_of_the_configuration() -> None:
         ("cache", "block_size", None, "block_size=None must be an integer from 1 to 4096"),
         ("cache", "gpu_memory_utilization", None, "must be a share above 0"),
         ("model", "dtype", "auto", "dtype='auto' must be one of float32"),
-        ("load", "load_format", "auto", 'load_format=.auto. is not resolved; "auto" can only'),
+        ("load", "load_format", "auto", "load_format=.auto. is not resolved; name the plugin"),
         ("compute", "ops", "auto", "ops='auto' is not resolved"),
         ("scheduler", "async_scheduling", None, "must be True or False"),
     ],
@@ -268,7 +268,7 @@ def test_unknown_and_missing_fields(nested: bool) -> None:
             RequestedCache(blocksize=3)
     expected = "Unknown field 'blocksize' in RequestedCache. Did you mean 'block_size'?"
     assert str(caught.value) == expected
-    with pytest.raises(ConfigError, match="model is missing in RequestedConfig; give it"):
+    with pytest.raises(ConfigError, match="model is missing in RequestedConfig; set it"):
         RequestedConfig()
 
 

@@ -151,7 +151,7 @@ def test_attention_that_refuses_names_what_would_do(plugin_site):
     )
     with pytest.raises(PluginError) as refusal:
         choose_attention(registry, platform, NarrowAttention, requirements)
-    assert "head size 8 is asked" in str(refusal.value)
+    assert "head size 8 is not supported" in str(refusal.value)
     assert str(refusal.value).endswith("What can be used here: any.")
 
 

@@ -210,8 +210,8 @@ def test_given_values_arrive(model: Path) -> None:
         ("trust_remote_code", 1, "install a plugin"),
         ("revision", "main", "put that revision there"),
         ("tensor_parallel_size", 0, "an integer from 1 to 64"),
-        ("pipeline_parallel_size", 2, "Leave it at 1"),
-        ("data_parallel_size", 0, "Leave it at 1"),
+        ("pipeline_parallel_size", 2, "Set it to 1"),
+        ("data_parallel_size", 0, "Set it to 1"),
         ("tensor_parallel_size", True, "an integer from 1 to 64"),
         ("dtype", "float8", "one of float32, bfloat16, float16"),
         ("kv_cache_dtype", "int3", "one of float32, float16, bfloat16"),
@@ -277,7 +277,7 @@ def test_both_sizes_of_the_cache_contradict(model: Path) -> None:
     message = refusal(model, kv_cache_memory_bytes=5, num_gpu_blocks_override=6)
     assert "kv_cache_memory_bytes=5" in message
     assert "num_gpu_blocks_override=6" in message
-    assert "give one of them" in message
+    assert "set only one of them" in message
 
 
 def test_fewer_tokens_than_requests_contradict(model: Path) -> None:
@@ -307,7 +307,7 @@ def test_other_names(model: Path, other: str, name: str, group: str) -> None:
     assert getattr(getattr(create(model, **{other: SomePlugin}), group), name) is SomePlugin
     message = refusal(model, **{other: "a", name: "b"})
     assert f"{other}='a' contradicts {name}='b'" in message
-    assert "give one of them" in message
+    assert "set only one of them" in message
 
 
 def test_uni_is_uniproc_and_mp_multiproc(model: Path) -> None:

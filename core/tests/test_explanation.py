@@ -324,7 +324,7 @@ def test_every_candidate_has_its_place_and_its_reason(world):
     }
     assert [verdict.place for verdict in explanation.verdicts] == [1, 2, 3, 4, 5, 0, 0]
     assert "the platform box prefers it" in reasons(explanation, "good")
-    assert "dtype float32 is asked; it does float16" in reasons(explanation, "narrow")
+    assert "dtype float32 is not supported; supported: float16" in reasons(explanation, "narrow")
     assert "multiples of 64" in reasons(explanation, "narrow")
     assert "no such chip; no driver" in reasons(explanation, "absent")
     assert "good has precedence" in reasons(explanation, "spare")

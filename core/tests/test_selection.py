@@ -277,7 +277,7 @@ def test_the_first_backend_that_is_able_is_taken(make):
 
 
 def test_an_explicit_backend_that_is_not_able_is_refused(make):
-    with pytest.raises(PluginError, match=r"'plain' was requested .*: sliding_window is asked"):
+    with pytest.raises(PluginError, match=r"'plain' was requested .*: sliding_window is required"):
         choose_attention(backends(make), box(), "plain", requirements(features=WINDOW))
 
 
@@ -285,7 +285,7 @@ def test_where_no_backend_is_able_each_gives_the_reason(make):
     with pytest.raises(PluginNotFoundError) as refusal:
         choose_attention(backends(make), box(), "auto", requirements(dtype="float16", block_size=4))
     lines = str(refusal.value).splitlines()
-    assert lines[1].startswith("  - plain: dtype float16 is asked; it does float32;")
+    assert lines[1].startswith("  - plain: dtype float16 is not supported; supported: float32;")
     assert "multiples of 8" in lines[1]
     assert lines[2].startswith("  - unbuilt: ") and lines[2].endswith(
         "its library is not installed"

@@ -68,5 +68,5 @@ def test_tokens_do_not_depend_on_chunks_mates_or_blocks(tokens_of, options):
 
 
 def test_what_it_cannot_do_is_refused_with_the_reason(wide_dir):
-    with pytest.raises(PluginError, match="dtype float32 is asked; it does bfloat16"):
+    with pytest.raises(PluginError, match="dtype float32 is not supported; supported: bfloat16"):
         LLM(wide_dir, dtype="float32", attention_backend="cpu", num_gpu_blocks_override=64)

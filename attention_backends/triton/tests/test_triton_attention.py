@@ -70,7 +70,7 @@ def gpu(monkeypatch):
 
 def test_without_a_gpu_the_device_is_refused():
     reasons = TritonAttentionBackend.capabilities.refusals(requirements(device_type="cpu"))
-    assert reasons == ["device cpu is asked; it does cuda, xpu"]
+    assert reasons == ["device cpu is not supported; supported: cuda, xpu"]
 
 
 @pytest.mark.parametrize(

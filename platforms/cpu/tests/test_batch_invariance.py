@@ -122,7 +122,7 @@ def test_a_thousand_requests_do_not_depend_on_batch_mates(checkpoint):
     [
         ({"linear_method": "onednn"}, "linear_method OneDNN"),
         ({"ops": "torch"}, "ops TorchOps"),
-        ({"attention_backend": "torch"}, "batch_invariant is asked"),
+        ({"attention_backend": "torch"}, "batch_invariant is required"),
         ({"dtype": "float32"}, "dtype='float32'"),
     ],
 )

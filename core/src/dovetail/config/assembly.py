@@ -115,7 +115,7 @@ def _replace_aliases(values: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{alias}={shorten(reference_name(value))} contradicts "
                 f"{name}={shorten(reference_name(named))}; they are two names of one option: "
-                "give one of them."
+                "set only one of them."
             )
         values[name] = value
 

@@ -1,7 +1,8 @@
-"""The contracts. One file a kind, each documented as law; all of them are 0.x and may still change.
+"""The contracts between the engine and its plugins, one module per kind of plugin.
 
-Importing this package imports no tensor library. Contracts grow by fields of their context and
-request objects, not by parameters. Each has a fake and a contract suite in `dovetail_devkit`.
+All contracts are 0.x and may still change. New inputs become fields of the context and request
+objects, not parameters. `dovetail_devkit` has a fake and a contract suite for each contract.
+Importing this package imports no tensor library.
 """
 
 from typing import TYPE_CHECKING

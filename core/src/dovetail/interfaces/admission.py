@@ -1,9 +1,9 @@
-"""The contract of an admission gate: what a new request has to wait for before it may be scheduled.
+"""The contract of an admission gate: it holds new requests until they may be scheduled.
 
-A grammar that is compiled, an adapter that is loaded: work that is done elsewhere, in threads of
-the gate's own. The scheduler asks its gates once for each new request and then, at every step,
-which requests are ready; it never waits, and requests behind pass by. A preempted request does not
-come through again. All calls come from the scheduler's thread.
+Examples are compiling a grammar and loading an adapter, which the gate does in its own threads. The
+scheduler asks its gates once about each new request, and in every step which held requests are
+ready. It never waits for a gate, and later requests may overtake held ones. A preempted request
+does not pass the gates again. All calls come from the scheduler's thread.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dovetail.request import EngineCoreRequest, RequestStatus
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionContext:
-    """All that a gate is made from. options: the user's, from `plugin_options`."""
+    """Constructor arguments of a gate. options: the user's options from `plugin_options`."""
 
     clock: Clock
     options: Mapping[str, object] = field(default_factory=dict)
 
 
 class AdmissionGate(ABC):
-    """Holds some new requests back until what they need is there. No call may block.
+    """Holds new requests until their resources are available. No call may block.
 
     A request that a gate still holds after `admission_timeout_s` ends with an error.
-    status: what a held request waits for.
+    status: the status of held requests.
     """
 
     CONTRACT: ClassVar[str] = "admission"
@@ -37,33 +37,33 @@ class AdmissionGate(ABC):
     status: RequestStatus = RequestStatus.WAITING_FOR_FSM
 
     def __init__(self, context: AdmissionContext) -> None:  # noqa: B027  # a gate may need nothing
-        """Keep what is needed of `context`."""
+        """Create the gate."""
 
     @abstractmethod
     def holds(self, request: EngineCoreRequest) -> bool:
-        """Return whether `request`, which is new, has to wait; if so, begin what it waits for.
+        """Return whether the new `request` has to wait; if so, start the work that it waits for.
 
-        Each held request is later named once, by `take_ready` or `take_failed`, unless it is
-        forgotten first. A RequestError refuses the request.
+        `take_ready` or `take_failed` later returns each held request once, unless `forget` is
+        called first. Raise RequestError to refuse the request.
         """
 
     @abstractmethod
     def take_ready(self) -> Sequence[str]:
-        """Return the ids of held requests that may pass, since the last call; in any order."""
+        """Return the ids of held requests that became ready since the last call, in any order."""
 
     @abstractmethod
     def take_failed(self) -> Sequence[tuple[str, str]]:
-        """Return (id, message for the user) of held requests that can never pass, likewise.
+        """Return (id, message for the user) of held requests that failed since the last call.
 
         They end with an error.
         """
 
     @abstractmethod
     def forget(self, request_id: str) -> None:
-        """Drop a held request: it was aborted, it waited too long, or another gate failed it.
+        """Drop a held request that was aborted, timed out or failed at another gate.
 
-        Do not name it afterwards, even if it was about to pass: its id may come again.
+        Do not return its id afterwards, even if it is ready: a new request may use the id.
         """
 
     def shutdown(self) -> None:  # noqa: B027  # a gate may have nothing to end
-        """End what was begun; nothing else is called after it. May be called twice."""
+        """Stop all work. Only `shutdown` may be called afterwards."""

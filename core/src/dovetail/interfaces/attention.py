@@ -1,10 +1,10 @@
 """The contract of an attention backend: capabilities, metadata builder, layer.
 
-The core holds what a model asks (`AttentionRequirements`) against what a backend declares
-(`AttentionCapabilities`); what is asked and not declared is a refusal. Tensors appear in signatures
-only: this module imports no tensor library.
+The core compares what a model requires (`AttentionRequirements`) with what a backend declares
+(`AttentionCapabilities`) and refuses a backend that does not declare everything required. This
+module imports no tensor library; tensors appear in annotations only.
 
-Shape legend: T tokens of the step, R requests of the step, H query heads, K key-value heads,
+Dimensions: T tokens of the step, R requests of the step, H query heads, K key-value heads,
 D head size, B block size, N blocks, M block-table width.
 """
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from dovetail.interfaces.ops import Ops
 
 ROTARY = "rotary"
-"""The feature of a backend whose layers turn queries and keys; no model asks for it."""
+"""The feature of a backend whose layers apply RoPE to queries and keys. No model requires it."""
 
 
 SMALL_HEAD_SIZE = 32
-"""To which heads are padded even if that more than doubles them."""
+"""Heads may be padded to this size even if padding more than doubles their size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionFacts:
-    """The attention of a model. sliding_window, soft_cap, sinks: whether some layer has such."""
+    """The attention of a model. sliding_window, soft_cap, sinks: whether any layer uses it."""
 
     head_size: int
     num_heads: int
@@ -45,14 +45,13 @@ class AttentionFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRequirements:
-    """What a model on a platform demands of an attention backend.
+    """What a model on a platform requires of an attention backend.
 
-    dtype, kv_cache_dtype: names such as "bfloat16". device_type: as tensors are told it.
+    dtype, kv_cache_dtype: names such as "bfloat16". device_type: torch's name, such as "cuda".
     features: ids of everything beyond plain causal attention over a paged cache:
-        "sliding_window", "soft_cap", "sinks" (some layer has logits without a value), "cascade",
-        "batch_invariant" (a token's result has the same bits whatever the other runs and however
-        its prompt is cut), … A backend that does not declare an id refuses it, so that a new
-        demand fails closed.
+        "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "cascade",
+        "batch_invariant" (a token's result is bit-identical for any batch and any chunking of its
+        prompt), … A backend must declare every id, so an unknown requirement is refused.
     """
 
     device_type: str
@@ -67,12 +66,12 @@ class AttentionRequirements:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCapabilities:
-    """What an attention backend does.
+    """What an attention backend supports.
 
-    device_types: () for any. block_size_multiple: of which block sizes are.
-    head_sizes: () for any. A model whose head size is not among them gets the next larger one, if
-        that is at most twice as large or 32: its heads are padded with zeros, in the cache too.
-    kv_cache_dtypes: () for the same as `dtypes`, the cache then having the dtype of the model.
+    device_types: empty for any. block_size_multiple: block sizes are multiples of this number.
+    head_sizes: empty for any. For another head size, heads are padded with zeros to the next larger
+        size, in the cache too. That size must be at most twice as large, or at most 32.
+    kv_cache_dtypes: empty: the cache has the dtype of the model.
     """
 
     dtypes: frozenset[str]
@@ -83,14 +82,14 @@ class AttentionCapabilities:
     features: frozenset[str] = frozenset()
 
     def stored_head_size(self, head_size: int) -> int:
-        """Return the head size in which heads of `head_size` are stored, or 0 if there is none."""
+        """Return the padded size of heads of `head_size`, or 0 if the size is not supported."""
         if not self.head_sizes or head_size in self.head_sizes:
             return head_size
         most = max(2 * head_size, SMALL_HEAD_SIZE)
         return min((size for size in self.head_sizes if head_size < size <= most), default=0)
 
     def refusals(self, requirements: AttentionRequirements) -> list[str]:
-        """Return one sentence for each of `requirements` that is not met; empty if all are met."""
+        """Return one sentence for each requirement that is not met."""
         reasons = []
         if self.device_types and requirements.device_type not in self.device_types:
             reasons.append(_reason("device", requirements.device_type, self.device_types))
@@ -103,27 +102,29 @@ class AttentionCapabilities:
             reasons.append(_reason("head size", requirements.head_size, self.head_sizes))
         if requirements.block_size % self.block_size_multiple:
             multiples = f"multiples of {self.block_size_multiple}"
-            reasons.append(f"block size {requirements.block_size} is asked; it does {multiples}")
+            reasons.append(
+                f"block size {requirements.block_size} is not supported; supported: {multiples}"
+            )
         missing = sorted(requirements.features - self.features)
-        reasons += [f"{feature} is asked; it does not declare it" for feature in missing]
+        reasons += [f"{feature} is required but not declared" for feature in missing]
         return reasons
 
 
 def _reason(what: str, asked: object, known: frozenset[Any]) -> str:
-    return f"{what} {asked} is asked; it does {', '.join(map(str, sorted(known)))}"
+    return f"{what} {asked} is not supported; supported: {', '.join(map(str, sorted(known)))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
-    """The shape of one step, for one KV-cache group. Device tensors, with host copies beside them.
+    """The shape of one step for one KV-cache group, as device tensors and host copies.
 
-    query_start_R1: int32 [R + 1]; run i's tokens are query_start[i] .. query_start[i + 1] - 1.
-    seq_lens_R: int32 [R]; tokens of run i's row after this step (computed ones and the run's).
-    block_table_RM: int32 [R, M]; entries beyond a row's blocks are 0. In a group with a sliding
-        window, blocks that no token of the run sees may belong to others and hold anything, NaN
-        too: they must not be read in a way that matters (0 · NaN is NaN).
-    slot_mapping_T: int64 [T]; block · B + offset where each token's key and value go.
-    query_lens, seq_lens: the same on the host, as Python integers.
+    query_start_R1: int32 [R + 1]; run i has the tokens query_start[i] .. query_start[i + 1] - 1.
+    seq_lens_R: int32 [R]; tokens of run i's row after this step, those of the run included.
+    block_table_RM: int32 [R, M]; entries beyond a row's blocks are 0. With a sliding window, blocks
+        outside of the window may belong to other requests and contain any values, also NaN. They
+        must not affect the result (0 · NaN is NaN).
+    slot_mapping_T: int64 [T]; block · B + offset of the slot for each token's key and value.
+    query_lens, seq_lens: lengths per run on the host, as Python integers.
     """
 
     query_start_R1: torch.Tensor
@@ -141,9 +142,9 @@ class AttentionBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionGroupContext:
-    """What a metadata builder is made from: one KV-cache group of one runner.
+    """Arguments of `create_builder`, for one KV-cache group of one worker.
 
-    options: the backend plugin's own, validated.
+    options: validated options of the backend plugin.
     """
 
     spec: FullAttentionSpec
@@ -156,15 +157,15 @@ class AttentionGroupContext:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayerContext:
-    """What an attention layer is made from.
+    """Arguments of `create_layer`.
 
     scale: factor on the scores before the softmax. soft_cap: c in c·tanh(score / c); 0 for none.
-    sliding_window: tokens that a token sees, itself included; 0 for all.
-    sinks: float32 [H], or None. A logit for each query head that takes part in the softmax as it
-        is, neither scaled nor capped, and has no value: weights sum to less than 1. A parameter of
-        the model (its values may come after the layer is made), only read; a backend that does not
-        declare "sinks" is never given one. Source: Xiao et al. 2023, arXiv:2309.17453.
-    options: the backend plugin's own, validated.
+    sliding_window: number of tokens that a token attends to, itself included; 0 for all.
+    sinks: float32 [H], or None. One extra softmax logit per query head, neither scaled nor capped,
+        without a value, so that the weights sum to less than 1. A parameter of the model, read
+        only; its values may be loaded after this call. Only for a backend that declares "sinks".
+        Source: Xiao et al. 2023, arXiv:2309.17453.
+    options: validated options of the backend plugin.
     """
 
     layer_name: str
@@ -182,10 +183,10 @@ class AttentionLayerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryArgs:
-    """The rotary embedding of a step's tokens, as words to be carried out by whoever does it best.
+    """Arguments of `Ops.rotary_embedding` for the tokens of a step.
 
-    positions_T: int64. cos_sin_PR: float32 [P positions, rotary size], as
-    `Ops.rotary_embedding` reads it, which says what is to come out.
+    A backend may apply them in its attention kernel. The result must be that of `ops`.
+    positions_T: int64. cos_sin_PR: float32 [P positions, rotary size].
     """
 
     ops: Ops
@@ -193,18 +194,18 @@ class RotaryArgs:
     cos_sin_PR: torch.Tensor
 
     def apply(self, q_THD: torch.Tensor, k_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, turned by the ops."""
+        """Return q and k after `ops.rotary_embedding`."""
         return self.ops.rotary_embedding(q_THD, k_TKD, self.positions_T, self.cos_sin_PR)
 
 
 class AttentionMetadataBuilder(ABC):
-    """Turns the shape of a step into what the backend's layers need; once a step and group."""
+    """Builds the metadata of the backend's layers, once per step and KV-cache group."""
 
     @abstractmethod
     def build(self, batch: AttentionBatch) -> Any:
-        """Return this step's metadata, opaque to everybody else. Only reads `batch`.
+        """Return the metadata of this step, which only the backend's layers read.
 
-        The result is used before the next call and not after it.
+        `batch` is read only. The result is not used after the next call.
         """
 
 
@@ -224,17 +225,18 @@ class AttentionLayer(ABC):
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        rotation: turns q and k first; None where that is already done. Only a backend that declares
-        "rotary" is given one, and need have the argument. Token t of a run stands at position
-        seq_len - query_len + t and sees the positions up to its own, within the window.
-        kv_cache: as `kv_cache_shape` says, the layer's own; mutated. The inputs are only read.
+        Token t of a run has position seq_len - query_len + t. It attends to the positions up to its
+        own, within the window. All other inputs are read only.
+        kv_cache: the cache of this layer, in the shape of `kv_cache_shape`.
+        rotary_args: apply RoPE to q and k first; None if they already have it. Only a backend that
+            declares "rotary" receives it and needs the parameter.
         """
 
 
 class AttentionBackend(ABC):
-    """One way to compute attention.
+    """An implementation of attention over a paged KV cache.
 
-    name: what users call it. capabilities: what it does; evaluated by the core.
+    name: the name that users give. capabilities: what it supports; the core compares them.
     """
 
     CONTRACT: ClassVar[str] = "attention"
@@ -244,23 +246,23 @@ class AttentionBackend(ABC):
 
     @classmethod
     def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
-        """Return reasons beyond the declared capabilities (a missing library, say), or ()."""
+        """Return reasons to refuse beyond the declared capabilities, such as a missing library."""
         return ()
 
     @staticmethod
     @abstractmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return the shape of one layer's cache. Its bytes are num_blocks · page_size_bytes."""
+        """Return the shape of one layer's cache, which has num_blocks · page_size_bytes bytes."""
 
     @staticmethod
     @abstractmethod
     def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:
-        """Return the metadata builder of a group."""
+        """Return the metadata builder of a KV-cache group."""
 
     @staticmethod
     @abstractmethod
     def create_layer(context: AttentionLayerContext) -> AttentionLayer:
-        """Return the attention of a layer."""
+        """Return the attention layer."""
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself

@@ -1,7 +1,7 @@
-"""A sketch of the contract of a compile backend: a graph of tensor operations to a callable.
+"""A draft contract of a compile backend: it compiles a graph of tensor operations.
 
-Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-what `torch.compile` hands to a backend, with the engine's own knowledge of shapes beside it.
+There is no implementation yet, and the first one may still change the contract. A backend gets the
+graph that `torch.compile` passes to its backends, and the batch sizes of the engine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileContext:
-    """All that a backend is made from.
+    """Constructor arguments of a compile backend.
 
-    batch_sizes: tokens of a step to compile for; empty for any number.
-    cache_dir: where compiled code may be kept; None forbids it.
+    batch_sizes: numbers of tokens per step to compile for; empty for any number.
+    cache_dir: directory for compiled code; None to keep none.
     """
 
     device: torch.device
@@ -32,7 +32,7 @@ class CompileContext:
 
 
 class CompileBackend(ABC):
-    """Compiles graphs. device_types: those it is made for; empty for any."""
+    """Compiles graphs. device_types: supported device types; empty for any."""
 
     CONTRACT: ClassVar[str] = "compile_backend"
     CONTRACT_VERSION: ClassVar[str] = "0.1"
@@ -40,17 +40,17 @@ class CompileBackend(ABC):
 
     @abstractmethod
     def __init__(self, context: CompileContext) -> None:
-        """Keep `context`; compile nothing yet."""
+        """Keep `context`. Do not compile yet."""
 
     @abstractmethod
     def compile(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
-        """Return a callable with the inputs and outputs of `graph`; raise PluginError if it cannot.
+        """Return a callable with the inputs and outputs of `graph`; raise PluginError on failure.
 
-        Results agree with the graph's within the tolerance of its dtype. `graph` may be kept.
+        Results equal those of the graph within the tolerance of its dtype. `graph` may be kept.
         """
 
     @abstractmethod
     def cache_key(self) -> str:
-        """Return what, beside graph and inputs, the compiled code depends on: versions, options."""
+        """Return a key of what else the code depends on, such as versions and options."""

@@ -1,7 +1,7 @@
-"""What configuration sections are made of: the base class, and the types of their fields.
+"""The base class of configuration sections, and the types of their fields.
 
-The check of a field type returns the value in its one normal form, or raises ValueError with what
-is accepted; `ConfigNode` adds the field's name and value. Depends on no field.
+The validator of a type returns the value in its normal form or raises ValueError with the accepted
+values. `ConfigNode` adds the name and value of the field to the error.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _SYNONYMS = {
 
 
 class ConfigNode(BaseModel):
-    """A section: frozen, unknown fields refused, every refusal a ConfigError."""
+    """A frozen configuration section. Unknown fields and invalid values raise ConfigError."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants"
     )
 
     def __init__(self, **values: Any) -> None:
-        """Check `values`; raise ConfigError with the field, its value and what is accepted."""
+        """Check `values`; raise ConfigError with the field, its value and the accepted values."""
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -56,7 +56,7 @@ class ConfigNode(BaseModel):
 
     @classmethod
     def model_validate(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a node from a mapping; raise ConfigError."""
+        """Create a section from a mapping; raise ConfigError."""
         try:
             return super().model_validate(*args, **kwargs)
         except ValidationError as error:
@@ -64,7 +64,7 @@ class ConfigNode(BaseModel):
 
     @classmethod
     def model_validate_json(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a node from JSON text; raise ConfigError."""
+        """Create a section from JSON text; raise ConfigError."""
         try:
             return super().model_validate_json(*args, **kwargs)
         except ValidationError as error:
@@ -72,18 +72,18 @@ class ConfigNode(BaseModel):
 
 
 def normal_dtype_name(value: object) -> str:
-    """Return the name that we use for a dtype: "half" and torch.float16 are both "float16"."""
+    """Return the canonical name of a dtype: "half" and torch.float16 are both "float16"."""
     name = str(value).removeprefix("torch.")
     return _SYNONYMS.get(name, name)
 
 
 def reference_name(value: object) -> object:
-    """Return a class as "module:Qualified.Name"; anything else as it is."""
+    """Return a class as "module:Qualified.Name" and any other value unchanged."""
     return f"{value.__module__}:{value.__qualname__}" if isinstance(value, type) else value
 
 
 def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
-    """Check for an integer in [low, high], bool excluded; `optional`: or None."""
+    """Accept an integer in [low, high], but no bool; also None if `optional`."""
     wanted = f"must be {'None or ' if optional else ''}an integer from {low} to {high}"
 
     def check(value: Any) -> int | None:
@@ -101,18 +101,18 @@ def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
 
 
 def exactly(only: int, reason: str) -> BeforeValidator:
-    """Check for the one integer that is supported so far."""
+    """Accept only the integer `only`, because others are not supported yet."""
 
     def check(value: object) -> int:
         if isinstance(value, bool) or value != only:
-            raise ValueError(f"is not supported: {reason}. Leave it at {only}")
+            raise ValueError(f"is not supported: {reason}. Set it to {only}")
         return only
 
     return BeforeValidator(check)
 
 
 def dtype_name(names: tuple[str, ...], *, resolved: bool = False) -> BeforeValidator:
-    """Check for one of `names`, after synonyms, or for "auto" where it is not `resolved`."""
+    """Accept one of `names` or a synonym, and "auto" unless `resolved`."""
     accepted = names if resolved else (AUTO, *names)
     wanted = ("must be " if resolved else 'must be "auto" or ') + f"one of {', '.join(names)}"
 
@@ -126,7 +126,7 @@ def dtype_name(names: tuple[str, ...], *, resolved: bool = False) -> BeforeValid
 
 
 def flag(*, optional: bool = False) -> BeforeValidator:
-    """Check for a bool; `optional`: or None."""
+    """Accept a bool; also None if `optional`."""
     wanted = f"must be {'None, ' if optional else ''}True or False"
 
     def check(value: object) -> object:
@@ -138,14 +138,14 @@ def flag(*, optional: bool = False) -> BeforeValidator:
 
 
 def share(*, optional: bool = False) -> BeforeValidator:
-    """Check for a number in (0, 1], bool excluded; `optional`: or None."""
+    """Accept a number in (0, 1], but no bool; also None if `optional`."""
     wanted = f"must be {'None or ' if optional else ''}a share above 0 and at most 1, such as 0.9"
 
     def check(value: Any) -> float | None:
         if optional and value is None:
             return None
         real = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # NaN fails the comparison, as it should.
+        # The comparison is also False for NaN.
         if not real or not 0.0 < value <= 1.0:
             raise ValueError(wanted)
         return float(value)
@@ -173,13 +173,13 @@ def _reference(value: object) -> object:
         )
     meta = type(value)
     if isinstance(value, type) and (meta.__eq__, meta.__hash__) != (type.__eq__, type.__hash__):
-        raise ValueError("must be a class whose metaclass leaves __eq__ and __hash__ as they are")
+        raise ValueError("must be a class whose metaclass does not override __eq__ or __hash__")
     return value
 
 
 def _not_auto(value: object) -> object:
     if value == AUTO:
-        raise ValueError('is not resolved; "auto" can only be requested')
+        raise ValueError("is not resolved; name the plugin")
     return value
 
 
@@ -221,7 +221,7 @@ OpenReference = Annotated[
     BeforeValidator(_reference),
     PlainSerializer(reference_name, when_used="json"),
 ]
-"""A plugin or "auto" in a request; never None, which stands for "auto" in the resolved section."""
+"""A plugin or "auto" in a requested section. None is valid only in the resolved section."""
 ChosenReference = Annotated[PluginReference, AfterValidator(_not_auto)]
 """A plugin in a resolved configuration: never "auto"."""
 OptionalReference = Annotated[PluginReference | None, BeforeValidator(_none_if_empty)]
@@ -230,7 +230,7 @@ PluginReferences = Annotated[tuple[PluginReference, ...], BeforeValidator(_refer
 
 
 def _translate(error: ValidationError, node: type[ConfigNode]) -> ConfigError:
-    """Return pydantic's findings in our words, one a line."""
+    """Return a ConfigError with one line for each of pydantic's errors."""
     found = error.errors(include_url=False)
     lines = [_sentence(detail, node) for detail in found[:MAX_ERRORS_SHOWN]]
     if len(found) > MAX_ERRORS_SHOWN:
@@ -248,6 +248,6 @@ def _sentence(detail: Mapping[str, Any], node: type[ConfigNode]) -> str:
     if detail["type"] == "extra_forbidden":
         return f"Unknown field {name!r} in {node.__name__}.{nearest(name, node.model_fields)}"
     if detail["type"] == "missing":
-        return f"{name} is missing in {node.__name__}; give it."
-    text = str(cause) if cause else f"is refused: {detail['msg']}"
+        return f"{name} is missing in {node.__name__}; set it."
+    text = str(cause) if cause else f"is not valid: {detail['msg']}"
     return f"{name}={shorten(detail['input'])} {text}."

@@ -1,9 +1,9 @@
-"""The resolved configuration of an engine, and the parts of it that contracts carry.
+"""The resolved configuration of an engine, and its parts for workers and executors.
 
-A resolved field is never "auto", and it is None only where None is a value of its own (the list,
-with a reason for each field, is in `tests/architecture/test_resolved_config.py`). A resolved
-section is the requested section with its open fields narrowed. A change here is a change of the
-contracts that carry the section.
+A resolved field is never "auto". It is None only if None is a valid value; the fields and reasons
+are listed in `tests/architecture/test_resolved_config.py`. A resolved section is the requested
+section with its open fields narrowed. A change here changes every contract whose context has the
+section.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ N = TypeVar("N", bound=ConfigNode)
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A value that resolution set, and why. field: "section.field"."""
+    """A value that resolution set, and the reason. field: "section.field"."""
 
     field: str
     before: Any
@@ -64,7 +64,7 @@ class CheckpointConfig(CheckpointFields):
 
 
 class ModelConfig(RequestedModel):
-    """Which model, and how it is read; resolved."""
+    """The model and how it is read; resolved."""
 
     tokenizer_mode: ChosenReference
     dtype: Annotated[str, dtype_name(MODEL_DTYPES, resolved=True)]
@@ -92,7 +92,7 @@ class SchedulerConfig(RequestedScheduler):
 
 
 class ParallelConfig(RequestedParallel):
-    """Where the work is done, and by how many workers; resolved. platform: its name or class."""
+    """Processes, devices and workers; resolved. platform: its name or class."""
 
     platform: ChosenReference
     worker_cls: ChosenReference | None
@@ -106,7 +106,7 @@ class LoadConfig(RequestedLoad):
 
 
 class ComputeConfig(RequestedCompute):
-    """The plugins that compute; resolved."""
+    """The plugins for computation; resolved."""
 
     attention_backend: ChosenReference | None
     linear_method: ChosenReference | None
@@ -114,12 +114,12 @@ class ComputeConfig(RequestedCompute):
 
 
 class WorkerConfig(ConfigNode):
-    """The part of the configuration that decides what a worker computes.
+    """The part of the configuration that determines what a worker computes.
 
-    max_num_seqs, max_num_batched_tokens: rows and tokens of the largest step. num_lookahead_tokens,
-    max_num_encoder_tokens, encoder_cache_tokens: as in SchedulerConfig. platform, worker_cls:
-    as in ParallelConfig. logits_processors, step_extensions, kv_connector: plugins that the worker
-    makes.
+    max_num_seqs, max_num_batched_tokens: maximum rows and tokens of a step. num_lookahead_tokens,
+    max_num_encoder_tokens, encoder_cache_tokens: as in SchedulerConfig. platform, worker_cls: as in
+    ParallelConfig. logits_processors, step_extensions, kv_connector: plugins that the worker
+    constructs.
     """
 
     model: CheckpointConfig
@@ -142,10 +142,10 @@ class WorkerConfig(ConfigNode):
 class ExecutorConfig(ConfigNode):
     """The part of the configuration that an executor needs to start and drive its workers.
 
-    worker: for each worker. worker_extension_cls: methods to be added to the worker's class.
-    max_concurrent_steps: how many steps the engine hands out at a time. max_logprobs: entries of a
-    position, for the size of results. plugins, plugin_options: for the registry of a process that
-    a worker lives in.
+    worker: the part of each worker. worker_extension_cls: methods to add to the worker's class.
+    max_concurrent_steps: maximum number of steps in flight. max_logprobs: maximum entries per
+    position, which determines the size of results. plugins, plugin_options: for the registry in the
+    process of a worker.
     """
 
     worker: WorkerConfig
@@ -160,8 +160,7 @@ class ExecutorConfig(ConfigNode):
 class EngineConfig(CommonSections):
     """The resolved configuration of one engine.
 
-    changes: what resolution set, oldest first; shipped along, so that every process can explain
-    itself.
+    changes: the values that resolution set, in order. They are sent to every process.
     """
 
     model: ModelConfig
@@ -173,11 +172,11 @@ class EngineConfig(CommonSections):
     changes: tuple[Change, ...] = ()
 
     def explain(self) -> list[Change]:
-        """Return every value that resolution set, with its reason, in order."""
+        """Return the values that resolution set, with reasons, in order."""
         return list(self.changes)
 
     def worker_config(self) -> WorkerConfig:
-        """Return the part that workers get."""
+        """Return the part for workers."""
         sections = {
             **dict(self.scheduler),
             **dict(self.parallel),
@@ -188,7 +187,7 @@ class EngineConfig(CommonSections):
         return _part(WorkerConfig, sections)
 
     def executor_config(self) -> ExecutorConfig:
-        """Return the part that the executor gets."""
+        """Return the part for the executor."""
         return ExecutorConfig(
             worker=self.worker_config(),
             worker_extension_cls=self.extensions.worker_extension_cls,
@@ -201,5 +200,5 @@ class EngineConfig(CommonSections):
 
 
 def _part(cls: type[N], values: dict[str, Any]) -> N:
-    """Return a node of `cls` with those of `values` that it has fields for."""
+    """Return a node of `cls` with those of `values` that are its fields."""
     return cls(**{name: values[name] for name in cls.model_fields})

@@ -1,8 +1,8 @@
-"""The contract of an executor: it owns the workers and carries plans to them.
+"""The contract of an executor: it owns the workers and sends plans to them.
 
-The engine core knows no worker, only this. Execution is asynchronous from the first day: a call
-returns a `Handle`, and an executor of depth 2 may be handed the next plan before the first one's
-result is taken.
+The engine core accesses workers only through its executor. Execution is asynchronous: a call
+returns a `Handle`, and an executor of depth 2 may receive the next plan before the result of the
+first was read.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Handle(Protocol[T_co]):
-    """A result that may not be there yet. `concurrent.futures.Future` is one."""
+    """A result that may not be available yet, such as a `concurrent.futures.Future`."""
 
     def done(self) -> bool:
-        """Return whether `result` would not wait."""
+        """Return whether `result` returns without waiting."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Wait for the result, `timeout` seconds at most, and return it or raise its error."""
+        """Wait at most `timeout` seconds for the result and return it or raise its error."""
 
 
 class Ready(Generic[T]):
-    """A handle whose result is there already."""
+    """A handle whose result is available."""
 
     __slots__ = ("_value",)
 
@@ -57,11 +57,12 @@ class Ready(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorContext:
-    """All that an executor is made from.
+    """Constructor arguments of an executor.
 
-    config: the executor's part of the configuration; its `worker` is each worker's.
-    worker_cls: the resolved class of the workers. The executor makes them, late, where they run,
-    with `worker_options` as their context's options. options: the executor plugin's own.
+    config: the executor's part of the configuration; `config.worker` is the workers' part.
+    worker_cls: the class of the workers. The executor constructs them in the process in which they
+        run, with `worker_options` as the options of their context.
+    options: validated options of the executor plugin.
     """
 
     config: ExecutorConfig
@@ -73,18 +74,18 @@ class ExecutorContext:
 
 
 class Executor(ABC):
-    """Owns the workers: as many as `context.config.worker.tensor_parallel_size` says.
+    """Owns the workers: `context.config.worker.tensor_parallel_size` of them.
 
-    Contract. Plans are executed in the order of the calls. For every `execute_model` there is
-    exactly one `sample_tokens` before the next; the result is rank 0's. A worker that provides
-    "async_output" gives a handle of its own: its result is what is passed on. A failing worker, or
-    such a handle, makes the handle raise; after that the executor is dead, and every later call
-    raises EngineDeadError.
-    max_concurrent_steps: how many steps may be in flight at a time; 1 to 4, and no more than the
-        configuration's `max_concurrent_steps`.
-    max_world_size: most workers that it can have.
-    takes_callables: whether its workers live in this process, so that an operation may be any
-        callable; where they do not, one is a ContractError.
+    Contract. Plans are executed in the order of the calls. Every `execute_model` is followed by
+    exactly one `sample_tokens` before the next. The result is that of rank 0. If a worker returns a
+    handle ("async_output"), the executor returns the result of that handle. If a worker or its
+    handle fails, the executor's handle raises the error. Every later call then raises
+    EngineDeadError.
+    max_concurrent_steps: number of steps that may be in flight; 1 to 4, and at most
+        `config.max_concurrent_steps`.
+    max_world_size: maximum number of workers.
+    takes_callables: whether the workers run in this process, so that `collective_rpc` accepts any
+        callable. Otherwise a callable raises ContractError.
     """
 
     CONTRACT: ClassVar[str] = "executor"
@@ -95,7 +96,7 @@ class Executor(ABC):
 
     @abstractmethod
     def __init__(self, context: ExecutorContext) -> None:
-        """Make the workers, and take them through `init_device` and `load_model`."""
+        """Create the workers and call their `init_device` and `load_model`."""
 
     @abstractmethod
     def collective_rpc(
@@ -108,17 +109,17 @@ class Executor(ABC):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation on every worker and return the answers, a list by rank.
+        """Call an operation on every worker and return the list of results by rank.
 
-        operation: the name of a worker's method, or "pkg.mod:function" for a function that is given
-            the worker first; in process also a callable.
-        timeout: seconds; an executor that works in the caller's thread cannot keep it.
-        unique_reply_rank: return that rank's answer alone; all workers do the work.
-        non_block: return a Handle at once, whose result is what would have been returned.
-        Across processes arguments and answers are plain data, `dovetail.transport.ndarray.NDArray`
-        and the contracts' own dataclasses; a tuple comes as a list.
-        Raises TimeoutError after `timeout`, and the late answer is dropped: the executor continues.
-        ContractError if no worker knows `operation`, or for a rank that there is not.
+        operation: the name of a worker method, or "pkg.mod:function" for a function whose first
+            argument is the worker; a callable if `takes_callables`.
+        timeout: seconds; ignored by an executor that works in the caller's thread.
+        unique_reply_rank: return only the result of this rank; all workers run the operation.
+        non_block: return a Handle of the result at once.
+        Between processes, arguments and results are plain data, dataclasses of the contracts and
+        `dovetail.transport.ndarray.NDArray`; a tuple arrives as a list.
+        Raises TimeoutError after `timeout`; the late result is dropped and the executor continues.
+        Raises ContractError if the workers have no such operation or the rank does not exist.
         """
 
     @abstractmethod
@@ -127,53 +128,53 @@ class Executor(ABC):
 
     @abstractmethod
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Sample for the plan last given to `execute_model`.
+        """Sample for the last plan of `execute_model`.
 
-        The result is rank 0's. With a KV connector (`WorkerConfig.kv_connector`) and several ranks
-        it is what `dovetail.executors.output_aggregator.aggregate_outputs` makes of the results of
-        all ranks.
+        The result is that of rank 0. With a KV connector (`WorkerConfig.kv_connector`) and several
+        ranks, the results of all ranks are combined by
+        `dovetail.executors.output_aggregator.aggregate_outputs`.
         """
 
     @abstractmethod
     def check_health(self) -> None:
-        """Raise EngineDeadError if a worker cannot go on, StalledError if one shows no life.
+        """Raise EngineDeadError if a worker has failed, StalledError if one does not respond.
 
-        Does not wait, and may be called from any thread.
+        Does not wait. May be called from any thread.
         """
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End the workers. May be called at any time, and twice."""
+        """Stop the workers. May be called at any time and more than once."""
 
     def silence_s(self) -> float:
-        """Return for how many seconds the quietest worker has shown no life.
+        """Return the longest time in seconds since a worker's last heartbeat.
 
-        0.0 where that cannot be told from here. May be called from any thread.
+        0.0 if the workers have no heartbeat. May be called from any thread.
         """
         return 0.0
 
     def get_model_info(self) -> ModelInfo:
-        """Return the first worker's model facts."""
+        """Return the `ModelInfo` of rank 0."""
         info: ModelInfo = self.collective_rpc("get_model_info", unique_reply_rank=0)
         return info
 
     def get_kv_cache_specs(self) -> list[Mapping[str, KVCacheSpec]]:
-        """Return each worker's specs."""
+        """Return the KV-cache specs of each worker."""
         specs: list[Mapping[str, KVCacheSpec]] = self.collective_rpc("get_kv_cache_spec")
         return specs
 
     def determine_available_memory(self) -> int:
-        """Return the bytes that every worker has for its cache: the least of them."""
+        """Return the bytes available for the KV cache: the minimum over all workers."""
         answers: list[int] = self.collective_rpc("determine_available_memory")
         for answer in answers:
             if type(answer) is not int:
                 raise ContractError(
-                    f"A worker returned {shorten(answer)} for determine_available_memory; it has "
-                    "to return the number of bytes, an int."
+                    f"A worker returned {shorten(answer)} for determine_available_memory; it must "
+                    "return the number of bytes, an int."
                 )
         return min(answers)
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Let the workers take the cache's memory, then warm up."""
+        """Allocate the KV cache in all workers, then warm them up."""
         self.collective_rpc("initialize_cache", args=(kv_cache_config,))
         self.collective_rpc("compile_or_warm_up_model")

@@ -1,7 +1,4 @@
-"""A mapping that stays as it was made: what config.json and options become inside a config.
-
-Does not depend on what is in it.
-"""
+"""An immutable mapping, which holds config.json and options in a configuration."""
 
 from __future__ import annotations
 
@@ -10,29 +7,27 @@ from typing import Any, NoReturn
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict that refuses every change with TypeError.
+    """A dict that raises TypeError on every change.
 
-    Still a `dict`, so that `json.dumps`, `isinstance` and `{**mapping}` do what readers expect;
-    copies and pickles are frozen too.
+    It is a `dict`, so `json.dumps`, `isinstance` and `{**mapping}` work as usual. Copies and
+    pickles are frozen too.
     """
 
     __slots__ = ()
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError(
-            "this mapping is frozen; make a changed copy of it: {**mapping, key: value}"
-        )
+        raise TypeError("this mapping is frozen; make a changed copy: {**mapping, key: value}")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
-        """Pickle and copy through the constructor: item by item would be refused."""
+        """Pickle and copy through the constructor, because setting items raises TypeError."""
         return FrozenDict, (dict(self),)
 
 
 def freeze(value: Any) -> Any:
-    """Return `value` with every mapping in it as FrozenDict and every list as tuple, copied."""
+    """Return a copy of `value` with every mapping as FrozenDict and every list as tuple."""
     if isinstance(value, Mapping):
         return FrozenDict({key: freeze(inner) for key, inner in value.items()})
     if isinstance(value, (list, tuple)):

@@ -1,8 +1,8 @@
-"""The contract of a grammar backend: which tokens may come next.
+"""The contract of a grammar backend: it determines the allowed next tokens of a request.
 
-One backend an engine compiles texts (a JSON schema, a regular expression) to matchers. One matcher
-a request follows the request's tokens and fills its part of the bit masks of `GrammarOutput`.
-It runs in the engine's process, not in the worker, and knows no tensors.
+The backend of an engine compiles grammars (a JSON schema, a regular expression) to matchers. A
+matcher follows the tokens of one request and fills its bit mask of `GrammarOutput`. Both run in the
+engine's process, not in the worker, and use no tensors.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dovetail.retired_names import refuse_retired
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarContext:
-    """All that a backend is made from.
+    """Constructor arguments of a grammar backend.
 
     tokenizer: None if the engine has none (`skip_tokenizer_init`). vocab_size: width of the logits,
-    in tokens. options: the user's, from `plugin_options`.
+    in tokens. options: the user's options from `plugin_options`.
     """
 
     tokenizer: Tokenizer | None
@@ -31,7 +31,7 @@ class GrammarContext:
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarSpec:
-    """What a request wants its output to be.
+    """The grammar of a request.
 
     form: one of the backend's `forms`. text: the grammar. stop_token_ids: tokens that end the
     request; at least one.
@@ -43,31 +43,31 @@ class GrammarSpec:
 
 
 class GrammarMatcher(Protocol):
-    """One request's place in its grammar. Used from one thread."""
+    """The position of one request in its grammar. Used by one thread."""
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Go along `token_ids`; return how many of them, from the first, the grammar allows."""
+        """Accept `token_ids` up to the first one that is not allowed; return their number."""
 
     def rollback(self, num_tokens: int) -> None:
-        """Go back over the last `num_tokens` accepted tokens: drafts that were not taken."""
+        """Undo the last `num_tokens` accepted tokens, which were rejected drafts."""
 
     def fill_bitmask(self, words: memoryview) -> None:
         """Set bit 1 for each allowed token.
 
         words: ceil(vocab_size / 32) little-endian uint32 words as bytes (format "B"), all zero;
-        bit t % 8 of byte t // 8 is token t. At least one token is allowed. Where the text may end,
-        the request's stop tokens are.
+        bit t % 8 of byte t // 8 is token t. At least one token must be allowed. If the text may end
+        here, the request's stop tokens are allowed.
         """
 
     def is_finished(self) -> bool:
-        """Return whether only the end may follow."""
+        """Return whether only stop tokens are allowed."""
 
 
 class GrammarBackend(ABC):
     """Compiles grammars.
 
-    forms: those that it knows, such as "json_schema", "regex" or "ebnf". examples: a text for forms
-    of it, for documentation and suites.
+    forms: supported kinds of grammars, such as "json_schema", "regex" or "ebnf". examples: by form,
+    a grammar for documentation and test suites.
     """
 
     CONTRACT: ClassVar[str] = "grammar"
@@ -77,14 +77,14 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def __init__(self, context: GrammarContext) -> None:
-        """Prepare for a vocabulary; this may take seconds, once."""
+        """Prepare the vocabulary. Called once; may take seconds."""
 
     @abstractmethod
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
-        """Return a matcher at its beginning; raise RequestError for a text that is not a grammar.
+        """Return a new matcher; raise RequestError if the text is not a valid grammar.
 
-        Called in threads beside the steps, several at a time. The text comes from a client that is
-        not trusted: limit the time and memory of each call.
+        Called concurrently in several threads while steps run. The text comes from an untrusted
+        client: limit the time and memory of each call.
         """
 
 

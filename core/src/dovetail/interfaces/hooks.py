@@ -1,8 +1,8 @@
-"""The contract of hooks: plugins that are told what happens, all of them, in any number.
+"""The contract of hooks: plugins that are notified of events.
 
-Multicast only: nothing is selected, answered or changed by a hook. `HookSpecs` says which calls
-there are; a plugin defines those that it wants, under their names, and is notified of no other.
-They run for every engine, so they run only where the user enabled them (`EngineArgs.hooks`).
+Any number of plugins may receive the same event. A hook returns nothing and changes nothing.
+`HookSpecs` lists the events; a plugin defines methods with the names of those that it handles.
+Hooks run for every engine, so the user must enable them (`EngineArgs.hooks`).
 """
 
 from __future__ import annotations
@@ -30,54 +30,56 @@ _specified = pluggy.HookspecMarker(PROJECT)
 
 @dataclass(frozen=True, kw_only=True)
 class HooksContext:
-    """All that hooks are made from. options: the user's, from `plugin_options`."""
+    """Constructor arguments of hooks. options: the user's options from `plugin_options`."""
 
     options: Mapping[str, object] = field(default_factory=dict)
 
 
 class HookSpecs:
-    """The calls that there are. A plugin's method may leave out parameters that it does not need.
+    """The events. A plugin's method may leave out parameters that it does not need.
 
-    Those of start and stop may take their time; `on_step` may not: it runs in the engine's loop.
+    `on_step` must be fast, because it runs in the engine's loop. Start and stop hooks may be slow.
     """
 
     @_specified
     def register_cli(self, app: App) -> None:
-        """Add commands to the command line, before it is parsed (`DOVETAIL_HOOKS` enables this).
+        """Add commands to the command line before it is parsed (`DOVETAIL_HOOKS` enables this).
 
-        Raising ends the command line with an error that names the plugin.
+        An exception ends the command with an error that names the plugin.
         """
 
     @_specified
     def on_engine_start(self, config: EngineConfig) -> None:
-        """Hear that an engine is ready; `config` is resolved. Raising ends the start."""
+        """Handle an engine that is ready; `config` is resolved. An exception stops the start."""
 
     @_specified
     def on_engine_stop(self) -> None:
-        """Hear that an engine is about to end, or that its start broke off; once.
+        """Handle an engine that is about to shut down or has failed to start. Called once.
 
-        Raising gives a warning.
+        An exception is logged as a warning.
         """
 
     @_specified
     def on_step(self, step: StepStats) -> None:
-        """Hear of a step. Raising gives one warning and unsubscribes."""
+        """Handle a finished step.
+
+        After an exception one warning is logged, and the hook is not called again.
+        """
 
     @_specified
     def on_request_error(self, request_id: str, error: RequestError) -> None:
-        """Hear that a request was refused, or ended with an error, and why.
+        """Handle a request that was refused or ended with an error.
 
-        request_id: the caller's where it was refused, the engine core's where it had begun.
-        Raising gives one warning and unsubscribes.
+        request_id: the caller's id if it was refused, otherwise the id in the engine core.
+        After an exception one warning is logged, and the hook is not called again.
         """
 
 
 class Hooks(ABC):
-    """What every plugin of hooks is: made once an engine, or once a command line.
+    """A plugin of hooks, created once per engine or once per command line.
 
-    Contract. Public methods named `on_…` or `register_…` are hooks of `HookSpecs`; any other such
-    name is refused, since nobody would call it. Their parameters have the names of the
-    specification.
+    Contract. Public methods named `on_…` or `register_…` must be hooks of `HookSpecs`, with
+    parameters of the same names. Other methods with these prefixes are refused.
     """
 
     CONTRACT: ClassVar[str] = "hooks"
@@ -85,4 +87,4 @@ class Hooks(ABC):
 
     @abstractmethod
     def __init__(self, context: HooksContext) -> None:
-        """Keep what is needed of `context`; start nothing yet."""
+        """Keep `context`. Do not start anything yet."""

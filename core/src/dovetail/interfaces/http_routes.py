@@ -1,8 +1,8 @@
-"""A sketch of the contract of HTTP routes: paths that a plugin adds to the server.
+"""A draft contract of HTTP routes: paths that a plugin adds to the server.
 
-Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-routes are data, so that the server can list, refuse and guard them before it serves any; they run
-for every engine, so the user has to enable them. Depends on no web framework.
+There is no implementation yet, and the first one may still change the contract. Routes are data, so
+that the server can list, refuse and protect them before it serves them. They would run for every
+engine, so the user must enable them. The contract depends on no web framework.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class HTTPRoutesContext:
-    """All that routes are made from.
+    """Constructor arguments of a plugin of routes.
 
-    served_model_name: what clients call the model. engine: the server's client of its engine.
+    served_model_name: the model's name for clients. engine: the server's client of its engine.
     """
 
     served_model_name: str
@@ -27,7 +27,7 @@ class HTTPRoutesContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPRequest:
-    """What came in. headers: names in lower case. body: read whole, within the server's bounds."""
+    """An HTTP request. headers: lower-case names. body: complete, limited by the server."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ class HTTPRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPResponse:
-    """What goes out. body: bytes, or pieces that are sent as they come."""
+    """An HTTP response. body: bytes, or an iterator of pieces to stream."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class HTTPResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPRoute:
-    """One path. public: served without the server's API key, which is never the default."""
+    """A route. public: served without the server's API key."""
 
     method: str
     path: str
@@ -56,19 +56,19 @@ class HTTPRoute:
 
 
 class HTTPRoutes(ABC):
-    """Says which routes there are. A path that the server or another plugin has is refused."""
+    """Provides routes. A path that the server or another plugin already serves is refused."""
 
     CONTRACT: ClassVar[str] = "http_routes"
     CONTRACT_VERSION: ClassVar[str] = "0.2"
 
     @abstractmethod
     def __init__(self, context: HTTPRoutesContext) -> None:
-        """Keep `context`; serve nothing yet."""
+        """Keep `context`. Do not serve yet."""
 
     @abstractmethod
     def routes(self) -> Sequence[HTTPRoute]:
-        """Return the routes; asked once, at the start."""
+        """Return the routes. Called once, at the start."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release all resources. May be called more than once."""

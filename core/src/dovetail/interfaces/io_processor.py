@@ -1,7 +1,7 @@
-"""The contract of an IO processor: data of its own form to prompts, outputs to results.
+"""The contract of an IO processor: it converts custom data to prompts, and outputs to results.
 
-It runs in the front end, around a list of requests: `LLM.process(data)`. It knows prompts and
-outputs, and neither tensors nor scheduling.
+It runs in the front end, before and after the requests of a call of `LLM.process(data)`. It uses
+prompts and outputs only, no tensors.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class IOProcessorContext:
-    """All that an IO processor is made from.
+    """Constructor arguments of an IO processor.
 
-    model: the model's section of the configuration. limits: of the values of a request.
-    tokenizer: None where the engine has none. default_sampling: what a request gets that brings no
-    parameters. options: the user's, from `plugin_options`.
+    model: the model section of the configuration. limits: limits of the values of a request.
+    tokenizer: None if the engine has none. default_sampling: parameters of requests without any.
+    options: the user's options from `plugin_options`.
     """
 
     model: ModelConfig
@@ -41,8 +41,8 @@ class IOProcessorContext:
 class IORequest:
     """One call of `LLM.process`.
 
-    data: whatever the processor documents. sampling_params: the caller's, for every prompt that
-    brings none of its own; None for the model's defaults.
+    data: in a form that the processor documents. sampling_params: for every prompt that has no
+    parameters; None for the model's defaults.
     """
 
     data: Any
@@ -51,7 +51,7 @@ class IORequest:
 
 @dataclass(frozen=True, kw_only=True)
 class IOPrompt:
-    """One prompt that came of the data. sampling_params: None for those of the IORequest."""
+    """One prompt made from the data. sampling_params: None for those of the IORequest."""
 
     prompt: Prompt
     sampling_params: SamplingParams | None = None
@@ -60,7 +60,7 @@ class IOPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class IOBatch:
-    """What `pre_process` made. state: the processor's own; handed back to it untouched."""
+    """The result of `pre_process`. state: any object; it is passed to `post_process` unchanged."""
 
     prompts: tuple[IOPrompt, ...]
     state: Any = None
@@ -68,9 +68,9 @@ class IOBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class IOResult:
-    """What the engine answered: one output a prompt, in the order of the prompts.
+    """The input of `post_process`. outputs: one per prompt, in the order of the prompts.
 
-    An output whose `error` is set belongs to a prompt that was refused, or that failed.
+    If a prompt was refused or failed, its output has `error` set.
     """
 
     request: IORequest
@@ -79,12 +79,12 @@ class IOResult:
 
 
 class IOProcessor(ABC):
-    """Turns data into prompts, and the outputs into what the caller gets.
+    """Converts data to prompts, and outputs to the caller's result.
 
-    Contract. An instance keeps nothing of one call for the next: what belongs to a call is in
-    `IOBatch.state`, so that calls may overlap. Data that is wrong raises RequestError, saying where
-    in the data. Neither data nor outputs are changed.
-    example_data: data that `pre_process` takes, for documentation and suites.
+    Contract. Calls may overlap, so an instance keeps no state of a call except in `IOBatch.state`.
+    Invalid data raises RequestError with the position in the data. Data and outputs are not
+    changed.
+    example_data: valid data for `pre_process`, for documentation and test suites.
     """
 
     CONTRACT: ClassVar[str] = "io_processor"
@@ -93,12 +93,12 @@ class IOProcessor(ABC):
 
     @abstractmethod
     def __init__(self, context: IOProcessorContext) -> None:
-        """Keep what is needed of `context`; raise ConfigError for options that are wrong."""
+        """Create the processor; raise ConfigError for invalid options."""
 
     @abstractmethod
     def pre_process(self, request: IORequest) -> IOBatch:
-        """Return the prompts of the data, any number of them."""
+        """Return the prompts of the data, zero or more."""
 
     @abstractmethod
     def post_process(self, result: IOResult) -> Any:
-        """Return what the caller of `LLM.process` gets."""
+        """Return the result of `LLM.process`."""

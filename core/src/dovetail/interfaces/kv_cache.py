@@ -1,8 +1,8 @@
-"""What the layers of a model keep between steps, and how the blocks for it are shared out.
+"""The KV cache of a model: specs of its layers, groups of layers, and the memory layout.
 
-Workers say what each layer keeps (`KVCacheSpec`). The engine puts layers of equal specs into
-groups, may raise a group's block size to a multiple so that pages match, divides the memory by the
-bytes of a block, and gives the result to worker and scheduler (`KVCacheConfig`).
+Workers return a `KVCacheSpec` for each layer. The engine groups layers of equal specs, may raise
+the block size of a group to a multiple so that page sizes match, and divides the memory by the
+bytes of a block. The result is a `KVCacheConfig` for worker and scheduler.
 Plain data: no tensors, no device.
 """
 
@@ -22,12 +22,12 @@ DTYPE_BYTES = {
 }
 
 SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}
-"""Of element types with scales: bytes of one (float32), for a token's keys or values of a head."""
+"""Bytes of the float32 scale for a token's keys or values in one head, by element type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheSpec:
-    """What one layer keeps for each block of `block_size` tokens.
+    """The cache of one layer, in blocks of `block_size` tokens.
 
     page_size_bytes: bytes of one block of this layer.
     """
@@ -36,20 +36,20 @@ class KVCacheSpec:
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes that one block of this layer takes."""
+        """Bytes of one block of this layer."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttentionSpec(KVCacheSpec):
-    """Keys and values of every token, or of those that a window still shows.
+    """Keys and values of all tokens, or of those in a sliding window.
 
     dtype: name of the element type, one of `DTYPE_BYTES`.
-    sliding_window: tokens that a token sees, itself included; 0 for all. The backend applies it. In
-        a group whose spec has a window, blocks that have left it are handed out again: a worker's
-        table still names them, and what stands in them then is somebody else's, or not finite.
-    scale_bytes: bytes of the scales of a token's keys in one head, and as many of its values; 0
-        for none. See `SCALE_BYTES`.
+    sliding_window: number of tokens that a token attends to, itself included; 0 for all. The
+        backend applies it. Blocks that have left the window are freed and reused, but remain in the
+        worker's block table: their content belongs to other requests and may not be finite.
+    scale_bytes: bytes of the scale of a token's keys in one head, and the same for its values; 0
+        for no scales. See `SCALE_BYTES`.
     """
 
     num_kv_heads: int
@@ -67,14 +67,14 @@ class FullAttentionSpec(KVCacheSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec(KVCacheSpec):
-    """A state of fixed size, such as linear attention keeps: it stands for all tokens so far.
+    """A state of fixed size that summarizes all previous tokens, as in linear attention.
 
-    num_bytes: of one state of this layer; a block holds one.
-    snapshots: False: the row's table has one block, read and overwritten by every run. True: the
-        table is positional, and a run over tokens [start, end) reads the state from the block of
-        token start - 1 (none for start 0), writes the state after the last token of each block
-        that it fills to that block, and the state after token end - 1 to the block of that token.
-        Then prefixes can be resumed at block borders.
+    num_bytes: bytes of one state of this layer; a block holds one state.
+    snapshots: False: the row's table has one block, which every run reads and overwrites. True: the
+        table is indexed by position. A run over tokens [start, end) reads the state from the block
+        of token start - 1 (none for start 0). It writes the state after the last token of each
+        block that it fills to that block, and the state after token end - 1 to that token's block.
+        Then cached prefixes can be continued at block boundaries.
     """
 
     num_bytes: int
@@ -88,16 +88,16 @@ class StateSpec(KVCacheSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCacheSpec(KVCacheSpec):
-    """A layer or a model that keeps nothing; its blocks are only the engine's way of counting."""
+    """A layer or model without a cache. Its blocks have no memory; the engine only counts them."""
 
     @property
     def page_size_bytes(self) -> int:
-        """Nothing is kept."""
+        """Return 0."""
         return 0
 
 
 def aligned(num_bytes: int) -> int:
-    """Return `num_bytes`, raised to a multiple of 64: a good place for any element type."""
+    """Return `num_bytes` rounded up to a multiple of 64, aligned for any element type."""
     return -(-num_bytes // 64) * 64
 
 
@@ -105,8 +105,8 @@ def aligned(num_bytes: int) -> int:
 class KVCacheGroup:
     """Layers that share one block table.
 
-    spec: what one of them keeps. layers_per_page: how many of them share a page, because theirs are
-    much smaller than those of other groups.
+    spec: the cache of one layer. layers_per_page: number of layers that share a page, because their
+    pages are much smaller than those of other groups.
     """
 
     layer_names: tuple[str, ...]
@@ -115,32 +115,32 @@ class KVCacheGroup:
 
     @property
     def num_pages(self) -> int:
-        """Pages that one block of the group uses: as many buffers."""
+        """Number of pages of one block of the group, each in another buffer."""
         return -(-len(self.layer_names) // self.layers_per_page)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return the buffer of the layer with this index, and its first byte within a page.
+        """Return the buffer of the layer with this index and its byte offset in a page.
 
-        Layers that share a page begin at multiples of 64 bytes.
+        Layers that share a page are aligned to 64 bytes.
         """
         buffer, position = divmod(layer, self.layers_per_page)
         return buffer, position * aligned(self.spec.page_size_bytes)
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that the layers of the group use of one block."""
+        """Bytes of one block that the layers of the group use."""
         return len(self.layer_names) * self.spec.page_size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheConfig:
-    """How many blocks there are, and which layers use them.
+    """The memory layout of the KV cache.
 
-    All groups draw from the same block ids, and a block belongs to one group at a time. So the
-    memory is `num_buffers` buffers of `num_blocks` pages of `page_size_bytes` bytes: each layer has
-    its place in the pages of one buffer (`KVCacheGroup.place`), the same for all blocks. Groups may
-    differ in the number of tokens in a block (`group.spec.block_size`), so that pages match.
-    Block 0 is never handed out: its content is undefined, and padding may be written to it.
+    All groups share the same block ids, and a block belongs to one group at a time. The memory is
+    `num_buffers` buffers of `num_blocks` pages of `page_size_bytes` bytes. A layer has a fixed
+    offset in the pages of one buffer (`KVCacheGroup.place`). Groups may have different block sizes
+    (`group.spec.block_size`), so that page sizes match.
+    Block 0 is never allocated: its content is undefined, and padding may be written to it.
     """
 
     num_blocks: int
@@ -148,9 +148,9 @@ class KVCacheConfig:
 
     @property
     def block_size(self) -> int:
-        """The number of tokens that every group's block size is a multiple of.
+        """The greatest common divisor of the block sizes of all groups.
 
-        A state that is kept once has no block size: it takes one block, whatever its spec says.
+        A state without snapshots takes one block, so its block size is ignored.
         """
         specs = [group.spec for group in self.groups]
         sizes = [
@@ -160,14 +160,14 @@ class KVCacheConfig:
 
     @property
     def num_buffers(self) -> int:
-        """Buffers: the pages that a block of the largest group uses."""
+        """Number of buffers: the maximum of `num_pages` over all groups."""
         return max(group.num_pages for group in self.groups)
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one block in one buffer: what the group that needs most there needs.
+        """Bytes of one block in one buffer: the maximum over all groups.
 
-        Where that differs between groups, a multiple of 64.
+        If groups differ, it is rounded up to a multiple of 64.
         """
         sizes = {
             (group.layers_per_page - 1) * aligned(group.spec.page_size_bytes)
@@ -178,5 +178,5 @@ class KVCacheConfig:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes that one block takes over all buffers, padding included."""
+        """Bytes of one block in all buffers, padding included."""
         return self.num_buffers * self.page_size_bytes

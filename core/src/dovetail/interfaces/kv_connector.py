@@ -1,19 +1,20 @@
-"""The contract of a KV connector: blocks of the KV cache from and to elsewhere.
+"""The contract of a KV connector: it stores KV-cache blocks elsewhere and loads them back.
 
-Two sides that share no object, because they may live in two processes. The scheduler's side knows
-what is to be had and notes what is wanted; the worker's side moves bytes. What passes between them
-are bytes of the connector's own making: instructions travel with a plan, answers with its result.
+A connector has two sides that share no object, because they may run in two processes. The scheduler
+side knows which blocks are stored and selects transfers. The worker side moves the bytes. They
+exchange bytes in a format of the connector: instructions are sent with a plan, answers with its
+result.
 
-Contract. A block is named by its key: the hash of everything that it stands on, so that equal keys
-mean equal contents in engines of the same model. Loads and stores name transfers by a number; every
-transfer ends in exactly one outcome, and until then nobody else is given its blocks. A load that
-fails costs a recomputation, never an answer. Nothing here waits but the worker's `begin`. With
-several ranks each has a worker's side of its own, which moves its rank's part of every block: all
-are given the same instructions, and each ends every transfer.
+Contract. The key of a block is the hash of all tokens up to its end, so that equal keys mean equal
+contents in engines of the same model. Every transfer ends with exactly one outcome; until then its
+blocks are not given to other requests. After a failed load the tokens are computed again; the
+request does not fail. Only `KVWorkerSide.begin` may wait. With several ranks each rank has a worker
+side, which moves its rank's part of every block. All ranks get the same instructions, and each ends
+every transfer.
 
 A load that has not ended `kv_transfer_timeout_s` (an engine option) seconds after `load` counts as
-failed, and a transfer that has not ended after twice that time is given up: its blocks are given to
-others, and its outcome is ignored. The worker's side must not read or write them from then on.
+failed. A transfer that has not ended after twice that time is abandoned: its blocks are reused and
+its outcome is ignored. The worker side must not read or write these blocks from then on.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class KVConnectorContext:
-    """All that either side is made from.
+    """Arguments of `create_scheduler_side` and `create_worker_side`.
 
-    config: what decides the contents of a block: the workers' part of the configuration.
-    options: the plugin's own, validated.
+    config: the workers' part of the configuration, which determines the contents of blocks.
+    options: validated options of the connector plugin.
     """
 
     config: WorkerConfig
@@ -45,9 +46,9 @@ class KVConnectorContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVTransfer:
-    """Blocks of one request to be loaded or stored: what keys[i] names is, or belongs, in block i.
+    """Blocks of one request to load or store: keys[i] is the key of block block_ids[i].
 
-    transfer_id: unique in the scheduler's life. keys, block_ids: of equal length, at least one.
+    transfer_id: unique in a scheduler. keys, block_ids: of equal length, at least one entry.
     """
 
     transfer_id: int
@@ -60,8 +61,8 @@ class KVTransfer:
 class KVOutcome:
     """Transfers that have ended.
 
-    done: in full. failed: transfer id to its blocks, at least one, that are not as they should be.
-    A load that failed has spoilt no other block than its own.
+    done: completely successful. failed: transfer id to those of its blocks, at least one, whose
+    content is wrong. A failed load must not change blocks of other transfers.
     """
 
     done: tuple[int, ...] = ()
@@ -69,67 +70,68 @@ class KVOutcome:
 
 
 class KVSchedulerSide(Protocol):
-    """Lives beside the scheduler; no tensors. Called between steps, by one thread."""
+    """The side in the engine core. It has no tensors and is called between steps by one thread."""
 
     def has(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Return for each key whether its content could be loaded, on every rank.
+        """Return for each key whether its block can be loaded on every rank.
 
         Changes nothing.
         """
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Note that these blocks are to be loaded with the next plan; return whether that takes.
+        """Schedule a load with the next plan; return whether it may take longer than `begin`.
 
-        False: they are there before the forward pass of that plan, and the request may run in it.
-        True: the request is held back until the outcome says so.
+        False: the blocks are loaded before the forward pass of that plan, and the request may run
+        in it. True: the request waits for the outcome.
         """
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Note that these blocks may be stored with the next plan; return whether they will be.
+        """Schedule a store with the next plan, or decline it; return whether it is scheduled.
 
-        Their contents are there when that plan is executed. If so, they stay as they are until the
-        outcome; else there is none.
+        The blocks are computed when that plan is executed. If True is returned, they do not change
+        until the outcome. If False is returned, no outcome follows.
         """
 
     def take_instructions(self) -> bytes:
-        """Return what the worker's side has to do with the next plan, b"" for nothing."""
+        """Return the worker side's instructions for the next plan; b"" for none."""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Take in what the worker's side of a rank answered to a plan; return what ended there.
+        """Process the answer of one rank's worker side; return the transfers that ended there.
 
-        Called for every rank, in order, whenever one of them answers anything. The engine puts the
-        ranks together: a transfer has ended when it has on all, its failed blocks are those of all.
+        If any rank answers, it is called for every rank, in order. The engine combines the ranks: a
+        transfer has ended when it has ended on all, and its failed blocks are those of all ranks.
         """
 
     def shutdown(self) -> None:
-        """Let go of everything. May be called twice."""
+        """Release all resources. May be called more than once."""
 
 
 class KVWorkerSide(Protocol):
-    """Lives in a worker and moves bytes. Called around each forward pass."""
+    """The side in a worker, which moves the bytes. Called before and after each forward pass."""
 
     def register(self, pages_NP: Sequence[Any]) -> None:
-        """Take the cache's memory, once, before any step: one tensor a buffer, uint8 [N, P].
+        """Receive the KV cache, once, before any step: one tensor per buffer, uint8 [N, P].
 
-        Row b of all buffers is block b, whatever stands in it; they are the worker's, and only the
-        blocks of transfers may be read or written. N blocks, P bytes of a page.
+        N blocks, P bytes of a page. Row b of all buffers is block b. The worker owns the memory;
+        only the blocks of transfers may be read or written.
         """
 
     def begin(self, instructions: bytes) -> None:
-        """Begin what came with a plan, before its forward pass, and end the loads that do not take.
+        """Start the transfers of a plan before its forward pass, and complete the short loads.
 
-        Called with every plan, b"" too, so that what takes longer continues.
+        Short loads are those for which `KVSchedulerSide.load` returned False. Called with every
+        plan, also with b"", so that long transfers make progress.
         """
 
     def finish(self) -> bytes:
-        """Return, after the forward pass, the answer for the scheduler's side, b"" for none."""
+        """Return the answer for the scheduler side after the forward pass; b"" for none."""
 
     def shutdown(self) -> None:
-        """Let go of everything; nothing is written to the cache after it. May be called twice."""
+        """Release all resources; do not access the cache afterwards. May be called repeatedly."""
 
 
 class KVConnector(ABC):
-    """Makes the two sides; it is never instantiated itself."""
+    """Creates the two sides. The class is never instantiated."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
     CONTRACT_VERSION: ClassVar[str] = "0.5"
@@ -137,9 +139,9 @@ class KVConnector(ABC):
     @staticmethod
     @abstractmethod
     def create_scheduler_side(context: KVConnectorContext) -> KVSchedulerSide:
-        """Return the scheduler's side."""
+        """Return the scheduler side."""
 
     @staticmethod
     @abstractmethod
     def create_worker_side(context: KVConnectorContext) -> KVWorkerSide:
-        """Return the side of the worker of `context.rank`."""
+        """Return the worker side of `context.rank`."""

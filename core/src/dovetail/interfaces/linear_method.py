@@ -1,8 +1,8 @@
-"""The contract of a linear method: how the weights of linear layers are kept and applied.
+"""The contract of a linear method: how linear layers store and apply their weights.
 
-Quantisation and packing are the same seam. A method is a build transform in four acts: `create`
-(parameters as the checkpoint has them), load (by the weight loader), `pack` (once, after loading),
-`apply` (each step).
+Plain, packed and quantized weights all use this contract. A layer passes four phases: `create`
+(parameters as in the checkpoint), loading (by the weight loader), `pack` (once, after loading),
+`apply` (in each step).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearShape:
-    """What a linear layer is: y = x · Wᵀ + b.
+    """The description of a linear layer, y = x · Wᵀ + b.
 
-    part_names, part_sizes: the checkpoint's own linears that are fused here along the output, with
-        their output features; one entry for a layer that stands alone.
+    part_names, part_sizes: the linear layers of the checkpoint that are fused along the output, and
+        their output features; one entry for a layer that is not fused.
     """
 
     name: str
@@ -39,35 +39,35 @@ class LinearShape:
 
 
 class LinearMethod(ABC):
-    """Keeps and applies the weights of linear layers. One instance serves a whole model."""
+    """Stores and applies the weights of linear layers. One instance serves a whole model."""
 
     CONTRACT: ClassVar[str] = "linear_method"
     CONTRACT_VERSION: ClassVar[str] = "0.2"
     device_types: ClassVar[frozenset[str]] = frozenset()
-    """Device types it runs on; empty for any."""
+    """Supported device types; empty for any."""
     dtypes: ClassVar[frozenset[str]] = frozenset()
-    """Names of the dtypes of layers that it takes; empty for any."""
+    """Names of the supported dtypes of layers; empty for any."""
     error: ClassVar[float] = 0.0
-    """What quantising costs: how far a product of order 1 may be off beyond the dtype itself."""
+    """Quantization error of a product of order 1, in addition to the rounding of the dtype."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
-    """Names of the dtypes in which a row's result has the same bits whatever the other rows."""
+    """Names of the dtypes for which a row's result is bit-identical for any other rows."""
 
     def __init__(self) -> None:  # noqa: B027  # a default that may stay
-        """Make it, without arguments.
+        """Create the method.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
         """
 
     @abstractmethod
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
-        """Register on `layer` the parameters that a checkpoint fills.
+        """Register the parameters on `layer` that the weight loader fills.
 
         Each parameter's first dimension is the output features of all parts, in order.
         """
 
     @abstractmethod
     def pack(self, layer: nn.Module) -> None:
-        """Bring the loaded weights into the form that `apply` wants. Called once."""
+        """Convert the loaded weights to the layout of `apply`. Called once."""
 
     @abstractmethod
     def apply(self, layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""The contract of a logits processor: it changes the scores of the next token, row by row.
+"""The contract of a logits processor: it changes the logits of the next token, row by row.
 
-It runs in the worker, once a step, after the grammar, the request's own masks and biases, and the
-penalties; and before the best token is taken or the logits are divided by the temperature. It sees
-rows and logits; never a plan, a block or a text.
-Legend: S rows of the step, V vocabulary, R rows of this processor among them.
+It runs in the worker, once per step, after the grammar, the request's masks and biases, and the
+penalties, and before greedy sampling or the temperature. It uses rows and logits only, no plans,
+blocks or text.
+Dimensions: S rows of the step, V vocabulary, R rows of the step that take part.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsProcessorContext:
-    """All that a logits processor is made from.
+    """Constructor arguments of a logits processor.
 
     vocab_size: width of the logits. max_num_seqs: rows are below it. device: of the logits.
-    options: the user's, from `plugin_options`.
+    options: the user's options from `plugin_options`.
     """
 
     vocab_size: int
@@ -35,16 +35,16 @@ class LogitsProcessorContext:
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of the rows that asked for it.
+    """Changes the logits of the rows that use it.
+
+    Requests pass arguments in `SamplingParams.extra_args`. All calls come from one thread.
 
     Contract. A row takes part from a `join` that returned True until its `leave` or its next
-    `join`. The other methods are called only for steps in which a row takes part, and a step
-    without such rows costs nothing. The logits of all other rows stay as they are, bit for bit.
-    What is -inf stays -inf, and no row is left without a finite logit that had one: a wish that
-    would do so is passed over. What a row gets depends on its own tokens and parameters, never on
-    its batch mates. A request states its wishes in `SamplingParams.extra_args`. All calls come from
-    one thread.
-    example_args: `extra_args` of a request that takes part, for documentation and suites.
+    `join`. The other methods are called only for steps in which a row takes part. The logits of all
+    other rows do not change, bit for bit. A logit of -inf stays -inf, and a row with a finite logit
+    keeps at least one: a change that would remove the last one is not applied. The result of a row
+    depends on its own tokens and parameters, never on other rows.
+    example_args: `extra_args` of a request that takes part, for documentation and test suites.
     """
 
     CONTRACT: ClassVar[str] = "logits_processor"
@@ -53,30 +53,30 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def __init__(self, context: LogitsProcessorContext) -> None:
-        """Make it for one worker; no row takes part yet."""
+        """Create the processor of one worker. No row takes part yet."""
 
     @classmethod  # noqa: B027  # a default that may stay
     def check_params(cls, params: SamplingParams) -> None:
-        """Raise RequestError, naming the key of `extra_args`, for wishes that cannot be met.
+        """Raise RequestError, naming the key of `extra_args`, if an argument is not valid.
 
-        Called by the engine for each request before it is taken in, whatever front end it came
-        through; `join` only ever sees what passed. The default takes everything.
+        The engine calls it before it accepts a request, so `join` only gets valid arguments. The
+        default accepts everything.
         """
 
     @abstractmethod
     def join(self, request: NewRequest) -> bool:
-        """Let `request` take its row, from scratch; return whether the row takes part.
+        """Assign its row to `request`, dropping earlier state; return whether the row takes part.
 
-        `request.token_ids` are all its tokens so far, those before a preemption included.
+        `request.token_ids` are all its tokens so far, including those before a preemption.
         """
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Forget `row`; nothing happens if it does not take part."""
+        """Drop the state of `row`; do nothing if it does not take part."""
 
     @abstractmethod
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Return the changed logits: `logits_SV` itself, changed in place, or others like it.
+        """Return the changed logits: `logits_SV`, changed in place, or a tensor like it.
 
         logits_SV: float32, on the context's device; row i belongs to rows[i]. rows: all rows of the
         step, each once; at least one takes part. May be called more than once before `accept`.
@@ -85,8 +85,8 @@ class LogitsProcessor(ABC):
     def accept(  # noqa: B027  # a default that may stay
         self, rows: Sequence[int], token_ids_R: torch.Tensor
     ) -> None:
-        """Append to each of `rows` the token that was chosen for it. The default keeps nothing.
+        """Append the sampled token to each of `rows`. The default does nothing.
 
-        rows: those of the step that take part. token_ids_R: int64, on the context's device, only
-        to be read. Reading it on the host waits for the device.
+        rows: the rows of the step that take part. token_ids_R: int64, on the context's device, read
+        only. Reading it on the host waits for the device.
         """

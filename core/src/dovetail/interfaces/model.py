@@ -1,8 +1,8 @@
-"""The contract of a model: the forward pass of one architecture, and no more.
+"""The contract of a model: the forward pass of one architecture.
 
-A model knows nothing of requests, blocks, batches or devices: it maps token ids and positions to
-hidden states and hands q, k, v to the attention context that it is given as an argument.
-Legend: T tokens of the step, S sampled positions, D hidden size, V width of the logits.
+A model maps token ids and positions to hidden states and passes q, k and v to the attention context
+that it gets as an argument. It does not depend on requests, blocks, batches or devices.
+Dimensions: T tokens of the step, S sampled positions, D hidden size, V width of the logits.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 
 class RankGroup(Protocol):
-    """The workers that share each layer of a model, as its layers see them.
+    """The workers that share the layers of a model, with their collective operations.
 
     Contract. All ranks call the same operations in the same order, with tensors of the same shape
-    and dtype, and get the same bits. Raise PeerLostError where a rank is gone or does not come.
-    rank: from 0 to size - 1.
+    and dtype, and get bit-identical results. An operation raises PeerLostError if a rank has exited
+    or does not take part. rank: from 0 to size - 1.
     """
 
     @property
     def rank(self) -> int:
-        """The worker's place."""
+        """Number of this worker."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of workers."""
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a sum has the same bits wherever in a tensor of whatever shape it stands."""
+        """Whether the bits of a sum do not depend on the tensor's shape or the element's index."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks; `x` may be overwritten and returned."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' tensors side by side along the last dimension, in their order."""
+        """Return the tensors of all ranks, concatenated along the last dimension by rank."""
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what rank 0 gave; `x` may be overwritten and returned."""
+        """Return the tensor of rank 0; `x` may be overwritten and returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneRank:
-    """A worker that shares its model with nobody: each operation returns what it was given."""
+    """The group of a single worker: each operation returns its argument."""
 
     rank: int = 0
     size: int = 1
@@ -75,12 +75,12 @@ ONE_RANK = OneRank()
 
 @dataclass(frozen=True, kw_only=True)
 class ModelContext:
-    """All that a model is made from.
+    """Constructor arguments of a model.
 
     hf_config: the checkpoint's config.json with the user's overrides, read-only.
-    linear_method, ops: the providers that its layers use.
-    max_model_len: positions to be prepared for. options: the model plugin's own, validated.
-    ranks: who shares the model's layers; models pass the context on to their layers, which ask.
+    linear_method, ops: the plugins that its layers use.
+    max_model_len: number of positions to support. options: validated options of the model plugin.
+    ranks: the workers that share the model's layers. The layers get it through this context.
     """
 
     hf_config: Mapping[str, Any]
@@ -94,9 +94,9 @@ class ModelContext:
 
 
 class AttentionContext(Protocol):
-    """What a model's attention layers are given with every forward pass.
+    """Gives a model's attention layers access to the attention backend in a forward pass.
 
-    An argument, never ambient state: two engines with different backends live in one process.
+    It is an argument, not global state: one process may run engines with different backends.
     """
 
     def attend(
@@ -107,29 +107,29 @@ class AttentionContext(Protocol):
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Return the attention of layer `index` (counted in the order of making), [T, H, D].
+        """Return the attention of layer `index` (in the order of construction), [T, H, D].
 
-        rotation: by which q and k are still to be turned; None for those that are as they should
-        be. A context that has nothing better to do with it calls `rotary_args.turn`.
+        rotary_args: the rotary embedding to apply to q and k first; None if it is already applied.
+        A context without a faster way calls `rotary_args.apply`.
         """
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows of `x`, one a token, that are still needed once all layers have attended.
+        """Return the rows of `x` (one per token) that are still needed after the last attention.
 
-        `x` itself where that is all of them. A model may call it for everything that continues from
-        its last attention, and then computes and returns those tokens' hidden states alone.
+        Returns `x` itself if all are needed. A model may call it for every tensor that it uses
+        after its last attention. It then computes and returns only these tokens' hidden states.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightMapping:
-    """Which weights of a model a checkpoint's weight fills, where names or layouts differ.
+    """Maps a weight of a checkpoint to weights of a model with other names or layouts.
 
-    source: a name in the checkpoint, or the beginning of one up to a dot, so that a module's name
-        stands for its weight and its bias. `{}` stands for one component, such as a layer's number.
-    targets: the model's names, with as many `{}`. Several: the checkpoint's weight holds their
-        output features one after the other, in this order. None: the model does not use the weight.
-    transposed: the checkpoint has its matrices as [in, out], as GPT-2's Conv1D does.
+    source: a name in the checkpoint, or a prefix of it that ends before a dot, so that a module's
+        name includes its weight and its bias. `{}` matches one component, such as a layer's number.
+    targets: names in the model, with the same number of `{}`. Several: the weight of the checkpoint
+        holds their output features concatenated in this order. None: the model ignores the weight.
+    transposed: the checkpoint stores matrices as [in, out], like GPT-2's Conv1D.
     """
 
     source: str
@@ -140,25 +140,25 @@ class WeightMapping:
 class Model(Protocol):
     """A causal language model; in practice a `torch.nn.Module`.
 
-    How a worker learns of its attention layers is between the two: workers of the torch layer find
-    the `dovetail_torch.layers.Attention` modules; a model without any keeps no cache.
-    Its parameters have the checkpoint's names. Fused layers say which names they fuse
-    (`LinearShape.part_names`); the weight loader's table does the rest. A model whose checkpoints
-    use other names or layouts has a class attribute `weight_mappings`, a sequence of
-    `WeightMapping`; the first one whose source matches a name applies. Weights come to the linear
-    method as [out, in] whatever the checkpoint's layout, so that they can be quantized.
-    architectures: the names in config.json's "architectures" that it serves.
+    Attention layers. Workers of the torch layer find the `dovetail_torch.layers.Attention` modules.
+    A model without any has no KV cache.
 
-    A model whose class attribute `provides` has "tensor_parallel" may be shared by several ranks:
-    it leaves every size that ranks divide to the layers that it is made of, does nothing of its own
-    with features or heads that a rank has a part of, and a row-parallel layer follows each
-    column-parallel one. Without the attribute it is never shared.
+    Weights. Parameters have the names of the checkpoint. Fused layers name their parts
+    (`LinearShape.part_names`). A model whose checkpoints use other names or layouts has a class
+    attribute `weight_mappings`, a sequence of `WeightMapping`; the first one whose source matches
+    applies. Linear methods always receive weights as [out, in], so that they can be quantized.
+    architectures: the supported names in "architectures" of config.json.
 
-    A model without position encoding or without a norm before its head names that in `lacks`:
-    "positions", "final_norm". The conformance kit takes either for a mistake otherwise.
+    Tensor parallelism. A model may be shared by several ranks if its class attribute `provides`
+    contains "tensor_parallel". It then leaves all sizes that ranks divide to its layers, does not
+    process divided features or heads outside of layers, and has a row-parallel layer after each
+    column-parallel one.
 
-    A model with a table of learned positions has an attribute `max_positions`, an int: requests are
-    never longer, and a `max_model_len` above it is refused. Without it any position is asked of it.
+    Exceptions. A model without position encoding or without a norm before its head says so in
+    `lacks`: "positions", "final_norm". Otherwise the conformance kit reports an error.
+
+    A model with a table of learned positions has an attribute `max_positions`, an int. A larger
+    `max_model_len` is refused. Without the attribute it must support any position.
     """
 
     CONTRACT: ClassVar[str] = "model"
@@ -166,9 +166,9 @@ class Model(Protocol):
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:
-        """Make the modules with uninitialised weights on the context's device.
+        """Create the modules with uninitialized weights on the context's device.
 
-        Raises ModelError, naming the field, for a config.json value that it does not do.
+        Raises ModelError, naming the field, for a value of config.json that is not supported.
         """
 
     def forward(
@@ -176,7 +176,7 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Return the hidden states after the last norm, [T, D]. ids and positions are int64.
 
-        [S, D] where the model narrows: those of the tokens that `attention.narrow` left.
+        If the model calls `attention.narrow`, it returns [S, D]: only the remaining tokens.
         """
 
     def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:

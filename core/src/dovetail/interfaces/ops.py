@@ -1,10 +1,11 @@
-"""The contract of an op provider: the small fused operations between the matrix products.
+"""The contract of an op provider: small fused operations between the matrix multiplications.
 
-Every operation is optional: a provider overrides those that it has, and the torch layer computes
-the others. A new operation is added with a torch implementation, so existing providers stay valid.
-Legend: T tokens, D features of the last dimension, H heads, S head size; of logits: R rows,
+Every operation is optional. A provider overrides some of them, and the torch layer computes the
+others. New operations have a torch implementation, so existing providers stay valid.
+An operation returns new tensors or reuses the memory of its inputs, as its docstring says. It
+keeps no reference to them.
+Dimensions: T tokens, D features of the last dimension, H heads, S head size; of logits: R rows,
 V vocabulary.
-Calls return new tensors or reuse their inputs' memory, as each docstring says; none keeps them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def operation(method: _Method) -> _Method:
-    """Mark a method of `Ops` as an operation, which a provider may leave out."""
+    """Mark a method of `Ops` as an operation that a provider may leave out."""
     method.is_optional = True  # type: ignore[attr-defined]
     return method
 
@@ -36,10 +37,10 @@ def overridden_operations(ops_cls: type) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawColumns:
-    """How each row of logits draws its token: device tensors of length R.
+    """Sampling parameters of each row of logits: device tensors of length R.
 
-    temperature_R: float32; 0 for the best token. top_k_R: int32; V or more for all. top_p_R,
-    min_p_R: float32; 1 and 0 for all. seeds_R: int64, the bits of an unsigned number.
+    temperature_R: float32; 0 for greedy sampling. top_k_R: int32; V or more to disable it.
+    top_p_R, min_p_R: float32; 1 and 0 to disable them. seeds_R: int64, the bits of a uint64.
     positions_R: int64; number of the row's tokens so far.
     """
 
@@ -53,16 +54,16 @@ class DrawColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepColumns:
-    """A step in the host's few words and what the device makes of them; all device tensors.
+    """Inputs and outputs of `Ops.prepare_inputs`; all tensors are on the device.
 
-    Given, one entry a run: rows_R, starts_R: int32; the run's row, and the position of its first
-    token. query_start_R1: int32 [R + 1]; each run's first token among the T. Given of all rows:
-    token_ids_RL: int32 [rows, max_model_len]; block_tables: one int32 [rows, M] a KV-cache group;
-    block_sizes: of those, in tokens.
-    Made: input_ids_T, positions_T: int64; seq_lens_R: int32; the start and the run's tokens.
-    slots_T: one int64 [T] a group; block · size + offset. block_tables_RM: one int32 [R, M'] a
-    group, M' ≤ M; the rows' tables in the order of the runs.
-    num_tokens: T. longest: most tokens of a run.
+    Inputs, one entry per run: rows_R, starts_R: int32; the row, and the position of the run's first
+    token. query_start_R1: int32 [R + 1]; index of each run's first token among the T.
+    Inputs of all rows: token_ids_RL: int32 [rows, max_model_len]; block_tables: one int32 [rows, M]
+    per KV-cache group; block_sizes: tokens per block of each group.
+    Outputs: input_ids_T, positions_T: int64; seq_lens_R: int32, start plus tokens of the run.
+    slots_T: one int64 [T] per group; block · size + offset. block_tables_RM: one int32 [R, M'] per
+    group, M' ≤ M; the tables of the runs' rows.
+    num_tokens: T. longest: tokens of the longest run.
     """
 
     rows_R: torch.Tensor
@@ -81,32 +82,32 @@ class StepColumns:
 
 
 class Ops:
-    """Norms, rotary embedding, activations, look-ups and draws of one kind of device.
+    """Norms, rotary embedding, activations, embedding look-up and sampling on one device type.
 
-    Stateless; one instance serves a whole model. Inputs and outputs share dtype and device unless
-    stated; sums are accumulated in float32. An operation that is not overridden is never called:
-    the torch layer's own is called in its place.
+    Stateless; one instance serves a whole model. Inputs and outputs have the same dtype and device
+    unless stated. Sums are accumulated in float32. An operation that is not overridden is never
+    called; the torch layer calls its own implementation.
     """
 
     CONTRACT: ClassVar[str] = "ops"
     CONTRACT_VERSION: ClassVar[str] = "0.4"
     device_types: ClassVar[frozenset[str]] = frozenset()
-    """Device types it runs on; empty for any."""
+    """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
-    """Names of the dtypes in which a row's result has the same bits whatever the other rows.
+    """Names of the dtypes for which a row's result is bit-identical for any other rows.
 
-    Counts only where the provider overrides all of `ROUNDED`: torch does not promise it.
+    Only effective if the provider overrides all of `ROUNDED`: torch does not guarantee it.
     """
 
     def __init__(self) -> None:
-        """Make it, without arguments.
+        """Create the provider.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
         """
 
     @operation
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x / sqrt(mean(x²) + eps) · weight over the last dimension (any leading ones).
+        """Return x / sqrt(mean(x²) + eps) · weight over the last of any number of dimensions.
 
         Source: Zhang and Sennrich 2019, arXiv:1910.07467.
         """
@@ -130,8 +131,8 @@ class Ops:
         """Return q and k, rotated by their positions in halves ("neox" style).
 
         positions_T: int64. cos_sin_PS: float32 [P positions, rotary size]; the first half of a row
-        are cosines, the second half sines, of position · frequency. Features beyond the rotary size
-        pass through. Source: Su et al. 2021, arXiv:2104.09864.
+        holds the cosines and the second half the sines of position · frequency. Features beyond the
+        rotary size are copied. Source: Su et al. 2021, arXiv:2104.09864.
         """
         raise NotImplementedError
 
@@ -142,39 +143,39 @@ class Ops:
 
     @operation
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the table's rows by id, a new tensor [T, D]. Ids are int64, each below V."""
+        """Return the rows of the table by id, a new tensor [T, D]. Ids are int64 and below V."""
         raise NotImplementedError
 
     @operation
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of each row's greatest number, the first of several, int64 [R].
+        """Return the column of each row's maximum, the first one if several are equal, int64 [R].
 
-        Any float dtype. A row of nothing but -inf gives 0; a NaN counts as the greatest.
+        Logits have any float dtype. A row that is all -inf gives 0. NaN counts as the maximum.
         """
         raise NotImplementedError
 
     @operation
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-        """Return a token a row, int64 [R], by temperature, min-p, top-k and top-p, in that order.
+        """Sample one token per row, int64 [R]: temperature, min-p, top-k, top-p, in that order.
 
-        Used on devices that work asynchronously, so it must not wait for the device. Without it
-        the sampler draws with torch operations.
-        Greater logits come first, and lower columns among equals: top-k keeps exactly k tokens,
-        top-p then the fewest that make up its share of what is left, the best one always.
-        Each row's token is a function of its own logits, numbers, seed and position only, so that
-        batch mates and history change nothing. Logits: any float dtype; may be overwritten.
-        Source of the drawing: Gumbel 1954; max of logit + Gumbel noise.
+        Used on asynchronous devices, so it must not wait for the device. Without it the sampler
+        uses torch operations.
+        Tokens are ordered by logit, equal logits by column. top-k keeps exactly k tokens. top-p
+        then keeps the smallest set with its share of the remaining probability, at least one token.
+        A row's token depends only on its own logits, parameters, seed and position, not on the rest
+        of the batch or earlier steps. Logits: any float dtype; may be overwritten.
+        Source of the method: Gumbel 1954; the maximum of logit + Gumbel noise.
         """
         raise NotImplementedError
 
     @operation
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Write what `columns` names as made; only read the rest. Does not wait for the device.
+        """Write the outputs of `columns`; its inputs are read only. Do not wait for the device.
 
-        Used on devices that work asynchronously.
+        Used on asynchronous devices.
         """
         raise NotImplementedError
 
 
 ROUNDED = frozenset({"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul"})
-"""Operations whose results are rounded, so that torch may give other bits in another batch."""
+"""Operations whose results are rounded: in torch their bits may depend on the batch."""

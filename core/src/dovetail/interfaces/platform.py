@@ -1,7 +1,7 @@
-"""The contract of a platform: what one kind of machine can do, and what suits it.
+"""The contract of a platform: capabilities and preferred defaults of one kind of machine.
 
-A platform answers questions and returns wishes; it changes nothing in place, and nobody asks it
-for its identity: ask for a capability. Small on purpose; device work belongs to its `runtime`.
+A platform answers questions and proposes defaults. It never changes a configuration in place. Code
+must check for a capability, not for a platform's name. Device operations belong to its `runtime`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlatformInfo:
-    """Names of a platform: its own, and the device type as tensors are told it ("cpu", …)."""
+    """The name of a platform and torch's name of its device type, such as "cpu"."""
 
     name: str
     device_type: str
@@ -26,7 +26,7 @@ class PlatformInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Whether something can be used here, and the reasons if not."""
+    """Whether a platform or plugin can be used on this machine, and the reasons if not."""
 
     usable: bool
     reasons: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigPatch:
-    """Values that a platform sets for options that the user left open.
+    """Values that a platform proposes for options that the user left open.
 
     changes: "section.field" to (value, reason). The engine applies and records them.
     """
@@ -49,12 +49,12 @@ class Platform(ABC):
     CONTRACT_VERSION: ClassVar[str] = "0.2"
     info: ClassVar[PlatformInfo]
     automatic: ClassVar[bool] = True
-    """False: only a user's explicit choice takes this platform."""
+    """False: the platform is used only if the user names it."""
     rank: ClassVar[int] = 0
-    """Of several platforms that can be used here, the highest is taken."""
+    """Of several usable platforms, the one with the highest rank is selected."""
 
     def __init__(self) -> None:  # noqa: B027  # a default that may stay
-        """Make it; touch no device.
+        """Create the platform. Do not use a device.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
         """
@@ -62,7 +62,7 @@ class Platform(ABC):
     @classmethod
     @abstractmethod
     def probe(cls) -> Probe:
-        """Return whether this machine is one. Creates no device context, changes nothing."""
+        """Return whether this machine is supported. Create no device context; change nothing."""
 
     @abstractmethod
     def capabilities(self) -> frozenset[str]:
@@ -73,23 +73,23 @@ class Platform(ABC):
         """Return the memory of the device that `local_rank` would use, in bytes."""
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return the plugin names that suit here, best first; () for no opinion.
+        """Return the names of the preferred plugins of a kind, best first; () for no preference.
 
-        Asked for "worker", "attention", "executor", "ops", "linear_method".
+        kind: "worker", "attention", "executor", "ops" or "linear_method".
         """
         return ()
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
-        """Return values for options that the user left open: "auto" or None in `config`."""
+        """Return values for options that are "auto" or None in `config`."""
         return ConfigPatch()
 
     def problems(self, config: EngineConfig) -> Sequence[str]:
-        """Return why this configuration cannot run here, each a sentence; () if it can."""
+        """Return the reasons why this configuration cannot run here, one sentence each."""
         return ()
 
     def runtime(self) -> object:
-        """Return the device operations for this platform's own workers; opaque to the core.
+        """Return an object with device operations for this platform's workers, or None.
 
-        What it is, is between a platform and the workers that it prefers.
+        Its type is an agreement between the platform and its workers; the core does not use it.
         """
         return None

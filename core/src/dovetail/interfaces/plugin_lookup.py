@@ -1,4 +1,4 @@
-"""What workers and executors may ask of the engine's plugins."""
+"""How workers and executors find the plugins of the engine."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any, Protocol
 
 
 class PluginLookup(Protocol):
-    """The engine's registry (`dovetail.plugins.PluginRegistry`), as far as contexts promise it.
+    """The part of the registry (`dovetail.plugins.PluginRegistry`) that contexts provide.
 
-    The functions of `dovetail.plugins.selection`, which choose a plugin that nobody requested, take
-    the same object.
+    The automatic selection (`dovetail.plugins.selection`) accepts the same object.
     """
 
     def load(self, kind: str, reference: str | type) -> type[Any]:
         """Return the class that `reference` names, imported and checked against its contract."""
 
     def options_of(self, kind: str, cls: type | None) -> Mapping[str, object]:
-        """Return the user's options for a plugin, validated; empty if there are none."""
+        """Return the validated user options of a plugin; empty for none."""
 
     def resolution_of(self, kind: str, cls: type) -> Any:
-        """Return the `Resolution` of a class that was loaded, or None."""
+        """Return the `Resolution` of a loaded class, or None."""
 
     @property
     def resolutions(self) -> Sequence[Any]:
-        """The `Resolution` of each plugin that was loaded or chosen."""
+        """The `Resolution` of each loaded or selected plugin."""

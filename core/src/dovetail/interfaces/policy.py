@@ -1,13 +1,14 @@
-"""The contract of a scheduling policy: it actions, the scheduler grants.
+"""The contract of a scheduling policy: the policy proposes actions, the scheduler grants them.
 
-A policy orders requests, picks victims and, if it wants, plans whole steps. It never touches rows,
-blocks, budgets or plans: those are the scheduler's (`dovetail.scheduling.Scheduler`). Everything
-here has a default, so the smallest policy is one method. Pure Python, no clock of its own, no
-randomness but `SchedulerView.rng`.
+A policy orders requests, selects preemption victims and can plan whole steps. It never changes
+rows, blocks, budgets or plans: those belong to the scheduler (`dovetail.scheduling.Scheduler`).
+All methods have defaults, so the smallest policy is one method. A policy is pure Python. Its only
+clock is `SchedulerView.now_ns`, and its only source of random numbers is `SchedulerView.rng`.
 
-Three levels. `rank` alone orders admission: the scheduler then runs an inlined loop. `plan` is a
-generator for full control of a step: it yields actions and is sent a `Grant` for each. `victim`
-picks who gives way when blocks run out. The `on_…` hooks are for accounts.
+Override `rank` to order admission; the scheduler then runs a fast inlined loop. Override `victim`
+to select the request that is preempted when blocks run out. Override `plan`, a generator, to
+control the whole step: it yields actions and receives a `Grant` for each. Override the `on_…`
+hooks to keep statistics about requests.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from dovetail.sampling_params import SamplingParams
 
 
 class RequestView(Protocol):
-    """A request as a policy sees it: to read, never to write."""
+    """A policy's read-only view of a request."""
 
     @property
     def request_id(self) -> str:
-        """The user's name of it."""
+        """The id of the request, unique in the engine core."""
 
     @property
     def sequence(self) -> int:
-        """Its place in the order of arrival; unique, the earlier the lower."""
+        """Its number in the order of arrival; unique, lower for earlier requests."""
 
     @property
     def priority(self) -> int:
@@ -39,47 +40,47 @@ class RequestView(Protocol):
 
     @property
     def tenant(self) -> str:
-        """On whose account it runs; empty where nobody said."""
+        """The tenant that the user named; empty for none."""
 
     @property
     def arrival_ns(self) -> int:
-        """When it arrived, in nanoseconds of the engine's clock."""
+        """Time of its arrival, in nanoseconds of the engine's clock."""
 
     @property
     def deadline_ns(self) -> int:
-        """When its first token is due, in nanoseconds of the engine's clock; 0 for never."""
+        """Deadline of its first token, in nanoseconds of the engine's clock; 0 for none."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of its prompt."""
+        """Number of prompt tokens."""
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far; how many there will be is not known."""
+        """Number of tokens generated so far. The final number is not known in advance."""
 
     @property
     def max_total_tokens(self) -> int:
-        """The length, prompt included, at which it ends at the latest."""
+        """Maximum length of the request in tokens, prompt included."""
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose keys and values are in the cache."""
+        """Number of tokens whose keys and values are in the cache."""
 
     @property
     def num_preemptions(self) -> int:
-        """How often it has lost its blocks."""
+        """Number of times that it was preempted."""
 
     @property
     def cache_salt(self) -> str:
-        """The salt of its cached prefixes: whom it shares them with."""
+        """Salt of its block hashes. Only requests with the same salt share prefixes."""
 
     @property
     def sampling_params(self) -> SamplingParams:
-        """What the user asked of its tokens."""
+        """The sampling parameters of the request."""
 
 
 class SchedulerView(Protocol):
-    """A scheduler as its policy sees it: read-only, and up to date within a step."""
+    """A policy's read-only view of the scheduler. It reflects the actions granted so far."""
 
     @property
     def now_ns(self) -> int:
@@ -91,7 +92,7 @@ class SchedulerView(Protocol):
 
     @property
     def rng(self) -> Random:
-        """Random numbers of this policy's own, seeded by the engine."""
+        """A random number generator for this policy, seeded by the engine."""
 
     @property
     def running(self) -> Sequence[RequestView]:
@@ -99,44 +100,44 @@ class SchedulerView(Protocol):
 
     @property
     def waiting(self) -> Sequence[RequestView]:
-        """Requests without a row that could be admitted now, in the order of `rank`.
+        """Requests without a row that may be admitted now, in the order of `rank`.
 
-        Those that wait for a grammar or for remote keys and values are not among them.
+        Requests that wait for a gate, a resume or a KV-cache load are not included.
         """
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a row, ready or not."""
+        """Number of requests without a row, including those that `waiting` leaves out."""
 
     @property
     def tokens_left(self) -> int:
-        """Tokens of this step's budget that are not granted yet."""
+        """Number of tokens of this step's budget that are not granted yet."""
 
     @property
     def seats_left(self) -> int:
-        """Rows that could be handed out now."""
+        """Number of free rows."""
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that could be handed out now."""
+        """Number of KV blocks that can be allocated now."""
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Number of tokens per block."""
 
     def num_cached_tokens(self, request: RequestView) -> int:
-        """Return how many of its tokens the prefix cache holds; changes nothing."""
+        """Return how many tokens of the request the prefix cache holds. Changes nothing."""
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
-        """Return the tokens known or on their way that are still to be computed.
+        """Return the number of known or pending tokens that are not computed yet.
 
-        1 for a request that decodes; 0 for one whose last token is on its way. For a waiting one
-        what the prefix cache holds is not counted.
+        1 for a request that decodes; 0 if its last token is pending. For a waiting request, tokens
+        in the prefix cache are not counted.
         """
 
 
 class ActionKind(IntEnum):
-    """What an action asks for: its first field."""
+    """The kind of an action: its first field."""
 
     RUN = 0
     PREEMPT_AND_ADMIT = 1
@@ -146,48 +147,48 @@ class ActionKind(IntEnum):
 
 
 Action = tuple[ActionKind, RequestView | None, int, int, bool]
-"""(kind, request, max_tokens, reserve, whole). Plain tuples: an object an action costs a step more
-than twice as much. Make them with `Run`, `PreemptAndAdmit`, `Evict`, `Hold` and `CONTINUE`."""
+"""(kind, request, max_tokens, reserve, whole). Create actions with `Run`, `PreemptAndAdmit`,
+`Evict`, `Hold` and `CONTINUE`. They are tuples because objects more than double a step's cost."""
 
 
-def Run(  # noqa: N802  # reads as the wish that it makes
+def Run(  # noqa: N802  # named like a class, because it constructs an action
     request: RequestView, max_tokens: int = 0, *, reserve: int = 0, whole: bool = False
 ) -> Action:
-    """Ask that a running or waiting request computes tokens in this step.
+    """Return the action that computes tokens of a running or waiting request in this step.
 
-    max_tokens: at most so many of its uncomputed tokens; 0 for as many as there are.
-    reserve: total tokens, prompt included, to hold blocks for from now on; 0 for what is computed.
-    whole: all of them or nothing.
+    max_tokens: maximum number of tokens to compute; 0 for all uncomputed tokens.
+    reserve: total number of tokens, prompt included, to allocate blocks for; 0 for those computed.
+    whole: compute all of these tokens or none.
     """
     return ActionKind.RUN, request, max_tokens, reserve, whole
 
 
 def PreemptAndAdmit(request: RequestView, max_tokens: int = 0) -> Action:  # noqa: N802
-    """Ask to admit a waiting request at the cost of running ones of a worse rank.
+    """Return the action that admits a waiting request and preempts others of worse rank if needed.
 
-    The scheduler takes victims by `Policy.victim` until it fits. It is all or nothing: if the
-    request would not fit even so, nobody is evicted.
+    The scheduler preempts victims (`Policy.victim`) until the request fits. If it cannot fit, no
+    request is preempted.
     """
     return ActionKind.PREEMPT_AND_ADMIT, request, max_tokens, 0, False
 
 
 def Evict(request: RequestView) -> Action:  # noqa: N802
-    """Ask that a running request loses its row and blocks and waits again.
+    """Return the action that preempts a running request: it loses row and blocks and waits again.
 
-    What it was granted in this step is taken back.
+    Tokens that were granted to it in this step are revoked.
     """
     return ActionKind.EVICT, request, 0, 0, False
 
 
 def Hold(request: RequestView) -> Action:  # noqa: N802
-    """Ask that a running request keeps row and blocks and computes nothing in this step."""
+    """Return the action that computes nothing of a running request, which keeps row and blocks."""
     return ActionKind.HOLD, request, 0, 0, False
 
 
 CONTINUE: Action = (ActionKind.CONTINUE, None, 0, 0, False)
-"""Ask that every running request not yet granted or held computes what it has left: first those
-that decode, then the others, each in the order of admission. Those that decode come first in the
-plan, too. Victims give way where blocks are short. The cheapest action: one for all."""
+"""The action that computes the uncomputed tokens of every running request not yet granted or held.
+Decoding requests come first, also in the plan, then prefills, each in the order of admission. If
+blocks are short, victims are preempted. One `CONTINUE` is cheaper than a `Run` for each request."""
 
 
 class Denied(StrEnum):
@@ -197,27 +198,27 @@ class Denied(StrEnum):
     SEATS = "seats"
     BLOCKS = "blocks"
     NOT_READY = "not ready"
-    """It has lost its row in this step; or room was made for it that is free only when the step
-    that is out has been executed: it may be admitted in the next step. Or it waits for a gate, for
-    the end of a pause or for blocks that are loaded, and is not among those that wait in a view."""
+    """The request was preempted in this step; or the blocks freed for it are still used by a step
+    in flight, and it may be admitted in the next step; or it waits for a gate, a resume or a
+    KV-cache load and is not in `SchedulerView.waiting`."""
     ENCODER = "encoder"
     PRESSURE = "pressure"
-    """The step has preempted someone for lack of blocks; such a step admits nobody."""
+    """A request was preempted for lack of blocks in this step, so no request is admitted."""
     NOTHING = "nothing to compute"
     ILLEGAL = "illegal"
-    """In strict mode it raises instead."""
+    """The contract forbids the action. In strict mode the scheduler raises an error instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What became of an action; true if it was granted.
+    """The result of an action; true if it was granted.
 
-    num_tokens: granted in this step (all requests' together for CONTINUE; 0 for Evict and Hold, and
-        for an admission that waits for blocks: they are loaded, or another request computes them in
-        this step, and `request` is passed over until the next).
-    num_cached: tokens that the prefix cache saved at an admission. An admission has tokens of
-        either kind; a request that is passed over has none, and is still to be admitted.
-    denied: None if granted.
+    num_tokens: tokens granted in this step; for CONTINUE the sum of all requests. 0 for Evict and
+        Hold, and for an admission that is delayed because its blocks are being loaded or because
+        another request computes them in this step.
+    num_cached: tokens found in the prefix cache at an admission. Both numbers are 0 if the
+        admission is delayed; the request is then still waiting.
+    denied: reason of the denial, or None.
     """
 
     num_tokens: int = 0
@@ -229,14 +230,15 @@ class Grant:
 
 
 class Policy:
-    """Who is served first, and who gives way.
+    """Decides which request is served first and which is preempted.
 
-    static_rank: True promises that `rank` of a waiting request depends on that request alone and
-        never changes while it waits; the scheduler then keeps a heap. False: asked at every step.
-    preempts: True makes the default `plan` admit by `PreemptAndAdmit`: a waiting request preempts
-        running ones of a worse rank when seats or blocks are short. False: by `Run`.
-    work_conserving: False for a policy that leaves room unused on purpose (static batching, say);
-        the scheduler's watchdog then keeps quiet.
+    static_rank: True promises that `rank` of a waiting request depends only on that request and
+        does not change while it waits. The scheduler then keeps a heap. False: `rank` is called in
+        every step.
+    preempts: True: the default `plan` admits with `PreemptAndAdmit`, so that a waiting request
+        preempts running ones of worse rank when seats or blocks are short. False: with `Run`.
+    work_conserving: False for a policy that leaves room unused on purpose, such as static
+        batching. The scheduler then does not warn about idle steps.
     """
 
     CONTRACT: ClassVar[str] = "policy"
@@ -246,21 +248,21 @@ class Policy:
     work_conserving: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        """Make it, without arguments; once for each scheduler.
+        """Create the policy of one scheduler.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
         """
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
-        """Return a sortable key: the lowest is admitted first. Ties go by arrival."""
+        """Return a sortable key: the lowest is admitted first. Ties are broken by arrival."""
         return request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Yield the actions of one step; each is answered by a `Grant` at once.
+        """Yield the actions of one step and receive a `Grant` for each.
 
-        Default: continue all that run, then admit by rank until one is denied. A policy that does
-        not override it gets the same plans from an inlined loop. Wrap another policy's generator
-        with `yield from` to compose.
+        The default continues all running requests, then admits by rank until one is denied. If it
+        is not overridden, an inlined loop makes the same plans. Use `yield from` to wrap the
+        generator of another policy.
         """
         yield CONTINUE
         admit = PreemptAndAdmit if self.preempts else Run
@@ -269,26 +271,26 @@ class Policy:
                 return
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return which of `running` gives way when blocks run out.
+        """Return the request of `running` to preempt when blocks run out.
 
-        `running` is in order of admission and not empty. Default: the last admitted.
+        running: not empty, in the order of admission. Default: the last admitted.
         """
         return running[-1]
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Hear of a new request."""
+        """Handle the arrival of a request."""
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Hear that a step brings `num_tokens` of a request forward."""
+        """Handle a grant: the step computes `num_tokens` of a request."""
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Hear that a request got `num_tokens` new tokens."""
+        """Handle an output: `num_tokens` new tokens of a request."""
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
-        """Hear that a request lost its row and the work on `num_tokens_lost` tokens."""
+        """Handle a preemption: `num_tokens_lost` computed tokens of a request are lost."""
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        """Hear that a request is finished, whatever the reason."""
+        """Handle the end of a request, for any reason."""
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself

@@ -1,8 +1,8 @@
-"""A sketch of the contract of a proposer: it drafts tokens that the model then verifies.
+"""A draft contract of a proposer: it drafts tokens that the model then verifies.
 
-Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-it lives in the worker, is notified of rows as the sampler does, and gives a few tokens a row.
-Legend: R rows, D drafted tokens of all rows one after the other.
+There is no implementation yet, and the first one may still change the contract. A proposer runs in
+the worker, is notified of rows like the sampler, and proposes a few tokens per row.
+Dimensions: R rows, D drafted tokens of all rows, concatenated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposerContext:
-    """All that a proposer is made from. num_tokens: most that it may draft a row and step."""
+    """Constructor arguments of a proposer. num_tokens: maximum drafts per row and step."""
 
     worker: WorkerContext
     num_tokens: int
@@ -34,8 +34,8 @@ class ProposerContext:
 class ProposerInput:
     """The rows to draft for.
 
-    rows: each once. hidden_RD: the model's last hidden state of each, where the proposer wants it
-    ("hidden_states" in `inputs`), else None.
+    rows: each once. hidden_RD: the model's last hidden state of each row if `Proposer.inputs` has
+    "hidden_states", else None.
     """
 
     rows: Sequence[int]
@@ -44,16 +44,16 @@ class ProposerInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """counts: drafted tokens of each asked row, 0 allowed. token_ids_D: int64, on the device."""
+    """Drafted tokens. counts: per requested row, 0 allowed. token_ids_D: int64, on the device."""
 
     counts: Sequence[int]
     token_ids_D: torch.Tensor
 
 
 class Proposer(ABC):
-    """Drafts tokens. What it drafts changes speed only, never which tokens come out.
+    """Drafts tokens. Drafts change the speed, never the tokens of a request.
 
-    inputs: what it wants beside rows, such as "hidden_states".
+    inputs: additional inputs that it needs, such as "hidden_states".
     """
 
     CONTRACT: ClassVar[str] = "proposer"
@@ -62,27 +62,27 @@ class Proposer(ABC):
 
     @abstractmethod
     def __init__(self, context: ProposerContext) -> None:
-        """Keep `context`; load nothing yet."""
+        """Keep `context`. Do not load yet."""
 
     @abstractmethod
     def load(self) -> None:
-        """Load what it drafts with; raise ModelError if it does not suit the model."""
+        """Load the draft model; raise ModelError if it does not match the model."""
 
     @abstractmethod
     def join(self, request: NewRequest) -> None:
-        """Let `request` take its row, from scratch."""
+        """Assign its row to `request`; earlier state of the row is dropped."""
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Forget `row`."""
+        """Drop the state of `row`."""
 
     @abstractmethod
     def accept(self, rows: Sequence[int], counts: Sequence[int], token_ids: torch.Tensor) -> None:
-        """Append to rows[i] its counts[i] tokens of `token_ids`: what was verified and sampled."""
+        """Append the next counts[i] of `token_ids`, verified or sampled, to rows[i]."""
 
     @abstractmethod
     def propose(self, ask: ProposerInput) -> Drafts:
-        """Return drafts for the rows asked for."""
+        """Return drafts for the rows of `ask`."""
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself

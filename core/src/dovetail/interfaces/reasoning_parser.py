@@ -1,7 +1,7 @@
-"""A sketch of the contract of a reasoning parser: thoughts apart from the answer.
+"""A draft contract of a reasoning parser: it separates reasoning from the answer.
 
-Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-one parser a request, fed with text as it comes, like a tool parser.
+There is no implementation yet, and the first one may still change the contract. Like a tool parser,
+one parser per request receives the text as it is generated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningParserContext:
-    """All that a parser is made from."""
+    """Constructor arguments of a reasoning parser."""
 
     tokenizer: Tokenizer
     options: Mapping[str, object] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class ReasoningParserContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningDelta:
-    """What a piece of text turned out to be."""
+    """The reasoning and the content in a piece of text."""
 
     reasoning: str = ""
     content: str = ""
@@ -33,8 +33,8 @@ class ReasoningDelta:
 class ReasoningParser(ABC):
     """Separates reasoning from content.
 
-    Contract. All pieces together give what the whole text gives, however it is cut; nothing is lost
-    but the marks between the two, and nothing raises.
+    Contract. The result does not depend on how the text is split into pieces. Only the markers
+    between reasoning and content are removed. No text raises an error.
     """
 
     CONTRACT: ClassVar[str] = "reasoning_parser"
@@ -42,16 +42,16 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def __init__(self, context: ReasoningParserContext) -> None:
-        """Make it for one completion."""
+        """Create the parser of one completion."""
 
     @abstractmethod
     def feed(self, text: str) -> ReasoningDelta:
-        """Take in the next piece; return what is certain by now."""
+        """Process the next piece of text and return what can be classified so far."""
 
     @abstractmethod
     def finish(self) -> ReasoningDelta:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back. Called at the end of the text."""
 
     @abstractmethod
     def is_reasoning_over(self, token_ids: Sequence[int]) -> bool:
-        """Return whether these output tokens have left the reasoning: a grammar may then begin."""
+        """Return whether the reasoning ends within these output tokens, so a grammar may apply."""

@@ -69,10 +69,10 @@ def _with_plugin_fields(cls: type[N]) -> type[N]:
 
 
 class CheckpointFields(ConfigNode):
-    """The model directory and what it states.
+    """The model directory and the contents of its configuration files.
 
-    model_dir: absolute. architecture: of config.json. hf_config: config.json under hf_overrides.
-    quantization: "method", "source" and "config" of a quantized checkpoint; empty for others.
+    model_dir: absolute. architecture: from config.json. hf_config: config.json with hf_overrides
+    applied. quantization: "method", "source" and "config" of a quantized checkpoint; else empty.
     """
 
     model_dir: Path
@@ -84,10 +84,11 @@ class CheckpointFields(ConfigNode):
 
 
 class RequestedModel(CheckpointFields):
-    """Which model, and how it is read.
+    """The model and how it is read.
 
-    model: as the user gave it. tokenizer_dir: absolute. generation_config: under its overrides.
-    dtype: "auto" or a name. max_model_len: tokens of a request, prompt and output together.
+    model: as the user gave it. tokenizer_dir: absolute. generation_config: with its overrides
+    applied. dtype: "auto" or a name. max_model_len: maximum tokens of a request, prompt and output
+    together.
     """
 
     model: Text
@@ -102,7 +103,7 @@ class RequestedModel(CheckpointFields):
 
 
 class RequestedCache(ConfigNode):
-    """The KV cache. block_size: tokens. gpu_memory_utilization: share of the device's memory."""
+    """The KV cache. block_size: tokens. gpu_memory_utilization: fraction of the device's memory."""
 
     block_size: Annotated[int | None, integer(1, MAX_BLOCK_SIZE, optional=True)] = None
     gpu_memory_utilization: OptionalShare = None
@@ -117,7 +118,7 @@ class RequestedCache(ConfigNode):
             raise ConfigError(
                 f"kv_cache_memory_bytes={self.kv_cache_memory_bytes} and "
                 f"num_gpu_blocks_override={self.num_gpu_blocks_override} both set the size of the "
-                "KV cache; give one of them."
+                "KV cache; set only one of them."
             )
         return self
 
@@ -125,10 +126,10 @@ class RequestedCache(ConfigNode):
 class RequestedScheduler(ConfigNode):
     """The limits of a step and of the scheduler. Units: requests and tokens.
 
-    pipeline_depth: steps that may be in flight. num_lookahead_tokens: most drafts that a worker
-    makes for a request. max_num_encoder_tokens: placeholder tokens whose content is encoded in one
-    step; 0 for a model without an encoder. encoder_cache_tokens: those whose encoder output is
-    kept; None for as many. admission_timeout_s: how long a request may wait for admission gates.
+    pipeline_depth: steps that may be in flight. num_lookahead_tokens: maximum drafts of a request.
+    max_num_encoder_tokens: placeholder tokens whose content is encoded in one step; 0 for a model
+    without an encoder. encoder_cache_tokens: placeholder tokens whose encoder output is cached;
+    None for max_num_encoder_tokens. admission_timeout_s: how long a request may wait for gates.
     """
 
     scheduler_cls: PluginReference = "auto"
@@ -148,13 +149,13 @@ class RequestedScheduler(ConfigNode):
         depth, ahead = self.pipeline_depth, self.async_scheduling
         if depth is not None and ahead is not None and ahead != (depth > 1):
             raise ConfigError(
-                f"pipeline_depth={depth} and async_scheduling={ahead} contradict each other; leave "
-                "async_scheduling out."
+                f"pipeline_depth={depth} and async_scheduling={ahead} contradict each other; do "
+                "not set async_scheduling."
             )
         if self.encoder_cache_tokens and not self.max_num_encoder_tokens:
             raise ConfigError(
                 f"encoder_cache_tokens={self.encoder_cache_tokens} has no effect without "
-                "max_num_encoder_tokens; set both, or neither."
+                "max_num_encoder_tokens; set both or neither."
             )
         return self
 
@@ -169,16 +170,16 @@ class RequestedScheduler(ConfigNode):
         if self.enable_chunked_prefill is False and self.long_prefill_token_threshold:
             raise ConfigError(
                 f"long_prefill_token_threshold={self.long_prefill_token_threshold} splits prompts, "
-                "but enable_chunked_prefill=False forbids that; leave one of them out."
+                "but enable_chunked_prefill=False forbids that; set only one of them."
             )
         return self
 
 
 class RequestedParallel(ConfigNode):
-    """Where the work is done, and by how many workers.
+    """Processes, devices and workers.
 
-    engine_process: whether the engine core has a process of its own. tensor_parallel_size: workers
-    that share each layer. start_timeout_s: for each phase of the start.
+    engine_process: whether the engine core runs in a separate process. tensor_parallel_size:
+    workers that share each layer. start_timeout_s: time limit of each phase of the start.
     """
 
     platform: PluginReference = "auto"
@@ -201,10 +202,10 @@ class RequestedLoad(ConfigNode):
 
 
 class RequestedCompute(ConfigNode):
-    """The plugins that compute. num_threads: of platforms that compute on the CPU.
+    """The plugins for computation. num_threads: for platforms that compute on the CPU.
 
-    batch_invariant: only plugins that promise it may be chosen: a request's tokens and log-
-    probabilities have the same bits whatever runs beside it, and on any number of threads.
+    batch_invariant: use only plugins that guarantee bit-identical tokens and log-probabilities of a
+    request for any batch and any number of threads.
     """
 
     attention_backend: OpenReference = "auto"
@@ -215,21 +216,21 @@ class RequestedCompute(ConfigNode):
 
 
 class ObservabilityConfig(ConfigNode):
-    """What the engine reports. decision_log: the file that records a scheduler's plans."""
+    """Statistics and logs. decision_log: the file to which plans and results are recorded."""
 
     disable_log_stats: Flag = True
     decision_log: Path | None = None
 
 
 class LimitsConfig(ConfigNode):
-    """How large the values of a request may be; larger ones are refused before they are used.
+    """Limits on the size of the values of a request. Larger values are refused.
 
-    max_prompt_chars: of a prompt as text; None for max_model_len times the characters of the
-    vocabulary's longest token (at least 8), 16,777,216 at most. max_id_chars: of request_id,
-    cache_salt, tenant and lora_id. max_stop_chars, max_bad_word_chars: of one of them;
-    max_bad_words_chars: of all bad words together. max_extra_args_bytes: of `extra_args` as a
-    message. max_prompts, max_chat_messages: in a call of `LLM.generate` and in a conversation of
-    `LLM.chat`. Lists of token ids are limited by the vocabulary, prompts of them by max_model_len.
+    max_prompt_chars: for a text prompt; None for max_model_len times the characters of the
+    vocabulary's longest token (at least 8), at most 16,777,216. max_id_chars: for request_id,
+    cache_salt, tenant and lora_id. max_stop_chars, max_bad_word_chars: for one string;
+    max_bad_words_chars: for all bad words together. max_extra_args_bytes: for the serialized
+    `extra_args`. max_prompts: per call of `LLM.generate`. max_chat_messages: per conversation of
+    `LLM.chat`. Lists of token ids are limited by the vocabulary, token prompts by max_model_len.
     """
 
     max_prompt_chars: Annotated[int | None, integer(1, MAX_INT, optional=True)] = None
@@ -264,7 +265,7 @@ class ExtensionsConfig(ConfigNode):
 
 
 class PluginsConfig(ConfigNode):
-    """What the user lets plugins do. `PluginPolicy.of` checks the rules."""
+    """Which plugins may be used. `PluginPolicy.of` checks the rules."""
 
     plugins_allow: Rules = ()
     plugins_deny: Rules = ()
@@ -287,14 +288,14 @@ class CommonSections(ConfigNode):
         log, connector = self.observability.decision_log, self.extensions.kv_connector
         if log is not None and connector is not None:
             raise ConfigError(
-                f"decision_log={str(log)!r} cannot record what kv_connector={connector!r} answers; "
-                "leave one of the two out."
+                f"decision_log={str(log)!r} cannot record the answers of "
+                f"kv_connector={connector!r}; set only one of them."
             )
         return self
 
 
 class RequestedConfig(CommonSections):
-    """What the user requested: checked values, the open ones "auto" or None."""
+    """The checked values that the user requested. Open values are "auto" or None."""
 
     model: RequestedModel
     cache: RequestedCache = RequestedCache()

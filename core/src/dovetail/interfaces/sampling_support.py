@@ -1,8 +1,8 @@
-"""Which fields of `SamplingParams` a worker implements, and by which capability id it says so.
+"""Where each field of `SamplingParams` is implemented, and the capability ids of workers.
 
-Every field belongs to one of three: the engine does it (`ENGINE_FIELDS`), every worker does it
-(`WORKER_FIELDS`), or a worker does it that declares a capability id (`SAMPLING_CAPABILITIES`).
-The engine refuses a request that needs an id which its worker does not declare.
+A field is implemented by the engine (`ENGINE_FIELDS`), by every worker (`WORKER_FIELDS`), or by
+workers that declare its capability id (`SAMPLING_CAPABILITIES`). The engine refuses a request that
+needs an id that its worker does not declare.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ENGINE_FIELDS = frozenset(
         "truncate_prompt_tokens",
     }
 )
-"""Fields that front end, scheduler and logits processors do; a worker need not read them."""
+"""Fields that front end, scheduler and logits processors implement; workers may ignore them."""
 
 WORKER_FIELDS = frozenset({"temperature", "seed", "structured_output"})
-"""Fields that every worker implements; the last one by the bit masks that it is given."""
+"""Fields that every worker implements, `structured_output` by applying bit masks."""
 
 SAMPLING_CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ SAMPLING_CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "prompt_logprobs": "prompt_logprobs",
     }
 )
-"""Field to the capability id of the workers that implement it."""
+"""Field name to the capability id that a worker declares for it."""
 
 FULL_SAMPLING = frozenset(SAMPLING_CAPABILITIES.values())
 """The capability ids of a worker that implements every field."""
@@ -60,7 +60,8 @@ _ONLY_RANDOM = frozenset({"top_k", "top_p", "min_p"})
 def missing_capability(params: SamplingParams, provides: frozenset[str]) -> tuple[str, str] | None:
     """Return the first field of `params` that needs an id not in `provides`, and that id.
 
-    A field at its default, an empty list, and a truncation of a greedy request need nothing.
+    Returns None for fields with their default or an empty value. top_k, top_p and min_p of a greedy
+    request need no capability.
     """
     if provides >= FULL_SAMPLING:
         return None

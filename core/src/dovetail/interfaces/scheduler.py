@@ -1,9 +1,9 @@
 """The contract of a scheduler: which requests run next, and what their results mean.
 
-Most research needs a policy only (`dovetail.interfaces.policy`); this contract is for replacing
-the mechanism. A scheduler is single-threaded, does no input or output, reads no clock but the one
-it is given and imports no tensor library, so that the same object runs in an engine, in a test and
-in a simulator. It alone writes to the requests that were added to it.
+To change only the order of requests, write a policy (`dovetail.interfaces.policy`). This contract
+is for replacing the mechanism. A scheduler is single-threaded, does no I/O, reads only the clock
+of its context and imports no tensor library. So the same class runs in an engine, in a test and in
+a simulator. Only the scheduler writes to the requests that were added to it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
-    """What a step and a scheduler may hold.
+    """The limits of a step and of the scheduler.
 
-    max_num_seqs: requests that hold a row. max_num_batched_tokens: tokens a step.
-    max_model_len: tokens a request, prompt and output together.
-    enable_chunked_prefill: whether a prompt may be brought forward in pieces.
-    long_prefill_token_threshold: longest piece of a prompt a step; 0 for no limit.
-    enable_prefix_caching: whether full blocks are kept and found again.
-    num_lookahead_tokens: most tokens that a worker drafts for a row; a row that runs up to a
-        position holds blocks for so many tokens beyond it, as far as its request may grow. 0: none.
+    max_num_seqs: maximum number of requests that hold a row.
+    max_num_batched_tokens: maximum number of tokens per step.
+    max_model_len: maximum number of tokens per request, prompt and output together.
+    enable_chunked_prefill: whether a prompt may be split over several steps.
+    long_prefill_token_threshold: maximum chunk of a prompt per step; 0 for no limit.
+    enable_prefix_caching: whether full blocks are kept for reuse by later requests.
+    num_lookahead_tokens: maximum number of drafts per row. A row holds blocks for this many tokens
+        beyond its last run, up to the maximum length of its request. 0: no drafts.
     max_num_encoder_tokens: placeholder tokens whose content is encoded in one step.
-    encoder_cache_tokens: placeholder tokens whose encoder output is kept at a time.
+    encoder_cache_tokens: placeholder tokens whose encoder output is cached.
     """
 
     max_num_seqs: int
@@ -55,17 +56,19 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerContext:
-    """All that a scheduler is made from.
+    """Constructor arguments of a scheduler.
 
-    options: the scheduler plugin's own, validated; policy_options: those of `policy`, which takes
-    them as its constructor's keyword `options`, if there are any. strict: whether a mistake of the
-    policy raises (tests, the conformance kit) or is contained and counted (production).
-    gates: what new requests may have to wait for; only for schedulers that provide "gates". The
-        scheduler shuts them down.
-    kv_connector: where blocks of the KV cache may be had from, and stored; None for nowhere. Only
-        for schedulers that provide "kv_connector". The scheduler shuts it down.
-    kv_transfer_timeout_s: seconds after which a load that has not ended counts as failed. After
-        twice the time no transfer touches its blocks, which come free then.
+    options: validated options of the scheduler plugin.
+    policy_options: validated options of `policy`. If not empty, they are passed to its constructor
+        as the keyword `options`.
+    strict: True: an error of the policy raises (tests, the conformance kit). False: it is contained
+        and counted (production).
+    gates: admission gates for new requests. Only for schedulers that provide "gates". The scheduler
+        shuts them down.
+    kv_connector: loads and stores KV-cache blocks, or None. Only for schedulers that provide
+        "kv_connector". The scheduler shuts it down.
+    kv_transfer_timeout_s: seconds after which an unfinished load counts as failed. After twice this
+        time, no transfer may use its blocks, and they are freed.
     admission_timeout_s: seconds after which a request that a gate still holds ends with an error.
     """
 
@@ -85,11 +88,11 @@ class SchedulerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """How many requests stand where.
+    """Counts of waiting and running requests.
 
-    num_paused: of both, whom a pause keeps from running. num_transfers: of the KV connector, under
-    way, and of blocks that come free with the next steps; while there are any, plans must go out,
-    empty ones too.
+    num_paused: waiting and running requests that a pause keeps from running.
+    num_transfers: unfinished transfers of the KV connector, and blocks that will be freed by the
+        next steps. While it is not 0, plans must be executed, even empty ones.
     """
 
     num_waiting: int
@@ -99,15 +102,15 @@ class Depth:
 
     @property
     def num_active(self) -> int:
-        """How many a step could bring forward, now or when what they wait for is there."""
+        """Requests that are not paused, including those that wait for a gate or a transfer."""
         return self.num_waiting + self.num_running - self.num_paused
 
 
 class PauseScope(StrEnum):
-    """How far a pause goes.
+    """Which requests a pause stops.
 
-    NEW: requests that were admitted go on to their end, preempted ones too; nobody else begins.
-    ALL: nothing runs, and everything keeps its place.
+    NEW: requests that were never admitted. Admitted requests, preempted ones too, run to their end.
+    ALL: all requests. They keep their rows, blocks and place in the queue.
     """
 
     NEW = "new"
@@ -116,21 +119,23 @@ class PauseScope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """Counts after one step; those marked (sum) grow over the scheduler's life.
+    """Counts after one step; those marked (total) accumulate since the start.
 
-    kv_cache_usage: share of blocks in use, 0 to 1. num_blocks, num_used_blocks, num_cached_blocks:
-    KV blocks there are, those in use, and those, used or not, that can be found as a prefix.
-    prefix_queries, prefix_hits (sum): tokens looked up in the prefix cache, and found.
-    num_preemptions, num_recomputed_tokens (sum): evictions, and tokens that have to be computed
-    again because of them, counted when their request comes back: the prefix cache saves some.
-    num_evictions (sum): cached blocks that were handed out for something else.
-    num_aborted (sum): requests that were aborted.
-    schedule_ns, update_ns: time that planning this step and taking its result in took.
-    policy: the class that is in charge; another one than was asked for after a failure.
-    num_illegal_actions (sum): actions that its contract forbids, denied.
-    policy_failures (sum): exceptions out of it; the first one puts FCFS in charge.
-    num_idle_steps (sum): steps in which it let nothing run though something could.
-    num_drafts, num_accepted (sum): draft tokens that were verified, and those that were right.
+    kv_cache_usage: fraction of the blocks in use, 0 to 1.
+    num_blocks, num_used_blocks, num_cached_blocks: all KV blocks, those in use, and those in the
+        prefix cache, used or not.
+    prefix_queries, prefix_hits (total): tokens looked up in the prefix cache, and tokens found.
+    num_preemptions (total): preempted requests.
+    num_recomputed_tokens (total): tokens computed again after a preemption, without those that the
+        prefix cache saves. Counted when the request is admitted again.
+    num_evictions (total): cached blocks that were reused for other tokens.
+    num_aborted (total): requests that were aborted.
+    schedule_ns, update_ns: duration of planning this step and of processing its result.
+    policy: name of the active policy class. After a failure it is not the requested one.
+    num_illegal_actions (total): actions that were denied because the policy contract forbids them.
+    policy_failures (total): exceptions raised by the policy. FCFS replaces it after the first.
+    num_idle_steps (total): steps in which the policy ran nothing although something could run.
+    num_drafts, num_accepted (total): draft tokens that were verified, and those accepted.
     """
 
     step_id: int
@@ -158,15 +163,15 @@ class SchedulerStats:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Share of the tokens looked up in the prefix cache that were found; 0 if none was."""
+        """Fraction of the tokens looked up in the prefix cache that were found; 0 for none."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A request that ended with this step.
+    """A request that ended in this step.
 
-    stop_reason: the stop token's id where it was one of the user's, else None.
+    stop_reason: the id of the stop token if it is one of the user's `stop_token_ids`, else None.
     """
 
     request_id: str
@@ -177,13 +182,13 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreOutputs:
-    """What one step gave to the requests' owners, as columns.
+    """The outputs of one step, as columns.
 
-    request_ids, num_new_tokens: one entry a request that got tokens, and how many.
-    token_ids: int32; the new tokens of all of them, one after the other.
-    finished: requests that ended, whether or not they got tokens.
-    logprobs, prompt_logprobs: by request id, for those that asked.
-    num_cached_tokens: by request id, once, at the first tokens: prompt tokens found in the cache.
+    request_ids, num_new_tokens: one entry per request with new tokens.
+    token_ids: int32; the new tokens of these requests, concatenated.
+    finished: requests that ended, with or without new tokens.
+    logprobs, prompt_logprobs: by request id, for requests that asked for them.
+    num_cached_tokens: by request id, once, with the first tokens: prompt tokens found in the cache.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -197,27 +202,27 @@ class EngineCoreOutputs:
 
 
 class SchedulerInterface(ABC):
-    """Decides what runs next.
+    """Decides which requests run in each step.
 
     Contract. Plans are executed in the order in which they were made, and `update_from_output` is
-    called once for each, in that order; up to four plans may be out at a time. A request is never
-    lost: every added request ends in exactly one `Finished`, unless it was aborted by the caller,
-    who is told by the return value. No plan exceeds the limits it was made with. While something
-    can run, `schedule` lets something run.
+    called once for each, in that order. Up to four plans may be in flight. Every added request ends
+    in exactly one `Finished`, except an aborted one: `abort_requests` returns its id. No plan
+    exceeds `SchedulerLimits`. If any request can run, the plan of `schedule` is not empty.
 
-    Drafts. What a worker says that it has drafted (`ModelRunnerOutput.num_drafts`) may be verified
-    by the row's next run. Where a run of the row that samples is in flight, nobody knows yet what
-    it leaves behind: then the next run begins after all of its drafts, and allows for
-    `num_lookahead_tokens` drafts of its own. The worker begins as much earlier as drafts were
-    wrong (`WorkerBase`, "Drafts"); `num_sampled` tells how far the row has come.
+    Drafts. The drafts that a worker reports (`ModelRunnerOutput.num_drafts`) may be verified by the
+    row's next run. While a sampling run of the row is in flight, its number of accepted drafts is
+    unknown. Then the next run starts as if all were accepted, and allows for
+    `num_lookahead_tokens` new drafts. The worker starts earlier by the number of rejected drafts
+    (`WorkerBase`, "Drafts"). `num_sampled` gives the number of tokens that the row gained.
 
-    Errors. A run that `ModelRunnerOutput.errors` names has failed: its request ends with an error
-    and that message, and nothing that the run sampled counts. The other runs are not affected.
+    Errors. A run listed in `ModelRunnerOutput.errors` has failed. Its request ends with an error
+    and that message, and the run's sampled tokens are ignored. Other runs are not affected.
 
-    Gates. A request that a gate holds (`dovetail.interfaces.admission`) is scheduled when all its
-    gates have let it pass, and holds nobody up; whom a gate fails ends with an error.
-    provides: ids of the optional parts that the class does: "gates", "encoder" (content that is
-    encoded, within its limits), "kv_connector".
+    Gates. A request is scheduled when all of its admission gates (`dovetail.interfaces.admission`)
+    have let it pass. A held request does not delay others. If a gate fails a request, it ends with
+    an error.
+    provides: ids of the implemented optional parts: "gates", "encoder" (encoded content within the
+    encoder limits), "kv_connector".
     """
 
     CONTRACT: ClassVar[str] = "scheduler"
@@ -226,15 +231,15 @@ class SchedulerInterface(ABC):
 
     @abstractmethod
     def __init__(self, context: SchedulerContext) -> None:
-        """Make an idle scheduler; keep what is needed of `context`."""
+        """Create a scheduler without requests."""
 
     @abstractmethod
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Take a request in. Raise RequestError if it can never run or its id is in use."""
+        """Add a request. Raise RequestError if it can never run or its id is in use."""
 
     @abstractmethod
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once, in any state; return the ids that were alive. Unknown: ignored."""
+        """End requests in any state and return their ids. Ids that are not known are ignored."""
 
     @abstractmethod
     def schedule(self) -> SchedulerOutput:
@@ -244,27 +249,27 @@ class SchedulerInterface(ABC):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Take in the result of the oldest plan that is out; return what it gave to whom."""
+        """Process the result of the oldest plan in flight and return the requests' outputs."""
 
     @abstractmethod
     def depth(self) -> Depth:
-        """Return how many requests wait and run. None active: there is nothing to do now."""
+        """Return the numbers of requests. If `num_active` is 0, no step is needed."""
 
     @abstractmethod
     def pause(self, scope: PauseScope) -> None:
-        """Keep requests from running until `resume`; another pause's scope takes its place.
+        """Stop requests from running until `resume`. A second call replaces the scope.
 
-        Requests may be added and aborted meanwhile, and plans that are out are settled as ever.
+        Requests may still be added and aborted, and plans in flight are completed.
         """
 
     @abstractmethod
     def resume(self) -> None:
-        """Lift a pause; do nothing if there is none."""
+        """End a pause; do nothing if the scheduler is not paused."""
 
     @abstractmethod
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False, changing nothing, if blocks are in use."""
+        """Drop all cached prefixes. If blocks are in use, change nothing and return False."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Let go of everything; nothing is called after it. May be called twice."""
+        """Release all resources. Only `shutdown` may be called afterwards."""

@@ -1,7 +1,7 @@
-"""The contract of a stat logger: it hears what each step did, and tells somebody.
+"""The contract of a stat logger: it receives the statistics of each step and exports them.
 
-It runs in the engine's process and thread, after each step; so it does little and never waits. It
-sees counts only: no prompt, no token, no request.
+It runs in the engine's process and thread after each step, so it must be fast and never wait. It
+receives counts only, no prompts, tokens or requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dovetail.interfaces.scheduler import SchedulerStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one step did.
+    """The statistics of one step.
 
-    scheduler: the scheduler's counts after it. now_ns: the engine's clock, once its result was in.
-    num_new_tokens: tokens given to requests. num_finished, num_failed: requests that ended with
-    it, and those of them that ended with an error.
+    scheduler: counts of the scheduler after the step. now_ns: the engine's clock after its result.
+    num_new_tokens: new tokens of requests. num_finished, num_failed: requests that ended in the
+    step, and those of them that ended with an error.
     """
 
     scheduler: SchedulerStats
@@ -32,10 +32,10 @@ class StepStats:
 
 @dataclass(frozen=True, kw_only=True)
 class StatLoggerContext:
-    """All that a stat logger is made from.
+    """Constructor arguments of a stat logger.
 
-    served_model_name: what clients call the model. start_ns: the engine's clock when the logger is
-    made. options: the user's, from `plugin_options`.
+    served_model_name: the model's name for clients. start_ns: the engine's clock when the logger is
+    created. options: the user's options from `plugin_options`.
     """
 
     served_model_name: str
@@ -44,13 +44,12 @@ class StatLoggerContext:
 
 
 class StatLogger(ABC):
-    """Hears of every step.
+    """Receives the statistics of every step.
 
-    Contract. `record` is called once for each step whose scheduler gave statistics, in order;
-    `close` ends it. Where requests came or were aborted and nothing can run, a step that runs
-    nothing follows, so that the last counts are those of now. A `record` that raises is the last:
-    the logger is closed and one warning tells why; the engine continues. What it writes, it writes
-    to where its options say, not to stdout.
+    Contract. `record` is called in order, once for each step for which the scheduler returned
+    statistics. If requests were added or aborted and none can run, an empty step follows, so that
+    the counts are current. If `record` raises, the logger is closed, one warning gives the reason,
+    and the engine continues. A logger writes to the destination in its options, not to stdout.
     """
 
     CONTRACT: ClassVar[str] = "stat_logger"
@@ -58,12 +57,12 @@ class StatLogger(ABC):
 
     @abstractmethod
     def __init__(self, context: StatLoggerContext) -> None:
-        """Open what it writes to; raise ConfigError for options that are wrong."""
+        """Open the destination; raise ConfigError for invalid options."""
 
     @abstractmethod
     def record(self, step: StepStats) -> None:
-        """Take in what a step did; cheap, and without waiting."""
+        """Record one step. Must be fast and must not wait."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is due and let go of everything. May be called twice."""
+        """Flush and release all resources. May be called more than once."""

@@ -3,7 +3,7 @@
 Extensions run in the worker, in the order of `EngineArgs.step_extensions`, after the logits
 processors. A request takes part where `join` returns True; each hook is then called with the rows
 of those requests only, and a step without such rows calls nothing.
-Legend: T tokens of the extension's rows, D hidden size, R rows that sample, V vocabulary.
+Dimensions: T tokens of the extension's rows, D hidden size, R rows that sample, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepExtensionContext:
-    """All that a step extension is made from.
+    """Constructor arguments of a step extension.
 
     model: the loaded model. vocab_size: width of the logits. max_num_seqs: rows are below it.
-    max_model_len: tokens of a row. device: of all tensors. rank, world_size: of the worker.
-    options: the user's, from `plugin_options`.
+    max_model_len: maximum tokens of a row. device: device of all tensors. rank, world_size: of the
+    worker. options: the user's options from `plugin_options`, validated.
     """
 
     model: Any
@@ -41,11 +41,11 @@ class StepExtensionContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionBatch:
-    """The extension's rows in one step, in plan order; all columns have one entry a row.
+    """The extension's rows in one step, in plan order; all columns have one entry per row.
 
     rows: each once. starts, num_tokens: the step computes tokens [start, start + n) of the row.
-    samples: whether the step samples the row's next token. first_tokens: where the row's tokens
-    begin among the `total_num_tokens` tokens of the whole step.
+    samples: whether the step samples the row's next token. first_tokens: index of the row's first
+    token among the `total_num_tokens` tokens of the whole step.
     """
 
     rows: Sequence[int]
@@ -57,22 +57,22 @@ class ExtensionBatch:
 
 
 class StepExtension(ABC):
-    """Takes part in the steps of the requests that ask for it. Override the hooks you need.
+    """Takes part in the steps of the requests that use it. Override only the hooks you need.
 
     Order in a step: leaves, joins, `before_forward`, the model, `hidden_states`, the model's head,
-    `logits`, the choice of tokens, `after_sampling`. Hooks that are not overridden are not called.
+    `logits`, sampling, `after_sampling`. Hooks that are not overridden are not called.
 
     Rules.
     - A row takes part from a `join` that returned True until its `leave` or its next `join`. After
       a preemption the request joins again, on any row, with all its tokens.
-    - What a row gets depends on its own tokens and parameters, never on the other rows.
-    - With several ranks every rank makes the extension and must compute the same.
-    - A hook that raises is called again for each of its rows alone. The requests whose own call
-      raises end with an error; all others continue. So a hook changes what it keeps only after the
-      last line that may raise.
+    - The result of a row depends on its own tokens and parameters, never on other rows.
+    - With several ranks every rank has an instance, and all must compute the same.
+    - If a hook raises, it is called again for each row separately. Requests whose call raises again
+      end with an error; the others continue. So a hook must change its state only after the last
+      statement that may raise.
     - All calls come from one thread, in torch's inference mode, with tensors on the device.
       Reading a tensor on the host waits for the device.
-    A request asks through `SamplingParams.extra_args`.
+    - Requests pass arguments in `SamplingParams.extra_args`.
     example_args: `extra_args` of a request that takes part, for documentation and suites.
     """
 
@@ -82,49 +82,49 @@ class StepExtension(ABC):
 
     @abstractmethod
     def __init__(self, context: StepExtensionContext) -> None:
-        """Make it for one worker; no row takes part yet."""
+        """Create the extension of one worker. No row takes part yet."""
 
     @classmethod  # noqa: B027  # a default that may stay
     def check_params(cls, params: SamplingParams) -> None:
-        """Raise RequestError, naming the key of `extra_args`, for arguments that are not valid.
+        """Raise RequestError, naming the key of `extra_args`, if an argument is not valid.
 
-        The engine calls this for each request before it accepts it. The default accepts all.
+        The engine calls it before it accepts a request. The default accepts everything.
         """
 
     @abstractmethod
     def join(self, row: int, request: NewRequest) -> bool:
-        """Let `request` take `row`; return whether it takes part.
+        """Assign `row` to `request`; return whether it takes part.
 
-        `request.token_ids` are all its tokens so far, those before a preemption included.
+        `request.token_ids` are all its tokens so far, including those before a preemption.
         """
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Forget `row`; do nothing if it does not take part."""
+        """Drop the state of `row`; do nothing if it does not take part."""
 
     def before_forward(self, batch: ExtensionBatch) -> None:  # noqa: B027
-        """Prepare what the model's forward pass of this step needs."""
+        """Prepare the forward pass of this step."""
 
     def hidden_states(self, batch: ExtensionBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
-        """Return the hidden states to continue with, like `hidden_TD`; None to leave them.
+        """Return changed hidden states with the shape of `hidden_TD`, or None to change nothing.
 
-        hidden_TD: the model's last hidden states of the rows' tokens, row after row; a copy.
-        A model whose hidden states are divided among ranks hands out its own part.
+        hidden_TD: a copy of the model's last hidden states of the rows' tokens, row after row. If
+            hidden states are divided among ranks, each rank gets its own part.
         """
         return None
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the logits to choose from, like `logits_RV`.
+        """Return the logits to sample from, with the shape of `logits_RV`.
 
-        logits_RV: float32, after masks, penalties and logits processors; a copy, row i of rows[i].
-        Leave -inf as it is, and each row at least one finite logit.
+        logits_RV: a float32 copy after masks, penalties and logits processors; row i belongs to
+            rows[i]. Do not change -inf, and keep at least one finite logit in each row.
         """
         return logits_RV
 
     def after_sampling(  # noqa: B027
         self, rows: Sequence[int], token_ids_R: torch.Tensor
     ) -> None:
-        """Take note of the tokens that were chosen: rows[i] got token_ids_R[i], int64.
+        """Process the sampled tokens: token_ids_R[i], int64, is the new token of rows[i].
 
-        Results at depth 2: a token counts even if the request ends with it or before it.
+        At pipeline depth 2 it also gets tokens that are sampled after the end of a request.
         """

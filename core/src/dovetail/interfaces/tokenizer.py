@@ -1,4 +1,4 @@
-"""The contract of a tokenizer: text to ids and back. No tensors, no model."""
+"""The contract of a tokenizer: text to token ids and back. It uses no tensors and no model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 
 class TokenPieces(dict[int, str | bytes]):
-    """What each token adds to a text: characters, or bytes that are not whole characters.
+    """The piece of text of each token: a str, or bytes if they are not whole characters.
 
-    Entries are made when they are first read. first: returns what a token adds that begins a text,
-    where that differs; else None. each_byte: whether every byte that is not UTF-8 becomes a U+FFFD
-    of its own, and not every broken sequence of bytes.
+    Entries are computed when they are first read.
+    first: returns the piece of a token at the start of a text, or None if it is the same.
+    each_byte: whether every byte that is not UTF-8 becomes one U+FFFD; otherwise every invalid
+        sequence of bytes does.
     """
 
     __slots__ = ("_find", "each_byte", "first")
@@ -25,14 +26,14 @@ class TokenPieces(dict[int, str | bytes]):
         first: Callable[[int], str | bytes] | None = None,
         each_byte: bool = False,
     ) -> None:
-        """find: returns the piece of any id; the empty string for one that adds nothing."""
+        """Create the mapping. find: returns the piece of an id, possibly the empty string."""
         super().__init__()
         self._find = find
         self.first = first
         self.each_byte = each_byte
 
     def __missing__(self, token: int) -> str | bytes:
-        """Make the piece of a token and keep it."""
+        """Compute the piece of a token and cache it."""
         piece = self[token] = self._find(token)
         return piece
 
@@ -40,8 +41,8 @@ class TokenPieces(dict[int, str | bytes]):
 class Tokenizer(ABC):
     """Text to token ids and back.
 
-    Contract. `decode` never fails on ids below `vocab_size`; bytes that are no UTF-8 become U+FFFD.
-    Instances may be used from several threads.
+    Contract. `decode` never fails for ids below `vocab_size`. Bytes that are not UTF-8 become
+    U+FFFD. Instances may be used by several threads.
     """
 
     CONTRACT: ClassVar[str] = "tokenizer"
@@ -50,7 +51,7 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Load from a model directory; raise ModelError naming the file if it cannot.
+        """Load from a model directory; raise ModelError, naming the file, on failure.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
         """
@@ -58,17 +59,17 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """One more than the largest id, added tokens included."""
+        """The largest id plus 1, added tokens included."""
 
     @property
     @abstractmethod
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, if there is one."""
+        """The end-of-sequence token, or None."""
 
     @property
     @abstractmethod
     def special_token_ids(self) -> frozenset[int]:
-        """Ids that `decode` leaves out when told to skip special tokens."""
+        """Ids that `decode` leaves out with `skip_special_tokens`."""
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -79,11 +80,11 @@ class Tokenizer(ABC):
         """Return the text of `token_ids`."""
 
     def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
-        """Return what each token adds to a text; None if that depends on its neighbours.
+        """Return the piece of text of each token, or None if it depends on neighboring tokens.
 
-        Law: the pieces of a sequence, joined and read as UTF-8, are what `decode` gives for it,
-        except where it is not UTF-8. Streaming with pieces costs a look-up a token; without them
-        `decode` is called for each token. The same object is returned each time.
+        Contract. The pieces of a sequence, joined and decoded as UTF-8, equal the result of
+        `decode`, except for bytes that are not UTF-8. Streaming with pieces needs one look-up per
+        token; without them `decode` is called for each token. All calls return the same object.
         """
         return None
 
@@ -96,7 +97,7 @@ class Tokenizer(ABC):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Render a conversation to the prompt text, in a sandbox; raise RequestError if it fails.
+        """Render a conversation to the prompt text in a sandbox; raise RequestError on failure.
 
-        messages: mappings with "role" and "content". chat_template: instead of the model's own.
+        messages: mappings with "role" and "content". chat_template: replaces the model's template.
         """

@@ -1,7 +1,7 @@
-"""A sketch of the contract of a tool parser: calls of tools out of a model's text.
+"""A draft contract of a tool parser: it extracts tool calls from a model's text.
 
-Version 0.x without an implementation: whoever writes the first one may still change it. The idea:
-one parser a request, fed with text as it comes; the whole text is the case of a single piece.
+There is no implementation yet, and the first one may still change the contract. One parser per
+request receives the text as it is generated; a complete text is passed as a single piece.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ToolParserContext:
-    """All that a parser is made from. tools: the request's, as JSON schemas of the OpenAI form."""
+    """Constructor arguments of a tool parser. tools: of the request, as OpenAI JSON schemas."""
 
     tokenizer: Tokenizer
     tools: Sequence[Mapping[str, Any]] = ()
@@ -25,7 +25,10 @@ class ToolParserContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallDelta:
-    """More of one call. index: which. name: once, with its first piece. arguments: JSON text."""
+    """A piece of one tool call.
+
+    index: number of the call. name: only in its first piece. arguments: a piece of the JSON text.
+    """
 
     index: int
     name: str | None = None
@@ -34,17 +37,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDelta:
-    """What a piece of text turned out to be: content for the user, and more of some calls."""
+    """The content for the user and the pieces of tool calls in a piece of text."""
 
     content: str = ""
     calls: tuple[ToolCallDelta, ...] = ()
 
 
 class ToolParser(ABC):
-    """Separates calls from content.
+    """Separates tool calls from content.
 
-    Contract. All pieces together give what the whole text gives, however it is cut. Text that is
-    not well-formed call is content: nothing is lost and nothing raises.
+    Contract. The result does not depend on how the text is split into pieces. Text that is not a
+    well-formed call is content. No text is lost, and no text raises an error.
     """
 
     CONTRACT: ClassVar[str] = "tool_parser"
@@ -52,12 +55,12 @@ class ToolParser(ABC):
 
     @abstractmethod
     def __init__(self, context: ToolParserContext) -> None:
-        """Make it for one completion."""
+        """Create the parser of one completion."""
 
     @abstractmethod
     def feed(self, text: str) -> ToolDelta:
-        """Take in the next piece; return what is certain by now."""
+        """Process the next piece of text and return what can be classified so far."""
 
     @abstractmethod
     def finish(self) -> ToolDelta:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back. Called at the end of the text."""

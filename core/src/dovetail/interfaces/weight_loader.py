@@ -1,4 +1,4 @@
-"""The contract of a weight loader: it fills a model's parameters from a load format."""
+"""The contract of a weight loader: it reads a model's parameters from a checkpoint format."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightLoaderContext:
-    """All that a loader is made from.
+    """Constructor arguments of a weight loader.
 
-    progress: show a progress bar where the output is a terminal. seed: for loaders that draw.
-    options: the loader plugin's own, validated.
+    progress: show a progress bar if the output is a terminal. seed: for loaders that generate
+    random weights. options: validated options of the loader plugin.
     """
 
     model_dir: Path
@@ -29,8 +29,8 @@ class WeightLoaderContext:
 class WeightLoader(ABC):
     """Fills the parameters of a model.
 
-    Contract. Weights are streamed: no second copy of the model in memory. After `load` every
-    parameter and persistent buffer has been written exactly once.
+    Contract. The loader streams weights; it never holds a second copy of the model in memory.
+    `load` writes every parameter and persistent buffer exactly once.
     """
 
     CONTRACT: ClassVar[str] = "weight_loader"
@@ -38,12 +38,12 @@ class WeightLoader(ABC):
 
     @abstractmethod
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Keep `context`; read nothing yet."""
+        """Keep `context`. Do not read files yet."""
 
     @abstractmethod
     def load(self, model: nn.Module) -> int:
-        """Fill all parameters in place and return the bytes read.
+        """Fill all parameters in place and return the number of bytes read.
 
-        Raises WeightError naming file and weight: missing shard, truncated file, wrong shape,
-        missing or unexpected weight.
+        Raises WeightError, naming the file and the weight, for a missing shard, a truncated file, a
+        wrong shape, and a missing or unexpected weight.
         """

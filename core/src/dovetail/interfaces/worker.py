@@ -1,6 +1,6 @@
 """The contract of a worker: one device that loads a model and executes plans.
 
-Life, in this order, each once: `init_device`, `load_model`, `get_model_info`, `get_kv_cache_spec`,
+Order of calls, each once: `init_device`, `load_model`, `get_model_info`, `get_kv_cache_spec`,
 `determine_available_memory`, `initialize_cache`, `compile_or_warm_up_model`; then any number of
 `execute_model` followed by `sample_tokens`; then `shutdown`. All calls come from one thread.
 """
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """All that a worker is made from.
+    """Constructor arguments of a worker.
 
-    config: what the user's configuration says about the worker's part of the engine.
-    plugins: resolves the names of the worker's own parts (attention, model, ops, …).
-    options: the worker plugin's own, validated.
-    rank: place in the whole engine; local_rank: on this machine; world_size: how many there are.
-    rendezvous: URL at which the workers of this engine find each other, and nobody else does:
-    "file://" in a folder of its owner's alone, or "tcp://" on the loopback. "" if there is one.
+    config: the worker's part of the resolved configuration.
+    plugins: loads the plugins that the worker uses (attention, model, ops, …).
+    options: validated options of the worker plugin.
+    rank: number of the worker in the engine. local_rank: its number on this machine. world_size:
+        number of workers.
+    rendezvous: URL by which the workers of this engine connect to each other: "file://" in a folder
+        that only its owner can access, or "tcp://" on the loopback. "" for a single worker.
     """
 
     config: WorkerConfig
@@ -48,10 +49,10 @@ class WorkerContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What the engine has to know of the loaded model.
+    """What the engine needs to know about the loaded model.
 
-    vocab_size: width of the logits; token ids are held against it.
-    max_model_len: longest sequence the weights were made for; 0 for any.
+    vocab_size: width of the logits; token ids must be below it.
+    max_model_len: longest sequence that the weights support; 0 for any.
     supported_tasks: "generate", "embed", …
     """
 
@@ -62,10 +63,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarOutput:
-    """Which tokens grammars allow in this step.
+    """The tokens that grammars allow in this step.
 
-    runs: indices of the plan's runs that are constrained.
-    bitmask: little-endian uint32 words, ceil(vocab_size / 32) a run, bit 1 for an allowed token.
+    runs: indices of the plan's runs that have a grammar.
+    bitmask: ceil(vocab_size / 32) little-endian uint32 words per run; bit 1 for an allowed token.
     """
 
     runs: tuple[int, ...]
@@ -75,42 +76,42 @@ class GrammarOutput:
 class WorkerBase(ABC):
     """Executes plans on one device.
 
-    A worker whose `provides` has "async_output" gives its device the work of a step and does not
-    wait for it: `execute_model` returns early, `sample_tokens` returns a handle, and the next plan
-    may come before that handle's result was taken. Its `result` may be called from any thread, in
-    any order and again; what went wrong on the device is raised there.
+    A worker that provides "async_output" does not wait for its device: `execute_model` returns
+    early, `sample_tokens` returns a handle, and the next plan may come before the handle's result
+    was read. `result` of the handle may be called from any thread, in any order and repeatedly. It
+    raises the errors of the device.
 
-    Contract. State is kept per row: `joins` give a row its tokens, each sampled token is appended
-    to its row by the worker itself, and `leaves` end a row. A worker applies leaves, joins, blocks
-    and runs, in that order; an empty plan is applied too. Blocks are never copied, moved or cleared
-    by the engine; what a block holds beyond a row's computed tokens is undefined.
+    Contract. The worker keeps state per row. `joins` give a row its tokens, the worker appends each
+    sampled token to its row, and `leaves` end a row. The worker applies leaves, joins, blocks and
+    runs in this order; it applies an empty plan too. The engine never copies, moves or clears
+    blocks. The content of a block beyond a row's computed tokens is undefined.
 
-    Drafts. A worker may draft what comes after a sampled token. It keeps the drafts, and tells in
-    `ModelRunnerOutput.num_drafts` how many a row holds; they last until the row's next run. That
-    run verifies the first `SchedulerOutput.num_drafts` of them: they are its last tokens, and it
-    samples after the last known token and after each draft. A plan may be made before the results
-    of the row's earlier runs are known. Then it allows for as many drafts as there can be, and its
-    `starts` is right if all drafts before were: the worker begins where the row is computed up to,
-    and verifies the drafts that it holds, at most so many. Drafts are accepted from the first
-    on, as long as each is what was sampled in its place; the row gets them and the token after
-    them, so `num_sampled` is 1 + accepted. The row is then computed up to its last token but one:
-    what was written for the other drafts is void and written over by later runs. Drafts change
-    speed and never which tokens come out. Whatever drafting itself keeps in the cache goes into
-    blocks that the row has: those reach `WorkerConfig.num_lookahead_tokens`, the most drafts of a
-    row, beyond the row's last run, as far as the request may grow. A worker without the capability
-    "drafts" is never asked to verify.
+    Drafts. A worker with the capability "drafts" may draft tokens after a sampled token. It keeps
+    them until the row's next run and reports their number in `ModelRunnerOutput.num_drafts`.
+    - The next run verifies the first `SchedulerOutput.num_drafts` of them. They are the last tokens
+      of the run, which samples after the last known token and after each draft.
+    - A draft is accepted if it and all drafts before it equal the tokens sampled in their place.
+      The row gains the accepted drafts and the next sampled token: `num_sampled` is 1 + accepted.
+      Keys and values of rejected drafts are invalid; later runs overwrite them.
+    - If the results of the row's earlier runs are not known yet, the plan allows for the maximum
+      number of drafts, and its `starts` assumes that all earlier drafts are accepted. The worker
+      starts at the row's first uncomputed token and verifies the drafts that it holds, at most
+      `num_drafts`.
+    - Drafts change the speed, never the tokens of a request.
+    - The drafter may use the row's blocks. They extend `WorkerConfig.num_lookahead_tokens` tokens
+      beyond the row's last run, up to the maximum length of the request.
 
-    Sampling. Every worker does `temperature` and `seed`, and names in `provides` which other fields
-    of `SamplingParams` it does, by the ids of `SAMPLING_CAPABILITIES`; a request that needs another
-    is refused before it reaches a worker. docs/plugins/worker.md says what each field means.
+    Sampling. Every worker implements `temperature` and `seed`. `provides` names the other fields of
+    `SamplingParams` that it implements, by the ids of `SAMPLING_CAPABILITIES`. The engine refuses a
+    request that needs another one. docs/plugins/worker.md defines each field.
 
-    Encoders. `SchedulerOutput.encoder` names content of rows that is to be encoded before the runs
-    of the same plan; its output is kept until `encoder_frees` names its hash, and is what the
-    model reads in place of the placeholder tokens, in this plan and later ones, for every row
-    with content of that hash. Frees come before encoder runs. A worker without the capability
-    "encoder" is never asked.
-    provides: capability ids of the optional contracts that the class implements, such as "sleep".
-    device_types: the devices that it computes on, as tensors are told them; empty for any.
+    Encoders. A worker with the capability "encoder" encodes the content in
+    `SchedulerOutput.encoder` before the runs of the same plan, after it has applied
+    `encoder_frees`. It keeps the output until `encoder_frees` names its hash. The model reads the
+    output in place of the placeholder tokens of every row with content of that hash.
+
+    provides: ids of the optional capabilities that the class implements, such as "sleep".
+    device_types: device types that it supports, torch's names; empty for any.
     """
 
     CONTRACT: ClassVar[str] = "worker"
@@ -120,91 +121,92 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def __init__(self, context: WorkerContext) -> None:
-        """Keep `context`; touch no device yet."""
+        """Keep `context`. Do not use the device yet."""
 
     @abstractmethod
     def init_device(self) -> None:
-        """Take the device. Raise CapacityError or PluginError with the reason if it cannot."""
+        """Initialize the device. Raise CapacityError or PluginError if it cannot be used."""
 
     @abstractmethod
     def load_model(self) -> None:
-        """Make the model and load its weights. Raise ModelError naming file or weight."""
+        """Create the model and load its weights. Raise ModelError, naming the file or weight."""
 
     @abstractmethod
     def get_model_info(self) -> ModelInfo:
-        """Return the facts of the loaded model."""
+        """Return what the engine needs to know about the loaded model."""
 
     @abstractmethod
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return what each layer keeps, by layer name; empty if the model keeps nothing."""
+        """Return the KV-cache spec of each layer by name; empty if the model has no cache."""
 
     @abstractmethod
     def determine_available_memory(self) -> int:
-        """Return the bytes left for the KV cache, measured by a run of the largest step."""
+        """Run a step of maximum size and return the bytes that remain for the KV cache."""
 
     @abstractmethod
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Take the cache's memory. Called once, before the first plan.
+        """Allocate the KV cache. Called once, before the first plan.
 
-        A layer has the block size of its group (`KVCacheGroup.spec`), which may be a multiple of
-        the one that `get_kv_cache_spec` returned, and its place in the memory (`place`).
+        `KVCacheGroup.place` gives each layer's offset. The block size of a layer is that of its
+        group (`KVCacheGroup.spec`), possibly a multiple of the one from `get_kv_cache_spec`.
         """
 
     @abstractmethod
     def compile_or_warm_up_model(self) -> None:
-        """Do now whatever would make the first requests slow. Leaves no trace in any result."""
+        """Compile and warm up, so that the first requests are not slow. Results do not change."""
 
     @abstractmethod
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model; keep the logits for `sample_tokens`.
 
-        The plan is only read. The call may return before the device is done.
+        The plan is read only. The call may return before the device has finished.
         """
 
     @abstractmethod
     def sample_tokens(
         self, grammar: GrammarOutput | None = None
     ) -> ModelRunnerOutput | Handle[ModelRunnerOutput]:
-        """Sample from the logits of the plan just executed and return its result.
+        """Sample from the logits of the last executed plan and return its result.
 
-        A handle comes only from workers that provide "async_output".
+        Only workers that provide "async_output" may return a handle.
         """
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Give everything back. May be called at any time, and twice."""
+        """Release all resources. May be called at any time and more than once."""
 
 
 class Sleeps(Protocol):
-    """Capability "sleep": gives memory back while idle."""
+    """Capability "sleep": releases device memory while the engine is idle."""
 
     def sleep(self, level: int) -> None:
-        """Level 1 drops the cache and sets the weights aside; level 2 drops both."""
+        """Release memory. Level 1 drops the cache and offloads the weights; level 2 drops both."""
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Take the memory named by `tags` ("weights", "kv_cache"; empty: all) again."""
+        """Allocate the memory of `tags` again: "weights", "kv_cache"; empty for all."""
 
 
 class DescribesAttention(Protocol):
-    """Capability "describes_attention": says what a model asks of attention before it is loaded."""
+    """Capability "describes_attention": describes a model's attention before it is loaded."""
 
     @classmethod
     def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
-        """Return what the layers that `load_model` would make ask; None for no attention.
+        """Return the attention of the model that `load_model` would create; None for no attention.
 
-        Opens no weights, takes no device and no memory to speak of. Raises as `load_model` for a
-        model that cannot be made, and AttentionUnknownError where only loading it can tell.
+        Reads no weights, uses no device and allocates little memory. Raises the errors of
+        `load_model` for a model that cannot be created, and AttentionUnknownError if the model must
+        be loaded to answer.
         """
 
 
 class ProvidesModel(Protocol):
-    """Capability "model": lets worker extensions reach the model."""
+    """Capability "model": gives worker extensions access to the model."""
 
     def get_model(self) -> Any:
         """Return the loaded model, always the same object; in practice a `torch.nn.Module`.
 
-        To be called after `load_model`. The parameters of a linear layer are those that its linear
-        method keeps after packing. A change of a parameter in place holds from the next step on.
+        Call it after `load_model`. Linear layers have the parameters that their linear method keeps
+        after packing. A parameter that is changed in place takes effect in the next step.
         """
 
 

@@ -1,8 +1,8 @@
-"""The contract of a worker extension: methods that are added to a worker, to be called by name.
+"""The contract of a worker extension: methods that are added to a worker and called by name.
 
-`EngineArgs.worker_extension_cls` names one; the executor makes a subclass of worker and extension
-and calls its methods through `collective_rpc("name")`. It is for what an engine never calls itself:
-looking into weights, swapping them, measuring.
+`EngineArgs.worker_extension_cls` names the extension. The executor creates a subclass of worker and
+extension; users call its methods with `collective_rpc("name")`. Use it for operations that the
+engine itself never calls, such as inspecting or swapping weights and measuring.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import ClassVar
 
 
 class WorkerExtension:
-    """A class of methods; `self` is the worker.
+    """A class of methods whose `self` is the worker.
 
-    Contract. It brings methods and constants, and no constructor: the worker has one. None of its
-    names is one of the worker's class or contract. What it keeps on `self`, it keeps under names of
-    its own, such as `_myplugin_count`.
+    Contract. It defines methods and constants, but no constructor. Its names must not occur in the
+    worker's class or contract. Attributes that it sets on `self` have a prefix of the plugin, such
+    as `_myplugin_count`.
     """
 
     CONTRACT: ClassVar[str] = "worker_extension"
