@@ -1,7 +1,6 @@
-"""What every test run shares: it skips what the machine cannot do, and names what it left out.
+"""Options and hooks of every test run: it skips tests that the machine cannot run, and lists them.
 
-A run may be spread over processes (pytest-xdist): what they left out and what tests told is
-gathered in the one that reports.
+With pytest-xdist, the controller collects the omitted tests and the notes of all processes.
 """
 
 from __future__ import annotations
@@ -23,51 +22,57 @@ _deselected: list[str] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this project's runs."""
-    # What passes with a contract's fake in place of all implementations shows nothing.
-    parser.addoption("--with-fake", metavar="KIND", help="load the fake of this contract instead")
+    # A test that passes with a contract's fake instead of every implementation shows nothing.
     parser.addoption(
-        "--clock", choices=CLOCK_PARTS, help="run without the tests that measure time, or only them"
+        "--with-fake",
+        metavar="KIND",
+        help="load the fake of this contract instead of any implementation",
+    )
+    parser.addoption(
+        "--clock",
+        choices=CLOCK_PARTS,
+        help="run without the tests that measure time, or only those tests",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the fake in place, in this process."""
+    """Replace plugin loading with the fake, in this process."""
     kind = config.getoption("--with-fake")
     if kind is None:
         return
-    from dovetail.plugins import PluginRegistry  # only where it is to be patched
+    from dovetail.plugins import PluginRegistry  # imported only when it is patched
     from dovetail_devkit import load_fake
 
     load = PluginRegistry.load
 
-    def load_or_fake(self: PluginRegistry, asked: str, reference: str | type) -> type:
-        return load_fake(kind) if asked == kind else load(self, asked, reference)
+    def load_or_fake(self: PluginRegistry, requested: str, reference: str | type) -> type:
+        return load_fake(kind) if requested == kind else load(self, requested, reference)
 
-    PluginRegistry.load = load_or_fake  # type: ignore[method-assign]  # that is the point
+    PluginRegistry.load = load_or_fake  # type: ignore[method-assign]
 
 
 @pytest.fixture
-def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Say something at the end of the run, whatever is captured: `tell("3.1 ms")`."""
-    return partial(record_property, "told")
+def note(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Return a function that adds a note to the end of the report: `note("3.1 ms")`."""
+    return partial(record_property, "note")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the cases that are slow are left out
+@pytest.hookimpl(tryfirst=True)  # before slow cases are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the asked part of the tests; skip those for accelerators where there is none."""
+    """Keep the requested part of the tests; skip accelerator tests on a machine without one."""
     _sample(items)
     part = config.getoption("--clock")
     if part is not None:
-        # The other part is no test left out: another run has it.
+        # Not reported as left out: another run has the other part.
         items[:] = [x for x in items if bool(x.get_closest_marker("clock")) == (part == "only")]
-    asking = [item for item in items if item.get_closest_marker("gpu")]
-    if asking and not _has_accelerator():
-        for item in asking:
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_tests and not _has_accelerator():
+        for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="no accelerator on this machine"))
 
 
 def _sample(items: list[pytest.Item]) -> None:
-    """Leave all but one in `n` of the cases of a test with the mark `sampled(n)` to `make soak`.
+    """Keep one in `n` cases of a test with the mark `sampled(n)`; `make soak` runs all of them.
 
     A hash of the commit selects the cases, so every case is selected at some commit, and a failing
     case cannot be avoided by choice.
@@ -97,12 +102,12 @@ def _has_accelerator() -> bool:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Remember what this run leaves out."""
+    """Record the tests that this run leaves out."""
     _deselected.extend(item.nodeid for item in items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what one of several processes left out to the one that reports."""
+    """Send the names of omitted tests to the xdist controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["deselected"] = _deselected
@@ -110,21 +115,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
-    """Take what a process left out: each of them leaves out the same."""
+    """Receive the omitted tests of an xdist worker; they are the same in every worker."""
     _deselected[:] = getattr(node, "workeroutput", {}).get("deselected", _deselected)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what tests told, and by name what was not run: a green run claims no more than it did.
-
-    A test tells with the fixture `tell`.
-    """
-    told = list(_told(terminalreporter))
-    if told:
-        terminalreporter.section("told")
-    for line in told:
+    """Print the notes of tests (fixture `note`) and the names of the tests that did not run."""
+    notes = list(_notes(terminalreporter))
+    if notes:
+        terminalreporter.section("notes")
+    for line in notes:
         terminalreporter.write_line(line)
-    # Cases of one test count as one line: a product of parameters would hide all others.
+    # The cases of one test share one line, so that parametrized tests do not fill the list.
     functions = Counter(name.split("[", maxsplit=1)[0] for name in _deselected)
     left_out = [
         f"deselected: {name}" + (f" ({count} cases)" if count > 1 else "")
@@ -144,11 +146,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if len(left_out) > NUM_NAMES_SHOWN:
         terminalreporter.write_line(f"… and {len(left_out) - NUM_NAMES_SHOWN} more")
     if _deselected:
-        terminalreporter.write_line("`make soak` runs all of them.")
+        terminalreporter.write_line("`make soak` runs the deselected tests.")
 
 
-def _told(terminalreporter: pytest.TerminalReporter) -> Iterator[str]:
+def _notes(terminalreporter: pytest.TerminalReporter) -> Iterator[str]:
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, ()):
             if report.when == "call":
-                yield from (text for name, text in report.user_properties if name == "told")
+                yield from (text for name, text in report.user_properties if name == "note")

@@ -1,13 +1,12 @@
 """The contracts' signatures as plain data, and the rule by which they may change.
 
-`python tests/architecture/snapshot.py --write` renews contracts.json. It refuses while a contract
-differs from the file and still carries the version that the file has for it: whoever changes a
-contract raises its CONTRACT_VERSION first, so that plugins of the old one can be told.
+`python tests/architecture/snapshot.py --write` writes contracts.json. It refuses if a contract
+differs from the file but has the same version as in the file: raise CONTRACT_VERSION first, so that
+plugins for the old contract can be recognized.
 
-A contract is a module of `dovetail.interfaces`. What has no version of its own (the cache's
-description; plans, rows, results and requests) belongs to the contracts that are made of it. A
-section of the configuration belongs to every contract whose signatures name it, or name a type
-that holds it.
+A contract is a module of `dovetail.interfaces`. Modules without a version (the cache description,
+plans, rows, results, requests) belong to the contracts that use them. A configuration section
+belongs to every contract whose signatures name it, or name a type that contains it.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ FILE = Path(__file__).with_name("contracts.json")
 CORE = Path(__file__).resolve().parents[2] / "core/src"
 
 OPTIONAL = "optional "
-"""What the signature of a method begins with that plugins may leave out."""
+"""Prefix in the signature of a method that plugins may omit."""
 
-# Modules without a CONTRACT_VERSION to the contracts that have to be raised with them.
+# Maps a module without a CONTRACT_VERSION to the contracts whose version must be raised with it.
 SHARED = {
     "dovetail.interfaces.plugin_lookup": ("executor", "worker"),
     "dovetail.interfaces.kv_cache": ("attention", "scheduler", "worker"),
@@ -42,14 +41,14 @@ SHARED = {
     "dovetail.rows": ("scheduler",),
 }
 
-# Modules with sections of the configuration, which contracts carry in their contexts.
+# Modules with configuration sections, which contracts include in their contexts.
 SECTIONS = tuple(
     f"dovetail.interfaces.{name}"
     for name in ("config_fields", "engine_config", "frozen_mapping", "requested_config")
 )
 
 
-def take() -> dict[str, Any]:
+def take_snapshot() -> dict[str, Any]:
     """Return {"versions": contract to version, "modules": module to its classes}."""
     import dovetail.interfaces as package
 
@@ -76,7 +75,8 @@ def governing_contracts(module: str) -> tuple[str, ...]:
 
 
 def carriers(snapshot: dict[str, Any]) -> dict[str, set[str]]:
-    """Return which contracts carry each section: those that name it, directly or by another."""
+    """Return the contracts that carry each section: those that name it, directly or through another
+    type."""
     modules = snapshot["modules"]
     sections = {name: text for module in SECTIONS for name, text in modules.get(module, {}).items()}
     found: dict[str, set[str]] = {name: set() for name in sections}
@@ -109,12 +109,12 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def unraised(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return, a sentence each, the contracts that changed and kept their version."""
+def contracts_to_raise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return one sentence for each contract that changed without a new version."""
     sentences = []
     for module, lines in changes(old, new).items():
         if all(f"(none)  ->  {OPTIONAL}" in line for line in lines):
-            continue  # what plugins may leave out makes no plugin invalid
+            continue  # an optional method does not make an existing plugin invalid
         for contract in sorted(_governing(module, old, new)):
             version = new["versions"][contract]
             if old["versions"].get(contract) == version:
@@ -125,7 +125,7 @@ def unraised(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _governing(module: str, old: dict[str, Any], new: dict[str, Any]) -> set[str]:
-    """Return the contracts that have to be raised for what changed in `module`."""
+    """Return the contracts whose version must be raised when `module` changes."""
     if module not in new["modules"]:
         return set()
     if module not in SECTIONS:
@@ -145,7 +145,7 @@ def _classes_of(module: ModuleType) -> list[type]:
 
 
 def _describe(cls: type) -> dict[str, str]:
-    """Return name to signature of everything public that `cls` itself declares."""
+    """Return the signature of every public member that `cls` itself declares, by name."""
     if issubclass(cls, enum.Enum):
         return {member.name: repr(member.value) for member in cls}
     described = {"(bases)": ", ".join(base.__name__ for base in cls.__bases__)}
@@ -200,13 +200,13 @@ def _differences(
 
 
 def main(arguments: list[str]) -> int:
-    """Write the snapshot, or say why not; return the exit status."""
+    """Write the snapshot, or print why it was not written; return the exit status."""
     if arguments != ["--write"]:
         print(__doc__)
         return 2
     sys.path.insert(0, str(CORE))
-    new = take()
-    refused = unraised(json.loads(FILE.read_text("utf-8")), new) if FILE.exists() else []
+    new = take_snapshot()
+    refused = contracts_to_raise(json.loads(FILE.read_text("utf-8")), new) if FILE.exists() else []
     if refused:
         print("\n".join(refused))
         return 1

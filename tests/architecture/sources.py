@@ -1,7 +1,4 @@
-"""Where the project's own source files are, and how the architecture tests read them.
-
-Knows folders and syntax trees; it contains no rule.
-"""
+"""Finds and parses the project's source files for the architecture tests. Contains no rules."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ SKIPPED = frozenset({"__pycache__", "build", "dist", ".venv"})
 
 @cache
 def members() -> tuple[Path, ...]:
-    """Return the folder of each member, sorted: each that holds a pyproject.toml."""
+    """Return the folders of all members, sorted: the folders that contain a pyproject.toml."""
     found = (path for pattern in MEMBER_FOLDERS for path in ROOT.glob(pattern))
     return tuple(sorted(path for path in found if (path / "pyproject.toml").is_file()))
 
@@ -39,7 +36,7 @@ def project_of(folder: Path) -> dict[str, Any]:
 
 
 def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
-    """Yield the files below `folder` with one of `suffixes`, sorted, without what is built."""
+    """Yield the files below `folder` with one of `suffixes`, sorted, without build outputs."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in suffixes and not SKIPPED & set(path.parts) and path.is_file():
             yield path

@@ -8,14 +8,14 @@ CORE = ROOT / "core/src/dovetail"
 THE_CLOCK = "core/src/dovetail/clock.py"
 WALL_CLOCKS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "date.today"})
 
-# File to the reason why it reads a clock of its own. A stale entry fails the test.
+# Maps a file to the reason why it reads the time directly. A stale entry fails the test.
 EXCEPTIONS = {
     "core/src/dovetail/tokenizers/template_renderer.py": "templates print the calendar's date",
 }
 
 
 def clock_reads(tree: ast.Module) -> list[int]:
-    """Lines that import `time` or ask the calendar for now."""
+    """Return the lines that import `time` or read the current date."""
     lines = [line for name, line in imported_names(tree) if name == "time"]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -35,7 +35,7 @@ def test_only_the_clock_reads_the_time():
     assert not found, f"take a dovetail.clock.Clock instead (file: lines): {found}"
 
 
-def test_the_clock_is_where_it_is_thought_to_be():
+def test_the_clock_module_reads_the_time():
     assert THE_CLOCK in readers()
 
 
@@ -44,7 +44,7 @@ def test_each_exception_is_still_needed():
     assert not stale, f"delete from EXCEPTIONS in {__file__}: {stale}"
 
 
-def test_the_gate_finds_every_way_to_read_a_clock():
+def test_every_way_to_read_a_clock_is_found():
     for source in (
         "import time",
         "def f():\n    from time import perf_counter",

@@ -1,4 +1,4 @@
-"""No contract changes unnoticed: its signatures are in git, and a change raises its version."""
+"""Contract signatures are recorded in git, and a change requires a new contract version."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from architecture.snapshot import (
     _describe,
     carriers,
     changes,
+    contracts_to_raise,
     governing_contracts,
-    take,
-    unraised,
+    take_snapshot,
 )
 from dovetail.interfaces.engine_config import CacheConfig
 
@@ -26,31 +26,33 @@ RENEW = "python tests/architecture/snapshot.py --write"
 
 @pytest.fixture(scope="module")
 def current():
-    return take()
+    return take_snapshot()
 
 
 def test_contracts_are_as_recorded(current):
     recorded = json.loads(FILE.read_text("utf-8"))
     found = changes(recorded, current)
     lines = [f"{module}\n    " + "\n    ".join(parts) for module, parts in found.items()]
-    advice = unraised(recorded, current) or ["the versions are raised: now renew the snapshot"]
+    advice = contracts_to_raise(recorded, current) or [
+        "the versions are raised: write the snapshot"
+    ]
     assert not found, "\n".join(["contracts changed:", *lines, *advice, f"then: {RENEW}"])
-    assert recorded["versions"] == current["versions"], f"renew the snapshot: {RENEW}"
+    assert recorded["versions"] == current["versions"], f"write the snapshot: {RENEW}"
 
 
-def test_every_version_has_its_line_in_the_changelog(current):
+def test_every_contract_version_has_a_line_in_the_changelog(current):
     text = CHANGELOG.read_text("utf-8")
     for contract, version in current["versions"].items():
         line = f"| {contract} | {version} |"
         assert line in text, f"say what changed: core/CONTRACTS.md lacks '{line}'"
 
 
-def test_every_module_has_a_version_that_speaks_for_it(current):
+def test_every_module_belongs_to_a_versioned_contract(current):
     modules = set(current["modules"]) - set(SECTIONS)
     orphans = [name for name in modules if not governing_contracts(name)]
     assert not orphans, f"give these a CONTRACT_VERSION, or a line in snapshot.SHARED: {orphans}"
     unknown = {c for governing in SHARED.values() for c in governing} - set(current["versions"])
-    assert not unknown, f"snapshot.SHARED names contracts that are not there: {unknown}"
+    assert not unknown, f"snapshot.SHARED names unknown contracts: {unknown}"
 
 
 def test_a_change_without_a_new_version_is_refused(current):
@@ -58,36 +60,36 @@ def test_a_change_without_a_new_version_is_refused(current):
     worker = changed["modules"]["dovetail.interfaces.worker"]["WorkerBase"]
     worker["execute_model"] = "method(self, plan, extra)"
     assert list(changes(current, changed)) == ["dovetail.interfaces.worker"]
-    assert "CONTRACT_VERSION of 'worker'" in unraised(current, changed)[0]
+    assert "CONTRACT_VERSION of 'worker'" in contracts_to_raise(current, changed)[0]
     changed["versions"]["worker"] = "9.9"
-    assert not unraised(current, changed)
+    assert not contracts_to_raise(current, changed)
 
 
-def test_an_operation_is_added_without_a_new_version(current):
+def test_adding_an_optional_operation_needs_no_new_version(current):
     changed = copy.deepcopy(current)
     ops = changed["modules"]["dovetail.interfaces.ops"]["Ops"]
     ops["gelu"] = "optional method(self, x_TD)"
-    assert not unraised(current, changed)
+    assert not contracts_to_raise(current, changed)
     ops["rms_norm"] = "optional method(self, x_TD)"
-    assert "CONTRACT_VERSION of 'ops'" in unraised(current, changed)[0]
+    assert "CONTRACT_VERSION of 'ops'" in contracts_to_raise(current, changed)[0]
 
 
-def test_a_change_of_what_contracts_share_raises_all_of_them(current):
+def test_a_change_of_a_shared_module_affects_every_contract_that_uses_it(current):
     changed = copy.deepcopy(current)
     del changed["modules"]["dovetail.plan"]["SchedulerOutput"]["leaves"]
-    assert len(unraised(current, changed)) == 2
+    assert len(contracts_to_raise(current, changed)) == 2
     changed["versions"]["worker"] = "9.9"
-    assert len(unraised(current, changed)) == 1
+    assert len(contracts_to_raise(current, changed)) == 1
 
 
-def test_a_new_field_of_a_section_is_a_change_of_the_contracts_that_carry_it(current):
+def test_a_new_field_of_a_config_section_changes_the_contracts_that_carry_it(current):
     class Planted(CacheConfig):
         eviction: str = "lru"
 
     changed = copy.deepcopy(current)
     section = changed["modules"]["dovetail.interfaces.engine_config"]["CacheConfig"]
     section |= {"eviction": _describe(Planted)["eviction"]}
-    told = " ".join(unraised(current, changed))
+    told = " ".join(contracts_to_raise(current, changed))
     assert section["eviction"] == "field: str = 'lru'"
     for contract in ("worker", "executor", "kv_connector", "platform", "hooks"):
         assert f"CONTRACT_VERSION of {contract!r}" in told
@@ -95,7 +97,7 @@ def test_a_new_field_of_a_section_is_a_change_of_the_contracts_that_carry_it(cur
         assert f"CONTRACT_VERSION of {contract!r}" not in told
 
 
-def test_contexts_carry_their_own_part_of_the_configuration(current):
+def test_contexts_carry_only_their_part_of_the_configuration(current):
     carried = carriers(current)
     assert "worker" not in carried["SchedulerConfig"] | carried["LimitsConfig"]
     assert "worker" not in carried["ModelConfig"] | carried["PluginsConfig"]

@@ -1,4 +1,4 @@
-"""The torch layer is told its device: no device name appears in its code."""
+"""The torch layer receives its device: no device name appears in its code."""
 
 import ast
 import io
@@ -18,7 +18,7 @@ def words(text: str) -> set[str]:
 
 
 def docstrings_of(tree: ast.Module) -> set[int]:
-    """Ids of the constants that are docstrings, or strings standing alone as attribute notes."""
+    """Return the ids of the constants that are docstrings, also those of attributes."""
     alone = (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
     return {id(value) for value in alone if isinstance(value, ast.Constant)}
 
@@ -58,10 +58,10 @@ def test_the_torch_layer_names_no_device():
         "d = {'mps': 1}",
     ],
 )
-def test_the_gate_finds(source):
+def test_a_device_name_is_found(source):
     assert device_names_in(source)
 
 
 @pytest.mark.parametrize("source", ["# a cuda device", '"""As on cpu."""', "x = 'encumbrance'"])
-def test_the_gate_lets_pass(source):
+def test_other_words_are_not_found(source):
     assert not device_names_in(source)

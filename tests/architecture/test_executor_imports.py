@@ -1,4 +1,4 @@
-"""Our executors use only the modules that the page for authors of executors lists."""
+"""The executors import only the modules that the page for executor authors lists."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ def imported_modules(path):
             yield node.module
 
 
-def test_executors_import_only_the_modules_of_their_page():
+def test_executors_import_only_the_modules_that_their_page_lists():
     section = PAGE.read_text("utf-8").partition("## Modules for executors")[2].partition("\n## ")[0]
     listed = re.findall(r"`(dovetail\.[a-z_.]+)`", section)
     assert "dovetail.processes" in listed
@@ -25,10 +25,11 @@ def test_executors_import_only_the_modules_of_their_page():
     used = {module for file in files for module in imported_modules(file)}
     ours = {module for module in used if module.partition(".")[0] == "dovetail"}
     allowed = (*listed, "dovetail.executors.multiproc")
-    beyond = {
+    unlisted = {
         one
         for one in ours
         if not any(one == name or one.startswith(f"{name}.") for name in allowed)
     }
-    assert not beyond, f"add these to {PAGE.name}, or do without them: {sorted(beyond)}"
+    advice = f"add these modules to {PAGE.name}, or do not import them"
+    assert not unlisted, f"{advice}: {sorted(unlisted)}"
     assert "dovetail.processes.child_group" in ours

@@ -1,5 +1,4 @@
-"""The files of a model directory are read in one place, which refuses what is not a regular
-file."""
+"""The files of a model directory are read in one module, which refuses irregular files."""
 
 import ast
 
@@ -11,19 +10,22 @@ READERS = (
     "model_registry/src",
     "platforms/torch/src/dovetail_torch/weights",
 )
-"""Folders of the code that reads model directories."""
+"""Folders with code that reads model directories."""
 OPENING = frozenset({"from_file", "read_bytes", "read_text", "open", "is_file", "isfile"})
 
-# (file, call) to the reason why it does not go through `dovetail.model_files`.
+# Maps (file, call) to the reason why it does not use `dovetail.model_files`.
 EXCEPTIONS = {
     ("core/src/dovetail/config/model_directory.py", "os.path.isfile"): "the directory is a file",
-    ("core/src/dovetail/config/assembly.py", "ModelDirectory.open"): "it is that module's user",
-    ("core/src/dovetail/tokenizers/tokenizer_trial.py", "os.open"): "notes in a private folder",
+    (
+        "core/src/dovetail/config/assembly.py",
+        "ModelDirectory.open",
+    ): "the module uses dovetail.model_files",
+    ("core/src/dovetail/tokenizers/tokenizer_trial.py", "os.open"): "files in a private folder",
 }
 
 
 def opening_calls(tree: ast.Module) -> set[str]:
-    """Return the calls that open or look at a file by themselves, and loaders of JSON files."""
+    """Return the calls that open or inspect a file directly, and calls that load JSON files."""
     calls = {
         dotted_name(node.func) or getattr(node.func, "attr", "")
         for node in ast.walk(tree)
@@ -42,7 +44,7 @@ def found_calls() -> set[tuple[str, str]]:
     return {(relative(path), call) for path in files for call in opening_calls(tree_of(path))}
 
 
-def test_model_files_are_read_in_one_place():
+def test_model_files_are_read_in_one_module():
     found = sorted(found_calls() - EXCEPTIONS.keys())
     assert not found, f"read it with dovetail.model_files: {found}"
 
@@ -52,7 +54,7 @@ def test_each_exception_is_still_needed():
     assert (ROOT / "core/src/dovetail/model_files.py").is_file()
 
 
-def test_the_gate_finds_every_way_to_open_a_file():
+def test_every_way_to_open_a_file_is_found():
     for source in (
         "open('x')",
         "path.open()",

@@ -1,4 +1,4 @@
-"""Who may import whom, and what an import costs."""
+"""Which module may import which, and what an import costs."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def imports():
 def test_contracts_of_import_linter_are_kept():
     program = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports())"
     done = run("-c", program)
-    # What it has to say is long; the end names the broken contract and the lines to change.
+    # The output is long; its end names the broken contract and the lines to change.
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
@@ -75,16 +75,16 @@ def test_a_type_from_a_higher_layer_is_found(tmp_path):
     assert "dovetail.kv_cache is not allowed to import dovetail.engine" in done.stdout
 
 
-def test_importing_the_names_used_loads_nothing_heavy(imports):
+def test_importing_the_public_names_loads_nothing_heavy(imports):
     loaded = imports[0][2]
     assert not loaded, f"`from dovetail import LLM, SamplingParams` loads {loaded}: import lazily"
 
 
 @pytest.mark.clock
-def test_importing_the_names_used_is_quick(imports, tell):
-    """CPU time is held against the bound: the wall clock also counts whoever else runs here."""
+def test_importing_the_public_names_is_fast(imports, note):
+    """The bound applies to CPU time: wall-clock time also counts other processes on the machine."""
     wall_s, cpu_s = (statistics.median(run[i] for run in imports) for i in (0, 1))
-    tell(f"import of LLM and SamplingParams: {wall_s:.3f} s, {cpu_s:.3f} s of CPU")
+    note(f"import of LLM and SamplingParams: {wall_s:.3f} s, {cpu_s:.3f} s of CPU")
     assert cpu_s <= MAX_IMPORT_S, f"{cpu_s:.3f} s of CPU; see `python -X importtime -c ...`"
 
 

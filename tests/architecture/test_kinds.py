@@ -25,7 +25,7 @@ def _load(path: str) -> object:
 
 
 @pytest.mark.parametrize("kind", CHOSEN, ids=[kind.name for kind in CHOSEN])
-def test_the_option_and_the_field_of_a_kind_are_those_of_its_row(kind: Kind) -> None:
+def test_the_option_and_the_field_of_a_kind_exist(kind: Kind) -> None:
     section, _, name = kind.field.partition(".")
     for config in (RequestedConfig, EngineConfig):
         node = config.model_fields[section].annotation
@@ -41,7 +41,7 @@ def test_the_option_and_the_field_of_a_kind_are_those_of_its_row(kind: Kind) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_the_contract_suite_and_fake_of_a_kind_are_where_its_row_says(kind: Kind) -> None:
+def test_the_contract_suite_and_fake_of_a_kind_exist(kind: Kind) -> None:
     assert kind.name == _load(kind.contract).CONTRACT
     if not kind.is_sketch:
         assert callable(_load(kind.suite_path)) and isinstance(_load(kind.fake_path), type)
@@ -49,7 +49,7 @@ def test_the_contract_suite_and_fake_of_a_kind_are_where_its_row_says(kind: Kind
     assert all(KINDS[other].field == kind.field for other in kind.also_accepts)
 
 
-def test_the_page_on_plugins_lists_every_kind_as_its_row_has_it() -> None:
+def test_the_page_on_plugins_lists_every_kind() -> None:
     text = (ROOT / "docs/plugins/README.md").read_text(encoding="utf-8")
     listed = [line for line in text.splitlines() if re.match(r"\| \[\w+\]\(\w+\.md\) \|", line)]
     assert listed == [

@@ -1,4 +1,4 @@
-"""Each member is whole: pyproject, README, src, tests, one version, and true entry points."""
+"""Each member is complete: pyproject, README, src, tests, one version, valid entry points."""
 
 import importlib
 import importlib.metadata
@@ -20,9 +20,9 @@ from architecture.sources import (
 from dovetail.plugins.metadata.first_party import FIRST_PARTY
 
 MAX_README_LINES = 60
-BROUGHT_BY_TORCH = frozenset({"triton"})  # by its builds for accelerators, under several names
+BROUGHT_BY_TORCH = frozenset({"triton"})  # builds for accelerators have different names
 BROUGHT_BY_SUBJECTS = frozenset({"dovetail_kv_memory", "dovetail_torch", "torch", "triton"})
-"""What the conformance kit imports only to test a plugin that needs it."""
+"""Packages that the conformance kit imports only to test a plugin that needs them."""
 MADE_BY_TESTS = frozenset({"acme", "parts"})
 """Packages that a test writes to a temporary folder and then imports."""
 MEMBERS = [pytest.param(member, id=relative(member)) for member in members()]
@@ -47,11 +47,15 @@ def import_name(member):
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-def test_a_member_is_whole(member):
+def test_a_member_is_complete(member):
     readme = member / "README.md"
-    assert readme.is_file(), f"write {relative(readme)}: purpose, contract, how to copy it"
+    assert readme.is_file(), (
+        f"write {relative(readme)}: state the purpose, the contract and how to copy the member"
+    )
     num_lines = len(readme.read_text("utf-8").splitlines())
-    assert num_lines <= MAX_README_LINES, f"{relative(readme)}: {num_lines} lines, a page at most"
+    assert num_lines <= MAX_README_LINES, (
+        f"{relative(readme)}: {num_lines} lines; shorten it to one page"
+    )
     assert list((member / "tests").glob("test_*.py")), f"{relative(member)}/tests has no test"
     assert f"-e ./{relative(member)}" in DEV, f"add `-e ./{relative(member)}` to dev.txt"
     assert import_name(member).startswith("dovetail")
@@ -68,17 +72,21 @@ def test_the_requirements_name_only_members():
 
 
 @pytest.mark.parametrize("folder", [*MEMBERS, pytest.param(ROOT, id="dovetail")])
-def test_versions_are_in_lock_step(folder):
+def test_all_members_have_the_same_version(folder):
     project, version = project_of(folder), project_of(ROOT)["version"]
     assert project["version"] == version, f"{project['name']} must have version {version}"
     extras = project.get("optional-dependencies", {}).values()
-    wishes = [*project["dependencies"], *(wish for extra in extras for wish in extra)]
-    for wish in wishes:
-        if requirement_name(wish) in OURS:
-            assert wish.endswith(f"=={version}"), f"{project['name']}: pin {wish} to =={version}"
+    requirements = [
+        *project["dependencies"],
+        *(requirement for extra in extras for requirement in extra),
+    ]
+    for requirement in requirements:
+        if requirement_name(requirement) in OURS:
+            message = f"{project['name']}: pin {requirement} to =={version}"
+            assert requirement.endswith(f"=={version}"), message
 
 
-def test_import_linter_looks_at_every_member():
+def test_import_linter_checks_every_member():
     table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     missing = {import_name(member) for member in members()} - set(table["root_packages"])
     advice = "add to root_packages, and to the contracts, in [tool.importlinter] of pyproject.toml"
@@ -88,13 +96,13 @@ def test_import_linter_looks_at_every_member():
 def test_the_meta_distribution_names_every_member():
     project = project_of(ROOT)
     extras = project["optional-dependencies"].values()
-    named = {requirement_name(wish) for wish in project["dependencies"]}
-    named |= {requirement_name(wish) for extra in extras for wish in extra}
+    named = {requirement_name(requirement) for requirement in project["dependencies"]}
+    named |= {requirement_name(requirement) for extra in extras for requirement in extra}
     assert named >= set(OURS), f"neither needed nor an extra: {sorted(set(OURS) - named)}"
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-def test_entry_points_name_what_is_there(member):
+def test_entry_points_name_existing_classes(member):
     groups = {"(scripts)": project_of(member).get("scripts", {})}
     groups |= project_of(member).get("entry-points", {})
     wrong = []
@@ -105,25 +113,24 @@ def test_entry_points_name_what_is_there(member):
                 found.load()
             except (ImportError, AttributeError) as error:
                 wrong.append(f"{group}: {name} = {target!r}: {error}")
-    assert not wrong, "\n".join(["write the class, or take the entry point away:", *wrong])
+    assert not wrong, "\n".join(["write the class, or remove the entry point:", *wrong])
 
 
 IMPORTED = {import_name(member): name for name, member in OURS.items()}
 
 
 def declared_by(member):
-    """Names of what a member depends on; what the members it depends on need counts as well."""
-    declared = {requirement_name(wish) for wish in project_of(member)["dependencies"]}
+    """Return the dependencies of a member, including those of the members that it depends on."""
+    declared = {requirement_name(requirement) for requirement in project_of(member)["dependencies"]}
     return declared.union(*(declared_by(OURS[name]) for name in declared & set(OURS)))
 
 
 def needed_by_tests(member):
-    """Names of what the tests of a member may import: what it needs, its extra `test`, the tools.
-
-    The devkit counts as declared for every member.
+    """Return the names that the tests of a member may import: its dependencies, its extra `test`,
+    the test tools. The devkit counts as declared for every member.
     """
     extra = project_of(member).get("optional-dependencies", {}).get("test", ())
-    names = {requirement_name(wish) for wish in (*extra, "dovetail-devkit")}
+    names = {requirement_name(requirement) for requirement in (*extra, "dovetail-devkit")}
     names |= {project_of(member)["name"], *map(requirement_name, TOOLS)}
     ours = names & set(OURS)
     return names.union(*(declared_by(OURS[name]) for name in ours))
@@ -141,7 +148,7 @@ def undeclared(path, declared):
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-def test_what_is_imported_is_declared(member):
+def test_every_imported_package_is_a_declared_dependency(member):
     project, declared = project_of(member), declared_by(member) | {project_of(member)["name"]}
     allowed = set()
     if project["name"] == "dovetail-core":
@@ -161,8 +168,9 @@ def test_what_is_imported_is_declared(member):
 
 
 @pytest.mark.parametrize("member", MEMBERS)
-def test_the_tests_of_a_member_import_only_what_runs_beside_it_alone(member):
-    """Packages in `pytest.importorskip` may be missing; modules beside the test may be there."""
+def test_the_tests_of_a_member_import_only_its_dependencies(member):
+    """Packages in `pytest.importorskip` may be missing; modules in the folder of the test are
+    allowed."""
     declared = needed_by_tests(member)
     tests = list(files_below(member / "tests", ".py"))
     beside = {path.stem for path in (*tests, *files_below(member / "training", ".py"))}

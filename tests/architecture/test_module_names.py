@@ -1,4 +1,4 @@
-"""Modules are nouns named for the one thing they define."""
+"""Modules have names that are nouns for the one thing that they define."""
 
 import re
 
@@ -11,21 +11,21 @@ def is_refused(name: str) -> bool:
     return REFUSED.search(name) is not None
 
 
-def test_no_module_is_a_drawer():
+def test_no_module_has_a_collective_name():
     found = {
         relative(path)
         for path in written_files()
         if any(is_refused(part) for part in path.relative_to(ROOT).with_suffix("").parts)
     }
-    assert not found, f"name these modules for the one thing that they define: {sorted(found)}"
+    assert not found, f"rename these modules after the one thing that they define: {sorted(found)}"
 
 
 def test_test_files_have_unique_names():
     names = [path.name for path in written_files() if path.name.startswith("test_")]
     twice = sorted({name for name in names if names.count(name) > 1})
-    assert not twice, f"rename, so that a report names one file only: {twice}"
+    assert not twice, f"rename these files, so that a report names only one file: {twice}"
 
 
-def test_the_gate_distinguishes_names():
+def test_collective_names_are_refused():
     assert all(map(is_refused, ("utils", "string_utils", "helper", "misc", "common", "V1", "v2")))
     assert not any(map(is_refused, ("utilization", "commonality", "plan", "llama", "qwen2")))

@@ -1,4 +1,4 @@
-"""Nothing that ships can be made to run what it reads: no pickle, no eval, no exec."""
+"""Shipped code never executes the data that it reads: no pickle, no eval, no exec."""
 
 import ast
 
@@ -28,7 +28,7 @@ def breaches(tree: ast.Module) -> list[tuple[int, str]]:
     return found
 
 
-def test_nothing_that_ships_unpickles_or_evaluates():
+def test_shipped_code_does_not_unpickle_or_evaluate():
     found = [
         f"{relative(path)}:{line}: {what}"
         for path in shipped_files()
@@ -49,10 +49,10 @@ def test_nothing_that_ships_unpickles_or_evaluates():
         "np.load(path, allow_pickle=True)",
     ],
 )
-def test_the_gate_finds(source):
+def test_unsafe_code_is_found(source):
     assert breaches(ast.parse(source))
 
 
 @pytest.mark.parametrize("source", ["model.eval()", "np.load(p, allow_pickle=False)", "load(p)"])
-def test_the_gate_lets_pass(source):
+def test_similar_safe_code_is_not_found(source):
     assert not breaches(ast.parse(source))

@@ -1,4 +1,4 @@
-"""A resolved configuration is never open: no "auto", and None only where it is a value."""
+"""A resolved configuration is complete: no "auto", and None only where it is a value."""
 
 import types
 import typing
@@ -13,25 +13,25 @@ from dovetail.interfaces.config_fields import ConfigNode
 from dovetail_devkit.fakes.platform import FakePlatform
 
 CHOSEN_WHERE_LOADED = (
-    "no plugin was requested: the process that loads it uses the first candidate that fits, which "
-    "depends on the loaded model; `PluginRegistry.resolutions` names it"
+    "no plugin was requested: the process that loads it selects the first candidate that "
+    "fits the loaded model; `PluginRegistry.resolutions` names it"
 )
 NONE_IS_A_VALUE = {
-    "cache.kv_cache_memory_bytes": "the cache has no size in bytes: it is measured",
+    "cache.kv_cache_memory_bytes": "no size in bytes was given: it is measured",
     "cache.num_gpu_blocks_override": "the number of blocks follows from the memory",
     "compute.attention_backend": CHOSEN_WHERE_LOADED,
     "compute.linear_method": CHOSEN_WHERE_LOADED,
-    "compute.num_threads": "as many threads as the worker's process has cores",
+    "compute.num_threads": "one thread per core of the worker process",
     "compute.ops": CHOSEN_WHERE_LOADED,
     "extensions.grammar_backend": "no grammars: such requests are refused",
     "extensions.io_processor": "no IO processor",
     "extensions.kv_connector": "no KV connector",
-    "extensions.worker_extension_cls": "the worker is not extended",
+    "extensions.worker_extension_cls": "no worker extension",
     "limits.max_prompt_chars": "follows from the tokenizer's longest token, read when needed",
     "observability.decision_log": "nothing is recorded",
     "parallel.worker_cls": CHOSEN_WHERE_LOADED,
 }
-"""The resolved fields that may be None, and what None means there."""
+"""The resolved fields that may be None, and the meaning of None."""
 
 
 def fields_of(cls: type[ConfigNode], path: str = "") -> Iterator[tuple[str, object]]:
@@ -75,7 +75,7 @@ def test_no_resolved_field_has_auto_as_its_default():
     assert "model.dtype" in auto_fields(RequestedConfig)
 
 
-def test_an_optional_field_that_is_not_on_the_list_is_found():
+def test_an_optional_field_that_is_not_listed_is_found():
     class Planted(EngineConfig):
         num_retries: int | None = None
         mode: str = "auto"
@@ -84,7 +84,7 @@ def test_an_optional_field_that_is_not_on_the_list_is_found():
     assert auto_fields(Planted) == {"mode"}
 
 
-def test_no_value_of_a_resolved_configuration_is_open(tmp_path):
+def test_every_value_of_a_resolved_configuration_is_set(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["A"], "vocab_size": 9}')
     config = resolve(EngineArgs(model=tmp_path).create_engine_config(), FakePlatform())
     values = {
@@ -98,7 +98,7 @@ def test_no_value_of_a_resolved_configuration_is_open(tmp_path):
 
 
 @pytest.mark.parametrize("reference", ["platform", "executor_backend", "worker_cls"])
-def test_auto_is_refused_where_a_resolved_plugin_is_due(tmp_path, reference):
+def test_auto_is_refused_in_place_of_a_resolved_plugin(tmp_path, reference):
     (tmp_path / "config.json").write_text('{"architectures": ["A"], "vocab_size": 9}')
     config = resolve(EngineArgs(model=tmp_path).create_engine_config(), FakePlatform())
     with pytest.raises(ConfigError, match=f"{reference}='auto' is not resolved"):

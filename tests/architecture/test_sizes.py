@@ -1,4 +1,4 @@
-"""Sizes: what one person can read at a time (DESIGN, section 9)."""
+"""Size limits of files, functions and packages, so that one person can read them."""
 
 import ast
 from collections import Counter
@@ -25,7 +25,7 @@ ONE_FILE_PER_KIND = ("interfaces", "suites", "fakes")
 """Packages with a file for each kind of plugin: they grow with the number of kinds."""
 
 
-# "rule path[::function]" to the reason. An entry that is no longer needed fails the test.
+# Maps "rule path[::function]" to the reason. An entry that is not needed fails the test.
 EXCEPTIONS: dict[str, str] = {}
 
 BLOCKS = (
@@ -43,13 +43,13 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nesting(node: ast.AST, depth: int = 0) -> int:
-    """Depth of blocks in blocks; an `elif` is on the level of its `if`, a `def` begins again."""
+    """Return the nesting depth; an `elif` is on the level of its `if`, a `def` starts at zero."""
     deepest = depth
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
             continue
         chained = isinstance(node, ast.If) and node.orelse == [child] and isinstance(child, ast.If)
-        # `else: if` and `elif` are the same tree; the column tells them apart.
+        # `else: if` and `elif` have the same tree; the column distinguishes them.
         chained = chained and child.col_offset == node.col_offset
         inside = depth + (isinstance(child, BLOCKS) and not chained)
         deepest = max(deepest, nesting(child, inside))
@@ -77,7 +77,9 @@ def function_breaches(
     if num_lines > MAX_FUNCTION_LINES and not kernel:
         found["lines"] = f"{num_lines} lines > {MAX_FUNCTION_LINES}: split by responsibility"
     if depth > MAX_NESTING:
-        found["nesting"] = f"nesting {depth} > {MAX_NESTING}: return early or name the inner part"
+        found["nesting"] = (
+            f"nesting {depth} > {MAX_NESTING}: return early, or move the inner part to a function"
+        )
     if width > MAX_PARAMETERS and not kernel:
         found["parameters"] = f"{width} parameters > {MAX_PARAMETERS}: bundle into a dataclass"
     return found
@@ -119,7 +121,7 @@ def all_breaches() -> dict[str, str]:
     return found
 
 
-def test_everything_is_small_enough_to_read():
+def test_files_and_functions_are_within_the_size_limits():
     breaches = [f"{k}: {v}" for k, v in all_breaches().items() if k not in EXCEPTIONS]
     assert not breaches, "\n".join(
         ["too large (or list it in EXCEPTIONS with a reason):", *breaches]
@@ -128,10 +130,10 @@ def test_everything_is_small_enough_to_read():
 
 def test_each_exception_is_still_needed():
     stale = [key for key in EXCEPTIONS if key not in all_breaches()]
-    assert not stale, f"no longer needed, delete from EXCEPTIONS in {__file__}: {stale}"
+    assert not stale, f"not needed any more, delete from EXCEPTIONS in {__file__}: {stale}"
 
 
-def crowded(paths: Iterable[Path]) -> dict[str, int]:
+def crowded_packages(paths: Iterable[Path]) -> dict[str, int]:
     """Return the packages with too many files, and how many they have."""
     counts = Counter(path.parent for path in paths)
     return {
@@ -142,22 +144,22 @@ def crowded(paths: Iterable[Path]) -> dict[str, int]:
 
 
 def test_no_package_has_too_many_files():
-    found = crowded(shipped_files())
+    found = crowded_packages(shipped_files())
     assert not found, f"more than {MAX_PACKAGE_FILES} files: move some to a subpackage: {found}"
 
 
-def test_a_crowded_package_is_found():
+def test_a_package_with_too_many_files_is_found():
     folder = ROOT / "core/src/dovetail/new"
     paths = [folder / f"m{number}.py" for number in range(MAX_PACKAGE_FILES + 1)]
-    assert crowded(paths) == {"core/src/dovetail/new": MAX_PACKAGE_FILES + 1}
-    assert crowded(paths[1:]) == {}
+    assert crowded_packages(paths) == {"core/src/dovetail/new": MAX_PACKAGE_FILES + 1}
+    assert crowded_packages(paths[1:]) == {}
 
 
-def test_the_gate_sees_files():
+def test_a_file_that_is_too_large_is_found():
     assert ROOT / "core/src/dovetail/plan.py" in written_files()
 
 
-def test_the_gate_measures_rightly():
+def test_sizes_are_measured_correctly():
     source = (
         "class C:\n"
         "    def m(self, a, b, *, c):\n"

@@ -1,4 +1,4 @@
-"""The sample that reviewers of the language judge is drawn from every kind of text."""
+"""The sample for reviewers of the language contains every kind of text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_documents_are_split_into_sentences():
     ]
 
 
-def test_a_sample_has_equal_parts_and_depends_on_the_seed_alone():
+def test_a_sample_has_equal_parts_and_depends_only_on_the_seed():
     texts = list(all_texts())
     sample = draw_sample(texts, 200, seed=1)
     assert [one.kind for one in sample] == [kind for kind in SAMPLED_KINDS for _ in range(50)]

@@ -1,4 +1,4 @@
-"""What may be committed: no symbolic link, and no path of the machine it was written on."""
+"""The tree contains no symbolic link and no absolute path of a developer's machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from architecture.sources import ROOT
 HOME_PATH = re.compile(
     r"(?<![\w.~:/>-])/(?:home|root|Users|work|workspace|mnt|media|srv|opt|scratch)/\w"
 )
-"""An absolute path below a folder that belongs to a person, a mount or one machine's set-up."""
+"""An absolute path below a home directory, a mount or another folder of one machine."""
 
 SYMLINK_MODE = "120000"
 
@@ -26,7 +26,7 @@ def symlinks(listing: str) -> list[str]:
 
 
 def machine_paths(text: str) -> list[str]:
-    """Return the lines of `text` that hold an absolute path of one machine."""
+    """Return the lines of `text` with an absolute path of one machine."""
     return [line.strip() for line in text.splitlines() if HOME_PATH.search(line)]
 
 
@@ -45,7 +45,7 @@ def test_no_symbolic_link_is_tracked(listing: str) -> None:
     assert symlinks(listing) == []
 
 
-def test_no_file_names_a_path_of_one_machine(listing: str) -> None:
+def test_no_file_contains_a_path_of_one_machine(listing: str) -> None:
     found = []
     for row in listing.splitlines():
         path = ROOT / row.split(maxsplit=3)[3]
@@ -65,7 +65,7 @@ def test_build_folders_are_ignored_also_as_links(tmp_path: Path) -> None:
     assert "/.bench" in ignored
 
 
-def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
+def test_links_and_machine_paths_are_found(tmp_path: Path) -> None:
     link = tmp_path / "a link"
     link.symlink_to(tmp_path)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)

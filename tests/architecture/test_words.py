@@ -40,7 +40,7 @@ def pattern_of(word: str) -> str:
 
 @cache
 def patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    """Return each retired word with what its text begins with, in lower case, and its pattern."""
+    """Return each retired word with the lower-case beginning of its text and its pattern."""
     _, words = retired_words()
     return tuple((word, word.split()[0].lower(), re.compile(pattern_of(word))) for word in words)
 

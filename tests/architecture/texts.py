@@ -24,19 +24,19 @@ from typing import TypeGuard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from architecture import sources  # after the path of a script
+from architecture import sources  # needs the path set above when run as a script
 
 SAMPLED_KINDS = ("docstring", "message", "test name", "sentence")
 MIN_WORDS = 3
 STYLE_PAGE = "docs/style.md"
-"""Shows odd sentences on purpose, beside better ones; none of them is drawn."""
+"""Contains odd sentences as examples; the sample never takes them."""
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\"*\[])")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.)\s+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One text. path: relative to the project. line: where it begins, from 1."""
+    """One text. path: relative to the project. line: its first line, from 1."""
 
     kind: str
     path: str
@@ -148,8 +148,10 @@ def _joined(text: str) -> str:
 def main() -> int:
     """Print a sample, or everything: kind, place and text of each, separated by tabs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="how many to draw")
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers")
+    parser.add_argument(
+        "--sample", type=int, default=0, metavar="N", help="number of texts in the sample"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random numbers")
     given = parser.parse_args()
     texts: Iterable[Text] = all_texts()
     if given.sample:

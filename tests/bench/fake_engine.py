@@ -1,6 +1,5 @@
-"""An engine that only sleeps, for the tests of `bench/cpu_vs.py`; `options` say how it behaves.
-
-Runs as a child in the benchmarks' folder: `python -m fake_engine` with this folder on the path.
+"""An engine that only sleeps, for the tests of `bench/cpu_vs.py`; `options` set its behavior. Runs
+as a child process in the benchmark folder: `python -m fake_engine` with this folder on the path.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""`bench/cpu_vs.py` from end to end, with engines that only sleep, hang, die or lie."""
+"""`bench/cpu_vs.py` end to end, with fake engines that sleep, hang, exit or report wrong
+results."""
 
 import json
 import os
@@ -59,7 +60,7 @@ def is_alive(pid):
     return True
 
 
-def test_a_race_with_good_and_bad_engines(checkpoint, peers_file, tmp_path):
+def test_a_comparison_of_working_and_failing_engines(checkpoint, peers_file, tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "page.md"
     done = run(
         "cpu_vs.py",
@@ -81,7 +82,7 @@ def test_a_race_with_good_and_bad_engines(checkpoint, peers_file, tmp_path):
 
     turns = {(turn["engine"], turn["case"]): turn for turn in result["turns"]}
     for name, token_s in TOKEN_S.items():
-        # 127 steps take at least their sleep; other work makes them longer, or the one before them.
+        # 127 steps take at least their sleep time; other work on the machine makes them longer.
         assert 0 < turns[name, "decode1"]["value"] <= 1.5 / token_s
         assert turns[name, "startup"]["value"] > token_s
     assert turns["dovetail", "decode1"]["value"] > turns["slow", "decode1"]["value"]
@@ -100,8 +101,8 @@ START = {"engine": "dovetail-again", "case": "startup"}
 RUNS = [("a", "bf16"), ("a", "int8"), ("a", "bf16"), ("b", "bf16")]
 
 
-def test_the_page_is_made_of_results_without_measuring(tmp_path):
-    """Runs on one machine make one section, rounds counted on; another machine has its own."""
+def test_the_page_is_written_from_stored_results(tmp_path):
+    """Runs on the same machine share one section and their rounds are numbered continuously."""
     page, files = tmp_path / "page.md", []
     for number, (processor, weights) in enumerate(RUNS):
         engine = {"engine": "dovetail", "weights": weights, "versions": {"torch": "9"}}
@@ -150,7 +151,7 @@ def test_wrong_options_are_named(arguments, word):
     assert word in done.stderr and "Traceback" not in done.stderr
 
 
-def test_without_vllm_the_comparison_says_how_to_get_it():
+def test_without_vllm_the_comparison_says_how_to_install_it():
     env = {name: value for name, value in os.environ.items() if name != "DOVETAIL_VLLM_PYTHON"}
     done = run("vs_vllm_scheduler.py", env=env)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The benchmark of attention on a GPU: what can be known of it without one."""
+"""Parts of the GPU attention benchmark that can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_a_gpu_it_reports_it():
     assert "needs a GPU" in done.stdout
 
 
-def test_its_batches_are_lawful(program):
+def test_its_batches_are_valid(program):
     for query_len in (1, 20):
         step = program.Step(label="", num_rows=3, context_len=37, query_len=query_len)
         batch, num_blocks = program.make_batch(step, torch.device("cpu"))
@@ -47,7 +47,7 @@ def test_it_counts_bytes_and_operations(program):
     assert step.num_operations == 2 * pairs * 4 * 4 * 8
 
 
-def test_its_caches_are_of_their_bytes(program):
+def test_its_caches_have_the_stated_bytes(program):
     for dtype in ("bfloat16", "fp8_e4m3"):
         step = program.Step(label="", num_rows=4096, context_len=4095, cache_dtype=dtype)
         (cache,) = program.make_caches(step, 3, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What `bench/peers` computes: limits, medians and ratios, who takes part, the line protocol."""
+"""`bench/peers`: limits, medians, ratios, the list of engines, the line protocol."""
 
 import math
 import sys
@@ -52,7 +52,7 @@ def result_of(*turns):
     }
 
 
-def test_limits_follow_bytes_or_products_whichever_is_longer():
+def test_limits_follow_bytes_or_operations_whichever_is_longer():
     case = Case(name="two", prompt_lens=(3, 1), output_lens=(3, 2))
     # A token in the cache is 2 × 2 bytes × 2 layers × 1 head × 8 = 64 bytes.
     steps = [(2, 3000 + 64 * (4 + 2)), (1, 3000 + 64 * 5)]
@@ -74,7 +74,7 @@ def test_limits_are_those_of_the_format():
     assert MachineLimits.of({"read_gbps": 2.0}, "bf16") is None
 
 
-def test_disturbed_repetitions_count_only_where_there_is_no_other():
+def test_disturbed_repetitions_count_only_if_there_is_no_other():
     result = result_of(
         turn("dovetail", 0, 1.0, disturbed=True),
         turn("dovetail", 0, 20.0),
@@ -90,7 +90,7 @@ def test_disturbed_repetitions_count_only_where_there_is_no_other():
     assert lines["| peer"].endswith("| 1 of 2 |")
 
 
-def test_ratios_are_taken_round_by_round_against_the_best_peer():
+def test_ratios_to_the_best_peer_are_computed_per_round():
     result = result_of(
         *(turn("dovetail", n, v, limit=40.0) for n, v in enumerate((10.0, 20.0, 30.0))),
         *(turn("good", n, v) for n, v in enumerate((10.0, 10.0, 10.0))),
@@ -103,19 +103,19 @@ def test_ratios_are_taken_round_by_round_against_the_best_peer():
     assert ratio_to_best(alone, "bf16", "decode1") is None
 
 
-def test_start_up_is_better_when_it_is_shorter():
+def test_a_shorter_start_is_better():
     result = result_of(*(turn(name, 0, v, case="startup") for name, v in (("a", 3.0), ("b", 1.0))))
     assert list(medians(result, "bf16", "startup")) == ["b", "a"]
 
 
-def test_cpu_time_of_others_and_stolen_time_are_lost():
+def test_cpu_time_of_other_processes_and_steal_time_count_as_lost():
     begin = CpuTime(busy=1000, own=200, stolen=10)
     end = CpuTime(busy=1300, own=450, stolen=15)
     assert math.isclose(end.lost_since(begin), (50 + 5) / 100)
     assert begin.lost_since(begin) == 0.0
 
 
-def test_contenders_come_from_the_file_the_environment_and_here(tmp_path):
+def test_engines_come_from_the_file_and_the_environment(tmp_path):
     (tmp_path / "m-bf16").touch()
     file = tmp_path / "peers.toml"
     file.write_text(
@@ -137,7 +137,7 @@ def test_contenders_come_from_the_file_the_environment_and_here(tmp_path):
         find_contenders("nobody", None, {})
 
 
-def test_a_child_continues_after_an_error_and_not_after_a_missed_deadline():
+def test_a_child_continues_after_an_error_but_not_after_a_missed_deadline():
     child = Child(sys.executable, "fake_engine", {"PYTHONPATH": HERE})
     load = {"model": "m", "weights": "bf16", "threads": 1}
     generate = {"prompts": [[1]], "output_lens": [1]}

@@ -111,20 +111,20 @@ PARTS = list(product(installed("scheduler"), able_attention()))
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("scheduler", "attention"), PARTS)
-def test_the_engine_answers_as_transformers_does(scheduler, attention, tell):
-    compare(PER_TASK, tell, scheduler, attention)
+def test_the_engine_answers_as_transformers_does(scheduler, attention, note):
+    compare(PER_TASK, note, scheduler, attention)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheduler", "attention"), PARTS)
-def test_the_engine_answers_many_questions_as_transformers_does(scheduler, attention, tell):
-    compare(PER_TASK_LONG, tell, scheduler, attention)
+def test_the_engine_answers_many_questions_as_transformers_does(scheduler, attention, note):
+    compare(PER_TASK_LONG, note, scheduler, attention)
 
 
-def compare(per_task, tell, scheduler, attention):
+def compare(per_task, note, scheduler, attention):
     ours = accuracy_through_engine(per_task, scheduler_cls=scheduler, attention_backend=attention)
     theirs = accuracy_through_transformers(per_task)
     count = len(questions(per_task))
-    tell(f"{scheduler}, {attention}: {ours:.2%} of {count}; transformers {theirs:.2%}")
+    note(f"{scheduler}, {attention}: {ours:.2%} of {count}; transformers {theirs:.2%}")
     assert abs(ours - theirs) <= MAX_DIFFERENCE
     assert ours > 0.95

@@ -31,7 +31,7 @@ def script(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_the_demo_model_keeps_its_answers(script, tell, capsys):
+def test_the_demo_model_keeps_its_answers(script, note, capsys):
     plain, *rows = script.report(
         PER_TASK,
         0,
@@ -39,7 +39,7 @@ def test_the_demo_model_keeps_its_answers(script, tell, capsys):
     )
     capsys.readouterr()
     script.print_table([plain, *rows], 10 * PER_TASK)
-    tell(capsys.readouterr().out.rstrip())
+    note(capsys.readouterr().out.rstrip())
     for row, (kl, top1, right) in zip(rows, LIMITS.values(), strict=True):
         found = row["demo"]
         assert found["num_positions"] > 1000

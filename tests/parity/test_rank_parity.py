@@ -165,12 +165,12 @@ def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), BF16_CASES, indirect=["checkpoint"])
 def test_bfloat16_ranks_are_as_near_to_float32_as_one(
-    checkpoint: Checkpoint, num_ranks: int, tell: Callable[[str], None]
+    checkpoint: Checkpoint, num_ranks: int, note: Callable[[str], None]
 ) -> None:
     one = divergence(run(checkpoint, 1, "bfloat16"), checkpoint)
     several = divergence(run(checkpoint, num_ranks, "bfloat16"), checkpoint)
     shown = " and ".join(f"KL {found[0]:.1e}, best {found[1]:.2%}" for found in (one, several))
-    tell(f"bf16 beside float32, one rank and two: {shown} ({checkpoint.name})")
+    note(f"bf16 beside float32, one rank and two: {shown} ({checkpoint.name})")
     assert several[0] < 1.5 * one[0] and several[1] > one[1] - 0.02
 
 

@@ -60,7 +60,7 @@ def prompt_logprobs(folder: Path, **options: Any) -> torch.Tensor:
 @native
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_native_ranks_are_as_near_to_float32_as_one(
-    checkpoint: Checkpoint, quantization: str | None, tell: Callable[[str], None]
+    checkpoint: Checkpoint, quantization: str | None, note: Callable[[str], None]
 ) -> None:
     exact = prompt_logprobs(checkpoint.folder, dtype="float32")
     given = {"dtype": "bfloat16", "quantization": quantization}
@@ -68,7 +68,7 @@ def test_native_ranks_are_as_near_to_float32_as_one(
     two = prompt_logprobs(checkpoint.folder, **given, tensor_parallel_size=2)
     apart_one, apart_two = ((found - exact).abs().mean().item() for found in (one, two))
     kind = quantization or "bf16"
-    tell(f"{kind}: mean |Δ log p| of one rank {apart_one:.4f}, of two {apart_two:.4f}")
+    note(f"{kind}: mean |Δ log p| of one rank {apart_one:.4f}, of two {apart_two:.4f}")
     assert 0 < apart_two < 1.5 * apart_one
     assert not torch.equal(one, two), "two ranks round elsewhere than one: were there two?"
 
