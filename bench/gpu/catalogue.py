@@ -1,8 +1,7 @@
-"""What the check of a GPU consists of: its sections, their figures and what these must reach.
+"""The sections of the GPU check, their figures and the targets of these figures.
 
-The one list that the check runs, the table prints and `docs/gpu.md` shows; what a run does not
-bring is "never run". Depends on neither how anything is measured nor any device. Standard library
-only.
+The check runs this list, and the printed table and `docs/gpu.md` show it. A figure that a run does
+not measure is shown as "never run". Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TOTAL_S = 595.0
-"""The whole check, at most: ten minutes, with some seconds to say what came of it."""
+"""Time limit of the whole check: ten minutes, less some seconds to write the result."""
 
 DEVICE_PLUGINS = (
     "platform:cuda",
@@ -20,12 +19,12 @@ DEVICE_PLUGINS = (
     "platform:xpu",
     "worker:xpu",
 )
-"""Plugins that are made for devices other than the CPU: their manifests say where they ran."""
+"""Plugins for devices other than the CPU. Their manifests state where they were verified."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureSpec:
-    """One number. what: in a few words. at_least, at_most: what it must reach; None for no aim."""
+    """One figure. what: a short description. at_least, at_most: the target; None for no target."""
 
     name: str
     what: str
@@ -35,13 +34,13 @@ class FigureSpec:
 
     @property
     def aim(self) -> str:
-        """What it must reach, as tables show it; "" for nothing."""
+        """The target as tables show it; "" for no target."""
         if self.at_least is not None:
             return f"≥ {self.at_least:,g} {self.unit}".rstrip()
         return "" if self.at_most is None else f"≤ {self.at_most:,g} {self.unit}".rstrip()
 
     def reached(self, value: float) -> bool:
-        """Return whether `value` is what it must be; a NaN never is."""
+        """Return whether `value` reaches the target; NaN does not."""
         if self.at_least is not None:
             return value >= self.at_least
         return self.at_most is None or value <= self.at_most
@@ -51,9 +50,9 @@ class FigureSpec:
 class SectionSpec:
     """One part of the check, run in a process of its own.
 
-    question: what it answers. deadline_s: how long it may take on a device. on_cpu: whether it has
-    a meaning without one. figures: what it measures. module: whose `run` it is; "" for the one of
-    its name in `gpu.sections`.
+    question: the question that it answers. deadline_s: time limit on a device. on_cpu: whether it
+    is useful on a CPU. figures: what it measures. module: the module with its `run`; "" for the
+    module of the same name in `gpu.sections`.
     """
 
     name: str
@@ -65,11 +64,11 @@ class SectionSpec:
 
 
 _THROUGHPUT = (
-    FigureSpec(name="load_s", what="start with random weights", unit="s"),
+    FigureSpec(name="load_s", what="start-up time, random weights", unit="s"),
     FigureSpec(name="one", what="one request, 128 in, 256 out", unit="tokens/s"),
-    FigureSpec(name="many", what="256 requests, 128 in, 256 out each", unit="tokens/s"),
-    FigureSpec(name="launch_ms", what="to launch a step of 256, median", unit="ms"),
-    FigureSpec(name="host_ms", what="host's part of a step of 256", unit="ms"),
+    FigureSpec(name="many", what="256 requests, 128 in, 256 out", unit="tokens/s"),
+    FigureSpec(name="launch_ms", what="median launch time, batch size 256", unit="ms"),
+    FigureSpec(name="host_ms", what="host time per step, batch size 256", unit="ms"),
 )
 
 
@@ -85,66 +84,66 @@ SECTIONS = (
     ),
     SectionSpec(
         name="probes",
-        question="What can the device do, with torch's own operations?",
+        question="Which bandwidth and FLOP/s do torch's own operations reach?",
         deadline_s=20,
         figures=(
-            FigureSpec(name="copy_gb_s", what="copy, bytes read and written", unit="GB/s"),
-            FigureSpec(name="gemm_tflop_s", what="bf16 matrix product", unit="TFLOP/s"),
+            FigureSpec(name="copy_gb_s", what="copy bandwidth, read + write", unit="GB/s"),
+            FigureSpec(name="gemm_tflop_s", what="bf16 matrix multiplication", unit="TFLOP/s"),
         ),
     ),
     SectionSpec(
         name="conformance",
-        question="Do the plugins keep their contracts here, kernels against float64 references?",
+        question="Do the plugins pass the conformance kit, and kernels match float64 references?",
         deadline_s=130,
     ),
     SectionSpec(
         name="parity",
-        question="Are logits and tokens those of transformers, on models made here?",
+        question="Do logits and tokens of generated models match transformers?",
         deadline_s=90,
         figures=(
-            FigureSpec(name="max_error", what="logits, float32, at most", unit="", at_most=1e-4),
-            FigureSpec(name="qualify", what="positions clear of ties", unit="%", at_least=95),
-            FigureSpec(name="equal", what="clear positions, same token", unit="%", at_least=100),
-            FigureSpec(name="bf16_kl", what="bf16 against float32, mean KL divergence", unit="nat"),
-            FigureSpec(name="bf16_top1", what="bf16 against float32, same best token", unit="%"),
+            FigureSpec(name="max_error", what="max logit error, float32", unit="", at_most=1e-4),
+            FigureSpec(name="qualify", what="positions without ties", unit="%", at_least=95),
+            FigureSpec(name="equal", what="same token, without ties", unit="%", at_least=100),
+            FigureSpec(name="bf16_kl", what="bf16 vs float32, mean KL divergence", unit="nat"),
+            FigureSpec(name="bf16_top1", what="bf16 vs float32, same top token", unit="%"),
         ),
     ),
     SectionSpec(
         name="backends",
-        question="Do two attention backends give the same tokens, by the margin rule?",
+        question="Do two attention backends give the same tokens (margin rule)?",
         deadline_s=40,
         figures=(
-            FigureSpec(name="max_error", what="logits, float32, at most", unit="", at_most=1e-4),
-            FigureSpec(name="qualify", what="positions clear of ties", unit="%", at_least=95),
-            FigureSpec(name="equal", what="clear positions, same token", unit="%", at_least=100),
+            FigureSpec(name="max_error", what="max logit error, float32", unit="", at_most=1e-4),
+            FigureSpec(name="qualify", what="positions without ties", unit="%", at_least=95),
+            FigureSpec(name="equal", what="same token, without ties", unit="%", at_least=100),
         ),
     ),
     SectionSpec(
         name="demo",
-        question="How often is the demo model right?",
+        question="How accurate is the demo model?",
         deadline_s=40,
-        figures=(FigureSpec(name="right", what="right answers", unit="%", at_least=95),),
+        figures=(FigureSpec(name="right", what="correct answers", unit="%", at_least=95),),
     ),
     SectionSpec(
         name="synchronisation",
         question="Does the host wait for the device within a step?",
         deadline_s=30,
         on_cpu=False,
-        figures=(FigureSpec(name="waits", what="places that wait", unit="", at_most=0),),
+        figures=(FigureSpec(name="waits", what="blocking synchronizations", unit="", at_most=0),),
     ),
     SectionSpec(
         name="memory",
-        question="Is the share of memory kept, and does nothing grow?",
+        question="Is the memory limit respected, and is memory use constant?",
         deadline_s=40,
         figures=(
-            FigureSpec(name="used", what="of the memory at a share of 50 %", unit="%", at_most=52),
-            FigureSpec(name="device_mib", what="growth on the device", unit="MiB", at_most=1),
-            FigureSpec(name="host_mib", what="growth on the host", unit="MiB", at_most=32),
+            FigureSpec(name="used", what="memory use, limit 50 %", unit="%", at_most=52),
+            FigureSpec(name="device_mib", what="device memory growth", unit="MiB", at_most=1),
+            FigureSpec(name="host_mib", what="host memory growth", unit="MiB", at_most=32),
         ),
     ),
     SectionSpec(
         name="small_model",
-        question="How fast is the shape of 0.6 B parameters (Qwen3), in bf16?",
+        question="How fast is a model of the shape of Qwen3-0.6B, in bf16?",
         deadline_s=50,
         figures=_aimed(
             _THROUGHPUT,
@@ -152,29 +151,29 @@ SECTIONS = (
                 name="one", what="one request, 128 in, 256 out", unit="tokens/s", at_least=250
             ),
             many=FigureSpec(
-                name="many", what="256 requests, the same each", unit="tokens/s", at_least=8000
+                name="many", what="256 requests, 128 in, 256 out", unit="tokens/s", at_least=8000
             ),
             host_ms=FigureSpec(
-                name="host_ms", what="host's part of a step of 256", unit="ms", at_most=3
+                name="host_ms", what="host time per step, batch size 256", unit="ms", at_most=3
             ),
         ),
     ),
     SectionSpec(
         name="large_model",
-        question="How fast is the shape of 8 B parameters (Qwen3), in bf16?",
+        question="How fast is a model of the shape of Qwen3-8B, in bf16?",
         deadline_s=55,
         on_cpu=False,
         figures=_THROUGHPUT,
     ),
     SectionSpec(
         name="attention_kernels",
-        question="How near is attention to what the device can?",
+        question="How close is attention to the copy bandwidth of the device?",
         deadline_s=35,
         on_cpu=False,
         figures=(
             FigureSpec(
                 name="decode_copy_share",
-                what="decode's KV bytes, of copy bandwidth",
+                what="decode KV reads / copy bandwidth",
                 unit="%",
                 at_least=70,
             ),
@@ -182,14 +181,14 @@ SECTIONS = (
     ),
     SectionSpec(
         name="ops_kernels",
-        question="How fast are the other operations?",
+        question="How fast are the other ops kernels?",
         deadline_s=25,
         on_cpu=False,
     ),
 )
-"""All sections, in their order; the deadlines together are within `TOTAL_S`."""
+"""All sections in execution order. The sum of their deadlines is at most `TOTAL_S`."""
 
 
 def section(name: str) -> SectionSpec:
-    """Return the section of that name; raise KeyError."""
+    """Return a section by name; raise KeyError if it does not exist."""
     return {one.name: one for one in SECTIONS}[name]

@@ -1,6 +1,6 @@
-"""What a run of the check looks like: on a terminal, on the page `docs/gpu.md`, in a manifest.
+"""Tables of a run of the check: for a terminal, for `docs/gpu.md` and for manifests.
 
-Everything that a run does not bring is shown as "never run". Standard library only.
+A figure that a run does not contain is shown as "never run". Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PASSED = "passed"
 
 
 def aims_missed(run: Run) -> list[str]:
-    """Return "section: figure" of every figure that is short of its aim; small runs have none."""
+    """Return "section: figure" for every figure that misses its target; none for small runs."""
     if run["small"]:
         return []
     missed = []
@@ -50,7 +50,7 @@ def render_table(run: Run) -> str:
 
 
 def headline(run: Run) -> str:
-    """Return device, date, commit and versions in a line."""
+    """Return device, date, commit and versions in one line."""
     device = run["device"]
     name = device.get("name") or device["type"] or "no GPU"
     versions = ", ".join(f"{what} {which}" for what, which in run["versions"].items())
@@ -59,13 +59,13 @@ def headline(run: Run) -> str:
 
 
 def page_block(run: Run | None) -> str:
-    """Return a table of all sections and figures, in Markdown; None: nothing ever ran."""
-    lines = ["| section | figure | aim | result |", "|---|---|---|---|"]
+    """Return a Markdown table of all sections and figures. run: None if nothing was ever run."""
+    lines = ["| section | figure | target | result |", "|---|---|---|---|"]
     for spec in SECTIONS:
         found = {} if run is None else run["sections"].get(spec.name, {})
         state = found.get("state", NEVER)
-        told = state if state == NEVER else f"{state}, {found['seconds']:.0f} s"
-        lines.append(f"| **{spec.name}** | {spec.question} | | {told} |")
+        result = state if state == NEVER else f"{state}, {found['seconds']:.0f} s"
+        lines.append(f"| **{spec.name}** | {spec.question} | | {result} |")
         lines += [f"| | {line} |" for line in _figure_cells(spec, found)]
         lines += [
             f"| | `{plugin}` | | {_counts(counts)} |"
@@ -75,19 +75,19 @@ def page_block(run: Run | None) -> str:
 
 
 def plugins_block(runs: Mapping[str, Run]) -> str:
-    """Return what is known of each plugin that is made for a device, in Markdown."""
-    lines = ["| plugin | its device |", "|---|---|"]
+    """Return a Markdown table of the device plugins and where each was verified."""
+    lines = ["| plugin | verified on |", "|---|---|"]
     lines += [f"| `{plugin}` | {verified_text(runs, plugin)} |" for plugin in DEVICE_PLUGINS]
     return "\n".join(lines)
 
 
 def verified_text(runs: Mapping[str, Run], plugin: str) -> str:
-    """Return what a plugin's manifest has to say: where it passed its suite, or that it never ran.
+    """Return where a plugin passed its suite, for its manifest, or that it never ran.
 
-    runs: the last run on each type of device. A plugin of two devices names both.
+    runs: the last run on each type of device. The text names each device of the plugin.
     """
-    told = [_verified_on(run, plugin) for run in runs.values()]
-    return "; ".join(text for text in told if text) or UNVERIFIED
+    texts = [_verified_on(run, plugin) for run in runs.values()]
+    return "; ".join(text for text in texts if text) or UNVERIFIED
 
 
 def _verified_on(run: Run, plugin: str) -> str:
@@ -99,7 +99,7 @@ def _verified_on(run: Run, plugin: str) -> str:
 
 
 def is_sound(counts: Mapping[str, int]) -> bool:
-    """Return whether a suite ran and nothing in it failed."""
+    """Return whether a suite ran without failures."""
     return bool(counts.get(_PASSED)) and not (counts.get("failed") or counts.get("error"))
 
 
@@ -120,17 +120,17 @@ def _figure_cells(spec: SectionSpec, found: Run) -> Iterator[str]:
     measured = {figure["name"]: figure for figure in found.get("figures", ())}
     for one in spec.figures:
         figure = measured.pop(one.name, None)
-        told = NEVER if figure is None else f"{number(figure['value'])} {one.unit}".strip()
+        result = NEVER if figure is None else f"{number(figure['value'])} {one.unit}".strip()
         if figure is not None and not one.reached(figure["value"]):
-            told = f"**{told}**"
-        yield f"{one.what} | {one.aim} | {told}"
+            result = f"**{result}**"
+        yield f"{one.what} | {one.aim} | {result}"
     for figure in measured.values():
         note = f", {figure['note']}" if figure["note"] else ""
         yield f"{figure['name']}{note} | | {number(figure['value'])} {figure['unit']}"
 
 
 def number(value: float) -> str:
-    """Return a number with three or four digits that matter."""
+    """Format a number with three or four significant digits."""
     if value != value or abs(value) == float("inf"):
         return str(value)
     if value and abs(value) < 0.01:

@@ -70,9 +70,9 @@ def test_faults_are_read_from_the_environment(spec, status):
     ("text", "message"),
     [
         ("core.launc:kill", "Did you mean 'core.launch'"),
-        ("core.launch:explode", "the action can be delay, exit"),
-        ("core.launch:raise@soon", "must be a number"),
-        ("core.launch:delay=long", "must be a number"),
+        ("core.launch:explode", "unknown action. The actions are delay, exit"),
+        ("core.launch:raise@soon", "must be numbers"),
+        ("core.launch:delay=long", "must be numbers"),
     ],
 )
 def test_a_spec_that_is_none_is_refused(text, message):

@@ -205,7 +205,7 @@ def test_a_request_that_would_not_fit_even_so_requests_no_victim(drive):
 
 
 @pytest.mark.parametrize("policy", [ByPriority, ByPriorityNow, Classes])
-def test_equals_are_not_preempted(drive, policy):
+def test_requests_of_equal_priority_are_not_preempted(drive, policy):
     driver = drive(max_num_seqs=1, policy=policy)
     driver.add("a", 3, max_tokens=3, priority=1)
     driver.step()

@@ -1,7 +1,7 @@
-"""The fault matrix of docs/reliability.md as data: read from pytest's reports, or from the page.
+"""The fault matrix of docs/reliability.md, read from pytest reports or from the page.
 
-Knows which tests are about faults; what they found is in the reports that `pytest --junitxml`
-writes. A report of another run adds to what the page has, so that a long sweep may come in parts.
+The results are in the reports that `pytest --junitxml` writes. A report updates the matrix of the
+page, so a long sweep can be run in parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOT_RUN = "not run"
 
 
 def actions() -> tuple[str, ...]:
-    """Return what is done at each point, as the sweep's source says."""
+    """Return the actions injected at each point, from the source of the sweep."""
     for node in ast.parse((ROOT / SWEEP).read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ACTIONS":
             return tuple(ast.literal_eval(node.value))
@@ -32,7 +32,7 @@ def actions() -> tuple[str, ...]:
 
 
 Matrix = dict[str, dict[str, str]]
-"""Point to action to what was found: the seconds that it took, "failed", or `NOT_RUN`."""
+"""Maps point and action to the result: the seconds of the test, "failed", or `NOT_RUN`."""
 
 
 def empty_matrix() -> Matrix:
@@ -40,7 +40,7 @@ def empty_matrix() -> Matrix:
 
 
 def read_reports(paths: Iterable[Path]) -> Matrix:
-    """Return what the reports tell of the sweep."""
+    """Return the results of the sweep that the reports contain."""
     found = empty_matrix()
     for path in paths:
         for case in ElementTree.parse(path).iter("testcase"):
@@ -58,7 +58,7 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def read_page() -> Matrix:
-    """Return the matrix that the page shows; points that are no more are left out."""
+    """Return the matrix that the page shows, without points that no longer exist."""
     found = empty_matrix()
     for line in recorded(PAGE.read_text("utf-8"), "faults").splitlines()[2:]:
         point, _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
@@ -69,7 +69,7 @@ def read_page() -> Matrix:
 
 
 def merged(old: Matrix, new: Matrix) -> Matrix:
-    """Return `old` with all that `new` has found."""
+    """Return `old`, updated with the results of `new`."""
     return {
         point: {
             action: new[point][action] if new[point][action] != NOT_RUN else found
@@ -80,15 +80,15 @@ def merged(old: Matrix, new: Matrix) -> Matrix:
 
 
 def render(matrix: Matrix) -> str:
-    """Return the matrix as the page shows it."""
-    head = ["point", "what is about to happen", *(f"`{action}`" for action in actions())]
+    """Return the matrix as a Markdown table."""
+    head = ["point", "next operation", *(f"`{action}`" for action in actions())]
     lines = [_line(head), _line(["---"] * len(head))]
     lines += [_line([f"`{point}`", POINTS[point], *row.values()]) for point, row in matrix.items()]
     return "\n".join(lines)
 
 
 def summary(matrix: Matrix) -> str:
-    """Return what the matrix comes to, in a sentence."""
+    """Return a summary of the matrix in one sentence."""
     cells = [cell for row in matrix.values() for cell in row.values()]
     failed, not_run = cells.count("failed"), cells.count(NOT_RUN)
     times = [float(cell.removesuffix(" s")) for cell in cells if cell.endswith(" s")]
@@ -100,7 +100,7 @@ def summary(matrix: Matrix) -> str:
 
 
 def record_page(matrix: Matrix) -> None:
-    """Put the matrix and its summary between the page's marks."""
+    """Write the matrix and its summary between the marks of the page."""
     text = record(PAGE.read_text("utf-8"), "faults", render(matrix))
     PAGE.write_text(record(text, "summary", summary(matrix)), "utf-8")
 

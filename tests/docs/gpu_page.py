@@ -1,7 +1,7 @@
-"""What the page about GPUs and the manifests of device plugins say, and what they should.
+"""Writes the recorded parts of docs/gpu.md and of the manifests of device plugins.
 
 The source of both is `docs/gpu.json`: the last run of the check on each type of device. Manifests
-are text here, since their comments and order are to stay.
+are edited as text, to keep their comments and order.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ def read_runs() -> dict[str, Any]:
 
 
 def keep_run(run: dict[str, Any]) -> None:
-    """Let a run be the last one of its device; raise ValueError for one that proves nothing."""
+    """Store a run as the last one of its device; raise ValueError for a small run or a CPU run."""
     device = run["device"]["type"]
     if device in ("", "cpu") or run["small"]:
-        raise ValueError(f"a small run, or one on {device or 'no device'}, is no result for a page")
+        raise ValueError(
+            f"a small run, or a run on {device or 'no device'}, cannot be recorded. "
+            "Run `make gpu-check` on a GPU."
+        )
     runs = read_runs() | {device: run}
     text = json.dumps({"format": 1, "runs": runs}, indent=1, ensure_ascii=False)
     RESULTS.write_text(f"{text}\n", "utf-8")
 
 
 def blocks(runs: dict[str, Any]) -> dict[str, str]:
-    """Return what is to stand between the page's marks."""
+    """Return the text of each recorded part of the page."""
     lines = [f"- {headline(run)}: {run['seconds']:.0f} s" for run in runs.values()]
     figures = [f"### {run['device']['name']}\n\n{page_block(run)}" for run in runs.values()]
     return {
@@ -52,7 +55,7 @@ def blocks(runs: dict[str, Any]) -> dict[str, str]:
 
 
 def record_page(runs: dict[str, Any]) -> None:
-    """Put everything between the page's marks."""
+    """Write all recorded parts of the page."""
     text = PAGE.read_text("utf-8")
     for name, block in blocks(runs).items():
         text = record(text, name, block)
@@ -60,7 +63,7 @@ def record_page(runs: dict[str, Any]) -> None:
 
 
 def outdated(runs: dict[str, Any]) -> list[str]:
-    """Return the marks of the page whose contents are not those of the runs."""
+    """Return the names of the recorded parts that do not match the runs."""
     text = PAGE.read_text("utf-8")
     return [name for name, block in blocks(runs).items() if recorded(text, name) != block]
 
@@ -72,7 +75,7 @@ def manifests() -> Iterator[Path]:
 
 
 def with_verified(text: str, runs: dict[str, Any]) -> str:
-    """Return a manifest in which every device plugin says where it was verified."""
+    """Return the text of a manifest with a current `verified` for every device plugin."""
 
     def renew(table: re.Match[str]) -> str:
         keys = dict(_KEY.findall(table[0]))
@@ -87,7 +90,7 @@ def with_verified(text: str, runs: dict[str, Any]) -> str:
 
 
 def record_manifests(runs: dict[str, Any]) -> None:
-    """Write into every manifest what is known of its device plugins."""
+    """Update `verified` of the device plugins in every manifest."""
     for path in manifests():
         text = path.read_text("utf-8")
         renewed = with_verified(text, runs)

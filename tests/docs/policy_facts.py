@@ -1,7 +1,7 @@
-"""What the pages about policies must not get wrong: lines, options, what is tested and killed.
+"""Facts on the pages about policies: number of lines, options, guarantees and killed mutants.
 
-Read from the members' sources: entry points, classes, and the tables of mutants in their tests.
-Knows where the pages keep such facts: between two marks, written by `record_schedulers.py`.
+They are read from entry points, classes, and the tables of mutants in the tests of each member.
+`record_schedulers.py` writes them between two marks of each page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KIT = "keeps_its_contract"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFacts:
-    """One policy. options: (name, default). guarantees: what is tested -> mutants that break it."""
+    """One policy. options: (name, default). guarantees: maps each one to mutants that break it."""
 
     name: str
     source: Path
@@ -43,12 +43,12 @@ class PolicyFacts:
 
     @property
     def paper(self) -> str:
-        """The source as its page names it, without the title."""
+        """The citation of the paper on the page, without the title."""
         text = " ".join(self.page.read_text("utf-8").split())
         return re.search(r"\*\*Source\.\*\* (.*?)(?:: |\. )", text).group(1)
 
     def render(self) -> str:
-        """Return what the page says of itself, between the marks."""
+        """Return the recorded part of the page."""
         lines = ["**Tested.**", ""]
         for text, mutants in self.guarantees.items():
             killed = f" (kills {', '.join(f'`{name}`' for name in mutants)})" if mutants else ""
@@ -58,7 +58,7 @@ class PolicyFacts:
 
 
 def read_facts() -> list[PolicyFacts]:
-    """Return the facts of every first-party policy, by name."""
+    """Return the facts of every first-party policy, sorted by name."""
     facts = []
     for member in sorted(ROOT.glob("schedulers/*/pyproject.toml")):
         points = tomllib.loads(member.read_text("utf-8"))["project"]["entry-points"]
@@ -94,7 +94,7 @@ def render_table(facts: list[PolicyFacts]) -> str:
 
 
 def recorded(text: str, mark: str) -> str:
-    """Return what stands between the marks."""
+    """Return the text between the marks."""
     return text.partition(f"<!-- recorded: {mark} -->\n")[2].partition(END)[0].strip("\n")
 
 
@@ -112,7 +112,10 @@ def _options(policy_cls: type) -> tuple[tuple[str, str], ...]:
 
 
 def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]]:
-    """Return a policy's properties; where it is alone in its member, the names of its tests."""
+    """Return a policy's guarantees, from the names of its checks, and the mutants of each.
+
+    If it is the only policy of its member, its test names are the guarantees.
+    """
     found: dict[str, list[str]] = {}
     for path in sorted(tests.glob("test_*.py")):
         tree = ast.parse(path.read_text("utf-8"))
@@ -128,7 +131,7 @@ def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]
 
 
 def _killed(tree: ast.Module) -> dict[str, list[str]]:
-    """Return property -> mutants, from the module's table MUTANTS."""
+    """Return a map of guarantee to mutants, from the module's table MUTANTS."""
     killed: dict[str, list[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MUTANTS":

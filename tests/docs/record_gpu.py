@@ -1,7 +1,7 @@
-"""Writes docs/gpu.md, and what manifests say of devices, from a result of `make gpu-check`.
+"""Write docs/gpu.md, and `verified` of device plugins in manifests, from `make gpu-check` results.
 
-python tests/docs/record_gpu.py .bench/gpu.json     keep this run in docs/gpu.json, then write
-python tests/docs/record_gpu.py                     write from docs/gpu.json as it is
+python tests/docs/record_gpu.py .bench/gpu.json     add this run to docs/gpu.json, then write
+python tests/docs/record_gpu.py                     write from docs/gpu.json
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from docs.gpu_page import keep_run, read_runs, record_manifests, record_page  # 
 
 
 def main() -> int:
-    """Write both; return 1 for a result that proves nothing."""
+    """Write page and manifests; return 1 if a result cannot be recorded."""
     for name in sys.argv[1:]:
         try:
             keep_run(json.loads(Path(name).read_text("utf-8")))

@@ -1,4 +1,6 @@
-"""Writes docs/gpu_kernels.md: compiles every GPU kernel for its targets. Needs Triton and no GPU.
+"""Compile every GPU kernel for its targets and write docs/gpu_kernels.md.
+
+Needs Triton, but no GPU.
 
 python tests/docs/record_gpu_kernels.py
 """
@@ -17,7 +19,7 @@ from dovetail_devkit.triton.compiled_kernels import check_kernel
 
 
 def main() -> None:
-    """Compile, and write the page; a kernel that breaks its limits ends it."""
+    """Compile the kernels and write the page; raise if a kernel exceeds its limits."""
     made = {
         package: [one for case in cases_of(package) for one in check_kernel(case)]
         for package in PACKAGES

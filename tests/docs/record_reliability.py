@@ -1,8 +1,8 @@
-"""Writes the fault matrix into docs/reliability.md, from the reports of tests.
+"""Write the fault matrix into docs/reliability.md, from pytest reports.
 
 pytest -m "" core/tests/engine_process/test_injected_faults.py --junitxml=report.xml
-python tests/docs/record_reliability.py report.xml …    what these runs found
-python tests/docs/record_reliability.py --check         is the page about the code as it is?
+python tests/docs/record_reliability.py report.xml …    record the results of these reports
+python tests/docs/record_reliability.py --check         check that the page matches the code
 """
 
 from __future__ import annotations

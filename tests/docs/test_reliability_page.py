@@ -1,4 +1,4 @@
-"""The page about reliability shows every fault point there is, and tests that there are."""
+"""docs/reliability.md lists every fault point, and the tests that it names exist."""
 
 import re
 from pathlib import Path
@@ -21,26 +21,26 @@ from dovetail.faults import POINTS
 ADVICE = "run `python tests/docs/record_reliability.py`"
 
 
-def test_the_matrix_is_of_the_points_that_there_are():
+def test_the_matrix_has_a_row_for_each_fault_point():
     text, matrix = PAGE.read_text("utf-8"), read_page()
     assert recorded(text, "faults") == render(matrix), ADVICE
     assert recorded(text, "summary") == summary(matrix), ADVICE
     assert set(matrix) == set(POINTS)
 
 
-def test_no_fault_is_known_to_fail():
+def test_no_recorded_fault_has_failed():
     failed = [(p, a) for p, row in read_page().items() for a in row if row[a] == "failed"]
     assert not failed
 
 
-def test_named_tests_are_there():
+def test_the_named_tests_exist():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text("utf-8"))
     assert len(named) >= 8
     for path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text("utf-8"), f"{path}::{test}"
 
 
-def test_reports_are_read_and_added_up(tmp_path: Path):
+def test_reports_are_read_and_merged(tmp_path: Path):
     case = (
         '<testcase classname="x" name="test_no_fault_hangs_leaks_or_goes_unnamed[{}]" time="1.26"'
     )

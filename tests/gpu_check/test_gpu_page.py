@@ -110,8 +110,8 @@ def test_what_never_ran_reports_it():
     assert block.count("never run") == len(SECTIONS) + sum(len(one.figures) for one in SECTIONS)
     assert plugins_block({}).count(UNVERIFIED) == len(DEVICE_PLUGINS)
     partly = page_block(RUN)
-    assert "| **parity** | Are logits" in partly and "| | never run |" in partly
-    assert "| **small_model** | How fast is the shape of 0.6 B" in partly
+    assert "| **parity** | Do logits" in partly and "| | never run |" in partly
+    assert "| **small_model** | How fast is a model of the shape of Qwen3-0.6B" in partly
     assert "| | one request, 128 in, 256 out | ≥ 250 tokens/s | 300 tokens/s |" in partly
     assert "| ≥ 8,000 tokens/s | **700 tokens/s** |" in partly
     assert "| | host's part of a step of 256 | ≤ 3 ms | never run |" in partly
@@ -152,7 +152,7 @@ def test_a_manifest_is_renewed_and_nothing_else_in_it_changes():
 )
 def test_a_run_that_proves_nothing_is_not_kept(change):
     before = RESULTS.read_text("utf-8")
-    with pytest.raises(ValueError, match="is no result for a page"):
+    with pytest.raises(ValueError, match="cannot be recorded"):
         keep_run({**RUN, **change})
     assert RESULTS.read_text("utf-8") == before
 

@@ -1,15 +1,15 @@
-"""Fault points: named places in the code where a test can make something go wrong.
+"""Fault points: named places in the code where a test can inject a fault.
 
-A call `fault("ring.write")` does nothing, at the price of one look at a global, unless faults were
-asked for, by `arm` or, before the process starts, by the environment variable `DOVETAIL_FAULTS`;
-processes that are started inherit it. The wish is a list, separated by `;`, of
+A call `fault("ring.send")` only reads a global unless faults are armed. Arm them with `arm`, or
+with the environment variable `DOVETAIL_FAULTS` before the process starts; child processes inherit
+it. The value is a list, separated by `;`, of
 
-    point:action[=value][@n]       at the n-th time that the point is reached (1), and then no more
-    *:record=FILE                  write the name of every point that is reached to a file, once
+    point:action[=value][@n]       act when the point is reached for the n-th time (default 1), once
+    *:record=FILE                  append the name of each point to a file when it is first reached
 
-with the actions raise (an InjectedError), kill (SIGKILL), stop (SIGSTOP), exit (with a status, 3 if
-none is given) and delay (seconds). `POINTS` lists every point there is. Does not depend on the
-places that they stand in.
+The actions are raise (an InjectedError), kill (SIGKILL), stop (SIGSTOP), exit (with a status, by
+default 3) and delay (in seconds). `POINTS` lists all points. This module does not depend on the
+modules that contain the points.
 """
 
 from __future__ import annotations
@@ -27,72 +27,72 @@ VARIABLE = "DOVETAIL_FAULTS"
 _EXIT_STATUS = 3
 
 POINTS: Mapping[str, str] = {
-    "start.plugins": "the registry is made and the picks are checked",
-    "start.platform": "the platform is chosen",
-    "start.configuration": "what was left open is resolved",
-    "start.parts": "scheduler, executor, worker and checks are chosen",
-    "start.executor": "the executor is made",
-    "start.init_device": "the worker of this process takes its device",
-    "start.load_model": "it loads its model",
-    "start.model_facts": "the worker is asked for its model",
-    "start.size_cache": "the KV cache is sized",
-    "start.warm_up": "the cache's memory is taken, and the worker warmed up",
-    "start.scheduler": "the scheduler is made",
-    "start.core": "the engine core is put together",
-    "uniproc.execute_model": "the worker of this process runs the model",
-    "uniproc.sample_tokens": "it samples",
-    "uniproc.call": "an operation is called on it",
-    "uniproc.shutdown": "it is shut down",
-    "core.add_request": "the core takes a request in",
-    "core.abort_requests": "the core ends requests",
-    "core.schedule": "a step is planned",
-    "core.launch": "a plan is handed to the executor",
-    "core.result": "the result of a plan is taken",
-    "core.update": "a step is settled",
-    "core.shutdown": "the core is shut down",
-    "client.boot": "the front end writes what the engine's process is to know",
-    "client.spawn": "the front end starts the engine's process",
+    "start.plugins": "the plugin registry is created and the plugin options are checked",
+    "start.platform": "the platform is selected",
+    "start.configuration": "the options set to auto are resolved",
+    "start.parts": "scheduler, executor, worker and request checks are selected",
+    "start.executor": "the executor is created",
+    "start.init_device": "the in-process worker initializes its device",
+    "start.load_model": "the in-process worker loads the model",
+    "start.model_facts": "the engine reads the model's properties from the worker",
+    "start.size_cache": "the size of the KV cache is computed",
+    "start.warm_up": "the KV cache is allocated and the worker is warmed up",
+    "start.scheduler": "the scheduler is created",
+    "start.core": "the engine core is created",
+    "uniproc.execute_model": "the in-process worker executes the model",
+    "uniproc.sample_tokens": "the in-process worker samples tokens",
+    "uniproc.call": "a method of the in-process worker is called",
+    "uniproc.shutdown": "the in-process worker is shut down",
+    "core.add_request": "the engine core adds a request",
+    "core.abort_requests": "the engine core aborts requests",
+    "core.schedule": "the scheduler plans a step",
+    "core.launch": "a plan is passed to the executor",
+    "core.result": "the result of a plan is read",
+    "core.update": "the results of a step are processed",
+    "core.shutdown": "the engine core is shut down",
+    "client.boot": "the front end writes the boot record of the engine process",
+    "client.spawn": "the front end starts the engine process",
     "client.connect": "the front end opens a socket",
     "client.send": "the front end sends a message",
     "client.receive": "the front end reads a message",
-    "client.stop": "the front end tells the engine to end",
-    "engine.boot": "the engine's process reads what it is to know",
-    "engine.bind": "it opens its sockets",
-    "engine.ready": "it says that it is ready",
-    "engine.receive": "it reads a message",
-    "engine.answer": "it answers a call",
-    "engine.step": "it runs a step",
-    "engine.send": "it sends a message",
-    "engine.beat": "it sends a heartbeat",
-    "engine.stop": "it ends",
-    "multiproc.spawn": "the executor starts a worker's process",
-    "multiproc.wait": "the executor waits until its workers serve",
-    "multiproc.receive": "the executor reads what a worker's process reports",
-    "multiproc.order": "the executor writes an order",
+    "client.stop": "the front end stops the engine",
+    "engine.boot": "the engine process reads its boot record",
+    "engine.bind": "the engine process opens its sockets",
+    "engine.ready": "the engine process reports that it is ready",
+    "engine.receive": "the engine process reads a message",
+    "engine.answer": "the engine process answers a call",
+    "engine.step": "the engine process runs a step",
+    "engine.send": "the engine process sends a message",
+    "engine.beat": "the engine process sends a heartbeat",
+    "engine.stop": "the engine process shuts down",
+    "multiproc.spawn": "the executor starts a worker process",
+    "multiproc.wait": "the executor waits until its workers are ready",
+    "multiproc.receive": "the executor reads a report of a worker process",
+    "multiproc.order": "the executor writes a command for the workers",
     "multiproc.shutdown": "the executor is shut down",
-    "worker.boot": "a worker's process reads what it is to know",
-    "worker.make": "it makes its worker",
-    "worker.init_device": "it takes its device",
-    "worker.load_model": "it loads its model",
-    "worker.ready": "it reports that it is ready",
-    "worker.before_execute": "it runs the model",
-    "worker.before_sample": "it samples",
-    "worker.result": "it writes a result",
-    "worker.call": "it is called for an operation",
-    "ring.make": "a ring is made",
-    "ring.send": "a frame is written into a ring",
+    "worker.boot": "a worker process reads its boot record",
+    "worker.make": "the worker process creates its worker",
+    "worker.init_device": "the worker process initializes its device",
+    "worker.load_model": "the worker process loads the model",
+    "worker.ready": "the worker process reports that it is ready",
+    "worker.before_execute": "the worker process executes the model",
+    "worker.before_sample": "the worker process samples tokens",
+    "worker.result": "the worker process writes a result",
+    "worker.call": "the worker process runs an operation of the executor",
+    "ring.make": "a ring is created",
+    "ring.send": "a frame is written to a ring",
     "ring.receive": "a frame is read from a ring",
 }
-"""Every point, and what is about to happen there."""
+"""Maps each fault point to the operation that follows it."""
 
 
 class InjectedError(RuntimeError):
-    """What the action "raise" raises: an error that nobody expects."""
+    """The unexpected error that the action "raise" raises."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultSpec:
-    """A fault that is requested. point: "*" for all. value: "" for none. hit: which, from 1."""
+    """A requested fault. point: "*" for all. value: "" for none. hit: at which visit, from 1."""
 
     point: str
     action: str
@@ -101,7 +101,7 @@ class FaultSpec:
 
 
 class _Switchboard:
-    """The faults that are requested, and how often each point was reached."""
+    """Holds the requested faults and counts how often each point was reached."""
 
     def __init__(self, specs: tuple[FaultSpec, ...]) -> None:
         self._specs = specs
@@ -109,7 +109,7 @@ class _Switchboard:
         self._lock = threading.Lock()
 
     def reach(self, point: str) -> None:
-        """Count a point, and do what is due there."""
+        """Count a visit of a point and run the faults that are due."""
         if point not in POINTS:
             raise ConfigError(f"{point!r} is not a fault point.{nearest(point, POINTS)}")
         with self._lock:
@@ -123,17 +123,16 @@ _switchboard: _Switchboard | None = None
 
 
 def fault(point: str) -> None:
-    """Mark a place where something may be made to go wrong. point: one of `POINTS`."""
+    """Mark a place where a fault can be injected. point: one of `POINTS`."""
     if _switchboard is not None:
         _switchboard.reach(point)
 
 
 @contextmanager
 def arm(specs: str) -> Iterator[None]:
-    """Ask for faults in this process, in the block; raise ConfigError for wishes that are none.
+    """Arm faults in this process within the block; raise ConfigError for invalid specs.
 
-    Processes that are started are told by the environment variable instead. Not for threads that
-    arm at the same time.
+    Child processes read the environment variable instead. Not thread-safe.
     """
     global _switchboard
     before, _switchboard = _switchboard, _Switchboard(read_fault_specs(specs))
@@ -144,7 +143,7 @@ def arm(specs: str) -> Iterator[None]:
 
 
 def read_fault_specs(text: str) -> tuple[FaultSpec, ...]:
-    """Return the faults that a text asks for; raise ConfigError that says what is wrong with it."""
+    """Parse fault specs; raise ConfigError if a spec is invalid."""
     return tuple(_read_spec(part.strip()) for part in text.split(";") if part.strip())
 
 
@@ -154,17 +153,19 @@ def _read_spec(text: str) -> FaultSpec:
     action, _, value = rest.partition("=")
     if point not in POINTS and point != "*":
         raise ConfigError(
-            f"the fault {text!r}: there is no point {point!r}.{nearest(point, POINTS)}"
+            f"fault {text!r}: {point!r} is not a fault point.{nearest(point, POINTS)}"
         )
     if action not in _ACTIONS:
-        raise ConfigError(f"the fault {text!r}: the action can be {', '.join(sorted(_ACTIONS))}.")
+        raise ConfigError(
+            f"fault {text!r}: unknown action. The actions are {', '.join(sorted(_ACTIONS))}."
+        )
     try:
         number = int(hit or 1)
         if action in ("delay", "exit"):
             float(value or _EXIT_STATUS)
     except ValueError:
         raise ConfigError(
-            f"the fault {text!r}: what stands behind '=' and '@' must be a number."
+            f"fault {text!r}: the values after '=' and '@' must be numbers."
         ) from None
     return FaultSpec(point=point, action=action, value=value, hit=number)
 
@@ -207,5 +208,5 @@ _ACTIONS = {
     "record": _record,
 }
 
-if _asked := os.environ.get(VARIABLE):
-    _switchboard = _Switchboard(read_fault_specs(_asked))
+if _specs := os.environ.get(VARIABLE):
+    _switchboard = _Switchboard(read_fault_specs(_specs))

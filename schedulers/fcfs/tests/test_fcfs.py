@@ -42,7 +42,7 @@ def test_requests_are_served_in_the_order_of_arrival():
     assert joined(game.schedule()) == ["last"]
 
 
-def test_the_last_admitted_is_preempted_and_comes_back_first():
+def test_the_last_admitted_request_is_preempted_and_readmitted_first():
     game = referee(num_blocks=5)
     game.add(make_request("a", range(1, 7), max_tokens=8))
     game.add(make_request("b", range(11, 13), max_tokens=8))

@@ -51,7 +51,7 @@ def test_a_request_preempts_one_of_lower_priority():
     assert play(game) == ["high", "low"]
 
 
-def test_equals_are_not_preempted():
+def test_requests_of_equal_priority_are_not_preempted():
     game = referee()
     game.add(asked("first", 1))
     game.schedule()

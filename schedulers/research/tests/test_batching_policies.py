@@ -14,7 +14,7 @@ from dovetail_sched_research.static import StaticPolicy
 TAU = 64
 
 
-def static_nobody_joins_a_batch_that_runs(policy, lab):
+def static_no_request_joins_a_running_batch(policy, lab):
     jobs = [
         lab.Job(name=f"j{n}", output=3 + 7 * (n % 3), arrival_ns=n * 9 * lab.MS) for n in range(20)
     ]
@@ -24,7 +24,7 @@ def static_nobody_joins_a_batch_that_runs(policy, lab):
         assert not (step.joined and step.before)
 
 
-def static_the_longest_output_has_its_blocks(policy, lab):
+def static_blocks_for_the_longest_output_are_reserved(policy, lab):
     jobs = [lab.Job(name=f"j{n}", prompt=16, output=60, max_tokens=64) for n in range(8)]
     game = lab.play(policy, jobs, seats=8, blocks=13)
     assert game.stats.num_preemptions == 0
@@ -40,7 +40,7 @@ def orca_prompts_are_never_cut(policy, lab):
     assert all((start, tokens) == (0, lengths[name]) for name, start, tokens, _ in prompts)
 
 
-def orca_nobody_is_preempted(policy, lab):
+def orca_no_request_is_preempted(policy, lab):
     jobs = [lab.Job(name=f"j{n}", prompt=16, output=60, max_tokens=64) for n in range(8)]
     game = lab.play(policy, jobs, blocks=13)
     assert game.stats.num_preemptions == 0
@@ -52,13 +52,13 @@ def orca_batches_change_at_every_iteration(policy, lab):
     assert game["late"].done_ns < game["long"].done_ns
 
 
-def orca_a_prompt_that_no_step_takes_comes_in_pieces(policy, lab):
+def orca_a_prompt_above_the_token_budget_is_split(policy, lab):
     jobs = [lab.Job(name="short", output=5), lab.Job(name="huge", prompt=250, output=2)]
     game = lab.play(policy, jobs, budget=100)
     assert game["huge"].finished and game["huge"].admitted_ns > game["short"].done_ns - 1
 
 
-def prefill_first_no_step_is_mixed(policy, lab):
+def prefill_first_no_step_mixes_prompts_and_decodes(policy, lab):
     jobs = [
         lab.Job(name=f"j{n}", prompt=30, output=12, arrival_ns=n * 11 * lab.MS) for n in range(24)
     ]
@@ -67,13 +67,13 @@ def prefill_first_no_step_is_mixed(policy, lab):
     assert not any(step.prompts() and step.decodes() for step in game.steps)
 
 
-def prefill_first_a_prompt_waits_for_the_step_that_is_out_only(policy, lab):
+def prefill_first_a_prompt_waits_at_most_for_the_step_in_flight(policy, lab):
     jobs = [lab.Job(name=f"j{n}", output=200, arrival_ns=n * 40 * lab.MS) for n in range(8)]
     game = lab.play(policy, jobs)
     assert all(fate.admitted_ns - fate.job.arrival_ns < 10 * lab.MS for fate in game.fates.values())
 
 
-def prefill_first_a_prompt_that_no_step_takes_comes_in_pieces(policy, lab):
+def prefill_first_a_prompt_above_the_token_budget_is_split(policy, lab):
     jobs = [lab.Job(name="short", output=5), lab.Job(name="huge", prompt=250, output=2)]
     assert lab.play(policy, jobs, budget=100)["huge"].finished
 
@@ -96,20 +96,20 @@ def sarathi_every_decode_is_in_every_step(policy, lab):
         begun |= {name for name, _, _, samples in step.runs if samples}
 
 
-def sarathi_no_gap_is_longer_than_a_step_of_the_chunk(policy, lab):
+def sarathi_the_time_between_tokens_is_bounded_by_chunk(policy, lab):
     game, fates = stalled(policy, lab)
     most = game.world.cost(TAU - len(fates), len(fates))
     assert max(fate.max_gap_ns for fate in fates) == most
 
 
-def sarathi_a_step_is_filled_to_the_chunk(policy, lab):
+def sarathi_a_step_is_filled_up_to_chunk_tokens(policy, lab):
     game, _ = stalled(policy, lab)
     cut = [step for step in game.steps if any(not samples for *_, samples in step.runs)]
     assert len(cut) > 30
     assert {sum(tokens for _, _, tokens, _ in step.runs) for step in cut} == {TAU}
 
 
-def sarathi_prompts_that_may_not_be_cut_come_whole(policy, lab):
+def sarathi_prompts_run_whole_without_chunked_prefill(policy, lab):
     game, _ = stalled(policy, lab, chunked=False)
     assert all(fate.finished for fate in game.fates.values())
 
@@ -224,33 +224,33 @@ class AllAtOnce(Policy):
 
 
 MUTANTS = [
-    (StaticPolicy, Refills, static_nobody_joins_a_batch_that_runs),
-    (StaticPolicy, Hopes, static_the_longest_output_has_its_blocks),
+    (StaticPolicy, Refills, static_no_request_joins_a_running_batch),
+    (StaticPolicy, Hopes, static_blocks_for_the_longest_output_are_reserved),
     (OrcaPolicy, Cuts, orca_prompts_are_never_cut),
-    (OrcaPolicy, Overbooks, orca_nobody_is_preempted),
+    (OrcaPolicy, Overbooks, orca_no_request_is_preempted),
     (OrcaPolicy, StaticPolicy, orca_batches_change_at_every_iteration),
-    (OrcaPolicy, NeverCuts, orca_a_prompt_that_no_step_takes_comes_in_pieces),
-    (PrefillFirstPolicy, Mixes, prefill_first_no_step_is_mixed),
-    (PrefillFirstPolicy, DecodesFirst, prefill_first_a_prompt_waits_for_the_step_that_is_out_only),
-    (PrefillFirstPolicy, Waits, prefill_first_a_prompt_that_no_step_takes_comes_in_pieces),
+    (OrcaPolicy, NeverCuts, orca_a_prompt_above_the_token_budget_is_split),
+    (PrefillFirstPolicy, Mixes, prefill_first_no_step_mixes_prompts_and_decodes),
+    (PrefillFirstPolicy, DecodesFirst, prefill_first_a_prompt_waits_at_most_for_the_step_in_flight),
+    (PrefillFirstPolicy, Waits, prefill_first_a_prompt_above_the_token_budget_is_split),
     (SarathiPolicy, PromptsFirst, sarathi_every_decode_is_in_every_step),
-    (SarathiPolicy, AllAtOnce, sarathi_no_gap_is_longer_than_a_step_of_the_chunk),
-    (SarathiPolicy, CountsPromptsOnly, sarathi_no_gap_is_longer_than_a_step_of_the_chunk),
-    (SarathiPolicy, OnePromptAtATime, sarathi_a_step_is_filled_to_the_chunk),
-    (SarathiPolicy, Uncuttable, sarathi_prompts_that_may_not_be_cut_come_whole),
+    (SarathiPolicy, AllAtOnce, sarathi_the_time_between_tokens_is_bounded_by_chunk),
+    (SarathiPolicy, CountsPromptsOnly, sarathi_the_time_between_tokens_is_bounded_by_chunk),
+    (SarathiPolicy, OnePromptAtATime, sarathi_a_step_is_filled_up_to_chunk_tokens),
+    (SarathiPolicy, Uncuttable, sarathi_prompts_run_whole_without_chunked_prefill),
 ]
 
 
-def test_a_policy_keeps_its_promise(policy, check, lab):
+def test_a_policy_keeps_its_guarantee(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_it(mutant, check, lab):
+def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
 
 
-def test_static_a_batch_is_open_until_copies_of_a_prompt_have_joined(lab):
+def test_static_a_batch_is_open_until_requests_with_the_same_prompt_have_joined(lab):
     prompt = [*range(10, 90)]
     jobs = [lab.Job(name=f"j{n}", prompt=prompt, output=200) for n in range(3)]
     game = lab.play(StaticPolicy, jobs, seats=4, budget=100, caching=True)

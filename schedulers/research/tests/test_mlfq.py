@@ -18,13 +18,13 @@ def behind_long_ones(lab, num_long=6):
     return [*long, *short]
 
 
-def mlfq_a_short_job_passes_long_ones(policy, lab):
+def mlfq_a_short_request_overtakes_long_ones(policy, lab):
     game = lab.play(policy, behind_long_ones(lab), seats=16, options=OPTIONS)
     slowest = max(fate.latency_ns for name, fate in game.fates.items() if name.startswith("s"))
     assert slowest < 50 * lab.MS  # four steps, and the one that is out when it comes
 
 
-def mlfq_pausing_costs_nothing(policy, lab):
+def mlfq_a_pause_recomputes_nothing(policy, lab):
     game = lab.play(policy, behind_long_ones(lab), seats=16, options=OPTIONS)
     assert max(len(step.runs) for step in game.steps) == 4
     assert game.stats.num_preemptions == game.stats.num_recomputed_tokens == 0
@@ -32,7 +32,7 @@ def mlfq_pausing_costs_nothing(policy, lab):
     assert paused
 
 
-def mlfq_long_jobs_finish_under_a_stream_of_short_ones(policy, lab):
+def mlfq_long_requests_finish_under_a_stream_of_short_ones(policy, lab):
     long = lab.Job(name="long", prompt=40, output=60)
     stream = [
         lab.Job(name=f"s{n}", prompt=8, output=4, arrival_ns=n * 5 * lab.MS) for n in range(2000)
@@ -43,7 +43,7 @@ def mlfq_long_jobs_finish_under_a_stream_of_short_ones(policy, lab):
     assert game["long"].finished
 
 
-def mlfq_a_long_prompt_joins_below(policy, lab):
+def mlfq_a_long_prompt_starts_on_a_lower_level(policy, lab):
     jobs = [
         lab.Job(name="long", prompt=1000, output=30),
         lab.Job(name="short", prompt=20, output=4, arrival_ns=lab.MS),
@@ -53,7 +53,7 @@ def mlfq_a_long_prompt_joins_below(policy, lab):
     assert game["short"].latency_ns < 50 * lab.MS
 
 
-def mlfq_a_level_down_after_each_quantum(policy, lab):
+def mlfq_a_request_sinks_one_level_after_each_quantum(policy, lab):
     jobs = [lab.Job(name=f"j{n}", output=40) for n in range(2)]
     options = {**OPTIONS, "max_batch": 1}
     game = lab.play(policy, jobs, seats=2, options=options)
@@ -65,7 +65,7 @@ def mlfq_a_level_down_after_each_quantum(policy, lab):
     assert lengths[:6] == [4, 4, 8, 8, 16, 16]
 
 
-def mlfq_displacing_is_asked_for(policy, lab):
+def mlfq_requests_are_preempted_only_with_the_option(policy, lab):
     jobs = behind_long_ones(lab, num_long=4)
     patient = lab.play(policy, jobs, seats=4, options=OPTIONS)
     assert patient.stats.num_preemptions == 0
@@ -74,7 +74,7 @@ def mlfq_displacing_is_asked_for(policy, lab):
     assert eager.stats.num_recomputed_tokens > 1000  # the tax on recomputing
 
 
-def mlfq_everybody_finishes_where_blocks_are_short(policy, lab):
+def mlfq_all_requests_finish_when_blocks_are_short(policy, lab):
     jobs = [lab.Job(name=f"j{n}", prompt=100, output=20, arrival_ns=n * lab.MS) for n in range(6)]
     options = {"max_batch": 1, "quantum": 1, "promote_s": 0.01}
     world = {"seats": 2, "blocks": 8, "budget": 16, "until_ns": 6_000 * lab.MS}
@@ -128,21 +128,21 @@ class ByArrival(Policy):
 
 
 MUTANTS = [
-    (MLFQPolicy, ByArrival, mlfq_displacing_is_asked_for),
-    (MLFQPolicy, NeverSinks, mlfq_a_short_job_passes_long_ones),
-    (MLFQPolicy, ByArrival, mlfq_pausing_costs_nothing),
-    (MLFQPolicy, Evicts, mlfq_displacing_is_asked_for),
-    (MLFQPolicy, Forgives, mlfq_everybody_finishes_where_blocks_are_short),
-    (MLFQPolicy, NeverRises, mlfq_long_jobs_finish_under_a_stream_of_short_ones),
-    (MLFQPolicy, JoinsAtTheTop, mlfq_a_long_prompt_joins_below),
-    (MLFQPolicy, EqualQuanta, mlfq_a_level_down_after_each_quantum),
+    (MLFQPolicy, ByArrival, mlfq_requests_are_preempted_only_with_the_option),
+    (MLFQPolicy, NeverSinks, mlfq_a_short_request_overtakes_long_ones),
+    (MLFQPolicy, ByArrival, mlfq_a_pause_recomputes_nothing),
+    (MLFQPolicy, Evicts, mlfq_requests_are_preempted_only_with_the_option),
+    (MLFQPolicy, Forgives, mlfq_all_requests_finish_when_blocks_are_short),
+    (MLFQPolicy, NeverRises, mlfq_long_requests_finish_under_a_stream_of_short_ones),
+    (MLFQPolicy, JoinsAtTheTop, mlfq_a_long_prompt_starts_on_a_lower_level),
+    (MLFQPolicy, EqualQuanta, mlfq_a_request_sinks_one_level_after_each_quantum),
 ]
 
 
-def test_a_policy_keeps_its_promise(policy, check, lab):
+def test_a_policy_keeps_its_guarantee(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_it(mutant, check, lab):
+def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)

@@ -22,7 +22,7 @@ def request(expected=None, sequence=0, most=500):
 
 
 @pytest.mark.parametrize("expected", [1, 7, 7.5, 500])
-def test_the_oracle_is_what_is_declared(expected):
+def test_the_oracle_returns_the_declared_length(expected):
     assert make_predictor("oracle")(request(expected)) == expected
 
 
@@ -35,7 +35,7 @@ def test_an_invalid_declaration_is_ignored(expected):
     assert make_predictor("oracle")(request(expected)) == 500
 
 
-def test_noise_is_drawn_once_a_request_and_as_wide_as_said():
+def test_noise_is_drawn_once_per_request_with_the_given_sigma():
     noisy = make_predictor("noisy:0.5")
     guesses = [noisy(request(100, number)) for number in range(2000)]
     assert guesses == [noisy(request(100, number)) for number in range(2000)]
@@ -51,7 +51,7 @@ def test_buckets_are_powers():
     assert [bucketed(request(n)) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
 
 
-def test_a_constant_is_the_order_of_arrival():
+def test_a_constant_prediction_gives_the_order_of_arrival():
     policy = SJFPolicy({"predictor": "constant:50"})
     ranks = [policy.rank(request(9 - n, sequence=n), None) for n in range(9)]
     assert ranks == sorted(ranks)
@@ -71,6 +71,6 @@ def test_a_constant_is_the_order_of_arrival():
         "constant:inf",
     ],
 )
-def test_a_predictor_that_is_not_known_is_refused(name):
+def test_an_unknown_predictor_is_refused(name):
     with pytest.raises(ValidationError, match="predictor"):
         SJFPolicy({"predictor": name})

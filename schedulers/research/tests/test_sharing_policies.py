@@ -40,21 +40,21 @@ def gap(game, weights=None, cost=cost):
     return widest
 
 
-def vtc_backlogged_tenants_differ_by_one_request(policy, lab):
+def vtc_backlogged_tenants_differ_by_at_most_one_request(policy, lab):
     talkers = backlog(lab, "a", 60, prompt=4, output=30)
     readers = backlog(lab, "b", 60, prompt=90, output=2)
     game = lab.play(policy, [*talkers, *readers], seats=1)
     assert gap(game) <= max(cost(talkers[0]), cost(readers[0]))
 
 
-def vtc_weights_are_shares(policy, lab):
+def vtc_service_is_proportional_to_the_weights(policy, lab):
     weights = {"a": 3.0}
     jobs = [*backlog(lab, "a", 90, output=20), *backlog(lab, "b", 90, output=20)]
     game = lab.play(policy, jobs, seats=1, options={"weights": weights})
     assert gap(game, weights) <= cost(jobs[0])
 
 
-def vtc_idling_earns_no_credit(policy, lab):
+def vtc_an_idle_tenant_gets_no_credit(policy, lab):
     early = backlog(lab, "a", 120, output=20)
     late = backlog(lab, "b", 60, output=20, arrival_ns=4_000 * lab.MS)
     game = lab.play(policy, [*early, *late], seats=1)
@@ -63,7 +63,7 @@ def vtc_idling_earns_no_credit(policy, lab):
     assert abs(both[:40].count("a") - both[:40].count("b")) <= 1
 
 
-def vtc_nor_does_idling_while_nobody_waits(policy, lab):
+def vtc_a_tenant_gets_no_credit_while_no_request_waits(policy, lab):
     alone = [
         lab.Job(name=f"x{n}", tenant="a", output=20, arrival_ns=200 * n * lab.MS) for n in range(20)
     ]
@@ -100,12 +100,12 @@ def hit_rate(game):
     return sum(fate.num_cached for fate in fates) / sum(len(fate.job.prompt) for fate in fates)
 
 
-def lpm_groups_run_one_after_the_other(policy, lab):
+def lpm_requests_with_the_same_prefix_run_consecutively(policy, lab):
     assert hit_rate(lab.play(policy, groups(lab), **ONE_GROUP)) > 0.85
     assert hit_rate(lab.play(Policy, groups(lab), **ONE_GROUP)) == 0.0
 
 
-def lpm_a_rare_prefix_waits_no_longer_than_the_limit(policy, lab):
+def lpm_a_request_with_a_rare_prefix_waits_at_most_max_wait_s(policy, lab):
     popular = [
         lab.Job(
             name=f"p{n}", prompt=[*range(10, 170), 500 + n], output=20, arrival_ns=n * 100 * lab.MS
@@ -123,7 +123,7 @@ def owed(job, num_cached=0):
     return len(job.prompt) - num_cached + OUTPUT_WEIGHT * job.output
 
 
-def dlpm_tenants_differ_by_a_quantum(policy, lab):
+def dlpm_the_service_of_tenants_differs_by_at_most_a_quantum(policy, lab):
     cached = [
         lab.Job(name=f"a{n}", tenant="a", prompt=[*range(10, 170), 500 + n], output=20)
         for n in range(40)
@@ -144,7 +144,7 @@ def dlpm_tenants_differ_by_a_quantum(policy, lab):
         assert quantum / 2 < gap(game, cost=paid) <= quantum + dearest
 
 
-def dlpm_the_cache_is_used_within_the_quantum(policy, lab):
+def dlpm_cached_prefixes_go_first_within_a_quantum(policy, lab):
     jobs = groups(lab, tenants=("a", "b"))
     ours = hit_rate(lab.play(policy, jobs, **ONE_GROUP))
     assert ours > 0.6
@@ -223,26 +223,26 @@ class ByArrival(DLPMPolicy):
 
 
 MUTANTS = [
-    (VTCPolicy, Policy, vtc_idling_earns_no_credit),
-    (VTCPolicy, ChargesNoOutput, vtc_backlogged_tenants_differ_by_one_request),
-    (VTCPolicy, ChargesNoPrompt, vtc_backlogged_tenants_differ_by_one_request),
-    (VTCPolicy, WeighsNobody, vtc_weights_are_shares),
-    (VTCPolicy, NeverLifts, vtc_idling_earns_no_credit),
-    (VTCPolicy, LiftsToThoseThatWait, vtc_nor_does_idling_while_nobody_waits),
-    (LPMPolicy, ShortestMatch, lpm_groups_run_one_after_the_other),
-    (LPMPolicy, NeverAges, lpm_a_rare_prefix_waits_no_longer_than_the_limit),
-    (DLPMPolicy, NoDeficits, dlpm_tenants_differ_by_a_quantum),
-    (DLPMPolicy, TenQuanta, dlpm_tenants_differ_by_a_quantum),
-    (DLPMPolicy, FreeOutput, dlpm_tenants_differ_by_a_quantum),
-    (DLPMPolicy, ByArrival, dlpm_the_cache_is_used_within_the_quantum),
+    (VTCPolicy, Policy, vtc_an_idle_tenant_gets_no_credit),
+    (VTCPolicy, ChargesNoOutput, vtc_backlogged_tenants_differ_by_at_most_one_request),
+    (VTCPolicy, ChargesNoPrompt, vtc_backlogged_tenants_differ_by_at_most_one_request),
+    (VTCPolicy, WeighsNobody, vtc_service_is_proportional_to_the_weights),
+    (VTCPolicy, NeverLifts, vtc_an_idle_tenant_gets_no_credit),
+    (VTCPolicy, LiftsToThoseThatWait, vtc_a_tenant_gets_no_credit_while_no_request_waits),
+    (LPMPolicy, ShortestMatch, lpm_requests_with_the_same_prefix_run_consecutively),
+    (LPMPolicy, NeverAges, lpm_a_request_with_a_rare_prefix_waits_at_most_max_wait_s),
+    (DLPMPolicy, NoDeficits, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
+    (DLPMPolicy, TenQuanta, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
+    (DLPMPolicy, FreeOutput, dlpm_the_service_of_tenants_differs_by_at_most_a_quantum),
+    (DLPMPolicy, ByArrival, dlpm_cached_prefixes_go_first_within_a_quantum),
 ]
 
 
-def test_a_policy_keeps_its_promise(policy, check, lab):
+def test_a_policy_keeps_its_guarantee(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_it(mutant, check, lab):
+def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
 

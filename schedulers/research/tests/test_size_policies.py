@@ -22,7 +22,7 @@ def batch(lab, num_jobs=30):
     ]
 
 
-def sjf_the_mean_is_the_optimum(policy, lab):
+def sjf_the_mean_latency_is_optimal(policy, lab):
     jobs = batch(lab)
     game = lab.play(policy, jobs, seats=1)
     services = sorted(game.world.service(job) for job in jobs)
@@ -40,14 +40,14 @@ def one_long(lab):
     return [long, *short]
 
 
-def srpt_the_mean_is_far_below_sjf(policy, lab):
+def srpt_the_mean_latency_is_far_below_sjf(policy, lab):
     jobs = one_long(lab)
     assert (
         lab.play(policy, jobs, seats=1).mean_ns() < lab.play(SJFPolicy, jobs, seats=1).mean_ns() / 3
     )
 
 
-def srpt_equals_do_not_preempt_each_other(policy, lab):
+def srpt_requests_of_equal_length_do_not_preempt_each_other(policy, lab):
     jobs = [
         lab.Job(name=f"j{n}", output=100 - n, expected=100 - n, arrival_ns=n * lab.MS)
         for n in range(9)
@@ -55,7 +55,7 @@ def srpt_equals_do_not_preempt_each_other(policy, lab):
     assert lab.play(policy, jobs, seats=1).stats.num_preemptions == 0
 
 
-def srpt_what_is_nearly_done_is_not_displaced(policy, lab):
+def srpt_a_nearly_finished_request_is_not_preempted(policy, lab):
     jobs = [
         lab.Job(name="old", output=100, expected=100),
         lab.Job(name="new", output=20, expected=20, arrival_ns=580 * lab.MS),
@@ -65,7 +65,7 @@ def srpt_what_is_nearly_done_is_not_displaced(policy, lab):
     assert game["old"].done_ns < game["new"].admitted_ns + 1
 
 
-def srpt_displaced_work_is_finished(policy, lab):
+def srpt_preempted_requests_finish(policy, lab):
     game = lab.play(policy, one_long(lab), seats=1)
     assert game["long"].finished and 0 < game.stats.num_preemptions <= 6
     assert game.stats.num_recomputed_tokens > 0  # the tax is counted
@@ -80,12 +80,12 @@ def endless(lab, num_short=400):
     return [lab.Job(name="long", output=60, expected=60, arrival_ns=lab.MS), *stream]
 
 
-def hrrn_nobody_waits_for_ever(policy, lab):
+def hrrn_no_request_waits_forever(policy, lab):
     game = lab.play(policy, endless(lab), seats=1, until_ns=9_000 * lab.MS)
     assert 0 <= game["long"].admitted_ns < 3_000 * lab.MS
 
 
-def hrrn_of_two_that_waited_as_long_the_shorter_is_first(policy, lab):
+def hrrn_after_equal_waits_the_shorter_request_is_first(policy, lab):
     jobs = [lab.Job(name="now", output=50, expected=50)]
     jobs += [
         lab.Job(name=f"w{n}", output=n, expected=n, arrival_ns=lab.MS) for n in (40, 90, 7, 200)
@@ -100,7 +100,7 @@ def misses(game):
     return sum(fate.token_ns[0] > fate.job.deadline_ns for fate in fates)
 
 
-def edf_a_set_that_is_feasible_meets_every_deadline(policy, lab):
+def edf_a_feasible_set_meets_every_deadline(policy, lab):
     rng, world, jobs, now_ns = Random(4), lab.World(seats=1), [], 0
     for number in rng.sample(range(40), 40):
         job = lab.Job(name=f"j{number:02}", prompt=20, output=rng.randint(5, 40))
@@ -111,7 +111,7 @@ def edf_a_set_that_is_feasible_meets_every_deadline(policy, lab):
     assert misses(game) == 0  # any other order misses one: no deadline has slack
 
 
-def edf_an_early_deadline_takes_the_seat_of_a_late_one(policy, lab):
+def edf_an_earlier_deadline_preempts_a_later_one(policy, lab):
     jobs = [
         lab.Job(name="late", output=300, deadline_ns=9_000 * lab.MS),
         lab.Job(name="early", output=5, arrival_ns=50 * lab.MS, deadline_ns=90 * lab.MS),
@@ -122,7 +122,7 @@ def edf_an_early_deadline_takes_the_seat_of_a_late_one(policy, lab):
     assert patient.stats.num_preemptions == 0
 
 
-def edf_who_has_no_deadline_is_last(policy, lab):
+def edf_requests_without_a_deadline_are_last(policy, lab):
     jobs = [lab.Job(name=f"free{n}", output=5) for n in range(3)]
     jobs += [lab.Job(name="due", output=5, deadline_ns=7_000 * lab.MS)]
     game = lab.play(policy, jobs, seats=1)
@@ -194,28 +194,28 @@ class AlwaysDisplaces(EDFPolicy):
 
 
 MUTANTS = [
-    (SJFPolicy, Longest, sjf_the_mean_is_the_optimum),
-    (SJFPolicy, AsAllowed, sjf_the_mean_is_the_optimum),
-    (SJFPolicy, Nearly, sjf_the_mean_is_the_optimum),
-    (SRPTPolicy, NeverDisplaces, srpt_the_mean_is_far_below_sjf),
-    (SRPTPolicy, Jumps, srpt_equals_do_not_preempt_each_other),
-    (SRPTPolicy, ForgetsProgress, srpt_what_is_nearly_done_is_not_displaced),
-    (SRPTPolicy, DisplacesTheShortest, srpt_displaced_work_is_finished),
-    (HRRNPolicy, SJFPolicy, hrrn_nobody_waits_for_ever),
-    (HRRNPolicy, ByArrival, hrrn_of_two_that_waited_as_long_the_shorter_is_first),
-    (EDFPolicy, LatestFirst, edf_a_set_that_is_feasible_meets_every_deadline),
-    (EDFPolicy, ByArrival, edf_a_set_that_is_feasible_meets_every_deadline),
-    (EDFPolicy, Patient, edf_an_early_deadline_takes_the_seat_of_a_late_one),
-    (EDFPolicy, AlwaysDisplaces, edf_an_early_deadline_takes_the_seat_of_a_late_one),
-    (EDFPolicy, NoneIsNow, edf_who_has_no_deadline_is_last),
+    (SJFPolicy, Longest, sjf_the_mean_latency_is_optimal),
+    (SJFPolicy, AsAllowed, sjf_the_mean_latency_is_optimal),
+    (SJFPolicy, Nearly, sjf_the_mean_latency_is_optimal),
+    (SRPTPolicy, NeverDisplaces, srpt_the_mean_latency_is_far_below_sjf),
+    (SRPTPolicy, Jumps, srpt_requests_of_equal_length_do_not_preempt_each_other),
+    (SRPTPolicy, ForgetsProgress, srpt_a_nearly_finished_request_is_not_preempted),
+    (SRPTPolicy, DisplacesTheShortest, srpt_preempted_requests_finish),
+    (HRRNPolicy, SJFPolicy, hrrn_no_request_waits_forever),
+    (HRRNPolicy, ByArrival, hrrn_after_equal_waits_the_shorter_request_is_first),
+    (EDFPolicy, LatestFirst, edf_a_feasible_set_meets_every_deadline),
+    (EDFPolicy, ByArrival, edf_a_feasible_set_meets_every_deadline),
+    (EDFPolicy, Patient, edf_an_earlier_deadline_preempts_a_later_one),
+    (EDFPolicy, AlwaysDisplaces, edf_an_earlier_deadline_preempts_a_later_one),
+    (EDFPolicy, NoneIsNow, edf_requests_without_a_deadline_are_last),
 ]
 
 
-def test_a_policy_keeps_its_promise(policy, check, lab):
+def test_a_policy_keeps_its_guarantee(policy, check, lab):
     check(policy, lab)
 
 
-def test_a_mutant_breaks_it(mutant, check, lab):
+def test_a_mutant_breaks_the_guarantee(mutant, check, lab):
     with pytest.raises(AssertionError):
         check(mutant, lab)
 
@@ -225,14 +225,14 @@ class AgingSJF(AgingPolicy):
     max_wait_s = 1.0
 
 
-def test_aging_around_shortest_first_ends_the_wait_of_the_long(lab):
+def test_aging_around_sjf_bounds_the_wait_of_long_requests(lab):
     game = lab.play(AgingSJF, endless(lab), seats=1, until_ns=9_000 * lab.MS)
     assert 1_000 * lab.MS < game["long"].admitted_ns < 2_000 * lab.MS
     starved = lab.play(SJFPolicy, endless(lab), seats=1, until_ns=9_000 * lab.MS)
     assert starved["long"].admitted_ns < 0
 
 
-def test_aging_leaves_the_order_of_the_young_alone(lab):
+def test_aging_keeps_the_order_of_young_requests(lab):
     jobs = [lab.Job(name=f"j{n}", output=n, expected=n) for n in (9, 5, 7, 2, 8)]
     games = [lab.play(policy, jobs, seats=1) for policy in (AgingSJF, SJFPolicy)]
     assert games[0].steps == games[1].steps

@@ -1,6 +1,6 @@
-"""First come, first served: the order of arrival, and the last admitted gives way.
+"""First come, first served: requests run in the order of arrival.
 
-A preempted request keeps its place, so it is the first to come back.
+The last admitted request is preempted first. It keeps its place and is the first to be readmitted.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ __all__ = ["FCFSPolicy", "FCFSScheduler"]
 
 
 class FCFSPolicy(Policy):
-    """Serve in the order of arrival: every default of `Policy`, by its name."""
+    """Serve in the order of arrival. All behavior is the default of `Policy`."""
 
 
 class FCFSScheduler(Scheduler):
-    """The core scheduler, first come, first served."""
+    """The core scheduler with the policy first come, first served."""
 
     policy_cls = FCFSPolicy

@@ -1,7 +1,6 @@
-"""Priority: the lower number first, then the order of arrival.
+"""Priority: the lowest number is served first, equal numbers in the order of arrival.
 
-A waiting request preempts running ones of a worse rank when seats or blocks are short, so that no
-request waits for one that matters less.
+A waiting request preempts running requests of lower priority when seats or blocks are short.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ __all__ = ["PriorityPolicy", "PriorityScheduler"]
 
 
 class PriorityPolicy(Policy):
-    """Serve by (priority, arrival); the worst of those gives way."""
+    """Serve by (priority, arrival); preempt the running request that is last in this order."""
 
     preempts = True
 
@@ -24,7 +23,7 @@ class PriorityPolicy(Policy):
         return request.priority, request.sequence
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the running request of the worst rank."""
+        """Return the running request with the highest rank."""
         return max(running, key=lambda request: self.rank(request, view))
 
 

@@ -1,5 +1,5 @@
-"""Scheduling policies from the literature: one module, one policy, one paper.
+"""Scheduling policies from the literature: each module implements one policy of one paper.
 
-A policy actions and the core's scheduler grants; nothing here touches rows, blocks or plans. Each
-is imported when it is chosen, so this package imports none of them.
+A policy yields actions, and the core's scheduler grants them; policies do not touch rows, blocks
+or plans. A policy is imported when it is selected, so this package imports none of them.
 """

@@ -1,8 +1,8 @@
-"""Deficit longest prefix match: cached prefixes first, among the tenants that are in credit.
+"""Deficit longest prefix match: longest cached prefix first, among the tenants with credit.
 
 Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025, arXiv:2501.14312. As in
-deficit round robin, a tenant spends a quantum and pays for what was computed for it; when all that
-wait are spent, each gets another. A large quantum favours the cache, a small one fairness.
+deficit round robin, each tenant pays from a quantum for its computed tokens; when no waiting tenant
+has credit, each gets another quantum. A large quantum favors cache hits, a small one fairness.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 
 
 class DLPMOptions(BaseModel):
-    """The options. quantum: weighted tokens. output_weight: cost of one; of a prompt token 1."""
+    """The options. quantum: weighted tokens. output_weight: cost relative to a prompt token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,7 +27,7 @@ class DLPMOptions(BaseModel):
 
 
 class DLPMPolicy(Policy):
-    """Admit the longest cached prefix of a tenant whose deficit counter is above 0."""
+    """Admit the request with the longest cached prefix among tenants with a positive counter."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = DLPMOptions
@@ -37,12 +37,12 @@ class DLPMPolicy(Policy):
         self._credits: defaultdict[str, float] = defaultdict(float)
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int, int]:
-        """Return (refills until the tenant is in credit, -cached tokens, arrival)."""
+        """Return (refills until the tenant has credit, -cached tokens, arrival)."""
         refills = max(0, 1 + math.floor(-self._credits[request.tenant] / self._options.quantum))
         return refills, -view.num_cached_tokens(request), request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue all that run; admit the best of a tenant in credit until one is denied."""
+        """Continue running requests; admit the best request with credit until one is denied."""
         yield CONTINUE
         waiting = list(view.waiting) if view.seats_left else []
         while waiting:
@@ -54,8 +54,8 @@ class DLPMPolicy(Policy):
             if not grant:
                 return
             waiting.remove(best)
-            is_admitted = grant.num_tokens or grant.num_cached  # else it is passed over
-            if is_admitted and not best.num_preemptions:  # what is computed again is no service
+            is_admitted = grant.num_tokens or grant.num_cached  # else it stays in the queue
+            if is_admitted and not best.num_preemptions:  # recomputed tokens are not charged
                 self._credits[best.tenant] -= best.num_prompt_tokens - grant.num_cached
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:

@@ -1,8 +1,8 @@
 """Earliest deadline first.
 
 Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
-Environment", Journal of the ACM 20(1), 1973. A request's deadline is that of its first token; those
-without one come last, in the order of arrival. Under overload it serves lost causes first.
+Environment", Journal of the ACM 20(1), 1973. The deadline is that of the first token. Requests
+without a deadline are last, in the order of arrival. Under overload it serves late requests first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dovetail.interfaces import (
 
 
 class EDFOptions(BaseModel):
-    """The options. preempt: whether a later deadline gives up its seat to an earlier one."""
+    """The options. preempt: whether an earlier deadline preempts a later one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     retired_options: ClassVar[Mapping[str, str]] = {"displace": "preempt"}
@@ -34,7 +34,7 @@ class EDFOptions(BaseModel):
 
 
 class EDFPolicy(Policy):
-    """Serve by (deadline, arrival); the latest deadline gives way."""
+    """Serve by (deadline, arrival); preempt the latest deadline."""
 
     preempts = True
     options_model: ClassVar[type[BaseModel]] = EDFOptions
@@ -44,16 +44,16 @@ class EDFPolicy(Policy):
         self._admit = PreemptAndAdmit if preempt else Run
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int, int]:
-        """Return (whether it has no deadline, the deadline, place in the order of arrival)."""
+        """Return (has no deadline, deadline, place in the order of arrival)."""
         return not request.deadline_ns, request.deadline_ns, request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue all that run; admit by deadline, displacing later ones if that is wanted."""
+        """Continue running requests; admit by deadline, preempting later ones if enabled."""
         yield CONTINUE
         for request in view.waiting:
             if not (yield self._admit(request)):
                 return
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the running request of the latest deadline."""
+        """Return the running request with the latest deadline."""
         return max(running, key=lambda request: self.rank(request, view))

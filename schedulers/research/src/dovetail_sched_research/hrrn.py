@@ -1,8 +1,8 @@
 """Highest response ratio next: short requests first, until a long one has waited long enough.
 
 Source: Brinch Hansen, "Short-Term Scheduling in Multiprogramming Systems", SOSP 1971. The response
-ratio is (wait + work) / work; it grows while a request waits, the faster the shorter it is, and
-without a bound, so that none waits for ever.
+ratio is (wait + work) / work. It grows faster for short requests and is unbounded for all, so no
+request waits forever.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dovetail_sched_research.predictors import PredictorName, make_predictor
 class HRRNOptions(BaseModel):
     """The options.
 
-    predictor: oracle, noisy:SIGMA, bucketed:BASE or constant:N. prompt_weight: work of a prompt
-    token that is not in the prefix cache, where an output token is 1.
+    predictor: oracle, noisy:SIGMA, bucketed:BASE or constant:N. prompt_weight: work of an uncached
+    prompt token, relative to an output token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,7 +30,7 @@ class HRRNOptions(BaseModel):
 
 
 class HRRNPolicy(Policy):
-    """Serve by waiting time over work, the highest first."""
+    """Serve the highest ratio of waiting time to work first."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = HRRNOptions
@@ -40,7 +40,7 @@ class HRRNPolicy(Policy):
         self._predict = make_predictor(self._options.predictor)
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[float, int]:
-        """Return (-wait / work, arrival): the order of response ratios, in whatever unit."""
+        """Return (-wait / work, arrival), which orders by descending response ratio."""
         wait_ns = view.now_ns - request.arrival_ns
         return -wait_ns / self._work(request, view), request.sequence
 

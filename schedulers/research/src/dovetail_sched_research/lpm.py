@@ -1,8 +1,8 @@
-"""Longest prefix match: who finds most of its prompt in the prefix cache is served next.
+"""Longest prefix match: the request with the most cached prompt tokens is served next.
 
 Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", NeurIPS
-2024, arXiv:2312.07104. Requests of one prefix run one after the other, while it is cached; those of
-a rare prefix may wait for ever, unless `max_wait_s` bounds it.
+2024, arXiv:2312.07104. Requests with the same prefix run consecutively while it is cached.
+`max_wait_s` bounds the wait of requests with a rare prefix.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.interfaces import Policy, RequestView, SchedulerView
 
 
 class LPMOptions(BaseModel):
-    """The options. max_wait_s: who has waited longer goes first, by arrival, cached or not."""
+    """The options. max_wait_s: requests that have waited longer go first, by arrival."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,7 +24,7 @@ class LPMOptions(BaseModel):
 
 
 class LPMPolicy(Policy):
-    """Serve by (cached tokens, the most first; arrival), the over-aged before all."""
+    """Serve requests older than `max_wait_s` first, then by (most cached tokens, arrival)."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = LPMOptions
@@ -33,7 +33,7 @@ class LPMPolicy(Policy):
         self._max_wait_ns = round(LPMOptions.model_validate(options or {}).max_wait_s * 1e9)
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int, int]:
-        """Return (whether it is young, -cached tokens if it is, place in the order of arrival)."""
+        """Return (is young, -cached tokens if young, place in the order of arrival)."""
         if view.now_ns - request.arrival_ns > self._max_wait_ns:
             return False, 0, request.sequence
         return True, -view.num_cached_tokens(request), request.sequence

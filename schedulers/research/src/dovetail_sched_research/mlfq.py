@@ -1,9 +1,9 @@
-"""Skip-join multi-level feedback queue: short jobs pass long ones without knowing which is which.
+"""Skip-join multi-level feedback queue: short requests overtake long ones without a prediction.
 
 Source: Wu et al., "FastServe: Iteration-Level Preemptive Scheduling for Large Language Model
-Inference", NSDI 2026, arXiv:2305.05920. A request joins at the level whose quantum its prompt fits,
-sinks a level when it has used a quantum up, and rises to the top when nobody serves it for long. It
-pauses in place, with its blocks; the paper swaps them out, here `preempt` computes them again.
+Inference", NSDI 2026, arXiv:2305.05920. A request joins the level whose quantum its prompt fits,
+sinks one level after each quantum, and rises to the top if it is not served for `promote_s`. It
+pauses with its blocks; the paper swaps them out, here `preempt` drops and recomputes them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dovetail_sched_research.one_order import OneOrderPolicy
 class MLFQOptions(BaseModel):
     """The options.
 
-    max_batch: requests that compute in a step. levels, quantum, ratio: level i lasts
-    quantum · ratio^i iterations. prompt_tokens: count as one. promote_s: a request that was not
-    served for so long rises to the top. preempt: whether a better request may evict a paused one.
+    max_batch: number of requests in a step. levels, quantum, ratio: level i lasts quantum · ratio^i
+    iterations. prompt_tokens: number that counts as one iteration. promote_s: after this time
+    without service a request rises to the top. preempt: whether paused requests may be evicted.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -40,7 +40,7 @@ class MLFQOptions(BaseModel):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a request stands: its level, the iterations it had there, and when it was served."""
+    """The level of a request, its iterations on that level, and when it was last served."""
 
     level: int
     used: int
@@ -48,7 +48,7 @@ class _Place:
 
 
 class MLFQPolicy(OneOrderPolicy):
-    """Serve by (level, arrival), up to `max_batch` at a time; the others are paused."""
+    """Serve up to `max_batch` requests by (level, arrival); pause the other running ones."""
 
     work_conserving = False
     options_model: ClassVar[type[BaseModel]] = MLFQOptions
@@ -60,16 +60,16 @@ class MLFQPolicy(OneOrderPolicy):
         self.max_batch = given.max_batch
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
-        """Return (level, arrival). Who has lost its work often stays on top, or would never end."""
+        """Return (level, arrival); a request preempted too often stays on top, so that it ends."""
         on_top = request.num_preemptions > self._options.levels
         return 0 if on_top else self._places[request.sequence].level, request.sequence
 
     def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
-        """Return whether the running one is on a lower level, if any may be preempted."""
+        """Return whether preemption is enabled and `running` is on a lower level."""
         return self._options.preempt and self.rank(request, view)[0] < self.rank(running, view)[0]
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Promote who starved, serve the best, and pause the others in place."""
+        """Promote starved requests, serve the best ones, and pause the others with their blocks."""
         for place in self._places.values():
             if view.now_ns - place.served_ns > self._options.promote_s * 1e9:
                 place.level, place.used, place.served_ns = 0, 0, view.now_ns
@@ -79,13 +79,13 @@ class MLFQPolicy(OneOrderPolicy):
                 yield Hold(request)
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Join at the first level whose quantum the prompt fits."""
+        """Place the request on the first level whose quantum its prompt fits."""
         cost = self._cost(request.num_prompt_tokens)
         level = sum(quantum < cost for quantum in self._quanta[:-1])
         self._places[request.sequence] = _Place(level, 0, view.now_ns)
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Book the iterations; sink a level when the quantum is used up."""
+        """Count the iterations; sink one level when the quantum is used up."""
         place = self._places[request.sequence]
         place.served_ns = view.now_ns
         place.used += self._cost(num_tokens)
@@ -93,7 +93,7 @@ class MLFQPolicy(OneOrderPolicy):
             place.level, place.used = place.level + 1, 0
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        """Forget it."""
+        """Remove the request."""
         del self._places[request.sequence]
 
     def _cost(self, num_tokens: int) -> int:

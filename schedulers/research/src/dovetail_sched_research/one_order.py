@@ -1,7 +1,7 @@
-"""One order for those that run and those that wait: the plan of preemptive policies.
+"""One order for running and waiting requests: the base class of preemptive policies.
 
-Merges both by `rank` and serves the best, up to a batch. Whoever is not served keeps its row and
-blocks. Depends on no order and no reason to preempt anybody: subclasses bring them.
+Sorts both by `rank` and serves the first `max_batch`. A running request that is not served keeps
+its row and blocks. Subclasses define the rank and when to preempt.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dovetail.interfaces import (
 
 
 class OneOrderPolicy(Policy):
-    """Serve running and waiting requests in one order; the worst that runs gives way.
+    """Serve running and waiting requests in one order; preempt the running one ranked last.
 
-    max_batch: how many may compute in a step.
+    max_batch: the maximum number of requests in a step.
     """
 
     static_rank = False
@@ -36,15 +36,15 @@ class OneOrderPolicy(Policy):
             raise TypeError(f"{cls.__name__}.may_displace was renamed; define may_preempt.")
 
     def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
-        """Return whether a waiting request is so much better than the worst that runs."""
+        """Return whether a waiting request may preempt the running request ranked last."""
         return bool(self.rank(running, view) > self.rank(request, view))
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Serve the best `max_batch` of all; admit until one is denied."""
+        """Serve the first `max_batch` requests of the order; admit until one is denied."""
         yield from self.serve(view)
 
     def serve(self, view: SchedulerView) -> Generator[Action, Grant, set[int]]:
-        """Do what `plan` says, and return the sequence numbers of those that were served."""
+        """Serve as `plan` does, and return the sequence numbers of the served requests."""
         running = {request.sequence for request in view.running}
         waiting = {request.sequence for request in view.waiting}
         served: set[int] = set()
@@ -57,15 +57,15 @@ class OneOrderPolicy(Policy):
             elif request.sequence in waiting:
                 granted = yield from self._admit(request, view)
                 waiting = waiting if granted else set()
-                running &= {one.sequence for one in view.running}  # some may have given way
+                running &= {one.sequence for one in view.running}  # some may be preempted now
             else:
-                continue  # it gave way in this step
+                continue  # it was preempted in this step
             if granted:
                 served.add(request.sequence)
         return served
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the running request of the worst rank."""
+        """Return the running request with the highest rank."""
         return max(running, key=lambda one: (self.rank(one, view), one.sequence))
 
     def _admit(self, request: RequestView, view: SchedulerView) -> Generator[Action, Grant, bool]:

@@ -1,8 +1,8 @@
-"""Orca: batches are made again at every iteration, and prompts are never cut.
+"""Orca: the batch is formed again at every iteration, and prompts are never split.
 
 Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models",
-OSDI 2022. First come, first served; a request is admitted only if there is memory for the longest
-output that it may have, so that none is ever preempted.
+OSDI 2022. First come, first served. A request is admitted only if there are blocks for its longest
+possible output, so no request is preempted.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 
 
 class OrcaPolicy(Policy):
-    """Admit whole prompts in the order of arrival, with all the blocks they may ever need."""
+    """Admit whole prompts in the order of arrival; reserve blocks for their longest output."""
 
     work_conserving = False
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue all that run, then admit whole prompts until one is denied."""
+        """Continue running requests, then admit whole prompts until one is denied."""
         yield CONTINUE
         for request in view.waiting:
             grant = yield self._admission(request, whole=True)
             if not grant and not view.running:
-                # No step takes it whole: in pieces, once it is alone, or it would never run.
+                # The prompt exceeds the token budget of a step, so it runs alone and in chunks.
                 grant = yield self._admission(request, whole=False)
             if not grant:
                 return

@@ -1,9 +1,9 @@
-"""How long will an output be? Predictors for the policies that serve the shortest first.
+"""Predictors of the output length, for policies that serve the shortest request first.
 
-A predictor is a pure function of what a scheduler may see: a request's declared expectation,
-`SamplingParams(extra_args={"expected_tokens": n})`, or its `max_tokens`. Nobody reads the future;
-"oracle" is one only as far as the caller tells the truth. Real predictors, a small model that reads
-the prompt say, write their guess there.
+A predictor is a pure function of the request's declared length,
+`SamplingParams(extra_args={"expected_tokens": n})`, or of its `max_tokens`. It cannot see the real
+output length; "oracle" is only as accurate as the declaration. A real predictor, for example a
+small model that reads the prompt, can write its estimate into the request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pydantic import AfterValidator
 from dovetail.interfaces import RequestView
 
 Predictor = Callable[[RequestView], float]
-"""Expected output tokens of a request, all together, at least 1."""
+"""Returns the expected total number of output tokens of a request, at least 1."""
 
 
 def expect_declared(request: RequestView) -> float:
-    """Return what the request declares, if that is a sensible number, else its `max_tokens`."""
+    """Return the declared length if it is between 1 and `max_tokens`, else `max_tokens`."""
     most = request.max_total_tokens - request.num_prompt_tokens
     declared = request.sampling_params.extra_args.get("expected_tokens")
     if isinstance(declared, bool) or not isinstance(declared, int | float):
@@ -31,11 +31,11 @@ def expect_declared(request: RequestView) -> float:
 
 
 def make_predictor(text: str) -> Predictor:
-    """Return the predictor of that name; raise ValueError for one that is not known.
+    """Return a predictor by name; raise ValueError if the name is unknown.
 
-    oracle: `expect_declared`. noisy:SIGMA: that times a log-normal factor, drawn once a request
-    from its place in the order of arrival. bucketed:BASE: that rounded up to a power of BASE, as S3
-    does (Jin et al., NeurIPS 2023, arXiv:2306.06000). constant:N: N for everyone.
+    oracle: `expect_declared`. noisy:SIGMA: the oracle times a log-normal factor, seeded by the
+    request's place in the order of arrival. bucketed:BASE: the oracle rounded up to a power of
+    BASE, as in S3 (Jin et al., NeurIPS 2023, arXiv:2306.06000). constant:N: N for all requests.
     """
     name, _, number = text.partition(":")
     if name == "oracle" and not number:
@@ -43,7 +43,7 @@ def make_predictor(text: str) -> Predictor:
     make, least = _PREDICTORS.get(name, (None, 0.0))
     if make is None:
         known = "oracle, noisy:SIGMA, bucketed:BASE, constant:N"
-        raise ValueError(f"there is no predictor {text!r}; choose one of {known}")
+        raise ValueError(f"unknown predictor {text!r}; choose one of {known}")
     try:
         value = float(number)
     except ValueError:
@@ -80,7 +80,7 @@ _PREDICTORS: dict[str, tuple[Callable[[float], Predictor], float]] = {
     "bucketed": (_bucketed, 1.0),
     "constant": (_constant, 0.0),
 }
-"""Name to (maker, the number that its number must exceed)."""
+"""Maps a name to (factory, exclusive lower bound of its number)."""
 
 
 def _checked(text: str) -> str:

@@ -1,8 +1,8 @@
-"""Prefill first: a step is made of prompts or of decodes, and prompts go first.
+"""Prefill first: a step runs either prompts or decodes, and prompts go first.
 
-The order of vLLM before version 1: Kwon et al., "Efficient Memory Management for Large Language
-Model Serving with PagedAttention", SOSP 2023, arXiv:2309.06180. First tokens come soon; decodes
-stall behind them.
+The scheduling of vLLM before V1: Kwon et al., "Efficient Memory Management for Large Language
+Model Serving with PagedAttention", SOSP 2023, arXiv:2309.06180. The time to first token is short,
+but each arrival delays the decodes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class PrefillFirstPolicy(Policy):
-    """Run whole prompts alone in a step as long as one fits, else all decodes."""
+    """Run only whole prompts in a step if one fits, else all decodes."""
 
     work_conserving = False
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Admit whole prompts in the order of arrival; continue the rest if none was admitted."""
+        """Admit whole prompts by arrival; continue running requests if none was admitted."""
         waiting, num_running = view.waiting, len(view.running)
         for request in waiting:
             if not (yield Run(request, whole=True)):
@@ -27,5 +27,5 @@ class PrefillFirstPolicy(Policy):
             return
         yield CONTINUE
         if waiting and not num_running:
-            # No step takes it whole: in pieces, once it is alone, or it would never run.
+            # The prompt exceeds the token budget of a step, so it runs alone and in chunks.
             yield Run(waiting[0])

@@ -1,8 +1,8 @@
-"""Sarathi: prompts come in chunks beside the decodes, so that no decode ever waits.
+"""Sarathi: prompts are split into chunks that run together with all decodes.
 
 Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve",
-OSDI 2024, arXiv:2403.02310. Bounds the time between two tokens by the cost of a step of `chunk`
-tokens, whatever arrives.
+OSDI 2024, arXiv:2403.02310. The time between two tokens is at most the duration of a step of
+`chunk` tokens, independent of arrivals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class SarathiOptions(BaseModel):
-    """The options. chunk: tokens a step, decodes among them; the paper's τ."""
+    """The options. chunk: tokens per step, including decodes; τ in the paper."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -25,7 +25,7 @@ class SarathiOptions(BaseModel):
 
 
 class SarathiPolicy(Policy):
-    """All decodes, then prompts under way, then new ones, up to `chunk` tokens a step."""
+    """Run all decodes, then started prompts, then new ones, up to `chunk` tokens per step."""
 
     options_model: ClassVar[type[BaseModel]] = SarathiOptions
     work_conserving = False
@@ -34,11 +34,11 @@ class SarathiPolicy(Policy):
         self._chunk = SarathiOptions.model_validate(options or {}).chunk
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Run every decode; give what is left of the chunk to prompts, one after the other."""
+        """Run every decode, then give the rest of the chunk to prompts, one after the other."""
         left = self._chunk
         running = view.running
         prompts = [one for one in running if view.num_uncomputed_tokens(one) > 1]
-        # One action for all where all decode; where not, it would run the prompts' rest, too.
+        # CONTINUE would also run the rest of started prompts, so it is used for decodes only.
         decodes = [Run(one) for one in running if one not in prompts] if prompts else [CONTINUE]
         for action in decodes:
             left -= (yield action).num_tokens
@@ -47,7 +47,7 @@ class SarathiPolicy(Policy):
                 return
             grant = yield Run(request, left)
             if not grant and left == self._chunk:
-                grant = yield Run(request)  # where prompts may not be cut, it comes whole and alone
+                grant = yield Run(request)  # without chunked prefill it runs whole and alone
             if not grant and request not in prompts:
-                return  # nobody passes one that waits; one that runs may wait for a later one
+                return  # keeps the order of arrival among the waiting requests
             left -= grant.num_tokens

@@ -1,8 +1,8 @@
-"""Shortest job first: who is expected to have the fewest output tokens is served next.
+"""Shortest job first: the request with the fewest expected output tokens is served next.
 
 Source: Smith, "Various optimizers for single-stage production", 1956, for the rule; Fu et al.,
 "Efficient LLM Scheduling by Learning to Rank", NeurIPS 2024, arXiv:2408.15792, for outputs of
-language models. Nobody is preempted for it, and the long wait as long as short ones come.
+language models. It does not preempt. Long requests wait as long as short ones arrive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Shortest remaining processing time: as shortest job first, and long running work gives way.
+"""Shortest remaining processing time: as shortest job first, with preemption of long requests.
 
 Source: Schrage, "A Proof of the Optimality of the Shortest Remaining Processing Time Discipline",
-Operations Research 16(3), 1968. Optimal for the mean where preemption is free; here it costs the
-victim's cache, so a newcomer must be shorter by a factor, `hysteresis`, to preempt anybody.
+Operations Research 16(3), 1968. The mean latency is optimal if preemption is free. Here the victim
+loses its cache, so a request must be shorter by the factor `hysteresis` to preempt another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SRPTOptions(BaseModel):
 
 
 class SRPTPolicy(OneOrderPolicy):
-    """Serve by expected output tokens still to come, running or waiting."""
+    """Serve running and waiting requests by expected remaining output tokens."""
 
     options_model: ClassVar[type[BaseModel]] = SRPTOptions
 
@@ -40,9 +40,9 @@ class SRPTPolicy(OneOrderPolicy):
         self._predict = make_predictor(self._options.predictor)
 
     def rank(self, request: RequestView, view: SchedulerView) -> float:
-        """Return the expected output tokens still to come, at least 1."""
+        """Return the expected remaining output tokens, at least 1."""
         return max(1.0, self._predict(request) - request.num_output_tokens)
 
     def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
-        """Return whether the running one has more left, by the factor of the options."""
+        """Return whether `running` has more tokens left, by the factor `hysteresis`."""
         return self.rank(running, view) > self._options.hysteresis * self.rank(request, view)

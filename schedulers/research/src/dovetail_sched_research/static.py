@@ -1,7 +1,7 @@
-"""Static batching: nobody joins a batch that runs.
+"""Static batching: no request joins a running batch.
 
-How engines served before continuous batching, and the baseline that Orca (Yu et al., OSDI 2022)
-was measured against. Does not depend on lengths: the longest output keeps all seats to itself.
+This is how engines worked before continuous batching, and the baseline of Orca (Yu et al., OSDI
+2022). The longest output of a batch keeps all its seats occupied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class StaticPolicy(Policy):
-    """Fill the seats when the last batch is done; hold blocks for the longest output there is."""
+    """Fill the seats when a batch is done; reserve blocks for the longest possible outputs."""
 
     work_conserving = False
 
@@ -20,9 +20,9 @@ class StaticPolicy(Policy):
         self._is_open = False
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue the batch; admit in the order of arrival if there is none.
+        """Continue the running batch; without one, admit in the order of arrival.
 
-        A batch stays open while requests of it wait for a prefix that another one computes.
+        A batch stays open while its requests wait for a prefix that another one computes.
         """
         if view.running:
             yield CONTINUE

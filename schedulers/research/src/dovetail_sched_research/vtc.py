@@ -1,8 +1,8 @@
-"""Virtual token counter: tenants get equal shares of service, and idling earns no credit.
+"""Virtual token counter: tenants get equal shares of service, and idle tenants get no credit.
 
 Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, arXiv:2401.00588. Each
-tenant has a counter of the service that it was given, in weighted tokens over its own weight; the
-tenant of the lowest counter is served next. Who returns from idling is lifted to the others.
+tenant has a counter of its service: weighted tokens divided by the tenant's weight. The tenant with
+the lowest counter is served next. The counter of a returning tenant is raised to the lowest other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 class VTCOptions(BaseModel):
     """The options.
 
-    prompt_weight, output_weight: cost of a prompt token and of an output token. weights: the share
-    of a tenant by its name, where it is not 1.
+    prompt_weight, output_weight: cost of a prompt token and of an output token. weights: maps a
+    tenant's name to its share, 1 by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,7 +31,7 @@ class VTCOptions(BaseModel):
 
 
 class VTCPolicy(Policy):
-    """Admit the tenant of the lowest counter; within a tenant, by arrival."""
+    """Admit from the tenant with the lowest counter; within a tenant, by arrival."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = VTCOptions
@@ -47,7 +47,7 @@ class VTCPolicy(Policy):
         return self._counters[request.tenant], request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue all that run; admit from the lowest counter, as it grows, until a denial."""
+        """Continue running requests; admit from the lowest counter until one is denied."""
         yield CONTINUE
         queues: dict[str, deque[RequestView]] = {}
         for request in view.waiting if view.seats_left else ():
@@ -57,20 +57,20 @@ class VTCPolicy(Policy):
             request = queues[tenant].popleft()
             if not (grant := (yield Run(request))):
                 return
-            if grant.num_tokens or grant.num_cached:  # else it is passed over
+            if grant.num_tokens or grant.num_cached:  # else it stays in the queue
                 self._leave(request)
                 self._last_served = tenant
-                if not request.num_preemptions:  # what is computed again is no service
+                if not request.num_preemptions:  # recomputed tokens are not charged
                     self._charge(tenant, self._options.prompt_weight * request.num_prompt_tokens)
             if not queues[tenant]:
                 del queues[tenant]
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the latest request of the tenant that was served most."""
+        """Return the latest request of the tenant with the highest counter."""
         return max(running, key=lambda request: self.rank(request, view))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Lift a tenant of whom nobody waited to the lowest that waits, or was last served."""
+        """Raise the counter of a returning tenant to the lowest waiting one, or the last served."""
         tenant, counters = request.tenant, self._counters
         if tenant not in self._waiting:
             others = list(self._waiting) or [self._last_served]
@@ -82,11 +82,11 @@ class VTCPolicy(Policy):
         self._charge(request.tenant, self._options.output_weight * num_tokens)
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
-        """Note that it waits again: its tenant keeps what it was charged."""
+        """Record that the request waits again; its tenant's charges are kept."""
         self._waiting.setdefault(request.tenant, set()).add(request.sequence)
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        """Forget a request that may have ended while it waited."""
+        """Remove a request that may have ended while it waited."""
         self._leave(request)
 
     def _leave(self, request: RequestView) -> None:
