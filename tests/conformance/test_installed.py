@@ -27,7 +27,7 @@ def installed(*, for_devices):
 INSTALLED, FOR_DEVICES = installed(for_devices=False), installed(for_devices=True)
 
 
-@pytest.mark.sampled(2)  # `make wheels` holds every one of them to its contract
+@pytest.mark.sampled(4)  # `make soak` and `make wheels` run more of them
 @pytest.mark.parametrize(("kind", "reference"), INSTALLED)
 def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):
     check(kind, REGISTRY.load(kind, reference), tmp_path)
@@ -39,6 +39,7 @@ def test_a_plugin_for_a_device_meets_its_contract_where_that_is(kind, reference,
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", FAKES)
 def test_a_fake_meets_its_contract(kind, tmp_path):
     loaded = REGISTRY.load(kind, load_fake(kind))

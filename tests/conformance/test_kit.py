@@ -106,6 +106,7 @@ def count(output, plugin, outcome):
     return int(re.search(rf"^{re.escape(plugin)}: .*?(\d+) {outcome}", output, re.M)[1])
 
 
+@pytest.mark.slow  # test_installed.py runs a sample of the same suites
 def test_first_party_plugins_pass_through_the_same_door(kit):
     code, output = kit(*LIGHT)
     assert code == OK, output

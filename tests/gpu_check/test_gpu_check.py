@@ -96,6 +96,7 @@ def test_without_a_device_everything_says_that_it_needs_one(tmp_path):
     assert "no GPU" in render_table(run)
 
 
+@pytest.mark.slow
 def test_the_whole_command_on_a_cpu_in_seconds(tmp_path):
     result = tmp_path / "result.json"
     begun = _seconds_of_children()

@@ -47,6 +47,7 @@ def replay(path, **given):
     return replay_log(LogReader(path), clock=ManualClock(), **given)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_plan_comes_again(name, tmp_path):
     done = dict.fromkeys(("preemptions", "hits", "aborts", "drafts", "deep", "paused"), 0)
