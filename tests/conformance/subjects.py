@@ -142,6 +142,7 @@ def _weight_loader(subject: type[Any], folder: Path) -> Wants:
 SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "attention": _device,
     "executor": _nothing,
+    "grammar": _nothing,
     "hooks": _nothing,
     "io_processor": _nothing,
     "linear_method": _device,

@@ -341,7 +341,7 @@ def test_sinks_are_requested_and_passed_on(loaded, model_dir, monkeypatch):
 def test_a_backend_that_refuses_is_not_used(loaded, monkeypatch):
     refusals = classmethod(lambda cls, requirements: ["it is Sunday"])
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
-    with pytest.raises(PluginError, match=r"'fake' was requested .*: it is Sunday"):
+    with pytest.raises(PluginError, match=r"'FakeAttentionBackend' was requested .*: it is Sunday"):
         loaded()
 
 
