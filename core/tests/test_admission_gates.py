@@ -23,7 +23,7 @@ def enter(house, name, now_ns=0):
     return request
 
 
-def test_a_request_that_has_to_wait_for_nothing_is_not_held():
+def test_a_request_that_no_gate_holds_is_admitted_at_once():
     gate = FakeGate(wants=lambda request: request.request_id == "b")
     house = AdmissionGates([gate], 60)
     assert enter(house, "a").status is RequestStatus.WAITING
@@ -33,7 +33,7 @@ def test_a_request_that_has_to_wait_for_nothing_is_not_held():
     assert house.take_ready() == house.take_failed(0) == []
 
 
-def test_all_gates_must_open_and_they_open_in_any_order():
+def test_all_gates_must_open_in_any_order():
     first, second = FakeGate(), FakeGate(wants=lambda request: request.request_id != "c")
     house = AdmissionGates([first, second], 60)
     a, b, c = (enter(house, name) for name in "abc")
@@ -47,7 +47,7 @@ def test_all_gates_must_open_and_they_open_in_any_order():
     assert len(house) == 0
 
 
-def test_one_failure_is_enough_and_the_other_gates_forget():
+def test_one_failed_gate_rejects_the_request_at_all_gates():
     first, second = FakeGate(), FakeGate()
     house = AdmissionGates([first, second], 60)
     a, b = (enter(house, name) for name in "ab")
@@ -60,7 +60,7 @@ def test_one_failure_is_enough_and_the_other_gates_forget():
     assert house.take_failed(0) == [(b, "too late")]
 
 
-def test_both_gates_may_fail_at_once():
+def test_two_gates_can_fail_at_once():
     first, second = FakeGate(), FakeGate()
     house = AdmissionGates([first, second], 60)
     a = enter(house, "a")
@@ -70,7 +70,7 @@ def test_both_gates_may_fail_at_once():
     assert house.take_failed(0) == []
 
 
-def test_a_request_that_is_discarded_is_forgotten_even_on_its_way_out():
+def test_a_discarded_request_is_forgotten_even_if_its_gates_have_opened():
     first, second = FakeGate(), FakeGate()
     house = AdmissionGates([first, second], 60)
     a, b = (enter(house, name) for name in "ab")
@@ -82,7 +82,7 @@ def test_a_request_that_is_discarded_is_forgotten_even_on_its_way_out():
     assert list(house) == [b, again]
 
 
-def test_a_refusal_leaves_nothing_held():
+def test_a_rejected_request_is_held_by_no_gate():
     gate = FakeGate()
     house = AdmissionGates([gate, RefusingGate()], 60)
     with pytest.raises(RequestError, match="not a grammar"):
@@ -90,7 +90,7 @@ def test_a_refusal_leaves_nothing_held():
     assert gate.held == [] and len(house) == 0
 
 
-def test_a_request_that_is_held_for_too_long_fails_and_its_gates_forget_it():
+def test_a_request_that_is_held_too_long_fails_and_leaves_its_gates():
     first, second = FakeGate(), FakeGate()
     house = AdmissionGates([first, second], 2.5)
     a, b = enter(house, "a"), enter(house, "b", now_ns=10**9)

@@ -28,12 +28,12 @@ HEADS = {"num_attention_heads": 4, "hidden_size": 32}
         ({"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}, True),
     ],
 )
-def test_a_window_is_read_as_config_json_means_it(fields, windowed):
+def test_the_sliding_window_of_config_json_is_read(fields, windowed):
     facts = read_attention_facts({**HEADS, "num_hidden_layers": 2, **fields})
     assert facts.sliding_window is windowed
 
 
-def test_heads_are_read_with_their_defaults():
+def test_head_counts_are_read_with_their_defaults():
     facts = read_attention_facts(HEADS)
     assert (facts.head_size, facts.num_heads, facts.num_kv_heads) == (8, 4, 4)
     nested = read_attention_facts({"text_config": {**HEADS, "head_dim": 16}})

@@ -12,7 +12,7 @@ def key(number):
     return number.to_bytes(4, "little")
 
 
-def test_block_0_is_never_handed_out():
+def test_block_0_is_never_allocated():
     pool = BlockPool(4)
     assert pool.num_free == 3
     assert sorted(pool.allocate(3)) == [1, 2, 3]
@@ -21,12 +21,12 @@ def test_block_0_is_never_handed_out():
 
 
 @pytest.mark.parametrize("num_blocks", [-1, 0, 1])
-def test_a_pool_has_a_block_beside_block_0(num_blocks):
+def test_a_pool_has_at_least_one_block_in_addition_to_block_0(num_blocks):
     with pytest.raises(ValueError, match="at least 2"):
         BlockPool(num_blocks)
 
 
-def test_too_many_are_refused_and_none_is_taken():
+def test_an_allocation_above_the_free_blocks_is_rejected_as_a_whole():
     pool = BlockPool(4)
     with pytest.raises(LookupError, match="4 blocks are asked, 3 are free"):
         pool.allocate(4)
@@ -41,7 +41,7 @@ def test_a_block_freed_twice_is_an_error():
         pool.free(blocks)
 
 
-def test_a_cached_block_is_found_in_use_and_free_and_shared():
+def test_a_cached_block_is_found_in_use_or_free_and_shared():
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
     pool.commit(block, key(1))
@@ -66,7 +66,7 @@ def test_a_prefix_ends_at_the_first_gap():
     assert pool.find([key(7), key(0)]) == []
 
 
-def test_the_first_block_of_a_hash_stays():
+def test_the_first_block_of_a_hash_is_kept():
     pool = BlockPool(4)
     first, second = pool.allocate(2)
     pool.commit(first, key(1))
@@ -75,7 +75,7 @@ def test_the_first_block_of_a_hash_stays():
     assert pool.num_cached == 1
 
 
-def test_the_longest_unused_is_evicted_and_later_tokens_before_earlier():
+def test_the_least_recently_used_block_is_evicted_and_later_tokens_first():
     pool = BlockPool(5)
     old, new = pool.allocate(2), pool.allocate(2)
     for number, block in enumerate([*old, *new]):
@@ -88,14 +88,14 @@ def test_the_longest_unused_is_evicted_and_later_tokens_before_earlier():
     assert pool.num_evictions == 3
 
 
-def test_uncached_blocks_are_not_evictions():
+def test_reusing_an_uncached_block_is_not_an_eviction():
     pool = BlockPool(3)
     pool.free(pool.allocate(2))
     pool.allocate(2)
     assert pool.num_evictions == 0
 
 
-def test_reset_waits_for_the_last_user():
+def test_reset_is_refused_until_no_block_is_in_use():
     pool = BlockPool(4)
     used, free = pool.allocate(2)
     pool.commit(used, key(1))
@@ -113,7 +113,7 @@ def test_reset_waits_for_the_last_user():
 
 
 @pytest.mark.parametrize("held", [[1], [1, 1, 2], [3], []])
-def test_the_integrity_check_sees_foreign_and_forgotten_references(held):
+def test_the_integrity_check_finds_unknown_and_missing_references(held):
     pool = BlockPool(4)
     assert pool.allocate(2) == [1, 2]
     pool.check_integrity([1, 2])

@@ -369,7 +369,7 @@ def answer(model, **args):
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.id)
-def test_it_is_refused_by_name_and_changes_nothing_else(plugin_site, model, case):
+def test_a_broken_plugin_is_rejected_by_name_and_affects_nothing_else(plugin_site, model, case):
     case.install(plugin_site)
     with pytest.raises(case.error) as refusal:
         case.use(model)
@@ -394,5 +394,5 @@ def test_a_policy_that_fails_while_it_runs_is_replaced(plugin_site, model, hook,
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
 
 
-def test_there_are_enough_of_them():
+def test_there_are_enough_cases():
     assert len({case.id for case in BROKEN}) == len(BROKEN) >= 30

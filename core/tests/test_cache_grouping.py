@@ -31,17 +31,17 @@ def test_equal_layers_share_a_group():
     assert one.layer_names == ("layer0", "layer1", "layer2") and one.spec == spec()
 
 
-def test_a_model_that_keeps_nothing_still_counts_its_tokens():
+def test_a_model_without_a_cache_still_counts_its_tokens():
     (one,) = group()
     assert one.spec == NoCacheSpec(block_size=SIZE) and one.bytes_per_block == 0
 
 
-def test_windows_alone_are_a_group_that_sheds():
+def test_a_group_of_sliding_windows_frees_its_blocks():
     assert shape(group(spec(64), spec(64))) == [(64, 2)]
 
 
 @pytest.mark.parametrize("max_model_len", [64, 50, 1])
-def test_a_window_that_nobody_fills_makes_no_group(max_model_len):
+def test_a_window_longer_than_the_model_makes_no_group(max_model_len):
     assert shape(group(spec(), spec(64), max_model_len=max_model_len)) == [(0, 2)]
 
 
@@ -61,7 +61,7 @@ def test_interleaved_windows_get_groups_of_equal_size():
     assert needs[0] < needs[1] / 3
 
 
-def test_fewer_groups_are_taken_where_that_costs_little():
+def test_fewer_groups_are_used_where_that_wastes_little():
     layers = [spec(64)] * 10 + [spec()] * 11
     assert shape(group(*layers, max_model_len=32768)) == [(64, 10), (0, 11)]
 
@@ -116,7 +116,7 @@ MODELS = {
 
 @pytest.mark.parametrize("length", [4096, 8192, 32768])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_sequence_takes_at_most_1_3_times_the_bytes_that_it_needs(name, length):
+def test_a_sequence_uses_at_most_1_3_times_the_bytes_that_it_needs(name, length):
     groups = group(*MODELS[name], max_model_len=length, step=2048)
     assert allocated(groups, length, 2048) <= 1.3 * needed(MODELS[name], length, 2048)
     assert len(groups) <= 8
@@ -158,7 +158,7 @@ def test_random_mixes_of_layers_waste_little(kinds, length, step):
         assert allocated(groups, length, step) <= 1.3 * floor
 
 
-def test_layers_with_smaller_pages_get_more_tokens_in_a_block():
+def test_layers_with_smaller_pages_get_larger_blocks():
     groups = group(spec(), spec(head_size=16))
     assert [one.spec.block_size for one in groups] == [2 * SIZE, SIZE]
     config = KVCacheConfig(num_blocks=3, groups=groups)
@@ -181,13 +181,13 @@ def test_layers_of_equal_pages_keep_their_block_size():
     assert {one.spec.block_size for one in groups} == {SIZE}
 
 
-def test_ranks_must_agree():
+def test_cache_specs_must_be_equal_on_all_ranks():
     with pytest.raises(ModelError, match="disagree"):
         group_layers(
             [{"a": spec()}, {"a": spec(num_kv_heads=1)}], block_size=SIZE, max_model_len=64
         )
 
 
-def test_blocks_hold_equally_many_tokens():
+def test_blocks_hold_the_same_number_of_tokens():
     with pytest.raises(ModelError, match="layer0: 16; layer1: 8"):
         group(spec(), spec(block_size=8))

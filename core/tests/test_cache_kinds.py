@@ -24,13 +24,13 @@ def full(window=0):
         (NoCacheSpec(block_size=SIZE), CacheKind(SIZE)),
     ],
 )
-def test_the_kind_of_each_spec(spec, kind):
+def test_each_spec_has_its_cache_kind(spec, kind):
     assert kind_of(spec) == kind
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 13])
 @pytest.mark.parametrize("num_tokens", range(20))
-def test_a_window_needs_the_blocks_that_it_reaches(window, num_tokens):
+def test_a_window_needs_the_blocks_within_its_reach(window, num_tokens):
     seen = [p for p in range(num_tokens + 1) if num_tokens - window < p]
     assert CacheKind(SIZE, window).first_needed(num_tokens) == min(seen) // SIZE
 
@@ -50,12 +50,12 @@ def naive(kind, cached, most):
 @pytest.mark.parametrize(
     "kind", [CacheKind(SIZE), *(CacheKind(SIZE, w) for w in (1, 2, 4, 5, 6, 9, 40))]
 )
-def test_a_prefix_can_be_resumed_if_what_it_needs_is_cached(kind):
+def test_a_prefix_can_be_resumed_if_the_blocks_it_needs_are_cached(kind):
     for cached in product([0, 7], repeat=7):
         for most in range(8):
             assert kind.resumable(cached, most) == naive(kind, cached, most), (cached, most)
 
 
-def test_a_state_without_snapshots_resumes_nothing():
+def test_a_state_without_snapshots_cannot_be_resumed():
     kind = CacheKind(SIZE, positional=False)
     assert kind.resumable([7, 7], 2) == kind.first_needed(9) == 0

@@ -60,14 +60,14 @@ def config(num_blocks, *specs):
         ({"of": (NoCacheSpec(block_size=4),), "load": load(max_model_len=10)}, 7),
     ],
 )
-def test_blocks_are_what_memory_holds_whatever_the_requests_are(changes, num_blocks):
+def test_the_number_of_blocks_depends_on_memory_only(changes, num_blocks):
     assert size(**changes).num_blocks == num_blocks
 
 
 @pytest.mark.parametrize(
     "changes", [{"available_bytes": 2 * BYTES_PER_BLOCK - 1}, {"available_bytes": -5}]
 )
-def test_less_than_two_blocks_is_not_a_cache(changes):
+def test_a_cache_needs_two_blocks(changes):
     with pytest.raises(CapacityError, match="two blocks of 16 tokens"):
         size(**changes)
 
@@ -76,7 +76,7 @@ def fit(config, length, *, step=64, asked=False):
     return fit_model_len(config, max_model_len=length, max_step_tokens=step, asked_by_user=asked)
 
 
-def test_a_length_that_fits_stays():
+def test_a_length_that_fits_is_kept():
     assert fit(config(5), 64, asked=True) == (64, "")
 
 
@@ -85,7 +85,7 @@ def test_a_length_that_does_not_fit_is_lowered_with_a_reason():
     assert length == 64 and "64 tokens" in reason
 
 
-def test_a_length_that_the_user_asked_for_is_not_lowered():
+def test_a_length_that_the_user_set_is_not_lowered():
     with pytest.raises(CapacityError, match=r"max_model_len=65 needs 6 KV blocks.*lower.*to 64"):
         fit(config(5), 65, asked=True)
 
@@ -97,14 +97,14 @@ def test_a_cache_that_holds_no_sequence_is_refused():
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 18, 33, 40])
 @pytest.mark.parametrize("step", [1, 2, 16, 17, 30])
-def test_a_window_and_a_step_never_hold_more_than_is_reckoned_with(window, step):
+def test_a_window_and_a_step_never_exceed_the_estimated_blocks(window, step):
     most = sequence_blocks(config(2, spec(window)), 10**6, max_step_tokens=step)
     for start in range(100):
         oldest = max(0, start - window + 1) // SIZE
         assert (start + step - 1) // SIZE - oldest + 1 <= most
 
 
-def test_the_longest_sequence_is_the_longest_that_fits():
+def test_the_longest_sequence_fits_exactly():
     for specs in [(spec(),), (spec(), spec(20)), (spec(), spec(), spec(40))]:
         for num_blocks in range(4, 40):
             cache = config(num_blocks, *specs)
@@ -113,7 +113,7 @@ def test_the_longest_sequence_is_the_longest_that_fits():
             assert sequence_blocks(cache, length + 1, max_step_tokens=24) >= num_blocks
 
 
-def test_windows_alone_hold_any_length_and_so_does_a_state():
+def test_sliding_windows_and_states_hold_any_length():
     assert max_sequence_tokens(config(9, spec(32)), max_step_tokens=64) > MAX_TOKENS - SIZE
     assert max_sequence_tokens(config(9, spec(32))) == 8 * SIZE  # a step may be anything
     state = StateSpec(block_size=SIZE, num_bytes=64)

@@ -111,7 +111,7 @@ def render(source, messages=TALK, **variables):
 @pytest.mark.parametrize("template", [LLAMA_LIKE, QWEN_LIKE, MISTRAL_LIKE])
 @pytest.mark.parametrize("with_system", [True, False])
 @pytest.mark.parametrize("variables", [{}, {"tools": TOOLS}, {"enable_thinking": False}])
-def test_the_prompt_is_that_of_transformers(template, with_system, variables):
+def test_prompts_equal_those_of_transformers(template, with_system, variables):
     messages = [SYSTEM, *TALK] if with_system else TALK
     core = Core(models.WordLevel({"<s>": 0, "</s>": 1}, unk_token="<s>"))
     oracle = PreTrainedTokenizerFast(tokenizer_object=core, **TOKENS)
@@ -164,7 +164,7 @@ def test_the_date_comes_from_the_clock_given():
         ("{% for i in range(9999) %}{{ 'a' * 9999 }}{% endfor %}", "longer"),
     ],
 )  # fmt: skip
-def test_a_template_that_fails_or_runs_wild_is_the_requests_fault(source, reason):
+def test_a_template_that_fails_or_runs_too_long_raises_a_request_error(source, reason):
     with pytest.raises(RequestError, match=reason) as refusal:
         render(source)
     assert refusal.value.parameter == "messages"
@@ -173,7 +173,7 @@ def test_a_template_that_fails_or_runs_wild_is_the_requests_fault(source, reason
 @pytest.mark.parametrize(
     "source", ["{% if %}", "{{ 'a' | nothing }}", "{% endfor %}", "x" * 300_000]
 )
-def test_what_is_not_a_template_is_refused(source):
+def test_an_invalid_template_is_rejected(source):
     with pytest.raises(RequestError, match="not valid") as refusal:
         render(source)
     assert refusal.value.parameter == "chat_template"
@@ -182,12 +182,12 @@ def test_what_is_not_a_template_is_refused(source):
 @pytest.mark.parametrize(
     "messages", [[], "hello", {"role": "user"}, [{"content": "x"}], ["hello"], [{"role": 1}], None]
 )
-def test_what_is_not_a_conversation_is_refused(messages):
+def test_invalid_messages_are_rejected(messages):
     with pytest.raises(RequestError, match="messages") as refusal:
         render("x", messages)
     assert refusal.value.parameter == "messages"
 
 
-def test_large_numbers_in_messages_are_only_values():
+def test_large_numbers_in_messages_are_rendered_as_values():
     messages = [{"role": "tool", "content": 3_000_000_000}]
     assert render("{{ messages[0].content | string }}", messages) == "3000000000"

@@ -77,9 +77,7 @@ from dovetail.config.checkpoint_facts import stated_max_model_len
         ),
     ],
 )
-def test_the_longest_sequence_that_config_json_states(
-    hf_config: dict, expected: int, words: str
-) -> None:
+def test_max_model_len_is_read_from_config_json(hf_config: dict, expected: int, words: str) -> None:
     stated = stated_max_model_len({"max_position_embeddings": 64, **hf_config})
     assert stated is not None
     assert stated.tokens == expected <= stated.most

@@ -16,7 +16,7 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_installed_is_explained_as_it_is_selected(kind, tmp_path):
+def test_explanations_agree_with_the_selection(kind, tmp_path):
     args = EngineArgs(model=write_tiny_llama(tmp_path))
     explanation = explain_choice(kind, args)
     assert not explanation.error
@@ -33,12 +33,12 @@ def test_what_is_installed_is_explained_as_it_is_selected(kind, tmp_path):
     assert known >= {(c.name, c.distribution) for c in registry.candidates(kind)}
 
 
-def test_an_unknown_kind_is_refused_with_the_nearest():
+def test_an_unknown_kind_is_rejected_with_the_nearest_name():
     with pytest.raises(PluginNotFoundError, match="Did you mean 'attention'"):
         explain_choice("atention")
 
 
-def test_a_policy_in_a_schedulers_place_is_explained_from_both_sides():
+def test_a_policy_given_as_scheduler_cls_is_explained_for_both_kinds():
     args = {"scheduler_cls": "dovetail.interfaces.policy:Policy"}
     scheduler = explain_choice("scheduler", **args)
     (taken,) = scheduler.chosen
@@ -48,6 +48,6 @@ def test_a_policy_in_a_schedulers_place_is_explained_from_both_sides():
     assert policy.target == "dovetail.interfaces.policy:Policy"
 
 
-def test_options_without_a_model_are_still_checked():
+def test_options_are_checked_without_a_model():
     with pytest.raises(ConfigError, match="max_num_seqs"):
         explain_choice("ops", max_num_seqs=-1)

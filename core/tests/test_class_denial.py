@@ -88,7 +88,7 @@ NAMES = {
 
 @pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme", "policy:f*@Acme"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_denied_class_is_refused_by_every_name(site, name, rule):
+def test_a_denied_class_is_rejected_by_every_name(site, name, rule):
     with pytest.raises(PluginError, match="denied by the rule") as refusal:
         load(site, NAMES[name], rule)
     assert rule in str(refusal.value)
@@ -104,7 +104,7 @@ def test_a_denied_class_is_refused_as_an_object(site, name):
     assert load(site, cls, "policy:slow@acme") is cls
 
 
-def test_an_object_is_chosen_by_nothing(site):
+def test_an_instance_cannot_be_loaded_as_a_plugin(site):
     instance = importlib.import_module("rival").FastPolicy()
     with pytest.raises(PluginError, match="not by 'FastPolicy' objects"):
         load(site, instance, "*:*@acme")
@@ -189,7 +189,7 @@ class OwnCode(Policy):
 
 @pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme"])
 @pytest.mark.parametrize("name", ["Lying", "Borrowing", "Copied", "Moved"])
-def test_a_disguise_does_not_help(site, rule, name):
+def test_a_class_that_hides_its_name_is_still_denied(site, rule, name):
     site.add("disguised", {"policy": {"disguise": ":OwnCode"}}, init=DISGUISES)
     registry = site.registry(policy=PluginPolicy(deny=(rule,)))
     with pytest.raises(PluginError, match="denied by the rule"):
@@ -198,7 +198,7 @@ def test_a_disguise_does_not_help(site, rule, name):
 
 
 @pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme"])
-def test_a_link_to_a_file_is_that_file(site, rule, tmp_path, monkeypatch):
+def test_a_symbolic_link_to_a_denied_file_is_denied(site, rule, tmp_path, monkeypatch):
     acme = Path(importlib.import_module("acme.parts").__file__)
     (tmp_path / "linked_parts.py").symlink_to(acme)
     (tmp_path / "linked_package").symlink_to(acme.parent)

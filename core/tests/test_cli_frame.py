@@ -48,13 +48,13 @@ def run(site: Path, *arguments: str, check: str = "") -> subprocess.CompletedPro
     "arguments",
     [["--help"], ["plugins", "list"], ["plugins", "list", "--json"], ["collect-env"], ["nonsense"]],
 )
-def test_nothing_heavy_and_no_plugin_is_imported(site: Path, arguments: list[str]) -> None:
+def test_no_plugin_and_no_large_library_is_imported(site: Path, arguments: list[str]) -> None:
     check = f"print('loaded', *[m for m in {BANNED!r} if m in sys.modules], sep=':')"
     done = run(site, *arguments, check=check)
     assert done.stdout.splitlines()[-1] == "loaded"
 
 
-def test_help_imports_no_command(site: Path) -> None:
+def test_help_does_not_import_the_commands(site: Path) -> None:
     modules = [path.partition(":")[0] for _, path, _ in COMMANDS]
     check = f"print('loaded', *[m for m in {modules!r} if m in sys.modules], sep=':')"
     done = run(site, "--help", check=check)
@@ -74,7 +74,7 @@ def test_every_command_can_be_imported() -> None:
         assert callable(found.default_command)
 
 
-def test_plugins_list_prints_a_line_a_plugin(
+def test_plugins_list_prints_one_line_per_plugin(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "a_package.with_a_long_name.and_modules.that_never_end.in_deep_places:ClassOfALongName"
@@ -88,7 +88,7 @@ def test_plugins_list_prints_a_line_a_plugin(
     assert any(line.split()[-1] == long for line in lines)
 
 
-def test_plugins_list_says_what_was_proven_where(
+def test_plugins_list_shows_where_a_plugin_was_tested(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = '[[plugin]]\nkind = "policy"\nname = "chip"\nverified = "Acme One, 2026-11-21"\n'
@@ -150,7 +150,7 @@ def test_200_distributions_are_listed_in_time(tmp_path: Path) -> None:
         (["collect-env", "surplus"], "surplus"),
     ],
 )
-def test_mistakes_are_reported_briefly_with_the_nearest_word(
+def test_an_invalid_command_is_reported_with_the_nearest_word(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -161,7 +161,7 @@ def test_mistakes_are_reported_briefly_with_the_nearest_word(
     assert "Traceback" not in captured.err
 
 
-def test_traceback_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "list", "schedulr", "--traceback"]) == 2
     told = capsys.readouterr().err
     assert "Traceback" in told and "PluginNotFoundError" in told
@@ -182,7 +182,7 @@ def test_long_errors_are_cut_with_a_note(
     assert told == ["dovetail: head", "  - one", "… and 2 more lines; --traceback shows them."]
 
 
-def test_faults_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from dovetail.cli import plugins_list
 
     monkeypatch.setattr(plugins_list, "PluginRegistry", lambda: 1 / 0)
@@ -190,7 +190,7 @@ def test_faults_of_ours_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
         main(["plugins", "list"])
 
 
-def test_interrupting_is_not_an_error(
+def test_an_interrupt_exits_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dovetail.cli import plugins_list
@@ -203,7 +203,7 @@ def test_interrupting_is_not_an_error(
     assert capsys.readouterr().err == ""
 
 
-def test_a_reader_that_leaves_is_not_an_error(site: Path) -> None:
+def test_a_closed_output_pipe_is_not_an_error(site: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(SOURCE)])}
     command = [sys.executable, "-c", RUN.format(check="pass"), "plugins", "list", "--json"]
     reading, writing = os.pipe()

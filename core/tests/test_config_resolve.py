@@ -82,7 +82,7 @@ def refusal(config: RequestedConfig, platform: Platform | None = None) -> str:
     return str(caught.value)
 
 
-def test_all_changes_of_an_open_config() -> None:
+def test_every_open_field_is_resolved() -> None:
     config = config_of()
     resolved = resolve(config, FakePlatform())
     seen = {change.field: (change.before, change.after) for change in resolved.explain()}
@@ -108,7 +108,7 @@ def test_all_changes_of_an_open_config() -> None:
     assert config.model.dtype == "auto"
 
 
-def test_several_workers_have_processes() -> None:
+def test_several_workers_run_in_processes() -> None:
     resolved = resolve(config_of(parallel__tensor_parallel_size=2), FakePlatform())
     assert resolved.parallel.executor_backend == "multiproc"
     assert "tensor_parallel_size=2" in resolved.explain()[-1].reason
@@ -116,7 +116,7 @@ def test_several_workers_have_processes() -> None:
     assert resolve(chosen, FakePlatform()).parallel.executor_backend == "mine"
 
 
-def test_plugins_that_are_chosen_where_they_are_loaded_are_none() -> None:
+def test_plugins_selected_at_load_time_resolve_to_none() -> None:
     resolved = resolve(config_of(), FakePlatform())
     assert resolved.parallel.worker_cls is None
     compute = resolved.compute
@@ -124,7 +124,7 @@ def test_plugins_that_are_chosen_where_they_are_loaded_are_none() -> None:
     assert compute.num_threads is None
 
 
-def test_given_values_stay() -> None:
+def test_given_values_are_kept() -> None:
     config = config_of(
         model__dtype="float16",
         model__max_model_len=32,
@@ -149,7 +149,7 @@ def test_given_values_stay() -> None:
     assert resolved.explain() == []
 
 
-def test_the_same_request_is_resolved_in_the_same_way() -> None:
+def test_resolving_the_same_config_gives_the_same_result() -> None:
     once = resolve(config_of(), FakePlatform())
     assert resolve(config_of(), FakePlatform()) == once
     assert EngineConfig.model_validate_json(once.model_dump_json()) == once
@@ -170,14 +170,16 @@ def test_the_same_request_is_resolved_in_the_same_way() -> None:
         ({"dtype": "bfloat16"}, (), "bfloat16", "states bfloat16"),
     ],
 )
-def test_dtype_auto(stated: dict, usable: Sequence[str], expected: str, words: str) -> None:
+def test_dtype_auto_is_resolved(
+    stated: dict, usable: Sequence[str], expected: str, words: str
+) -> None:
     resolved = resolve(config_of(stated), FakePlatform(usable))
     assert resolved.model.dtype == resolved.cache.kv_cache_dtype == expected
     assert words in reason_of(resolved, "model.dtype")
     assert reason_of(resolved, "cache.kv_cache_dtype")
 
 
-def test_dtype_refusals() -> None:
+def test_unsupported_dtypes_are_rejected() -> None:
     message = refusal(config_of(model__dtype="float16"), FakePlatform(("float32",)))
     assert "dtype='float16'" in message and "'fake' computes in float32" in message
     assert 'dtype="auto"' in message
@@ -194,7 +196,7 @@ def test_max_model_len_is_that_of_the_checkpoint() -> None:
     assert "factor 1.5 of yarn" in reason_of(resolved, "model.max_model_len")
 
 
-def test_max_model_len_without_a_stated_one() -> None:
+def test_max_model_len_has_a_default_if_the_config_states_none() -> None:
     silent = {"max_position_embeddings": None}
     resolved = resolve(config_of(silent), FakePlatform())
     assert resolved.model.max_model_len == 2048
@@ -213,15 +215,13 @@ def test_max_model_len_without_a_stated_one() -> None:
         ),
     ],
 )
-def test_a_length_that_no_model_can_have_is_refused_by_its_field(
-    fields: dict[str, Any], words: str
-) -> None:
+def test_an_impossible_length_is_rejected_by_its_field(fields: dict[str, Any], words: str) -> None:
     hostile = {"max_position_embeddings": 64, **fields}
     with pytest.raises(ModelError, match=f"config.json: {words}"):
         resolve(config_of(hostile), FakePlatform())
 
 
-def test_max_model_len_above_the_models_own() -> None:
+def test_max_model_len_above_the_models_limit_is_rejected() -> None:
     rotary = {"rope_theta": 1e4}
     message = refusal(config_of(rotary, model__max_model_len=65))
     assert "max_model_len=65" in message and "64 tokens" in message
@@ -253,7 +253,7 @@ def test_the_advice_names_every_length_and_following_it_works() -> None:
     assert resolved.model.max_model_len == 65
 
 
-def test_a_linear_model_may_be_asked_for_its_stretched_length() -> None:
+def test_the_scaled_length_of_linear_rope_is_allowed() -> None:
     linear = {"rope_scaling": {"type": "linear", "factor": 4.0}}
     resolved = resolve(config_of(linear, model__max_model_len=256), FakePlatform())
     assert resolved.model.max_model_len == 256
@@ -285,7 +285,7 @@ def test_unusable_lengths_name_the_key(hf_config: dict) -> None:
         ({"max_num_seqs": 2048}, 2048, 2048, "the default"),
     ],
 )
-def test_limits_of_a_step(wishes: dict, seqs: int, budget: int, words: str) -> None:
+def test_limits_of_a_step_are_consistent(wishes: dict, seqs: int, budget: int, words: str) -> None:
     given = {f"scheduler__{name}": value for name, value in wishes.items()}
     resolved = resolve(config_of({"max_position_embeddings": 5000}, **given), FakePlatform())
     assert resolved.scheduler.max_num_seqs == seqs
@@ -294,7 +294,7 @@ def test_limits_of_a_step(wishes: dict, seqs: int, budget: int, words: str) -> N
     assert any(words in reason for reason in reasons)
 
 
-def test_a_given_budget_below_the_length_needs_chunks() -> None:
+def test_a_budget_below_the_length_needs_chunked_prefill() -> None:
     wishes = {"scheduler__max_num_batched_tokens": 63}
     assert resolve(config_of(**wishes), FakePlatform()).model.max_model_len == 64
     message = refusal(config_of(**wishes, scheduler__enable_chunked_prefill=False))
@@ -330,7 +330,7 @@ def test_defaults_of_the_platform_fill_open_fields_only() -> None:
     assert worker.after == f"{__name__}:SomeWorker"
 
 
-def test_defaults_of_the_platform_give_way_to_the_users_other_values() -> None:
+def test_platform_defaults_that_conflict_with_user_values_are_dropped() -> None:
     platform = FakePlatform(
         wishes={
             "scheduler.max_num_batched_tokens": (512, "small caches"),

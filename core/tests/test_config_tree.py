@@ -132,7 +132,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("make_config", [make, make_resolved])
-def test_field_names_are_pinned(make_config) -> None:
+def test_config_fields_match_the_recorded_names(make_config) -> None:
     config = make_config()
     names = {
         section: sorted(type(node).model_fields)
@@ -198,14 +198,14 @@ def test_everything_is_frozen() -> None:
             mapping.clear()
 
 
-def test_mappings_are_copied_in() -> None:
+def test_mappings_are_copied() -> None:
     options = {"a": {"b": [1]}}
     config = make(plugin_options=options)
     options["a"]["b"].append(2)
     assert config.plugin_options == {"a": {"b": (1,)}}
 
 
-def test_extensions_are_pinned_too() -> None:
+def test_extension_fields_match_the_recorded_names() -> None:
     names = ["worker_extension_cls", "logits_processors", "step_extensions"]
     names += ["admission_gates", "grammar_backend"]
     names += ["io_processor", "kv_connector", "kv_transfer_timeout_s", "stat_loggers", "hooks"]
@@ -260,7 +260,7 @@ def test_copies_and_pickles_are_equal_and_frozen() -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_unknown_and_missing_fields(nested: bool) -> None:
+def test_unknown_and_missing_fields_are_rejected(nested: bool) -> None:
     with pytest.raises(ConfigError) as caught:
         if nested:
             make(cache={"blocksize": 3})
@@ -272,7 +272,7 @@ def test_unknown_and_missing_fields(nested: bool) -> None:
         RequestedConfig()
 
 
-def test_refusals_from_json_are_ours_too() -> None:
+def test_invalid_json_values_raise_config_errors() -> None:
     values = make().model_dump(mode="json")
     values["cache"]["block_size"] = -1
     for refuse in (
@@ -286,7 +286,7 @@ def test_refusals_from_json_are_ours_too() -> None:
         assert str(caught.value) == expected
 
 
-def test_text_that_is_not_json() -> None:
+def test_invalid_json_is_rejected() -> None:
     with pytest.raises(ConfigError) as caught:
         RequestedConfig.model_validate_json("{")
     assert len(str(caught.value).splitlines()) == 1

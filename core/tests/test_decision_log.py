@@ -128,7 +128,7 @@ def step(scheduler, token=9):
     return plan, scheduler.update_from_output(plan, output)
 
 
-def test_every_call_that_decides_is_a_record_and_no_other_is(record, path):
+def test_every_deciding_call_is_recorded_and_no_other_call(record, path):
     scheduler = record()
     scheduler.add_request(make_request())
     step(scheduler)
@@ -160,7 +160,7 @@ def test_a_refused_request_leaves_nothing(record, path):
     assert [kind for kind, *_ in read(path)] == [RecordKind.HEADER, RecordKind.ADD]
 
 
-def test_the_header_makes_the_same_context_again(record, path):
+def test_the_header_restores_the_context(record, path):
     class Own(Policy):
         """A policy."""
 
@@ -171,7 +171,7 @@ def test_the_header_makes_the_same_context_again(record, path):
     header = LogHeader.decode(read(path)[0][2])
     clock, context = ManualClock(), make_context()
     assert header.scheduler == "dovetail.scheduling.scheduler:Scheduler"
-    assert header.policy.endswith(":test_the_header_makes_the_same_context_again.<locals>.Own")
+    assert header.policy.endswith(":test_the_header_restores_the_context.<locals>.Own")
     again = header.context(policy=Own, clock=clock)
     assert again == make_context(
         policy=Own, policy_options={"chunk": 3}, strict=True, clock=clock, limits=context.limits
@@ -191,7 +191,7 @@ def test_tokens_texts_and_salts_are_not_in_the_log(record, path):
         assert number.to_bytes(4, "little") not in everything
 
 
-def test_codes_keep_which_tokens_are_equal(record, path):
+def test_codes_preserve_equality_of_tokens(record, path):
     scheduler = record()
     scheduler.add_request(make_request())
     step(scheduler, token=5)
@@ -211,7 +211,7 @@ def test_codes_keep_which_tokens_are_equal(record, path):
     assert list(output.token_ids) == [1] and list(output.num_sampled) == [1]
 
 
-def test_runs_that_failed_are_kept_without_their_messages():
+def test_failed_runs_are_recorded_without_their_messages():
     columns = {"num_sampled": array("B", [1, 1]), "token_ids": array("i", [4, 5])}
     output = ModelRunnerOutput(step_id=3, errors={1: "the user's text"}, **columns)
     payload = encode_output(output, Plain())
@@ -219,7 +219,7 @@ def test_runs_that_failed_are_kept_without_their_messages():
     assert decode_output(payload).errors == {1: ""}
 
 
-def test_plans_are_read_as_they_were_made():
+def test_plans_round_trip():
     one = BlockColumns(rows=array("i", [3]), counts=array("i", [2]), block_ids=array("i", [7, 9]))
     none = BlockColumns(rows=array("i"), counts=array("i"), block_ids=array("i"))
 
@@ -262,7 +262,7 @@ def test_plans_are_read_as_they_were_made():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "naïve ☃", "\ud800"])
-def test_any_name_of_a_request_is_kept(name, record, path):
+def test_any_request_id_is_recorded(name, record, path):
     scheduler = record()
     scheduler.add_request(make_request(name))
     step(scheduler)
@@ -273,7 +273,7 @@ def test_any_name_of_a_request_is_kept(name, record, path):
     assert decode_names(aborted) == [name]
 
 
-def test_a_log_that_is_cut_anywhere_is_read_up_to_its_last_whole_record(record, path, tmp_path):
+def test_a_truncated_log_is_read_up_to_its_last_complete_record(record, path, tmp_path):
     scheduler = record()
     scheduler.add_request(make_request())
     for _ in range(3):
@@ -296,18 +296,18 @@ def test_a_log_that_is_cut_anywhere_is_read_up_to_its_last_whole_record(record, 
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"dovetail decisions 2\nx", b"\n"])
-def test_a_foreign_or_newer_file_is_refused(content, path):
+def test_an_unknown_or_newer_file_is_rejected(content, path):
     path.write_bytes(content)
     with pytest.raises(UserError, match="not a decision log of version 1"):
         LogReader(path)
 
 
-def test_a_file_that_is_not_there_is_refused(path):
+def test_a_missing_log_file_is_rejected(path):
     with pytest.raises(UserError, match="cannot be read"):
         LogReader(path)
 
 
-def test_a_damaged_record_is_reported_after_the_good_ones(record, path):
+def test_a_damaged_record_is_reported_after_the_valid_records(record, path):
     scheduler = record()
     scheduler.add_request(make_request())
     step(scheduler)
@@ -340,13 +340,13 @@ def test_an_existing_file_is_kept(path):
 @pytest.mark.parametrize(
     "given", [{"gates": [object()]}, {"kv_connector": object()}, {"options": {"x": object()}}]
 )
-def test_what_cannot_be_replayed_is_refused_by_name_and_leaves_no_file(given, path):
+def test_a_config_that_cannot_be_replayed_is_rejected_and_leaves_no_file(given, path):
     with pytest.raises(ConfigError, match="decision_log"):
         DecisionRecorder(path, Scheduler, make_context(**given))
     assert not path.exists()
 
 
-def test_a_full_disk_ends_the_log_and_nothing_else(record, path, caplog):
+def test_a_full_disk_ends_only_the_log(record, path, caplog):
     class Full:
         def write(self, content):
             raise OSError(28, "No space left on device")

@@ -41,7 +41,7 @@ def step(decode_batch):
     return due, taken
 
 
-def test_members_move_together_and_the_others_stay(decode_batch):
+def test_members_advance_together_and_other_requests_do_not(decode_batch):
     one, two, apart = decoding(0), decoding(1, computed=9), decoding(2)
     join(decode_batch, one, two)
     decode_batch.admit(apart)
@@ -54,7 +54,7 @@ def test_members_move_together_and_the_others_stay(decode_batch):
     assert taken.starts == array("i", [5, 9])
 
 
-def test_what_a_step_was_given_does_not_change(decode_batch):
+def test_the_members_of_a_scheduled_step_do_not_change(decode_batch):
     requests = [decoding(row) for row in range(4)]
     join(decode_batch, *requests[:3])
     _, taken = step(decode_batch)
@@ -65,7 +65,7 @@ def test_what_a_step_was_given_does_not_change(decode_batch):
     assert step(decode_batch)[1].members == requests[2:]
 
 
-def test_the_order_is_that_of_admission_whoever_steps_in_when(decode_batch):
+def test_members_are_in_admission_order(decode_batch):
     requests = [decoding(row) for row in range(5)]
     for request in requests:
         decode_batch.admit(request)
@@ -79,7 +79,7 @@ def test_the_order_is_that_of_admission_whoever_steps_in_when(decode_batch):
     decode_batch.check_integrity()
 
 
-def test_a_request_that_steps_out_keeps_its_count_and_may_return(decode_batch):
+def test_a_request_that_leaves_the_batch_keeps_its_count_and_can_return(decode_batch):
     one, two = decoding(0), decoding(1)
     join(decode_batch, one, two)
     step(decode_batch)
@@ -106,7 +106,7 @@ def test_members_are_due_when_their_last_block_is_full(decode_batch):
 
 
 @pytest.mark.parametrize("max_tokens", [2, 3, 4, 5])
-def test_members_step_out_after_the_step_that_gives_their_last_token(decode_batch, max_tokens):
+def test_members_leave_after_the_step_of_their_last_token(decode_batch, max_tokens):
     one = decoding(0, max_tokens=max_tokens)
     join(decode_batch, one, decoding(1, max_tokens=40))
     for number in range(1, max_tokens):
@@ -116,7 +116,7 @@ def test_members_step_out_after_the_step_that_gives_their_last_token(decode_batc
     assert one.num_tokens_with_pending == one.max_total_tokens and decode_batch.apart == [one]
 
 
-def test_events_of_those_that_left_and_came_back_count_once(decode_batch):
+def test_events_of_a_request_that_left_and_returned_count_once(decode_batch):
     one = decoding(0, computed=6, max_tokens=4)  # due when its block is full, and then at its end
     join(decode_batch, one)
     decode_batch.step_out(one)
@@ -125,7 +125,7 @@ def test_events_of_those_that_left_and_came_back_count_once(decode_batch):
     assert decode_batch.apart == [one]
 
 
-def test_stop_tokens_are_those_of_all_members(decode_batch):
+def test_stop_tokens_are_collected_from_all_members(decode_batch):
     one, two, three = decoding(0, stop=(2, 3)), decoding(1, stop=(3, 4)), decoding(2, stop=(2, 3))
     join(decode_batch, one, two, three)
     assert step(decode_batch)[1].stop_ids == {2, 3, 4}
@@ -135,7 +135,7 @@ def test_stop_tokens_are_those_of_all_members(decode_batch):
     assert step(decode_batch)[1].stop_ids == {2, 3}
 
 
-def test_places_are_found_by_request(decode_batch):
+def test_positions_are_found_by_request(decode_batch):
     requests = [decoding(row) for row in range(3)]
     join(decode_batch, *requests)
     taken = decode_batch.take_step()
@@ -147,7 +147,7 @@ def test_places_are_found_by_request(decode_batch):
     assert taken.place(late) == -1
 
 
-def test_long_columns_count_right(decode_batch):
+def test_long_columns_are_counted_correctly(decode_batch):
     requests = [decoding(row, computed=row + 1, max_tokens=40) for row in range(300)]
     requests[7].num_computed_tokens, requests[7].num_tokens_with_pending = 2**31 - 9, 2**31 - 8
     requests[7].max_total_tokens = 2**31 - 1

@@ -159,7 +159,7 @@ def beyond(tokenizer, prompt, output, skip=True):
     return whole[len(before) :]
 
 
-def test_pieces_are_used_where_each_token_adds_its_own_text():
+def test_token_pieces_are_used_if_each_token_adds_its_own_text():
     for name, tokenizer in TOKENIZERS.items():
         has_pieces = "decode" not in name and name != "word_suffix"
         expected = PieceDetokenizer if has_pieces else WindowDetokenizer
@@ -172,7 +172,7 @@ def test_pieces_are_used_where_each_token_adds_its_own_text():
 @each_tokenizer
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data(), st.booleans(), sizes_of_steps)
-def test_any_tokens_have_the_same_text_in_any_steps(name, data, skip, sizes):
+def test_tokens_have_the_same_text_in_steps_of_any_size(name, data, skip, sizes):
     tokenizer = TOKENIZERS[name]
     tokens = st.integers(0, tokenizer.vocab_size - 1)
     if name.startswith("byte_fallback"):  # mostly parts of characters
@@ -198,7 +198,7 @@ def test_any_tokens_have_the_same_text_in_any_steps(name, data, skip, sizes):
     st.integers(0, 20),
     sizes_of_steps,
 )
-def test_real_text_comes_out_whole_wherever_the_prompt_ends(name, before, after, cut, sizes):
+def test_text_is_complete_wherever_the_prompt_ends(name, before, after, cut, sizes):
     tokenizer = TOKENIZERS[name]
     tokens = tokenizer.encode(before + after, add_special_tokens=False)
     prompt, output = tokens[:cut], tokens[cut:]
@@ -214,7 +214,7 @@ def test_real_text_comes_out_whole_wherever_the_prompt_ends(name, before, after,
 
 
 @each_spelling
-def test_characters_are_whole_at_once(name):
+def test_a_complete_character_is_output_at_once(name):
     tokenizer = TOKENIZERS[name]
     prompt = tokenizer.encode("the")
     output = tokenizer.encode("the 👩‍👩‍👧 日本")[len(prompt) :]
@@ -261,7 +261,7 @@ def test_a_character_begun_in_the_prompt_belongs_to_the_output(name):
         assert "".join(stream(tokenizer, prompt, more)) == "a"
 
 
-def test_half_a_character_at_the_end_comes_out_with_flush():
+def test_flush_returns_a_partial_character_at_the_end():
     pieces = stream(ByteTokenizer(), list(b"x"), list("aé".encode())[:-1])
     assert pieces == ["a", "", REPLACEMENT]
 
@@ -277,7 +277,7 @@ def test_valid_characters_stay_valid_beside_broken_ones():
 
 
 @pytest.mark.parametrize("name", ["bytes", "byte_level, decode"])
-def test_broken_bytes_are_not_held_back_for_ever(name):
+def test_invalid_bytes_are_not_held_back_forever(name):
     tokenizer = TOKENIZERS[name]
     lone = next(t for t in range(tokenizer.vocab_size) if tokenizer.decode([t]) == REPLACEMENT)
     detokenizer = make_detokenizer(tokenizer, tokenizer.encode("x"))
@@ -290,7 +290,7 @@ def test_broken_bytes_are_not_held_back_for_ever(name):
 
 
 @pytest.mark.parametrize("token", [ord("a"), 0xFF])
-def test_a_token_costs_the_same_however_long_the_text_is(token):
+def test_the_cost_of_a_token_does_not_depend_on_the_text_length(token):
     lengths = []
 
     class Counting(ByteTokenizer):
@@ -341,7 +341,7 @@ def run_kind(tokenizer, request, kind, output, sizes, ended):
 
 
 @each_tokenizer
-def test_every_kind_of_output_says_the_same_in_any_steps(name):
+def test_every_output_kind_gives_the_same_text_in_steps_of_any_size(name):
     tokenizer, random = TOKENIZERS[name], Random(name)
     spelled = tokenizer.encode(TEXTS[0] + TEXTS[1] + TEXTS[2])
     for _ in range(25):

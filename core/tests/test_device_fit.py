@@ -84,7 +84,7 @@ def box(plugin_site):
     return registry, choose_platform(registry, "auto")
 
 
-def test_what_does_not_fit_is_passed_over_and_not_set_aside(box):
+def test_a_plugin_for_another_device_is_skipped_and_not_set_aside(box):
     registry, platform = box
     explanation = explain(registry, "ops", Criteria(references=("auto",), platform=platform))
     assert [(one.name, one.state) for one in explanation.verdicts] == [
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_passed_over_and_not_set_aside(box):
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_pick_that_does_not_fit_is_an_error_that_names_what_does(name, box):
+def test_an_explicit_plugin_for_another_device_is_an_error_with_alternatives(name, box):
     registry, platform = box
     picked = explain(registry, "ops", Criteria(references=(name,), platform=platform))
     states = {one.name: one.state for one in picked.verdicts}
@@ -112,7 +112,7 @@ def test_a_pick_that_does_not_fit_is_an_error_that_names_what_does(name, box):
     assert str(refusal.value) == picked.error
 
 
-def test_where_nothing_fits_every_reason_is_reported(plugin_site):
+def test_if_no_plugin_fits_every_reason_is_reported(plugin_site):
     manifest = MANIFEST.replace("dovetail_box", "dovetail_none")
     entries = {
         "platform": {"box": ".parts:Box"},
@@ -132,7 +132,7 @@ def test_where_nothing_fits_every_reason_is_reported(plugin_site):
         choose(registry, platform, "ops", "elsewhere")
 
 
-def test_a_platform_that_was_requested_and_cannot_be_used_names_what_can_be_used(box):
+def test_the_error_for_an_unusable_platform_lists_the_usable_ones(box):
     registry, _ = box
     with pytest.raises(PluginError) as refusal:
         choose_platform(registry, "absent")
@@ -140,7 +140,7 @@ def test_a_platform_that_was_requested_and_cannot_be_used_names_what_can_be_used
     assert told in str(refusal.value)
 
 
-def test_attention_that_refuses_names_what_would_do(plugin_site):
+def test_the_error_for_an_unsuitable_attention_backend_lists_the_suitable_ones(plugin_site):
     parts = PARTS.replace("class Anywhere(FakeOps):", "class Any(FakeAttentionBackend):")
     plugin_site.add("dovetail-box", {"attention": {"any": ".parts:Any"}}, parts=parts)
     registry = plugin_site.registry()

@@ -54,7 +54,7 @@ def budget():
     return EncoderBudget(LIMITS)
 
 
-def test_a_run_ends_before_content_that_is_over_the_budget(budget):
+def test_a_run_ends_before_content_that_exceeds_the_budget(budget):
     one = request("a", (2, 4, "x"), (7, 4, "y"))
     assert budget.reach(one, 0, 12) == 7  # 4 + 4 > 6
     assert budget.reach(one, 0, 2) == 2
@@ -74,7 +74,7 @@ def test_equal_content_is_encoded_once_and_costs_once(budget):
     assert emit(budget) == ([(0, 0)], [])
 
 
-def test_what_was_read_makes_room_one_step_later(budget):
+def test_content_that_was_read_is_freed_one_step_later(budget):
     for row, name in enumerate("xyz"):
         one = request(name, (0, 4, name), row=row)
         assert budget.reach(one, 0, 6) == 6
@@ -83,7 +83,7 @@ def test_what_was_read_makes_room_one_step_later(budget):
         assert emit(budget) == ([(row, 0)], frees)
 
 
-def test_content_that_is_still_read_is_never_freed(budget):
+def test_content_in_use_is_never_freed(budget):
     held = [request(name, (0, 5, name), row=row) for row, name in enumerate("xy")]
     for one in held:
         budget.want(one, 0, 2)  # two of five placeholders
@@ -97,7 +97,7 @@ def test_content_that_is_still_read_is_never_freed(budget):
     budget.check_integrity([held[1], late])
 
 
-def test_what_is_kept_and_wanted_is_not_thrown_out_in_the_same_step(budget):
+def test_cached_content_that_a_step_needs_is_not_freed_in_that_step(budget):
     for row, name in enumerate("xy"):
         budget.want(request(name, (0, 4, name), row=row), 0, 6)
         emit(budget)

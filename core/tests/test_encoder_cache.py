@@ -42,7 +42,7 @@ def test_an_output_is_computed_once_and_shared():
     cache.check_integrity([one])
 
 
-def test_the_longest_unused_goes_first_and_is_reported_once():
+def test_the_least_recently_used_output_is_freed_first_and_reported_once():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 4), (b"b", 4), (b"c", 4), (b"d", 2))
     for index in (0, 1):
@@ -57,7 +57,7 @@ def test_the_longest_unused_goes_first_and_is_reported_once():
     assert cache.num_evictions == 1
 
 
-def test_what_is_asked_together_must_fit_together():
+def test_inputs_allocated_together_must_fit_together():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 6), (b"b", 4), (b"c", 1))
     assert cache.can_allocate(one.encoder_inputs[:2])
@@ -74,7 +74,7 @@ def test_what_is_asked_together_must_fit_together():
     assert not cache.can_allocate([one.encoder_inputs[0], one.encoder_inputs[2]])
 
 
-def test_asking_and_giving_up_twice_changes_nothing():
+def test_allocating_or_freeing_twice_changes_nothing():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 3))
     assert cache.allocate(one, 0) and not cache.allocate(one, 0)
@@ -86,7 +86,7 @@ def test_asking_and_giving_up_twice_changes_nothing():
     cache.check_integrity([])
 
 
-def test_a_reset_waits_for_the_last_user_and_reports_what_went():
+def test_a_reset_is_refused_while_outputs_are_in_use_and_reports_freed_outputs():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 3), (b"b", 3))
     cache.allocate(one, 0)
@@ -99,7 +99,7 @@ def test_a_reset_waits_for_the_last_user_and_reports_what_went():
     assert cache.allocate(one, 0)
 
 
-def test_the_integrity_check_sees_who_forgot_to_give_up():
+def test_the_integrity_check_finds_missing_frees():
     cache = EncoderCacheManager(CAPACITY)
     one = request("one", (b"a", 3))
     cache.allocate(one, 0)

@@ -127,7 +127,7 @@ def test_public_names_are_pinned() -> None:
     assert [option.name for option in dataclasses.fields(EngineArgs)] == PUBLIC_NAMES
 
 
-def test_every_option_has_a_line_of_help() -> None:
+def test_every_option_has_a_help_text() -> None:
     descriptions = EngineArgs.descriptions()
     assert list(descriptions) == list(inspect.signature(EngineArgs).parameters)
     for name, text in descriptions.items():
@@ -150,7 +150,7 @@ def test_unknown_public_name_of_the_package() -> None:
         _ = dovetail.config.EngineConfigs
 
 
-def test_unknown_option_names_the_nearest() -> None:
+def test_an_unknown_option_is_reported_with_the_nearest_name() -> None:
     expected = "Unknown engine option 'max_num_seq'. Did you mean 'max_num_seqs'?"
     for make in (EngineArgs, EngineArgs.from_kwargs):
         with pytest.raises(ConfigError) as caught:
@@ -158,7 +158,7 @@ def test_unknown_option_names_the_nearest() -> None:
         assert str(caught.value) == expected
 
 
-def test_model_is_needed() -> None:
+def test_the_model_option_is_required() -> None:
     with pytest.raises(ConfigError, match="model is missing; give"):
         EngineArgs.from_kwargs()
 
@@ -181,7 +181,7 @@ def test_defaults_leave_options_open(model: Path) -> None:
     assert config.parallel.platform == "auto"
 
 
-def test_given_values_arrive(model: Path) -> None:
+def test_given_values_are_passed_to_the_config(model: Path) -> None:
     config = create(
         model,
         dtype="half",
@@ -273,21 +273,21 @@ def test_many_refusals_stay_within_three_lines(model: Path) -> None:
     assert len(message.splitlines()) == 3 and "(and 2 more)" in message
 
 
-def test_both_sizes_of_the_cache_contradict(model: Path) -> None:
+def test_both_cache_sizes_cannot_be_given_together(model: Path) -> None:
     message = refusal(model, kv_cache_memory_bytes=5, num_gpu_blocks_override=6)
     assert "kv_cache_memory_bytes=5" in message
     assert "num_gpu_blocks_override=6" in message
     assert "set only one of them" in message
 
 
-def test_fewer_tokens_than_requests_contradict(model: Path) -> None:
+def test_a_token_budget_below_max_num_seqs_is_rejected(model: Path) -> None:
     message = refusal(model, max_num_batched_tokens=7, max_num_seqs=8)
     assert "max_num_batched_tokens=7" in message
     assert "max_num_seqs=8" in message
     assert "raise the former or lower the latter" in message
 
 
-def test_threshold_without_chunks_contradicts(model: Path) -> None:
+def test_a_threshold_without_chunked_prefill_is_rejected(model: Path) -> None:
     message = refusal(model, long_prefill_token_threshold=9, enable_chunked_prefill=False)
     assert "long_prefill_token_threshold=9" in message
     assert "enable_chunked_prefill=False" in message
@@ -301,7 +301,7 @@ def test_threshold_without_chunks_contradicts(model: Path) -> None:
         ("quantization", "linear_method", "compute"),
     ],
 )
-def test_other_names(model: Path, other: str, name: str, group: str) -> None:
+def test_aliases_of_options_are_accepted(model: Path, other: str, name: str, group: str) -> None:
     for options in ({other: "a"}, {name: "a"}, {other: "a", name: "a"}):
         assert getattr(getattr(create(model, **options), group), name) == "a"
     assert getattr(getattr(create(model, **{other: SomePlugin}), group), name) is SomePlugin
@@ -310,14 +310,14 @@ def test_other_names(model: Path, other: str, name: str, group: str) -> None:
     assert "set only one of them" in message
 
 
-def test_uni_is_uniproc_and_mp_multiproc(model: Path) -> None:
+def test_uni_and_mp_are_aliases_of_executors(model: Path) -> None:
     options = {"distributed_executor_backend": "uni", "executor_backend": "uniproc"}
     assert create(model, **options).parallel.executor_backend == "uniproc"
     assert create(model, executor_backend="uni").parallel.executor_backend == "uniproc"
     assert create(model, executor_backend="mp").parallel.executor_backend == "multiproc"
 
 
-def test_generation_config_choices(model: Path, tmp_path: Path) -> None:
+def test_generation_config_options_are_applied(model: Path, tmp_path: Path) -> None:
     def chosen(**options: object) -> object:
         return create(model, **options).model.generation_config
 
@@ -333,7 +333,7 @@ def test_generation_config_choices(model: Path, tmp_path: Path) -> None:
     assert chosen(override_generation_config=over) == {**over, "eos_token_id": 7}
 
 
-def test_wrong_generation_overrides(model: Path) -> None:
+def test_invalid_generation_overrides_are_rejected(model: Path) -> None:
     message = refusal(model, override_generation_config={"temprature": 1})
     assert "'temprature' is not used. Did you mean 'temperature'?" in message
     message = refusal(model, override_generation_config={"top_p": 2})
@@ -342,14 +342,14 @@ def test_wrong_generation_overrides(model: Path) -> None:
     assert "eos_token_id='a'" in message
 
 
-def test_wrong_generation_config_of_the_model_is_found_at_once(model: Path) -> None:
+def test_an_invalid_generation_config_is_reported_at_creation(model: Path) -> None:
     (model / "generation_config.json").write_text('{"top_p": 3}')
     with pytest.raises(ModelError, match="top_p=3 must be"):
         create(model)
     assert create(model, generation_config="none").model.generation_config == {}
 
 
-def test_a_tokenizer_of_its_own(model: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_can_be_another_directory(model: Path, tmp_path: Path) -> None:
     assert create(model, tokenizer=str(tmp_path)).model.tokenizer_dir == tmp_path
 
 

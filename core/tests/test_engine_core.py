@@ -108,7 +108,7 @@ def test_tokens_are_the_same_at_both_depths(make, alone, depth):
     assert run(core) == {name: alone(prompt, 4) for name, prompt in prompts.items()}
 
 
-def test_at_depth_2_two_plans_are_out_before_a_result_is_taken(make):
+def test_at_depth_2_two_plans_are_in_flight_before_the_first_result(make):
     core, executor = make(2)
     core.add_request(request("a"))
     assert core.step_with_batch_queue() is None
@@ -117,7 +117,7 @@ def test_at_depth_2_two_plans_are_out_before_a_result_is_taken(make):
     assert len(executor.plans) == 2 and executor.results == [0]
 
 
-def test_at_depth_2_a_plan_that_is_out_is_work(make):
+def test_at_depth_2_a_plan_in_flight_counts_as_work(make):
     core, executor = make(2)
     core.add_request(request("a"))
     core.step_with_batch_queue()
@@ -161,7 +161,7 @@ def test_at_depth_2_a_plan_that_is_out_is_work(make):
         ({"sampling_params": SamplingParams(stop_token_ids=[VOCAB])}, "stop_token_ids"),
     ],
 )
-def test_a_bad_request_is_refused_and_the_others_continue(make, alone, changes, parameter):
+def test_an_invalid_request_is_rejected_and_the_others_continue(make, alone, changes, parameter):
     core, _ = make()
     core.add_request(request("victim"))
     first = core.step()
@@ -186,7 +186,7 @@ def test_forged_parameters_are_checked_again(make, name, value):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["execute", "sample"])
-def test_a_failed_step_is_the_end_and_reports_what_ran(make, depth, where):
+def test_a_failed_step_ends_the_core_and_reports_its_requests(make, depth, where):
     core, _ = make(depth, breaks=1, where=where)
     core.add_request(request("a", [SECRET] * 5))
     with pytest.raises(EngineDeadError, match="the chip melted") as death:
@@ -226,7 +226,7 @@ def test_shutdown_ends_scheduler_and_executor(make):
     assert executor.num_shutdowns == 2 and not core.has_work()
 
 
-def test_a_scheduler_that_fails_to_end_keeps_no_executor_alive(make, monkeypatch):
+def test_the_executor_is_shut_down_although_the_scheduler_fails_to(make, monkeypatch):
     core, executor = make()
     monkeypatch.setattr(core.scheduler, "shutdown", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

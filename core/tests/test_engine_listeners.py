@@ -72,7 +72,7 @@ def heard(cls=Heard):
     return [name for name, _ in one.heard], one
 
 
-def test_hooks_are_notified_of_an_engines_life(make):
+def test_hooks_are_notified_of_all_engine_events(make):
     with make(hooks=[Heard]) as llm:
         names, one = heard()
         assert names == ["on_engine_start"]
@@ -90,7 +90,7 @@ def test_hooks_are_notified_of_an_engines_life(make):
     assert times == sorted(times) and len(set(names)) == 3
 
 
-def test_who_does_not_listen_is_not_in_the_loop(make):
+def test_an_engine_without_listeners_has_no_extra_calls(make):
     """A silent engine asks its client for outputs, and nobody stands between them."""
     silent = make().llm_engine
     assert silent._next_outputs == silent._get_outputs
@@ -122,7 +122,7 @@ def counts(stats):
     return stats.num_running, stats.num_waiting, stats.num_used_blocks
 
 
-def test_counts_are_those_of_now_when_nothing_runs_any_more(make):
+def test_statistics_are_current_when_nothing_runs(make):
     with make(stat_loggers=[Logged]) as llm:
         engine, (one,) = llm.llm_engine, Kept.made[Logged]
         long = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -180,7 +180,7 @@ def test_tokens_do_not_depend_on_listeners(make):
         assert llm.generate("say", GREEDY)[0].outputs[0].token_ids == want
 
 
-def test_a_listener_that_raises_is_warned_of_once_and_left_out(make, caplog):
+def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
     class Breaks(Heard):
         def on_step(self, step):
             super().on_step(step)
@@ -204,7 +204,7 @@ def test_a_listener_that_raises_is_warned_of_once_and_left_out(make, caplog):
         assert heard()[0].count("on_step") == len(well.steps)
 
 
-def test_refused_and_failed_requests_are_reported(make, monkeypatch):
+def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
     with make(hooks=[Heard]) as llm:
         with pytest.raises(RequestError):
             llm.generate([[5] * 500], GREEDY)
@@ -231,7 +231,7 @@ def test_refused_and_failed_requests_are_reported(make, monkeypatch):
         assert sum(told.num_failed for hook, told in entries if hook == "on_step") == 1
 
 
-def test_a_start_that_a_hook_breaks_off_leaves_nothing_behind(make):
+def test_a_start_that_a_hook_aborts_leaves_nothing_behind(make):
     class Refuses(FakeHooks):
         def on_engine_start(self, config):
             raise RuntimeError("not today")
@@ -257,7 +257,7 @@ def test_plugins_that_cannot_be_made_are_named(make):
             make(**{option: [Logged] * 2 if option == "stat_loggers" else [Heard] * 2})
 
 
-def test_data_goes_through_the_io_processor(make):
+def test_data_is_processed_by_the_io_processor(make):
     with make(io_processor=FakeIOProcessor) as llm:
         texts = ["say", "something", "x" * 200]
         first, second, long = llm.process(texts, GREEDY, use_tqdm=False)

@@ -27,7 +27,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_one_root_catches_everything(cls):
+def test_the_base_class_catches_all_errors(cls):
     assert issubclass(cls, DovetailError)
     assert not issubclass(DovetailError, (ValueError, TypeError))
 
@@ -43,12 +43,12 @@ def test_one_root_catches_everything(cls):
         (ContractError, (PluginError, TypeError)),
     ],
 )
-def test_callers_can_catch_what_they_know(cls, parents):
+def test_errors_have_the_documented_base_classes(cls, parents):
     assert all(issubclass(cls, parent) for parent in parents)
     assert str(cls("said")) == "said"
 
 
-def test_a_plugins_fault_is_not_the_users():
+def test_plugin_errors_are_not_user_errors():
     assert not issubclass(PluginError, UserError)
     assert not issubclass(CapacityError, UserError)
 
@@ -63,7 +63,7 @@ def test_a_request_error_names_its_parameter():
     assert RequestError("no").parameter == ""
 
 
-def test_a_dead_engine_reports_what_ran():
+def test_an_engine_dead_error_reports_the_running_requests():
     error = EngineDeadError("worker 0 died", digest="step 3: 2 runs")
     assert str(error) == "worker 0 died\nstep 3: 2 runs"
     assert error.digest == "step 3: 2 runs"
@@ -78,6 +78,6 @@ def test_a_dead_engine_reports_what_ran():
         ("fcfs", [], ""),
     ],
 )
-def test_the_nearest_name_is_offered(name, known, hint):
+def test_the_nearest_name_is_suggested(name, known, hint):
     assert nearest(name, known) == hint
     assert nearest(name, iter(known)) == hint

@@ -274,7 +274,7 @@ def test_the_winner_of_an_explanation_is_selected_and_each_refusal_has_a_reason(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_judging_stops_at_the_winner(world, seed):
+def test_candidates_after_the_selected_one_are_not_checked(world, seed):
     rng = random.Random(seed)
     installed = random_world(world, rng)
     for kind in sorted({kind for kind, _ in installed} - {"platform"}):
@@ -294,7 +294,7 @@ def test_judging_stops_at_the_winner(world, seed):
 # --- reasons ----------------------------------------------------------------------------------
 
 
-def test_every_candidate_has_its_place_and_its_reason(world):
+def test_every_candidate_is_listed_in_order_with_its_reason(world):
     world.install(
         "dovetail-a",
         [
@@ -333,7 +333,7 @@ def test_every_candidate_has_its_place_and_its_reason(world):
     assert "'*:*@rude'" in reasons(explanation, "rude")
 
 
-def test_nobody_is_imported_who_is_not_to_be_taken(world):
+def test_plugins_that_cannot_be_selected_are_not_imported(world):
     world.install("dovetail-a", [("ops", "good", "GoodOps")])
     world.install("acme", [("ops", "mine", "GoodOps")])
     explain(world.registry(), "ops", Criteria(references=("auto",)))
@@ -341,7 +341,7 @@ def test_nobody_is_imported_who_is_not_to_be_taken(world):
     assert f"{world.parts}_acme" not in sys.modules
 
 
-def test_a_replaced_plugin_says_by_whom(world):
+def test_a_replaced_plugin_names_its_replacement(world):
     world.install("dovetail-a", [("ops", "good", "GoodOps")])
     replaces = entry("ops", "mine", replaces=["ops:good@dovetail-a"])
     world.install("acme", [("ops", "mine", "GoodOps")], replaces)
@@ -352,7 +352,7 @@ def test_a_replaced_plugin_says_by_whom(world):
     assert "allowed by plugins_allow" in reasons(explanation, "mine")
 
 
-def test_a_probe_that_fails_leaves_the_platforms_place_empty(world):
+def test_if_a_probe_fails_no_platform_is_selected(world):
     world.install(
         "dovetail-a",
         [("platform", "good", "GoodPlatform"), ("platform", "odd", "GoodPlatform")],
@@ -364,7 +364,7 @@ def test_a_probe_that_fails_leaves_the_platforms_place_empty(world):
     assert states(explanation) == {"good": ABLE, "odd": FAILED}
 
 
-def test_an_ambiguous_pick_is_shown_as_refused(world):
+def test_an_ambiguous_name_is_explained_as_refused(world):
     for owner in ("acme", "bolt"):
         world.install(owner, [("policy", "twin", "GoodPolicy"), ("ops", "twin", "GoodOps")])
     for kind in ("policy", "ops"):

@@ -23,14 +23,14 @@ def points_in(path):
             yield ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
 
 
-def test_the_list_names_every_point_and_no_other():
+def test_the_list_contains_exactly_the_fault_points():
     used = [point for path in CORE.rglob("*.py") for point in points_in(path) if point]
     used += [f"start.{name}" for name in PHASES]
     assert sorted(used) == sorted(POINTS)
     assert len(POINTS) >= 40
 
 
-def test_a_point_does_nothing_unless_requested():
+def test_a_fault_point_has_no_effect_unless_requested():
     fault("core.launch")
     fault("a point that there is not")  # not even looked up
 
@@ -48,7 +48,7 @@ def test_a_fault_occurs_once_at_the_requested_hit():
     fault("core.launch")
 
 
-def test_a_record_names_each_point_once(tmp_path):
+def test_a_record_contains_each_point_once(tmp_path):
     with arm(f"*:record={tmp_path / 'seen'}"):
         for point in ("core.launch", "core.update", "core.launch"):
             fault(point)
@@ -75,6 +75,6 @@ def test_faults_are_read_from_the_environment(spec, status):
         ("core.launch:delay=long", "must be numbers"),
     ],
 )
-def test_a_spec_that_is_none_is_refused(text, message):
+def test_an_invalid_fault_spec_is_rejected(text, message):
     with pytest.raises(ConfigError, match=message):
         read_fault_specs(text)

@@ -79,13 +79,13 @@ def members(plugin_site):
         ("", "dovetail_cpu:X", False),
     ],
 )
-def test_first_party_is_a_list_of_names_with_their_packages(distribution, target, expected):
+def test_first_party_distributions_are_listed_with_their_packages(distribution, target, expected):
     assert is_first_party(distribution, target) is expected
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
 @pytest.mark.parametrize("no_plugins", [False, True])
-def test_an_outside_package_is_not_imported_by_being_installed(members, name, no_plugins):
+def test_an_installed_outside_package_is_not_imported(members, name, no_plugins):
     entries = {kind: {"box": ":X", "fair": ":X", "auto": ":X"} for kind in KINDS}
     add_canary(members, name, entries)
     registry = members.registry(policy=PluginPolicy(no_plugins=no_plugins))
@@ -134,7 +134,7 @@ def test_a_name_of_two_outside_packages_is_an_error_when_it_is_chosen(members):
         registry.resolve("policy", "quick")
 
 
-def test_a_first_party_platform_does_not_mean_outside_plugins_by_its_names(members):
+def test_preferences_of_a_first_party_platform_select_outside_plugins_only_if_allowed(members):
     """A name that it prefers may be taken by an outside package where the member is missing."""
     add_canary(members, "acme", {"policy": {"wished": ":Fair"}})
 
@@ -185,7 +185,7 @@ def test_an_impostor_alone_is_an_outside_package(plugin_site):
 
 
 @pytest.mark.parametrize(("version", "num_warnings"), [("1.0", 0), ("2.0", 1)])
-def test_the_same_distribution_twice_is_one(two_sites, version, num_warnings):
+def test_a_distribution_found_twice_counts_once(two_sites, version, num_warnings):
     """As where an egg-info in a source folder stands beside the editable installation."""
     before, site = two_sites
     entries = {"policy": {"fair": ".parts:Fair"}}
@@ -208,7 +208,7 @@ def test_a_first_party_checkpoint_keeps_its_name(plugin_site, caplog):
 
 
 @pytest.mark.parametrize("words", ["zoo.feed", "zoo", "zoo.feed.all"])
-def test_a_first_party_command_keeps_its_words(plugin_site, words):
+def test_a_first_party_command_keeps_its_name(plugin_site, words):
     plugin_site.add("dovetail-a", {"command": {"zoo.feed": ":feed"}}, init="def feed(): ...\n")
     plugin_site.add("acme", {"command": {words: ":feed", "ark": ":feed"}}, init=CANARY)
     found = find_commands((), distributions(path=[str(plugin_site.path)]))

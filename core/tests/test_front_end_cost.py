@@ -63,7 +63,7 @@ def least_ratio(measure, reference):
 
 
 @pytest.mark.clock
-def test_a_streamed_token_costs_the_same_whatever_the_prompts_length():
+def test_the_cost_of_a_streamed_token_does_not_depend_on_the_prompt_length():
     ratio = least_ratio(lambda: token_cost_ns(prompt_len=4096), token_cost_ns)
     assert ratio < 1.5, f"{ratio:.2f}"
 
@@ -78,13 +78,13 @@ def test_a_streamed_token_costs_the_same_whatever_the_prompts_length():
     ],
     ids=["final only", "delta", "stop string"],
 )
-def test_a_token_costs_some_times_its_output(options, most):
+def test_the_cost_of_a_token_is_bounded_relative_to_its_output(options, most):
     ratio = least_ratio(lambda: token_cost_ns(**options), outputs_cost_ns)
     print(f"{options}: {ratio:.2f} times its output")
     assert ratio < most
 
 
-def test_a_token_is_not_decoded_where_the_tokenizer_reports_its_pieces():
+def test_tokens_are_not_decoded_if_the_tokenizer_provides_pieces():
     class Counting(ByteTokenizer):
         num_calls = 0
 

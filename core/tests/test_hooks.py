@@ -61,7 +61,7 @@ def load(*references):
     return load_hooks(references, PluginRegistry())
 
 
-def test_the_hooks_are_these():
+def test_the_hook_names_match_the_recorded_list():
     assert HOOK_NAMES == (
         "register_cli",
         "on_engine_start",
@@ -71,12 +71,12 @@ def test_the_hooks_are_these():
     )
 
 
-def test_all_are_called_in_the_order_in_which_they_are_named(told):
+def test_hooks_are_called_in_the_given_order(told):
     load(Last, Plain, First).notify("on_engine_start", config="c")
     assert told == ["first of c", "last", "plain"]  # tryfirst, then as named
 
 
-def test_only_what_is_defined_is_subscribed():
+def test_only_defined_hooks_are_subscribed():
     hooks = load(Plain, FakeHooks)
     assert [one.plugin for one in hooks.subscribers("on_step")] == ["FakeHooks"]
     assert [one.plugin for one in hooks.subscribers("on_engine_start")] == ["Plain", "FakeHooks"]
@@ -112,7 +112,7 @@ def test_an_error_at_the_end_affects_no_other_listener(caplog):
     ]
 
 
-def test_the_users_interrupt_passes():
+def test_a_keyboard_interrupt_is_not_caught():
     class Interrupted(Plain):
         def on_engine_start(self):
             raise KeyboardInterrupt
@@ -145,12 +145,12 @@ async def later(self, step):
         ),
     ],
 )
-def test_methods_that_nobody_could_call_are_refused(hooks_cls, told):
+def test_invalid_hook_methods_are_rejected(hooks_cls, told):
     with pytest.raises(ContractError, match=told):
         load(hooks_cls).subscribers("on_step")
 
 
-def test_the_same_hooks_twice_are_refused():
+def test_duplicate_hooks_are_rejected():
     with pytest.raises(ConfigError, match="hooks names 'Plain' twice"):
         load(Plain, Plain)
 
@@ -178,7 +178,7 @@ def hooks_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-def test_a_command_comes_of_a_hook_that_was_enabled(hooks_module, monkeypatch, capsys):
+def test_an_enabled_hook_can_register_a_command(hooks_module, monkeypatch, capsys):
     assert main(["greet"]) == 2
     monkeypatch.setenv(HOOKS_VARIABLE, "hooks_of_a_test:Greeting, ")
     assert main(["greet"]) == 7

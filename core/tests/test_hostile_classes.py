@@ -101,7 +101,7 @@ class WithRaisingOptions(Quiet):
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Hostile) if not name.startswith("__")])
-def test_a_class_that_cannot_be_looked_at_is_a_typed_error_that_names_it(name):
+def test_a_class_that_cannot_be_inspected_raises_a_typed_error_that_names_it(name):
     registry = PluginRegistry()
     with pytest.raises(PluginError, match=name):
         choose_scheduler(registry, f"{__name__}:Hostile.{name}")
@@ -114,7 +114,7 @@ def test_a_validator_that_raises_names_the_plugin():
         registry.load("policy", WithRaisingOptions)
 
 
-def test_a_class_that_equals_others_is_refused_as_an_option():
+def test_a_class_that_equals_everything_is_rejected_as_an_option():
     with pytest.raises(ConfigError, match=r"scheduler_cls.*__eq__"):
         EngineArgs(model="demo", scheduler_cls=Hostile.EqualMeta).create_engine_config()
 
@@ -140,13 +140,13 @@ def test_a_module_that_exits_on_attribute_access(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("made", [None, 5, "text"])
-def test_a_class_that_makes_something_else_is_refused(made):
+def test_a_class_whose_constructor_returns_another_type_is_rejected(made):
     cls = type("Other", (Quiet,), {"__new__": lambda cls: made})
     with pytest.raises(ContractError, match="__new__"):
         construct("policy", cls)
 
 
-def test_references_are_shown_shortened():
+def test_references_are_shortened_in_messages():
     for reference in ("x" * 100_000, "a:" + "b." * 50_000 + "c"):
         with pytest.raises(PluginError) as caught:
             PluginRegistry().load("policy", reference)
@@ -165,7 +165,7 @@ def test_device_types_are_a_set_of_names(kind, value):
 
 
 @pytest.mark.parametrize("value", ["bfloat16", 5, ["bfloat16"], None])
-def test_the_promise_of_equal_bits_is_a_set_of_dtypes(value):
+def test_batch_invariant_must_be_a_set_of_dtypes(value):
     cls = type("Odd", (load_fake("linear_method"),), {"batch_invariant": value})
     with pytest.raises(ContractError, match="batch_invariant"):
         check_contract("linear_method", cls)
@@ -185,7 +185,7 @@ def test_the_promise_of_equal_bits_is_a_set_of_dtypes(value):
     ],
     ids=str,
 )
-def test_capabilities_of_wrong_types_are_refused(fields):
+def test_capabilities_of_wrong_types_are_rejected(fields):
     fake = load_fake("attention")
     check_contract("attention", fake)
     cls = type("Odd", (fake,), {"capabilities": replace(fake.capabilities, **fields)})
@@ -194,7 +194,7 @@ def test_capabilities_of_wrong_types_are_refused(fields):
 
 
 @pytest.mark.parametrize("value", [5, None, {}, property(lambda self: 1 / 0)])
-def test_capabilities_have_their_type(value):
+def test_capabilities_must_have_the_right_type(value):
     cls = type("Odd", (load_fake("attention"),), {"capabilities": value})
     with pytest.raises(ContractError, match="AttentionCapabilities"):
         check_contract("attention", cls)
@@ -215,7 +215,7 @@ def test_capabilities_have_their_type(value):
     ],
     ids=str,
 )
-def test_a_probe_answers_with_a_probe(probe):
+def test_a_probe_must_return_a_probe(probe):
     with pytest.raises(ContractError, match="probe of the thing"):
         check_probe("thing", probe)
 
@@ -241,7 +241,7 @@ class Iterates(tuple):
     ],
     ids=range(10),
 )
-def test_preferences_are_a_tuple_of_names(answer):
+def test_preferences_must_be_a_tuple_of_names(answer):
     cls = type("Odd", (load_fake("platform"),), {"prefer": lambda self, kind: answer})
     with pytest.raises(ContractError, match="prefer"):
         preferred_names(cls(), "worker")
@@ -280,7 +280,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("kind", ["attention", "linear_method"])
-def test_the_promise_is_of_a_dtype(kind):
+def test_batch_invariance_is_declared_per_dtype(kind):
     assert promises_equal_bits(kind, Promising, "bfloat16") is True
     assert promises_equal_bits(kind, Promising, "float16") is False
     assert promises_equal_bits(kind, Promising, "") is None

@@ -108,7 +108,7 @@ def test_a_distribution_without_a_proper_name_is_set_aside(site, damage):
     assert told.isprintable() and len(told) < 500
 
 
-def test_of_two_names_in_one_file_the_first_counts(site):
+def test_the_first_of_two_names_in_a_file_is_used(site):
     (site / "odd_mine-1.0.dist-info/METADATA").write_text(
         "Name: odd-mine\nName: dovetail-sched-fcfs\nVersion: 1\nVersion: \x1b[2J\n"
     )
@@ -169,7 +169,7 @@ def test_an_entry_point_that_names_no_class_is_set_aside(site, line):
     ],
     ids=range(14),
 )
-def test_a_manifest_that_is_none_is_broken_for_its_own_distribution_alone(site, damage):
+def test_an_invalid_manifest_affects_its_own_distribution_only(site, damage):
     damage(site / "odd_mine/dovetail.toml")
     registry = check_others_are_unharmed()
     with pytest.raises(PluginLoadError, match=r"dovetail\.toml") as caught:

@@ -146,7 +146,7 @@ def rss_kib():
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_it_is_refused_by_name_and_this_process_lives(tmp_path, case, monkeypatch):
+def test_a_hostile_tokenizer_is_rejected_and_this_process_survives(tmp_path, case, monkeypatch):
     monkeypatch.setattr(tokenizer_trial, "PROBE_TIMEOUT_S", 0.6)
     write_tokenizer(tmp_path, **REFUSED[case])
     if case == "deep nesting":
@@ -179,7 +179,7 @@ def test_it_is_refused_by_name_and_this_process_lives(tmp_path, case, monkeypatc
         {"pre_tokenizer": split(r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+")},
     ],
 )  # fmt: skip
-def test_components_of_ordinary_tokenizers_pass(tmp_path, parts):
+def test_components_of_ordinary_tokenizers_are_accepted(tmp_path, parts):
     write_tokenizer(tmp_path, **parts)
     assert len(HuggingFaceTokenizer.from_directory(tmp_path).encode("a")) == 1
 
@@ -205,7 +205,7 @@ def test_the_limits_are_options(tmp_path):
         )
 
 
-def test_a_text_that_the_library_cannot_encode_is_one_requests_fault(tmp_path):
+def test_a_text_that_the_library_cannot_encode_rejects_one_request(tmp_path):
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}
     write_tokenizer(tmp_path, model=model, pre_tokenizer=split(" "), added_tokens=[])
     tokenizer = HuggingFaceTokenizer.from_directory(tmp_path)
@@ -312,7 +312,7 @@ def test_ids_beyond_the_vocabulary_are_counted_not_listed():
         check_tokenizer(Sparse(), 2**62 - 2)
 
 
-def test_large_files_that_passed_are_remembered_in_a_private_folder(tmp_path, monkeypatch):
+def test_large_checked_files_are_recorded_in_a_private_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenizer_trial, "REMEMBERED_BYTES", 10)
     monkeypatch.setattr(tokenizer_trial, "MAX_REMEMBERED", 2)

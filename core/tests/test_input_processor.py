@@ -42,11 +42,11 @@ def one(prompt, tokenizer=True, facts=None, **wishes):
         ({"prompt_token_ids": [97, 98], "prompt": "text of these"}, (97, 98)),
     ],
 )
-def test_a_prompt_has_many_forms(prompt, ids):
+def test_all_prompt_forms_are_accepted(prompt, ids):
     assert one(prompt).prompt_token_ids == ids
 
 
-def test_what_stands_beside_a_prompt_goes_with_it():
+def test_extra_fields_of_a_prompt_are_kept():
     traits = {"cache_salt": "s", "tenant": "a", "deadline_s": 2.5}
     request = one({"prompt": "ab", **traits})
     assert (request.cache_salt, request.tenant) == ("s", "a")
@@ -67,13 +67,13 @@ def test_what_stands_beside_a_prompt_goes_with_it():
         ("deadline_s", float("inf")),
     ],
 )
-def test_what_stands_beside_a_prompt_is_checked(name, value):
+def test_extra_fields_of_a_prompt_are_checked(name, value):
     with pytest.raises(RequestError, match=name) as refusal:
         one({"prompt": "ab", name: value})
     assert refusal.value.parameter == name
 
 
-def test_the_text_of_a_prompt():
+def test_only_a_text_prompt_has_a_text():
     assert read_prompt("ab").text == read_prompt({"prompt": "ab"}).text == "ab"
     assert read_prompt([1]).text is read_prompt({"prompt_token_ids": [1]}).text is None
 
@@ -124,7 +124,7 @@ def test_text_needs_a_tokenizer(prompt, wishes, parameter):
     assert refusal.value.parameter == parameter
 
 
-def test_without_a_tokenizer_token_ids_are_enough():
+def test_token_ids_need_no_tokenizer():
     assert one([1], tokenizer=False).prompt_token_ids == (1,)
 
 
@@ -132,7 +132,7 @@ class MostlySpecial(ByteTokenizer):
     special_token_ids = frozenset(range(100, 259))
 
 
-def test_bad_words_outside_a_small_models_vocabulary_are_refused(caplog):
+def test_bad_words_outside_of_a_small_vocabulary_are_rejected(caplog):
     facts = replace(FACTS, vocab_size=100)
     small = InputProcessor(facts, tokenizer=MostlySpecial(), clock=ManualClock(77))
     assert "ids up to 258" in caplog.text
@@ -147,28 +147,28 @@ def test_a_tokenizer_of_a_larger_model_is_refused(vocab_size):
         processor(vocab_size=vocab_size)
 
 
-def test_a_tokenizer_of_a_smaller_vocabulary_serves(caplog):
+def test_a_tokenizer_with_a_smaller_vocabulary_is_accepted(caplog):
     assert processor(vocab_size=300).process("r", "a", SamplingParams())
     assert not caplog.text
 
 
-def test_the_longest_prompt_leaves_one_token():
+def test_the_longest_prompt_leaves_room_for_one_token():
     request = one([1] * 31, max_tokens=None)
     assert (len(request.prompt_token_ids), request.max_tokens) == (31, 1)
 
 
-def test_truncation_keeps_the_tail_and_comes_first():
+def test_truncation_keeps_the_tail_and_precedes_the_length_check():
     request = one(list(range(100)), truncate_prompt_tokens=4)
     assert request.prompt_token_ids == (96, 97, 98, 99)
 
 
-def test_max_tokens_is_what_fits():
+def test_max_tokens_defaults_to_the_remaining_length():
     assert one([1, 2], max_tokens=None).max_tokens == 30
     assert one([1, 2], max_tokens=5).max_tokens == 5
     assert one([1, 2], max_tokens=500).max_tokens == 30
 
 
-def test_stop_tokens_are_the_users_and_eos():
+def test_stop_tokens_include_eos():
     assert one([1], stop_token_ids=[3]).stop_token_ids == {3, 257}
     assert one([1], stop_token_ids=[3], ignore_eos=True).stop_token_ids == {3}
 
@@ -179,7 +179,7 @@ def test_bad_words_are_forbidden_with_and_without_a_space():
     assert len(request.bad_words_token_ids) == 4
 
 
-def test_a_users_seed_is_kept_by_the_first_completion_and_hashed_for_the_others():
+def test_the_first_completion_uses_the_given_seed_and_the_others_a_hash():
     def seeds(seed, n=3):
         requests = processor().process("r", [1], SamplingParams(n=n, seed=seed))
         return [request.seed for request in requests]
@@ -200,14 +200,14 @@ def test_derived_seeds_differ_and_are_repeatable():
     assert len({*seeds(1), *seeds(2)}) == 12
 
 
-def test_a_refused_request_takes_no_number():
+def test_a_rejected_request_uses_no_request_number():
     inputs, other = processor(), processor()
     with pytest.raises(RequestError):
         inputs.process("r", [])
     assert inputs.process("r", [1])[0].seed == other.process("r", [1])[0].seed
 
 
-def test_completions_share_the_prompt_and_have_ids_of_their_own():
+def test_completions_share_the_prompt_and_have_separate_ids():
     requests = processor().process("r", "ab", SamplingParams(n=2), priority=4, cache_salt="s")
     assert [request.request_id for request in requests] == ["r#0", "r#1"]
     assert requests[0].prompt_token_ids is requests[1].prompt_token_ids
@@ -259,7 +259,7 @@ SIZES = {"vocab_size": 259, "max_model_len": 32, "worker_provides": FULL_SAMPLIN
         ("cache_salt", None, "cache_salt"),
     ],
 )
-def test_the_engine_checks_again(field, value, parameter):
+def test_the_engine_checks_prompts_again(field, value, parameter):
     validate_core_request(GOOD, **SIZES)
     with pytest.raises(RequestError) as refusal:
         validate_core_request(replace(GOOD, **{field: value}), **SIZES)

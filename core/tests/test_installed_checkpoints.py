@@ -48,14 +48,16 @@ def refusal(name: str) -> str:
     return message
 
 
-def test_a_name_is_a_directory(site: Path) -> None:
+def test_an_installed_name_resolves_to_its_directory(site: Path) -> None:
     assert ModelDirectory.open("tiny-toy").path == site / "weights"
     config = EngineArgs("tiny-toy").create_engine_config()
     assert config.model.model_dir == config.model.tokenizer_dir == site / "weights"
     assert config.model.served_model_name == "tiny-toy"
 
 
-def test_a_directory_of_that_name_wins(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_directory_takes_precedence_over_an_installed_name(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = site / "own" / "tiny-toy"
     own.mkdir(parents=True)
     (own / "config.json").write_text('{"architectures": ["MistralForCausalLM"]}')
@@ -63,7 +65,7 @@ def test_a_directory_of_that_name_wins(site: Path, monkeypatch: pytest.MonkeyPat
     assert ModelDirectory.open("tiny-toy").path == own
 
 
-def test_looking_at_names_imports_nothing(site: Path) -> None:
+def test_resolving_names_imports_nothing(site: Path) -> None:
     assert {"tiny-toy", "broken-toy"} <= set(installed_checkpoint_names())
     assert "'tiny-toy'" in refusal("tiny-tyo")
     assert "toy_model_package" not in sys.modules
@@ -81,12 +83,12 @@ def test_a_path_is_not_a_name(site: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "cause"), [("broken-toy", "OSError"), ("absent-toy", "no_such")])
-def test_a_package_at_fault_is_named(site: Path, name: str, cause: str) -> None:
+def test_a_broken_package_is_named(site: Path, name: str, cause: str) -> None:
     told = refusal(name)
     assert "toy 3.1" in told and cause in told
 
 
-def test_a_name_with_two_owners_is_refused(site: Path) -> None:
+def test_a_name_of_two_packages_is_rejected(site: Path) -> None:
     install(site, "other", "tiny-toy = other_package:model_dir\n")
     told = refusal("tiny-toy")
     assert "toy 3.1" in told and "other 3.1" in told

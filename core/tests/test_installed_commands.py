@@ -32,7 +32,7 @@ def find(site, *built_in):
     return find_commands(built_in, distributions(path=[str(site.path)]))
 
 
-def test_commands_are_found_with_their_lines(zoo):
+def test_commands_are_found_with_their_help_lines(zoo):
     found = find(zoo, "plugins list")
     assert [(one.words, one.help) for one in found.usable] == [
         ("zoo feed", "Feed an animal."),
@@ -42,13 +42,13 @@ def test_commands_are_found_with_their_lines(zoo):
     assert not found.set_aside and "acme_zoo" not in sys.modules
 
 
-def test_the_one_that_is_typed_runs_and_no_other_is_imported(zoo, capsys):
+def test_only_the_selected_command_is_imported_and_run(zoo, capsys):
     assert main(["zoo", "feed", "cat", "--times", "2"]) == 3
     assert capsys.readouterr().out == "catcat\n"
     assert "acme_zoo.bomb" not in sys.modules
 
 
-def test_help_imports_none(zoo, capsys):
+def test_help_imports_no_command_of_a_plugin(zoo, capsys):
     assert main(["--help"]) == 0
     assert "Commands of acme-zoo." in capsys.readouterr().out
     assert main(["zoo", "--help"]) == 0
@@ -66,7 +66,7 @@ def test_a_command_that_cannot_be_imported_is_reported_by_its_distribution(zoo, 
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_lists_show_commands_as_a_kind(zoo, capsys):
+def test_plugin_lists_show_commands_as_a_kind(zoo, capsys):
     assert main(["plugins", "list", "command"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["command", "zoo.feed", "acme-zoo", "1.0", "acme_zoo.feeding:feed"] in rows
@@ -89,7 +89,7 @@ def test_lists_show_commands_as_a_kind(zoo, capsys):
         ("zoo", "one begins like the other"),
     ],
 )
-def test_what_cannot_be_typed_is_set_aside_with_the_reason(name, reason, zoo):
+def test_an_invalid_command_name_is_set_aside_with_the_reason(name, reason, zoo):
     zoo.add("odd-one", {"command": {name: ":run"}}, init="def run():\n    return 9\n")
     found = find(zoo, "generate", "plugins list")
     aside = {one.plugin.name: why for one, why in found.set_aside}
@@ -97,7 +97,7 @@ def test_what_cannot_be_typed_is_set_aside_with_the_reason(name, reason, zoo):
     assert name not in [one.plugin.name for one in found.usable]
 
 
-def test_a_name_may_extend_another_that_it_only_looks_like(zoo):
+def test_a_command_name_may_begin_with_the_letters_of_another(zoo):
     zoo.add("near-one", {"command": {"gen": ":run", "zoo.feed-two": ":run"}})
     found = find(zoo, "generate")
     assert {"gen", "zoo feed", "zoo feed-two"} <= {one.words for one in found.usable}
@@ -111,7 +111,7 @@ def test_a_name_of_two_distributions_is_ambiguous(zoo):
     assert all("acme-zoo, other-zoo" in reason for _, reason in found.set_aside)
 
 
-def test_our_own_command_goes_first_and_the_doctor_reports_it(zoo, capsys):
+def test_a_core_command_takes_precedence_and_the_doctor_reports_it(zoo, capsys):
     zoo.add("thief", {"command": {"plugins.list": ":run", "x.y": "no_function"}}, init=BOMB)
     assert main(["plugins", "list", "policy"]) == 0
     assert "thief" not in sys.modules
@@ -122,7 +122,7 @@ def test_our_own_command_goes_first_and_the_doctor_reports_it(zoo, capsys):
     assert not [one for one in found.values() if one.verdict == BROKEN and "zoo" in one.subject]
 
 
-def test_our_own_commands_do_not_look_for_others():
+def test_core_commands_do_not_search_for_plugin_commands():
     code = (
         "import sys; from dovetail.cli import main; main(['collect-env']);"
         "sys.exit('dovetail.plugins.metadata.commands' in sys.modules)"
@@ -132,7 +132,7 @@ def test_our_own_commands_do_not_look_for_others():
 
 
 @pytest.mark.parametrize("command", ["plugins doctor", "plugins new policy mine"])
-def test_without_the_devkit_its_commands_answer_with_one_line(command, zoo, capsys, monkeypatch):
+def test_devkit_commands_without_the_devkit_print_one_line(command, zoo, capsys, monkeypatch):
     only_zoo = partial(find_commands, installed=distributions(path=[str(zoo.path)]))
     monkeypatch.setattr(commands, "find_commands", only_zoo)
     assert main(command.split()) == 2

@@ -10,7 +10,7 @@ from dovetail.int_columns import all_below, increment
 
 @pytest.mark.parametrize("typecode", ["i", "l", "q"])
 @pytest.mark.parametrize("num", [0, 1, 2, 7, 300])
-def test_each_of_the_first_counts_one_on(typecode, num):
+def test_the_first_values_are_incremented_by_one(typecode, num):
     source = Random(num)
     bits = 8 * array(typecode).itemsize - 1
     numbers = [source.randrange((1 << bits) - 1) for _ in range(num)] + [5, 6]
@@ -23,7 +23,7 @@ def test_each_of_the_first_counts_one_on(typecode, num):
 
 @pytest.mark.parametrize("limit", [1, 2, 32_000, 2**31 - 1, 2**31])
 @pytest.mark.parametrize("num", [0, 1, 1023, 1024, 2050])
-def test_all_below_says_what_min_and_max_say(num, limit):
+def test_all_below_agrees_with_min_and_max(num, limit):
     source = Random(num)
     fine = array("i", [source.choice([0, limit - 1, limit // 2]) for _ in range(num)])
     assert all_below(fine, limit)

@@ -55,14 +55,14 @@ def test_an_interrupt_between_steps_withdraws_the_requests(llm, expected, monkey
     ("target", "name"),
     [(FakeWorker, "sample_tokens"), (Scheduler, "schedule"), (Scheduler, "update_from_output")],
 )
-def test_after_an_interrupt_in_a_step_no_tokens_are_made_up(llm, monkeypatch, target, name):
+def test_an_interrupt_in_a_step_produces_no_wrong_tokens(llm, monkeypatch, target, name):
     interrupted(llm, monkeypatch, target, name)
     assert not llm.llm_engine.has_unfinished_requests()
     with pytest.raises(EngineDeadError, match="make a new one"):
         llm.generate([7, 8], GREEDY)
 
 
-def test_ctrl_c_in_a_step_waits_for_its_end_and_the_engine_lives_on(llm, expected, monkeypatch):
+def test_ctrl_c_waits_for_the_running_step_and_the_engine_stays_usable(llm, expected, monkeypatch):
     sample = FakeWorker.sample_tokens
 
     def press(*arguments):

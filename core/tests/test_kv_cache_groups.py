@@ -57,7 +57,7 @@ def gone(cache, tokens):
     return blocks
 
 
-def test_groups_draw_from_one_pool_and_never_share_a_block():
+def test_groups_allocate_from_one_pool_and_never_share_a_block():
     cache = manager(full(), full(8))
     one = admitted(cache, range(9))
     first, second = one.blocks
@@ -78,7 +78,7 @@ def test_a_request_that_cannot_grow_in_all_groups_grows_in_none():
     cache.check_integrity([one])
 
 
-def test_what_leaves_a_window_is_given_back_and_its_place_stays():
+def test_blocks_outside_of_a_window_are_freed_and_keep_their_position():
     cache = manager(full(6))
     one = admitted(cache, range(16))
     blocks = list(one.blocks[0])
@@ -91,7 +91,7 @@ def test_what_leaves_a_window_is_given_back_and_its_place_stays():
     assert cache.lookup(request(range(9))).num_tokens == 8  # it is still to be found
 
 
-def test_tokens_that_may_be_taken_back_move_no_window():
+def test_draft_tokens_do_not_move_a_window():
     cache = manager(full(2))
     one = admitted(cache, range(8))
     assert cache.grow(one, 16) is not None
@@ -101,7 +101,7 @@ def test_tokens_that_may_be_taken_back_move_no_window():
     cache.check_integrity([one])
 
 
-def test_growing_takes_back_what_has_left_the_window_first():
+def test_growing_first_frees_blocks_outside_of_the_window():
     cache = manager(full(4), num_blocks=3, max_step_tokens=4)
     one = request(range(100))
     assert cache.max_tokens > 100
@@ -112,7 +112,7 @@ def test_growing_takes_back_what_has_left_the_window_first():
         cache.check_integrity([one])
 
 
-def test_a_model_of_one_state_holds_one_block_and_finds_nothing():
+def test_a_model_with_one_state_has_one_block_and_no_prefix_hits():
     cache = manager(STATE)
     one = computed(cache, range(30))
     assert [len(table) for table in one.blocks] == [1]
@@ -123,7 +123,7 @@ def test_a_model_of_one_state_holds_one_block_and_finds_nothing():
     assert cache.num_free_blocks == 40
 
 
-def test_beside_one_state_nothing_else_can_be_resumed():
+def test_a_state_without_snapshots_prevents_prefix_hits_of_other_groups():
     cache = manager(full(), STATE)
     gone(cache, range(12))
     hit = cache.lookup(request(range(12)))
@@ -131,7 +131,7 @@ def test_beside_one_state_nothing_else_can_be_resumed():
     assert admitted(cache, range(12)).num_committed_blocks == 0
 
 
-def test_snapshots_are_found_exactly_at_block_borders():
+def test_snapshots_are_found_at_block_boundaries_only():
     cache = manager(SNAPSHOTS)
     one = admitted(cache, range(11))
     one.num_computed_tokens = 11
@@ -143,7 +143,7 @@ def test_snapshots_are_found_exactly_at_block_borders():
     assert hit.blocks[0][0] == 0 and hit.blocks[0][1]  # of the past, only the last state
 
 
-def test_a_window_is_resumed_from_its_last_blocks_alone():
+def test_a_window_is_resumed_from_its_last_blocks_only():
     cache = manager(full(6))
     (blocks,) = gone(cache, range(20))
     gone(cache, range(100, 100 + 4 * 36))  # evicts all but the first ones, which went last
@@ -152,7 +152,7 @@ def test_a_window_is_resumed_from_its_last_blocks_alone():
     assert hit.blocks[0][:2] == [0, 0] and list(hit.blocks[0][2:]) == blocks[2:4]
 
 
-def test_the_common_prefix_is_the_longest_that_all_can_resume():
+def test_the_common_prefix_is_the_longest_that_all_groups_can_resume():
     cache = manager(full(), full(4))
     one = computed(cache, range(16))
     tables = [list(table) for table in one.blocks]
@@ -167,7 +167,7 @@ def test_the_common_prefix_is_the_longest_that_all_can_resume():
     assert list(hit.blocks[1]) == [0, 0, tables[1][2]]
 
 
-def test_blocks_come_back_when_their_last_plan_has_been_executed():
+def test_blocks_are_freed_when_their_last_plan_has_been_executed():
     cache = manager(full(), num_blocks=4)
     one, two = admitted(cache, range(8)), admitted(cache, range(50, 58), "s")
     cache.free(one, last_step=5)
@@ -187,7 +187,7 @@ def test_blocks_come_back_when_their_last_plan_has_been_executed():
     assert cache.reset_prefix_cache()
 
 
-def test_retiring_blocks_can_be_found_and_keep_the_cache_from_a_reset():
+def test_retiring_blocks_can_be_found_and_prevent_a_reset():
     cache = manager(full())
     one = computed(cache, range(8))
     cache.free(one, last_step=2)
@@ -198,7 +198,7 @@ def test_retiring_blocks_can_be_found_and_keep_the_cache_from_a_reset():
     cache.check_integrity([two])
 
 
-def test_a_reserve_is_held_from_the_start():
+def test_a_reserve_is_allocated_at_admission():
     cache = manager(full(), num_blocks=6)
     one = request(range(5))
     assert not cache.admit(one, cache.lookup(one), 5, reserve=25)
@@ -206,7 +206,7 @@ def test_a_reserve_is_held_from_the_start():
     assert one.capacity == 24 and cache.num_free_blocks == 0
 
 
-def test_a_reserve_does_not_count_where_blocks_are_given_back():
+def test_a_reserve_does_not_count_if_the_window_frees_blocks():
     cache = manager(full(4), num_blocks=6)
     one = request(range(5))
     assert cache.admit(one, cache.lookup(one), 5, reserve=200)
@@ -214,7 +214,7 @@ def test_a_reserve_does_not_count_where_blocks_are_given_back():
 
 
 @pytest.mark.parametrize(("num_tokens", "fits"), [(16, True), (17, False)])
-def test_a_request_that_leaves_makes_room(num_tokens, fits):
+def test_blocks_of_leaving_requests_count_as_room(num_tokens, fits):
     cache = manager(full(), num_blocks=4)
     one = admitted(cache, range(12))
     asked = request(range(50, 80), "s")
@@ -224,7 +224,7 @@ def test_a_request_that_leaves_makes_room(num_tokens, fits):
     assert cache.num_free_blocks == 1
 
 
-def test_shared_blocks_make_room_only_when_all_who_share_them_leave():
+def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(8))
     two = admitted(cache, [*range(8), 8, 9], "s")  # shares two blocks, has one more
@@ -236,7 +236,7 @@ def test_shared_blocks_make_room_only_when_all_who_share_them_leave():
     assert cache.fits(asked, hit, 16, leaving=[one, two])
 
 
-def test_a_hit_in_blocks_that_come_free_is_not_room():
+def test_a_prefix_hit_in_freed_blocks_does_not_count_as_room():
     cache = manager(full(), num_blocks=4)
     one = computed(cache, range(16))
     asked = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")
@@ -262,7 +262,7 @@ def test_pinned_blocks_outlive_their_request():
         cache.unpin(blocks)
 
 
-def test_integrity_sees_a_block_given_back_too_early():
+def test_the_integrity_check_finds_a_block_freed_too_early():
     cache = manager(full(6))
     one = computed(cache, range(16))
     cache.advance(one)

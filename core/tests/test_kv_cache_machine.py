@@ -268,7 +268,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_manager_keeps_what_the_model_keeps(shape):
+def test_the_manager_agrees_with_the_model(shape):
     machine = type("Machine", (CacheMachine,), {"specs": SHAPES[shape]})
     case = machine.TestCase
     case.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

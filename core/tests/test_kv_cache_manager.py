@@ -52,13 +52,13 @@ def test_a_request_gets_the_blocks_of_its_tokens():
     cache.check_integrity([])
 
 
-def test_a_request_that_cannot_have_all_gets_none():
+def test_an_allocation_that_does_not_fit_allocates_no_block():
     cache, one = manager(2), request(range(9))
     assert not cache.admit(one, NOTHING, 9)
     assert one.blocks == [] and cache.num_free_blocks == 2
 
 
-def test_growing_gives_the_new_blocks_or_nothing():
+def test_growing_returns_all_new_blocks_or_none():
     cache, one = manager(3), request(range(4))
     cache.admit(one, NOTHING, 4)
     assert cache.grow(one, 5) == [one.blocks[0][1:]] and one.capacity == 8
@@ -78,20 +78,20 @@ def test_full_blocks_of_a_common_prefix_are_found(num_same, num_tokens, num_foun
     assert cache.lookup(later).blocks[0] == blocks[:num_found]
 
 
-def test_the_last_token_is_always_left_to_compute():
+def test_the_last_token_is_never_a_prefix_hit():
     cache = manager()
     blocks = served(cache, range(8))
     assert cache.lookup(request(range(8))).blocks[0] == blocks[:1]
     assert cache.lookup(request(range(4))).num_tokens == 0
 
 
-def test_equal_tokens_behind_another_beginning_are_another_prefix():
+def test_equal_tokens_after_different_prefixes_do_not_match():
     cache = manager()
     served(cache, range(8))
     assert cache.lookup(request([99, 1, 2, 3, 4, 5, 6, 7, 8])).num_tokens == 0
 
 
-def test_salts_separate():
+def test_prefixes_are_not_shared_across_salts():
     cache = manager()
     blocks = served(cache, range(8), salt="a")
     assert cache.lookup(request(range(9), salt="b")).num_tokens == 0
@@ -99,14 +99,14 @@ def test_salts_separate():
     assert cache.lookup(request(range(9), salt="a")).blocks[0] == blocks
 
 
-def test_a_request_that_wants_prompt_logprobs_finds_nothing_and_leaves_blocks_to_others():
+def test_a_request_with_prompt_logprobs_gets_no_hit_but_shares_its_blocks():
     cache = manager()
     served(cache, range(8), prompt_logprobs=1)
     assert cache.lookup(request(range(9), prompt_logprobs=0)).num_tokens == 0
     assert cache.lookup(request(range(9))).num_tokens == 8
 
 
-def test_without_caching_nothing_is_kept():
+def test_without_prefix_caching_no_block_is_cached():
     cache = manager(caching=False)
     served(cache, range(8))
     assert cache.lookup(request(range(9))).num_tokens == 0
@@ -126,7 +126,7 @@ def test_a_hit_is_shared_while_its_owner_runs():
     cache.check_integrity([two])
 
 
-def test_a_free_cached_block_counts_as_taken():
+def test_a_hit_in_free_blocks_reduces_the_free_blocks():
     cache = manager(3)
     served(cache, range(8))
     one = request(range(13))  # two cached and two new ones: one more than there is
@@ -135,7 +135,7 @@ def test_a_free_cached_block_counts_as_taken():
     assert cache.num_free_blocks == 0
 
 
-def test_only_computed_and_known_tokens_are_committed():
+def test_only_computed_tokens_with_known_values_are_committed():
     cache, one = manager(), request(range(7))
     cache.admit(one, NOTHING, 8)
     one.num_computed_tokens = 8  # a plan that is out computes a token that is not known yet
@@ -170,7 +170,7 @@ def test_reset_is_refused_while_blocks_are_in_use():
     assert cache.lookup(request(range(9))).num_tokens == 0
 
 
-def test_integrity_sees_a_lost_block():
+def test_the_integrity_check_finds_a_lost_block():
     cache, one = manager(), request(range(5))
     cache.admit(one, NOTHING, 5)
     one.blocks[0].pop()
@@ -178,7 +178,7 @@ def test_integrity_sees_a_lost_block():
         cache.check_integrity([one])
 
 
-def test_the_blocks_of_many_long_requests_come_free_over_several_steps(drive, monkeypatch):
+def test_the_blocks_of_many_long_requests_are_freed_over_several_steps(drive, monkeypatch):
     monkeypatch.setattr("dovetail.kv_cache.retiring_blocks.MAX_BLOCKS_FREED", 10)
     driver = drive(num_blocks=100, max_num_seqs=10)
     driver.step()  # the limit counts from the next step on

@@ -34,7 +34,7 @@ def image(position, num_tokens, name=b"cat"):
     return EncoderInput(position=position, num_tokens=num_tokens, content_hash=name)
 
 
-def test_a_hash_covers_its_tokens_and_all_before_it():
+def test_a_hash_covers_its_tokens_and_all_previous_tokens():
     plain = hashes()
     assert len(plain) == len(set(plain)) == 3
     assert hashes(range(8)) == plain[:2]
@@ -44,7 +44,7 @@ def test_a_hash_covers_its_tokens_and_all_before_it():
     assert not set(first) & set(plain)
 
 
-def test_hashes_are_made_once_and_appended():
+def test_hashes_are_computed_once_and_appended():
     asked = hashes(range(8))
     made = Request(
         EngineCoreRequest(
@@ -64,7 +64,7 @@ def test_hashes_are_made_once_and_appended():
 SALTS = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("abc", ""), ("a\0", "")]
 
 
-def test_salt_and_adapter_separate_whatever_stands_in_them():
+def test_salt_and_adapter_change_the_hash():
     roots = [root_hash(SIZE, salts) for salts in SALTS] + [root_hash(SIZE + 1, SALTS[0])]
     assert len(set(roots)) == len(roots)
     found = [hashes(cache_salt=salt, lora_id=lora) for salt, lora in SALTS]
@@ -76,11 +76,11 @@ def test_a_tenant_and_a_deadline_separate_no_requests():
     assert hashes(tenant="a", deadline_ns=5) == hashes()
 
 
-def test_a_lone_surrogate_is_a_salt_like_others():
+def test_a_lone_surrogate_is_a_valid_salt():
     assert root_hash(SIZE, ("\ud800", "")) != root_hash(SIZE, ("\ud801", ""))
 
 
-def test_blocks_of_another_size_are_other_blocks():
+def test_the_block_size_changes_the_hash():
     assert not set(hashes(size=4)) & set(hashes(size=2))
 
 
@@ -94,31 +94,31 @@ def test_content_changes_the_blocks_from_its_first_token_on(item, first_touched)
     assert same == [block < first_touched for block in range(3)]
 
 
-def test_other_content_another_place_and_another_length_are_other_blocks():
+def test_content_hash_position_and_length_change_the_block_hash():
     items = [image(4, 3), image(5, 3), image(4, 2), image(4, 3, b"dog"), image(4, 3, b"ca")]
     found = {hashes(encoder_inputs=(item,))[1] for item in items}
     assert len(found) == len(items)
 
 
-def test_content_behind_a_block_does_not_touch_it():
+def test_content_after_a_block_does_not_change_its_hash():
     assert content_key((image(8, 4),), 4, 8) == b""
     assert content_key((image(0, 4),), 4, 8) == b""
     assert content_key((image(2, 4),), 4, 8) != b""
 
 
-def test_names_side_by_side_cannot_be_taken_for_others():
+def test_adjacent_names_are_encoded_unambiguously():
     one = content_key((image(0, 1, b"ab"), image(1, 1, b"c")), 0, 4)
     other = content_key((image(0, 1, b"a"), image(1, 1, b"bc")), 0, 4)
     assert one != other
 
 
-def test_the_parts_of_a_block_stand_apart():
+def test_the_parts_of_a_hash_are_encoded_unambiguously():
     tokens = array("i", range(SIZE))
     assert block_hash(b"p" * 32, tokens) != block_hash(b"p" * 32, tokens, b"x")
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_copied_from_the_prompt_before_is_what_would_be_computed(seed):
+def test_copied_hashes_equal_computed_hashes(seed):
     rng, hasher = Random(seed), PrefixHasher(SIZE)
     stem = [rng.randrange(9) for _ in range(60)]
     for _ in range(60):
@@ -143,7 +143,7 @@ def test_what_is_copied_from_the_prompt_before_is_what_would_be_computed(seed):
         assert made.block_hashes == hashes(tokens, **changes)
 
 
-def test_a_copy_costs_no_hash_and_a_limit_holds():
+def test_copied_hashes_do_not_count_toward_the_limit():
     hasher, made = PrefixHasher(SIZE), []
     for name in "abc":
         asked = EngineCoreRequest(

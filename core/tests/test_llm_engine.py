@@ -138,7 +138,7 @@ def test_a_text_prompt_gives_text(engine):
     assert [out.outputs[0].text for out in run(one)] == [PIECE[:12]]
 
 
-def test_deltas_join_to_the_text_and_no_character_is_cut(engine):
+def test_deltas_join_to_the_text_without_partial_characters(engine):
     one = engine()
     long = SamplingParams(max_tokens=len(PIECE.encode()), temperature=0)
     one.add_request("a", "say", long, output_kind=RequestOutputKind.DELTA)
@@ -152,7 +152,7 @@ def test_deltas_join_to_the_text_and_no_character_is_cut(engine):
     assert [out.finished for out in outputs] == [False] * (len(outputs) - 1) + [True]
 
 
-def test_a_stop_string_ends_the_request_in_the_core_too(engine):
+def test_a_stop_string_also_ends_the_request_in_the_engine_core(engine):
     one = engine()
     one.add_request("a", "say", SamplingParams(max_tokens=50, stop=["roads"], temperature=0))
     last = run(one)[-1]
@@ -163,7 +163,7 @@ def test_a_stop_string_ends_the_request_in_the_core_too(engine):
     assert one.last_stats.num_running == 0
 
 
-def test_the_tokenizers_end_ends_unless_ignored(engine):
+def test_the_eos_token_ends_the_request_unless_ignored(engine):
     class Short(ByteTokenizer):
         EOS = ord("r")
 
@@ -176,7 +176,7 @@ def test_the_tokenizers_end_ends_unless_ignored(engine):
     assert last["b"].text == "Two ro"
 
 
-def test_an_abort_in_the_middle_reports_what_there_was(engine):
+def test_an_aborted_request_returns_its_partial_output(engine):
     one = engine()
     one.add_request("a", "say", SamplingParams(max_tokens=40, temperature=0))
     one.add_request("b", "say", GREEDY)
@@ -211,7 +211,7 @@ def test_several_completions_are_one_output(engine):
         ("say", "hot", "params"),
     ],
 )
-def test_a_refusal_leaves_nothing_behind(engine, prompt, params, parameter):
+def test_a_rejected_request_leaves_no_state(engine, prompt, params, parameter):
     one = engine()
     one.add_request("a", "say", GREEDY)
     one.step()
@@ -223,7 +223,7 @@ def test_a_refusal_leaves_nothing_behind(engine, prompt, params, parameter):
     assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
 
 
-def test_a_kind_of_output_that_there_is_not_is_refused(engine):
+def test_an_unknown_output_kind_is_rejected(engine):
     one = engine()
     with pytest.raises(RequestError, match=r"'delta'.*RequestOutputKind\.DELTA") as refusal:
         one.add_request("a", "say", GREEDY, output_kind="delta")
@@ -231,7 +231,7 @@ def test_a_kind_of_output_that_there_is_not_is_refused(engine):
     assert not one.has_unfinished_requests()
 
 
-def test_an_id_in_use_is_refused_and_its_owner_continues(engine):
+def test_an_id_in_use_is_rejected_and_the_first_request_continues(engine):
     one = engine()
     one.add_request("a", "say", GREEDY)
     with pytest.raises(RequestError, match="'a' is in use"):
@@ -239,7 +239,7 @@ def test_an_id_in_use_is_refused_and_its_owner_continues(engine):
     assert run(one)[-1].outputs[0].text == PIECE[:12]
 
 
-def test_what_the_core_refuses_is_withdrawn_as_a_whole(engine):
+def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engine):
     def picky(self, request):
         if request.request_id.endswith("#1"):
             raise RequestError("not this one")
@@ -251,14 +251,14 @@ def test_what_the_core_refuses_is_withdrawn_as_a_whole(engine):
     assert not one.has_unfinished_requests() and not one.client.core.has_work()
 
 
-def test_a_model_that_cannot_generate_says_what_it_can(engine):
+def test_the_error_for_a_model_without_generation_lists_its_tasks(engine):
     one = engine({"tasks": ["embed"]})
     assert one.supported_tasks == ("embed",)
     with pytest.raises(UserError, match="Speaker cannot generate; it supports: embed"):
         one.add_request("a", "say")
 
 
-def test_without_a_tokenizer_ids_go_in_and_come_out(engine):
+def test_without_a_tokenizer_prompts_and_outputs_are_token_ids(engine):
     one = engine(skip_tokenizer_init=True)
     one.add_request("a", [1, 2], GREEDY)
     last = run(one)[-1]
@@ -267,7 +267,7 @@ def test_without_a_tokenizer_ids_go_in_and_come_out(engine):
         one.add_request("b", "say")
 
 
-def test_statistics_and_workers_can_be_asked(engine):
+def test_statistics_and_worker_results_are_available(engine):
     one = engine()
     assert one.last_stats is None
     one.add_request("a", "say it again and again", GREEDY)
@@ -281,7 +281,7 @@ def test_statistics_and_workers_can_be_asked(engine):
 # --- start and end ----------------------------------------------------------------------------
 
 
-def test_the_cache_is_what_requests_can_use(engine):
+def test_the_cache_size_is_the_memory_that_requests_can_use(engine):
     engine(max_num_seqs=2, max_model_len=10)
     assert Speaker.made[-1].num_blocks == 2 * 3 + 1
 
@@ -295,19 +295,19 @@ def test_a_small_cache_lowers_the_length_and_reports_it(engine, caplog):
     assert len(run(one)[-1].outputs[0].token_ids) == 6
 
 
-def test_a_length_that_was_requested_must_fit(engine):
+def test_a_length_set_by_the_user_must_fit(engine):
     with pytest.raises(CapacityError, match="max_model_len=17 needs 6 KV blocks"):
         engine(num_gpu_blocks_override=4, max_model_len=17)
     assert Speaker.made[-1].ended == 1
 
 
-def test_a_start_that_fails_gives_the_workers_back(engine):
+def test_a_failed_start_shuts_the_workers_down(engine):
     with pytest.raises(CapacityError, match="no room for the cache"):
         engine({"melts": True})
     assert Speaker.made[-1].ended == 1
 
 
-def test_a_dead_engine_reports_it(engine, monkeypatch):
+def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
     one = engine()
     one.add_request("a", "say", GREEDY)
     one.step()
@@ -331,28 +331,28 @@ def llm(model, options):
     assert Speaker.made[-1].ended == 1
 
 
-def test_answers_come_in_the_order_of_the_prompts(llm):
+def test_outputs_are_in_the_order_of_the_prompts(llm):
     params = [SamplingParams(max_tokens=n, temperature=0) for n in (7, 1, 4)]
     outputs = llm.generate(["a", [1, 2], {"prompt_token_ids": [5]}], params)
     assert [out.outputs[0].text for out in outputs] == [PIECE[:7], PIECE[:1], PIECE[:4]]
     assert llm.generate([], GREEDY) == []
 
 
-def test_one_refused_prompt_refuses_the_call_and_leaves_the_engine_clean(llm):
+def test_one_rejected_prompt_rejects_the_call_and_leaves_no_state(llm):
     with pytest.raises(RequestError, match="prompt 1: the prompt is empty"):
         llm.generate(["a", [], "b"], GREEDY)
     assert not llm.llm_engine.has_unfinished_requests()
     assert llm.generate("a", GREEDY)[0].outputs[0].text == PIECE[:12]
 
 
-def test_or_only_its_own_answer(llm):
+def test_a_rejected_prompt_can_be_returned_as_an_error_output(llm):
     good, bad, also = llm.generate(["a", [], "b"], GREEDY, on_error="return")
     assert bad.outputs == [] and bad.finished and "empty" in bad.error
     assert good.outputs[0].text == also.outputs[0].text == PIECE[:12] and good.error is None
 
 
 @pytest.mark.parametrize("name", ["sampling_params", "priority"])
-def test_as_many_parameters_as_prompts(llm, name):
+def test_the_numbers_of_parameters_and_prompts_must_be_equal(llm, name):
     given = {"sampling_params": [GREEDY, GREEDY], "priority": [1, 2]}[name]
     with pytest.raises(RequestError, match=f"2 {name} are given for 1 prompts") as refusal:
         llm.generate(["a"], **{name: given})

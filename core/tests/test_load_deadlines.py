@@ -76,7 +76,7 @@ def answer(driver, side, **outcome):
     driver.scheduler.check_integrity()
 
 
-def test_a_load_that_is_late_is_computed_and_its_blocks_rest_as_long_again(
+def test_the_blocks_of_a_late_load_are_recomputed_and_freed_after_twice_the_time(
     driver, side, alone, caplog
 ):
     free = driver.scheduler.view.num_free_blocks
@@ -117,7 +117,7 @@ def test_an_outcome_after_the_deadline_frees_the_blocks_at_once(driver, side, al
     assert driver.tokens["late"] == alone(PROMPT, 3)
 
 
-def test_blocks_of_an_aborted_request_come_free_in_the_end(driver, side, alone):
+def test_blocks_of_an_aborted_loading_request_are_freed_eventually(driver, side, alone):
     free = driver.scheduler.view.num_free_blocks
     driver.add("gone", PROMPT)
     driver.step()
@@ -137,7 +137,7 @@ def test_blocks_of_an_aborted_request_come_free_in_the_end(driver, side, alone):
     assert driver.scheduler.reset_prefix_cache()
 
 
-def test_a_store_that_never_ends_holds_its_blocks_for_twice_the_time(driver, side, alone):
+def test_a_store_that_never_ends_keeps_its_blocks_for_twice_the_timeout(driver, side, alone):
     free, side.claims, side.takes_stores = driver.scheduler.view.num_free_blocks, False, True
     driver.add("a", PROMPT, max_tokens=2)
     driver.run()
@@ -151,7 +151,7 @@ def test_a_store_that_never_ends_holds_its_blocks_for_twice_the_time(driver, sid
     assert driver.scheduler.depth().num_transfers == 0
 
 
-def test_a_scheduler_that_was_idle_for_long_gives_a_load_up_in_one_step(driver, side, alone):
+def test_a_scheduler_that_was_idle_gives_a_late_load_up_in_one_step(driver, side, alone):
     driver.add("late", PROMPT, max_tokens=3)
     driver.step()
     driver.clock.advance(3 * TIMEOUT_NS)
@@ -161,7 +161,7 @@ def test_a_scheduler_that_was_idle_for_long_gives_a_load_up_in_one_step(driver, 
     assert driver.tokens["late"] == alone(PROMPT, 3)
 
 
-def test_loads_that_are_late_fail_together_and_each_prompt_is_right(driver, side, alone):
+def test_late_loads_fail_together_and_each_prompt_is_computed_correctly(driver, side, alone):
     prompts = {name: driver.add(name, 21, max_tokens=2) for name in "abcd"}
     driver.step()
     driver.clock.advance(TIMEOUT_NS // 2)
@@ -175,7 +175,7 @@ def test_loads_that_are_late_fail_together_and_each_prompt_is_right(driver, side
         assert driver.tokens[name] == alone(prompt, 2)
 
 
-def test_newcomers_do_not_starve_the_rest_of_a_loaded_prompt(drive, side, alone):
+def test_new_requests_do_not_starve_a_partly_loaded_prompt(drive, side, alone):
     class Connected(Scheduler):
         def __init__(self, context):
             super().__init__(replace(context, kv_connector=side))
@@ -212,7 +212,7 @@ class StoresLong(Scheduler):
         super().__init__(replace(context, kv_connector=side))
 
 
-def test_neither_an_answer_nor_a_reset_waits_for_long_stores(tmp_path, monkeypatch):
+def test_outputs_and_resets_do_not_wait_for_long_stores(tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail.engine.core.MAX_DRAIN_NS", 100_000_000)
     with LLM(
         write_fake_config(tmp_path),

@@ -43,7 +43,7 @@ def make_store():
     return store
 
 
-def test_it_reads_like_a_list_of_dictionaries():
+def test_logprobs_are_read_like_a_list_of_dictionaries():
     shown = LogprobSequence(make_store())
     assert list(shown) == PLAIN and len(shown) == 3
     assert type(shown[1]) is dict and list(shown[2]) == [98, 97]
@@ -55,7 +55,7 @@ def test_it_reads_like_a_list_of_dictionaries():
             shown[wrong]
 
 
-def test_it_compares_and_adds_up_like_a_list():
+def test_logprobs_compare_and_concatenate_like_a_list():
     shown, again = LogprobSequence(make_store()), LogprobSequence(make_store())
     for plain in (PLAIN, again):
         assert shown == plain
@@ -66,7 +66,7 @@ def test_it_compares_and_adds_up_like_a_list():
         assert type(copied) is list and copied == PLAIN
 
 
-def test_it_does_not_change_when_more_is_known():
+def test_returned_logprobs_do_not_change_when_more_arrive():
     store = make_store()
     shown = LogprobSequence(store)
     store.add_unknown()
@@ -84,7 +84,7 @@ def no_collector():
 
 @pytest.mark.clock
 @pytest.mark.parametrize("kind", list(RequestOutputKind))
-def test_millions_of_logprobs_are_columns_until_somebody_looks(kind, no_collector):
+def test_millions_of_logprobs_stay_columns_until_they_are_read(kind, no_collector):
     """9,000 prompt tokens, and 1,024 completions, with 1,024 log-probabilities each."""
     num = 1_025
     prompt = _columns(9_000, num)

@@ -77,7 +77,7 @@ def test_drafts_are_verified_by_the_next_run():
     assert (outputs.stats.num_drafts, outputs.stats.num_accepted) == (2, 1)
 
 
-def test_all_right_or_none():
+def test_accepting_all_or_no_drafts():
     for sampled, start in (([51, 52, 53, 54], 8), ([51], 5)):
         table = Table()
         table.add("a")
@@ -86,7 +86,7 @@ def test_all_right_or_none():
         assert runs(table.plan()) == [(start, 2, 1, 1)]
 
 
-def test_a_run_that_verifies_drafts_is_followed_before_its_result():
+def test_the_next_run_is_planned_before_the_drafts_are_verified():
     table = Table(num_blocks=40, max_model_len=40)
     table.add("a", max_tokens=30)
     table.settle(table.plan(), [[50]], [2])
@@ -107,7 +107,7 @@ def test_a_run_that_verifies_drafts_is_followed_before_its_result():
     assert request.num_tokens == 9 and request.num_computed_tokens == 12
 
 
-def test_a_preempted_request_waits_for_all_results_that_are_out():
+def test_a_preempted_request_waits_for_all_results_in_flight():
     table = Table(num_lookahead_tokens=0)
     table.add("a")
     table.settle(table.plan(), [[50]])
@@ -132,14 +132,14 @@ def test_a_preempted_request_waits_for_all_results_that_are_out():
     ("budget", "max_tokens", "num_drafts"),
     [(16, 9, 3), (4, 9, 3), (4, 4, 2), (4, 2, 0), (16, 3, 1)],
 )
-def test_budget_and_length_cut_drafts(budget, max_tokens, num_drafts):
+def test_budget_and_length_limit_drafts(budget, max_tokens, num_drafts):
     table = Table(max_num_batched_tokens=budget)
     table.add("a", max_tokens=max_tokens)
     table.settle(table.plan(), [[50]], [3])
     assert runs(table.plan()) == [(4, 1 + num_drafts, 1, num_drafts)]
 
 
-def test_the_budget_cuts_drafts_of_one_beside_another():
+def test_the_budget_limits_the_drafts_of_a_second_request():
     table = Table(max_num_batched_tokens=8)
     for name in "ab":
         table.add(name)
@@ -153,7 +153,7 @@ def test_the_budget_cuts_drafts_of_one_beside_another():
     assert runs(table.plan()) == [(3, 4, 1, 3), (3, 4, 1, 3), (3, 1, 1, 0)]
 
 
-def test_a_stop_inside_accepted_drafts_drops_the_rest():
+def test_a_stop_token_within_accepted_drafts_drops_the_rest():
     table = Table()
     table.add("a", stop=[52])
     table.settle(table.plan(), [[50]], [3])
@@ -171,7 +171,7 @@ def test_a_stop_inside_accepted_drafts_drops_the_rest():
     assert table.scheduler.reset_prefix_cache()
 
 
-def test_the_length_inside_accepted_drafts_drops_the_rest():
+def test_the_length_limit_within_accepted_drafts_drops_the_rest():
     table = Table()
     table.add("a", max_tokens=3)
     table.settle(table.plan(), [[50]], [3])
@@ -181,7 +181,7 @@ def test_the_length_inside_accepted_drafts_drops_the_rest():
     assert [ended.reason for ended in outputs.finished] == ["length"]
 
 
-def test_blocks_reach_beyond_the_last_run_as_far_as_the_request_may_grow():
+def test_lookahead_blocks_end_at_the_length_limit_of_the_request():
     table = Table()
     table.add("a", 4, max_tokens=20)
     table.add("b", 4, max_tokens=2)
@@ -204,7 +204,7 @@ def test_a_preempted_request_loses_its_drafts():
     assert sum(plan.num_drafts) == 0 and plan.joins[0].token_ids[-1] == 50
 
 
-def test_only_known_tokens_are_committed():
+def test_only_verified_tokens_are_committed():
     """A draft that fills a block is not to be found by others, right or wrong."""
     table = Table()
     table.add("a", 4)

@@ -26,7 +26,7 @@ def refusal(path: object, **options: object) -> str:
     return message
 
 
-def test_opens_and_is_frozen(tmp_path: Path) -> None:
+def test_a_model_directory_is_frozen(tmp_path: Path) -> None:
     directory = ModelDirectory.open(make(tmp_path / "tiny", generation={"top_k": 5}))
     assert directory.path == tmp_path / "tiny"
     assert directory.architecture == "LlamaForCausalLM"
@@ -56,7 +56,7 @@ def test_overrides_replace_whole_keys(tmp_path: Path) -> None:
     assert directory.config["vocab_size"] == 7
 
 
-def test_missing_path_names_the_nearest_sibling(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported_with_the_nearest_sibling(tmp_path: Path) -> None:
     make(tmp_path / "tiny-llama")
     message = refusal(tmp_path / "tiny-lama")
     assert "tiny-lama' does not exist" in message
@@ -64,11 +64,11 @@ def test_missing_path_names_the_nearest_sibling(tmp_path: Path) -> None:
     assert "local model directory" in message
 
 
-def test_missing_path_below_a_missing_path(tmp_path: Path) -> None:
+def test_a_path_in_a_missing_directory_is_reported(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "no" / "where")
 
 
-def test_hub_names_say_that_there_is_no_hub(
+def test_the_error_for_a_hub_name_states_that_hubs_are_not_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,7 @@ def test_hub_names_say_that_there_is_no_hub(
     assert "path of its directory" in message
 
 
-def test_a_name_beside_real_directories_is_a_path(
+def test_a_name_similar_to_a_directory_is_treated_as_a_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -89,7 +89,7 @@ def test_a_name_beside_real_directories_is_a_path(
     assert "Did you mean 'tiny'?" in message
 
 
-def test_a_file_is_refused_with_its_directory(tmp_path: Path) -> None:
+def test_a_file_path_is_rejected_with_its_directory_suggested(tmp_path: Path) -> None:
     file = make(tmp_path / "tiny") / "config.json"
     message = refusal(file)
     assert "is a file" in message
@@ -97,11 +97,11 @@ def test_a_file_is_refused_with_its_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
-def test_impossible_paths_are_refused(path: str) -> None:
+def test_impossible_paths_are_rejected(path: str) -> None:
     assert "does not exist" in refusal(path)
 
 
-def test_no_config_json(tmp_path: Path) -> None:
+def test_a_directory_without_config_json_is_rejected(tmp_path: Path) -> None:
     message = refusal(tmp_path)
     assert "has no config.json" in message
     assert "give the directory" in message
@@ -116,7 +116,7 @@ def test_bad_json_names_the_file(tmp_path: Path, text: str) -> None:
     assert "not valid JSON" in message
 
 
-def test_json_that_is_not_an_object(tmp_path: Path) -> None:
+def test_config_json_must_be_an_object(tmp_path: Path) -> None:
     message = refusal(make(tmp_path / "tiny", config="[1]"))
     assert "must hold a JSON object, but holds a list" in message
 
@@ -127,7 +127,7 @@ def test_bad_generation_config_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [[], None, "Llama", [1], [""], {}])
-def test_unusable_architectures(tmp_path: Path, names: object) -> None:
+def test_invalid_architectures_are_rejected(tmp_path: Path, names: object) -> None:
     path = make(tmp_path / "tiny", config={"architectures": names})
     message = refusal(path)
     assert f"architectures={names!r}" in message
@@ -136,11 +136,11 @@ def test_unusable_architectures(tmp_path: Path, names: object) -> None:
     assert opened.architecture == "LlamaForCausalLM"
 
 
-def test_absent_architectures(tmp_path: Path) -> None:
+def test_missing_architectures_are_rejected(tmp_path: Path) -> None:
     assert "states no architectures" in refusal(make(tmp_path / "tiny", config={}))
 
 
-def test_auto_map_is_noted_and_refused_when_trusted(tmp_path: Path) -> None:
+def test_auto_map_is_recorded_and_rejected_with_trust_remote_code(tmp_path: Path) -> None:
     path = make(tmp_path / "tiny", config={**CONFIG, "auto_map": {"AutoModel": "m.M"}})
     (note,) = ModelDirectory.open(path).notes
     assert "auto_map" in note and "ignored" in note
@@ -160,17 +160,17 @@ def test_auto_map_is_noted_and_refused_when_trusted(tmp_path: Path) -> None:
         ({}, {}, set()),
     ],
 )
-def test_eos_token_ids(config: dict, generation: dict, expected: set[int]) -> None:
+def test_eos_token_ids_are_read(config: dict, generation: dict, expected: set[int]) -> None:
     assert eos_token_ids(config, generation) == frozenset(expected)
 
 
 @pytest.mark.parametrize("value", ["2", -1, True, 2.0, [2, None], {"id": 2}])
-def test_unusable_eos_token_ids(value: object) -> None:
+def test_invalid_eos_token_ids_are_rejected(value: object) -> None:
     with pytest.raises(ModelError, match=r"eos_token_id=.* of config\.json must be"):
         eos_token_ids({"eos_token_id": value}, {})
 
 
-def test_default_sampling_params() -> None:
+def test_default_sampling_params_are_read_from_generation_config() -> None:
     stated = {
         "temperature": 0.6,
         "top_p": 0.9,
@@ -191,6 +191,6 @@ def test_default_sampling_params() -> None:
     assert default_sampling_params({}) == {}
 
 
-def test_default_sampling_params_out_of_bounds() -> None:
+def test_default_sampling_params_out_of_bounds_are_rejected() -> None:
     with pytest.raises(ModelError, match=r"top_p=1\.5 must be"):
         default_sampling_params({"top_p": 1.5})

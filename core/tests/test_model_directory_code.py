@@ -58,7 +58,7 @@ def test_a_config_that_names_code_is_refused_and_imports_nothing(evil, tmp_path,
     assert not evil.exists() and "evil" not in sys.modules
 
 
-def test_other_fields_that_name_code_are_passed_over(evil, tmp_path):
+def test_other_fields_that_name_code_are_ignored(evil, tmp_path):
     write_fake_config(
         tmp_path,
         auto_map={"AutoModel": "evil.M"},
@@ -83,7 +83,7 @@ def test_a_quantization_method_that_names_code_imports_nothing(evil, tmp_path, m
     assert not evil.exists() and "evil" not in sys.modules
 
 
-def test_the_user_may_name_a_class_and_stands_above_the_config(evil, tmp_path):
+def test_a_class_named_by_the_user_overrides_the_config(evil, tmp_path):
     write_fake_config(tmp_path, architectures=["other:M"])
     opened = ModelDirectory.open(tmp_path, hf_overrides={"architectures": ["evil:M"]})
     assert opened.architecture == "evil:M"

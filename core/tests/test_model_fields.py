@@ -63,19 +63,19 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_plain_config_passes_and_null_counts_as_absent():
+def test_a_plain_config_is_valid_and_null_counts_as_missing():
     check_model_fields(PLAIN)
     check_model_fields(dict.fromkeys([*INTEGERS, *NUMBERS, *FLAGS, *TEXTS, "rope_scaling"]))
 
 
-def test_other_architectures_shapes_pass():
+def test_fields_of_other_architectures_are_accepted():
     check_model_fields({"intermediate_size": [64, 128], "num_key_value_heads": (1, 2)})
     check_model_fields({"time_step_limit": [0.0, float("inf")], "anything": 2**70})
     check_model_fields({"text_config": {"hidden_size": 32}, "num_experts": 0})
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)
-def test_a_wrong_value_is_refused_by_name(name, value):
+def test_a_wrong_value_is_rejected_by_field_name(name, value):
     for config, place in (({name: value}, name), ({"text_config": {name: value}}, name)):
         with pytest.raises(ModelError, match=rf"config\.json: (text_config\.)?{place} is "):
             check_model_fields(PLAIN | config)
@@ -119,7 +119,7 @@ def test_a_wrong_sampling_default_names_file_and_field(folder, field, value):
 
 @pytest.mark.parametrize("value", [2**33, 320, [1, 320], -1, "2", 1.0, True, [[1]], {}])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_an_end_token_outside_of_the_vocabulary_is_refused_before_the_start(folder, file, value):
+def test_an_eos_token_outside_of_the_vocabulary_is_rejected_before_the_start(folder, file, value):
     stated = PLAIN if file == "config.json" else {}
     (folder / file).write_text(json.dumps({**stated, "eos_token_id": value}))
     with pytest.raises(ModelError, match=rf"eos_token_id.* {file}|{file}: eos_token_id"):

@@ -61,7 +61,7 @@ def refusal(function, *args, **options):
         "chat_template.jinja",
     ],
 )
-def test_what_is_not_a_regular_file_is_refused_by_name(tmp_path, name, kind):
+def test_a_path_that_is_not_a_regular_file_is_rejected_by_name(tmp_path, name, kind):
     write_fake_config(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     NOT_FILES[kind](tmp_path / name)
@@ -89,7 +89,7 @@ def test_an_unreadable_file_is_refused(tmp_path):
     assert "Permission denied" in refusal(read_json_object, tmp_path / "config.json")
 
 
-def test_a_file_of_the_system_that_states_no_size_is_refused():
+def test_a_system_file_without_a_size_is_rejected():
     assert "changed" in refusal(read_model_file, Path("/proc/self/environ"))
 
 
@@ -146,7 +146,7 @@ def test_bad_json_is_refused_by_name_and_reason(tmp_path, name, content, reason)
     assert len(message) < 500
 
 
-def test_unusual_json_is_read(tmp_path):
+def test_unusual_valid_json_is_read(tmp_path):
     deep = b"[" * 63 + b"]" * 63
     text = (
         b'\xef\xbb\xbf{"[[[": "\\"]]]\\\\", "b": %s, "c": Infinity, "d": "\\ud83d\\ude00"}' % deep
@@ -157,7 +157,7 @@ def test_unusual_json_is_read(tmp_path):
     assert len(parse_json(tmp_path, brackets)["b"]) == 1000
 
 
-def test_a_descriptor_is_closed_in_every_case(tmp_path):
+def test_the_file_descriptor_is_always_closed(tmp_path):
     (tmp_path / "config.json").write_bytes(OBJECT)
     with pytest.raises(KeyError), open_model_file(tmp_path / "config.json") as descriptor:
         raise KeyError

@@ -54,7 +54,7 @@ def refusal(site, kind, name):
         ("zzz", ""),
     ],
 )
-def test_the_nearest_of_all_kinds_that_the_option_takes_is_offered(site, asked, meant):
+def test_the_nearest_name_of_all_accepted_kinds_is_suggested(site, asked, meant):
     told = refusal(site, "scheduler", asked)
     if meant:
         assert f"Did you mean {meant!r}?" in told
@@ -63,7 +63,7 @@ def test_the_nearest_of_all_kinds_that_the_option_takes_is_offered(site, asked, 
     assert "deadline-fair" in told and "my_scheduler" in told
 
 
-def test_the_option_is_named(site, tmp_path):
+def test_the_error_names_the_option(site, tmp_path):
     options = {**SMALL_ENGINE, "skip_tokenizer_init": True}
     told = r"scheduler_cls \(scheduling_policy\)='deadline_fair': .*Did you mean 'deadline-fair'"
     for name in ("scheduler_cls", "scheduling_policy"):
@@ -93,7 +93,7 @@ def test_the_option_is_named(site, tmp_path):
         ("Qwen2ForCasualLM", "Qwen2ForCausalLM"),
     ],
 )
-def test_only_a_misspelt_architecture_has_a_suggestion(site, asked, meant):
+def test_only_a_misspelled_architecture_gets_a_suggestion(site, asked, meant):
     told = refusal(site, "model", asked)
     assert f"architecture {asked!r}" in told
     assert ("Did you mean" in told) is bool(meant) and repr(meant or asked) in told
@@ -101,7 +101,7 @@ def test_only_a_misspelt_architecture_has_a_suggestion(site, asked, meant):
     assert "dovetail plugins new model" in told and len(told.splitlines()) == 3
 
 
-def test_a_module_lists_its_own_classes_and_no_imports(site):
+def test_the_suggestions_of_a_module_exclude_its_imports(site):
     told = refusal(site, "policy", "acme.parts:DeadlineFare")
     assert "Did you mean 'DeadlineFair'?" in told
     assert "Classes in it: DeadlineFair, MyScheduler, LlamaForCausalLM." in told
@@ -110,6 +110,6 @@ def test_a_module_lists_its_own_classes_and_no_imports(site):
     assert "Did you mean" not in refusal(site, "policy", "acme.parts:OrderDict")
 
 
-def test_a_name_of_any_length_is_answered_at_once():
+def test_suggestions_for_long_names_are_computed_quickly():
     assert nearest("x" * 10_000_000, ["x" * 30]) == ""
     assert nearest("a_b", ["ba", "A-B"]) == " Did you mean 'A-B'?"

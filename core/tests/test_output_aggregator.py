@@ -29,7 +29,7 @@ class Side(FakeSchedulerSide):
         )
 
 
-def test_the_result_is_rank_0s_with_every_ranks_transfers():
+def test_the_result_of_rank_0_is_returned_with_the_transfers_of_all_ranks():
     whole = aggregate_outputs([output(b"a"), output(b"b", tokens=())])
     assert list(whole.token_ids) == [7] and whole.step_id == 3
     told = []
@@ -43,12 +43,12 @@ def test_the_result_is_rank_0s_with_every_ranks_transfers():
     assert told == [(0, b"a"), (1, b"b")]
 
 
-def test_nothing_is_gathered_where_no_rank_has_moved_anything():
+def test_nothing_is_gathered_without_transfers():
     first = output()
     assert aggregate_outputs([first, output(tokens=())]) is first
 
 
-def test_a_transfer_ends_when_it_has_ended_on_every_rank():
+def test_a_transfer_finishes_when_all_ranks_have_finished_it():
     side = RankedSide(Side(3), 3)
 
     def step(*answers):
@@ -61,7 +61,7 @@ def test_a_transfer_ends_when_it_has_ended_on_every_rank():
     assert step(b"4", b"", b"4") == KVOutcome(failed={4: (41,)})
 
 
-def test_a_rank_ends_a_transfer_once():
+def test_a_rank_finishes_a_transfer_only_once():
     outcomes = OutcomeAggregator(2)
     outcomes.add(0, KVOutcome(done=(1,)))
     with pytest.raises(ContractError, match="rank 0 ends transfer 1 twice"):
@@ -69,12 +69,12 @@ def test_a_rank_ends_a_transfer_once():
 
 
 @pytest.mark.parametrize("gathered", [[b"1"], [b"1", b"", b""]], ids=["one rank", "three"])
-def test_answers_of_other_than_all_ranks_are_refused(gathered):
+def test_results_must_come_from_all_ranks(gathered):
     result = aggregate_outputs([output(one) for one in gathered]).kv_transfer
     with pytest.raises(ContractError, match="of 2 ranks"):
         RankedSide(Side(2), 2).update(result)
 
 
-def test_an_answer_that_was_not_gathered_is_refused():
+def test_a_result_that_was_not_gathered_is_rejected():
     with pytest.raises(ContractError, match=r"answer of 1 of 2 ranks.*aggregate_outputs"):
         RankedSide(Side(2), 2).update(b"1")

@@ -64,7 +64,7 @@ def columns(*positions):
     )
 
 
-def test_cumulative_outputs_hold_everything_so_far():
+def test_cumulative_outputs_contain_all_tokens_so_far():
     processor = Desk()
     processor.add("r")
     (first,) = processor.step({"r": b"He"}).request_outputs
@@ -80,7 +80,7 @@ def test_cumulative_outputs_hold_everything_so_far():
     assert processor.outputs.num_unfinished == 0
 
 
-def test_delta_outputs_hold_what_is_new():
+def test_delta_outputs_contain_only_new_tokens():
     processor = Desk()
     processor.add("r", DELTA)
     steps = [({"r": b"a\xc3"}, ()), ({"r": b"\xa9"}, ()), ({"r": b"b"}, [("r", LENGTH)])]
@@ -91,7 +91,7 @@ def test_delta_outputs_hold_what_is_new():
 
 
 @pytest.mark.parametrize("wishes", [{}, {"stop": "never"}, {"logprobs": 0}])
-def test_final_outputs_come_once(wishes):
+def test_final_only_returns_one_output(wishes):
     processor = Desk()
     processor.add("r", FINAL_ONLY, **wishes)
     plain = wishes.get("logprobs") is None
@@ -105,7 +105,7 @@ def test_final_outputs_come_once(wishes):
     assert output.finished
 
 
-def test_kinds_agree_on_the_whole():
+def test_all_output_kinds_agree_on_the_complete_output():
     texts = {}
     for kind in RequestOutputKind:
         processor = Desk()
@@ -120,7 +120,7 @@ def test_kinds_agree_on_the_whole():
     assert set(texts.values()) == {"né E ENE EN "}
 
 
-def test_a_stop_string_ends_the_request_and_requests_its_abort():
+def test_a_stop_string_finishes_the_request_and_aborts_it_in_the_core():
     processor = Desk()
     processor.add("r", stop=["lo w"])
     assert processor.step({"r": b"Hel"}).to_abort == []
@@ -136,7 +136,7 @@ def test_a_stop_string_ends_the_request_and_requests_its_abort():
     assert late.request_outputs == late.to_abort == []
 
 
-def test_a_stop_string_in_the_cores_last_step_wins_without_an_abort():
+def test_a_stop_string_in_the_last_step_needs_no_abort():
     processor = Desk()
     processor.add("r", stop=["b"], include_stop_str_in_output=True)
     processed = processor.step({"r": [*b"abc", EOS]}, [("r", STOP)])
@@ -146,7 +146,7 @@ def test_a_stop_string_in_the_cores_last_step_wins_without_an_abort():
     assert output.outputs[0].token_ids == list(b"ab")
 
 
-def test_what_might_begin_a_stop_string_is_held_back_and_given_at_the_end():
+def test_a_possible_stop_string_prefix_is_held_back_until_the_end():
     processor = Desk()
     processor.add("r", DELTA, stop=["<end>"])
     (first,) = processor.step({"r": b"a<e"}).request_outputs
@@ -154,7 +154,7 @@ def test_what_might_begin_a_stop_string_is_held_back_and_given_at_the_end():
     assert (first.outputs[0].text, last.outputs[0].text) == ("a", "<en")
 
 
-def test_no_stop_string_is_looked_for_before_min_tokens():
+def test_stop_strings_are_ignored_before_min_tokens():
     processor = Desk()
     processor.add("r", stop=["ab"], min_tokens=4)
     (output,) = processor.step({"r": b"ababab"}).request_outputs
@@ -175,7 +175,7 @@ def test_the_text_of_a_stop_token_is_shown_only_when_requested(kind):
     assert outputs[0].outputs[0].token_ids == list(b"a!")
 
 
-def test_logprobs_are_one_mapping_a_token():
+def test_logprobs_have_one_mapping_per_token():
     processor = Desk()
     processor.add("r", logprobs=2)
     best = [(98, -0.5), (97, -1.0)]
@@ -188,7 +188,7 @@ def test_logprobs_are_one_mapping_a_token():
     assert output.outputs[0].cumulative_logprob == -4.0
 
 
-def test_logprobs_are_cut_with_the_tokens_and_delta_gives_the_new_ones():
+def test_logprobs_match_the_returned_tokens_of_each_output_kind():
     processor = Desk()
     processor.add("r", DELTA, logprobs=0, stop=["bc"])
     (first,) = processor.step(
@@ -202,7 +202,7 @@ def test_logprobs_are_cut_with_the_tokens_and_delta_gives_the_new_ones():
     assert last.outputs[0].cumulative_logprob == -5.0
 
 
-def test_prompt_logprobs_begin_with_none_and_may_come_in_pieces():
+def test_prompt_logprobs_begin_with_none_and_can_arrive_in_chunks():
     processor = Desk()
     processor.add("r", DELTA, prompt="abc", prompt_logprobs=0)
     first = {"r": columns((97, -1.0, 1, []), (98, -2.0, 1, []))}
@@ -215,7 +215,7 @@ def test_prompt_logprobs_begin_with_none_and_may_come_in_pieces():
     assert processor.step({"r": b"y"}).request_outputs[0].prompt_logprobs is None
 
 
-def test_what_was_not_requested_is_none():
+def test_fields_that_were_not_requested_are_none():
     processor = Desk()
     processor.add("r")
     (output,) = processor.step({"r": b"x"}, [("r", LENGTH)]).request_outputs
@@ -238,7 +238,7 @@ def test_completions_of_one_prompt_are_one_output():
     assert [o.text for o in output.outputs] == ["a", "b", "c"]
 
 
-def test_with_delta_only_completions_with_news_are_in():
+def test_delta_outputs_contain_only_completions_with_new_tokens():
     processor = Desk()
     processor.add("r", DELTA, n=2)
     (output,) = processor.step({"r#1": b"b"}).request_outputs
@@ -283,7 +283,7 @@ def test_an_error_is_reported():
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
-def test_metrics_and_cached_tokens(kind):
+def test_metrics_and_cached_tokens_are_reported(kind):
     processor = Desk()
     processor.add("r", kind)
     processor.step(num_cached_tokens={"r": 3, "other": 9})
@@ -295,7 +295,7 @@ def test_metrics_and_cached_tokens(kind):
     assert output.num_cached_tokens == 3
 
 
-def test_an_id_in_use_is_refused_and_free_again_afterwards():
+def test_a_duplicate_id_is_rejected_until_the_request_ends():
     processor = Desk()
     processor.add("r", n=2)
     for name in ("r", "r#0"):
@@ -315,7 +315,7 @@ def test_without_tokenizer_or_detokenize_there_is_no_text():
         assert output.outputs[0].logprobs == [{97: Logprob(-1.0, 1, None)}]
 
 
-def test_outputs_given_away_do_not_change_any_more():
+def test_returned_outputs_do_not_change():
     processor = Desk()
     processor.add("r", logprobs=0)
     (first,) = processor.step(
@@ -326,7 +326,7 @@ def test_outputs_given_away_do_not_change_any_more():
     assert len(first.outputs[0].logprobs) == 1
 
 
-def test_the_text_of_a_long_output_is_not_all_left_for_the_end():
+def test_the_text_of_a_long_output_is_decoded_incrementally():
     class Counting(ByteTokenizer):
         num_decoded = 0
 
@@ -361,7 +361,7 @@ def test_the_outputs_of_a_request_share_its_prompt():
     assert first.prompt_token_ids == [256, *b"say"]
 
 
-def test_log_probabilities_show_the_text_that_a_token_adds():
+def test_logprobs_contain_the_text_that_a_token_adds():
     processor = Desk()
     processor.add("r", logprobs=1)
     given = columns((0xC3, -1.0, 2, [(EOS, -0.5)]), (32, -1.0, 1, [(32, -1.0)]))

@@ -52,7 +52,7 @@ def ask(**extra_args):
     return SamplingParams(max_tokens=2, extra_args=extra_args)
 
 
-def test_a_wrong_parameter_is_refused_and_the_others_are_answered(make):
+def test_a_wrong_parameter_rejects_its_request_only(make):
     llm = make(FakeLogitsProcessor)
     params = [ask(), ask(**{ARGUMENT: "yes"}), ask(**{ARGUMENT: True})]
     good, bad, asking = llm.generate(["a", "b", "c"], params, on_error="return")
@@ -63,7 +63,7 @@ def test_a_wrong_parameter_is_refused_and_the_others_are_answered(make):
     assert caught.value.parameter == f"extra_args.{ARGUMENT}"
 
 
-def test_a_check_that_fails_itself_refuses_its_request_only(make):
+def test_a_check_that_raises_rejects_its_request_only(make):
     llm = make(Confused)
     with pytest.raises(
         RequestError, match="'Confused' cannot judge extra_args: KeyError"
@@ -74,17 +74,17 @@ def test_a_check_that_fails_itself_refuses_its_request_only(make):
     assert len(fine.outputs[0].token_ids) == 2
 
 
-def test_without_processors_nothing_is_asked(make):
+def test_without_logits_processors_nothing_is_checked(make):
     llm = make(worker_cls=FakeWorker)
     (fine,) = llm.generate("a", ask(**{ARGUMENT: "whatever"}))
     assert fine.error is None and llm.llm_engine.client.core._rules.params_checks == ()
 
 
-def test_a_worker_that_would_not_run_them_is_refused(make):
+def test_a_worker_without_logits_processors_is_rejected(make):
     with pytest.raises(ContractError, match="FakeWorker does not declare 'logits_processors'"):
         make(FakeLogitsProcessor, worker_cls=FakeWorker)
 
 
-def test_the_same_processor_twice_is_refused(make):
+def test_a_duplicate_logits_processor_is_rejected(make):
     with pytest.raises(ConfigError, match="logits_processors names 'FakeLogitsProcessor' twice"):
         make(FakeLogitsProcessor, FakeLogitsProcessor)

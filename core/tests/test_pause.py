@@ -26,7 +26,7 @@ def core():
 
 
 @pytest.mark.parametrize("step", ["step", "step_with_batch_queue"])
-def test_a_paused_core_has_no_work_once_its_plans_are_in(core, step):
+def test_a_paused_core_has_no_work_after_its_plans_are_settled(core, step):
     step = getattr(core, step)
     core.add_request(make_request("a", max_tokens=9))
     step()
@@ -47,7 +47,7 @@ def test_a_paused_core_has_no_work_once_its_plans_are_in(core, step):
     assert [ended.request_id for ended in finished] == ["b"]
 
 
-def test_a_core_paused_for_the_new_works_until_the_old_are_done(core):
+def test_with_pause_new_running_requests_finish(core):
     core.add_request(make_request("old", max_tokens=4))
     core.step()
     core.pause(PauseScope.NEW)
@@ -84,7 +84,7 @@ def run(engine):
     return ended
 
 
-def test_an_engine_continues_where_it_was(llm):
+def test_a_resumed_engine_continues_its_requests(llm):
     engine = llm.llm_engine
     due = [list(one.outputs[0].token_ids) for one in llm.generate([[1, 2], [3]], PARAMS)]
     engine.add_request("a", [1, 2], PARAMS)
@@ -97,7 +97,7 @@ def test_an_engine_continues_where_it_was(llm):
     assert run(engine) == {"a": due[0], "b": due[1]}
 
 
-def test_aborts_are_reported_in_a_pause(llm):
+def test_aborts_are_reported_during_a_pause(llm):
     engine = llm.llm_engine
     engine.pause("new")
     engine.add_request("a", [1, 2], PARAMS)
@@ -108,7 +108,7 @@ def test_aborts_are_reported_in_a_pause(llm):
     assert not engine.has_unfinished_requests()
 
 
-def test_generate_does_not_wait_for_ever(llm):
+def test_generate_raises_while_the_engine_is_paused(llm):
     llm.llm_engine.pause("new")
     with pytest.raises(UserError, match=r"paused \(new\)"):
         llm.generate([[1, 2]], PARAMS)

@@ -28,7 +28,7 @@ def joining(row=3, generation=1):
     return NewRequest.of(made)
 
 
-def test_columns_stand_in_the_order_of_the_runs():
+def test_columns_are_in_the_order_of_the_runs():
     builder = StepBuilder()
     builder.leave(9)
     builder.join(joining())
@@ -57,7 +57,7 @@ def test_columns_have_the_types_of_the_contract():
     assert array("i").itemsize == 4
 
 
-def test_run_many_does_what_run_does():
+def test_run_many_is_equivalent_to_run():
     one, many = StepBuilder(), StepBuilder()
     for row in range(5):
         one.run(row, row * 2, 1, samples=row % 2 == 0)
@@ -77,7 +77,7 @@ def test_blocks_are_kept_by_group_in_order():
     assert (list(second.rows), list(second.block_ids)) == ([4], [7])
 
 
-def test_a_builder_numbers_its_plans_and_starts_each_empty():
+def test_a_builder_numbers_its_plans_and_starts_each_one_empty():
     builder = StepBuilder()
     builder.leave(1)
     builder.join(joining())
@@ -92,7 +92,7 @@ def test_a_builder_numbers_its_plans_and_starts_each_empty():
     assert list(first.rows) == [3], "the first plan is not touched by the next"
 
 
-def test_an_empty_plan_still_carries_leaves():
+def test_an_empty_plan_can_contain_leaves():
     builder = StepBuilder()
     builder.leave(2)
     plan = builder.build()
@@ -108,7 +108,7 @@ def test_an_empty_plan_still_carries_leaves():
         ([(0, -1, 2)], "start ≥ 0"),
     ],
 )
-def test_a_plan_that_no_worker_could_execute_is_refused(runs, message):
+def test_an_invalid_plan_is_rejected(runs, message):
     builder = StepBuilder()
     for row, start, num_tokens in runs:
         builder.run(row, start, num_tokens, samples=True)
@@ -129,7 +129,7 @@ def test_a_plan_is_frozen():
         plan.step_id = 3
 
 
-def test_a_joining_request_has_tokens_of_its_own():
+def test_a_joining_request_has_a_copy_of_its_tokens():
     made = request()
     made.row, made.generation = 2, 4
     made.token_ids.append(99)
@@ -141,7 +141,7 @@ def test_a_joining_request_has_tokens_of_its_own():
     assert join.bad_words_token_ids == ((8, 9),)
 
 
-def test_a_digest_reports_shapes_but_no_token():
+def test_a_digest_contains_shapes_but_no_tokens():
     builder = StepBuilder()
     builder.join(dataclasses.replace(joining(), token_ids=array("i", [424242])))
     builder.run(3, 8, 3, samples=True)
@@ -158,11 +158,11 @@ def test_a_digest_of_many_runs_is_short():
 
 
 @pytest.mark.parametrize(("max_tokens", "total"), [(4, 7), (1000, 64)])
-def test_a_request_ends_at_its_own_length_or_the_models(max_tokens, total):
+def test_a_request_ends_at_max_tokens_or_max_model_len(max_tokens, total):
     assert request(max_tokens=max_tokens).max_total_tokens == total
 
 
-def test_drafts_stand_beside_their_runs_and_nowhere_if_there_are_none():
+def test_drafts_are_stored_per_run_or_not_at_all():
     builder = StepBuilder()
     builder.run(0, 3, 1, samples=True)
     assert not builder.build().num_drafts
@@ -180,14 +180,14 @@ def test_drafts_stand_beside_their_runs_and_nowhere_if_there_are_none():
 @pytest.mark.parametrize(
     ("count", "samples", "drafts"), [(2, False, 1), (2, True, 2), (2, True, -1)]
 )
-def test_drafts_that_could_not_be_verified_are_refused(count, samples, drafts):
+def test_drafts_that_cannot_be_verified_are_rejected(count, samples, drafts):
     builder = StepBuilder()
     builder.run(0, 4, count, samples=samples, num_drafts=drafts)
     with pytest.raises(ValueError, match="drafts"):
         builder.build()
 
 
-def test_content_and_transfers_travel_with_one_plan():
+def test_content_and_transfers_are_sent_with_one_plan():
     builder = StepBuilder()
     builder.encode(2, 1)
     builder.free_encoded(b"x")
@@ -199,7 +199,7 @@ def test_content_and_transfers_travel_with_one_plan():
     assert (after.encoder, after.encoder_frees, after.kv_transfer) == ((), (), b"")
 
 
-def test_log_probabilities_can_be_cut_on_both_sides():
+def test_log_probabilities_can_be_sliced_at_both_ends():
     columns = LogprobColumns(
         counts=array("i", [2, 1, 2]),
         token_ids=array("i", [1, 10, 2, 3, 30]),
@@ -213,7 +213,7 @@ def test_log_probabilities_can_be_cut_on_both_sides():
     assert not columns.first(0).token_ids
 
 
-def test_decodes_come_first_and_sample_one_token_each():
+def test_decodes_are_first_and_sample_one_token_each():
     builder, other = StepBuilder(), StepBuilder()
     builder.run_decodes(array("i", [4, 2]), array("i", [17, 3]))
     builder.run(1, 0, 5, samples=False)
@@ -223,7 +223,7 @@ def test_decodes_come_first_and_sample_one_token_each():
     assert builder.build().empty  # and the next plan begins again
 
 
-def test_what_comes_after_decodes_is_checked():
+def test_runs_after_decodes_are_checked():
     for rows, starts, counts in (([1, 1], [0, 0], [1, 1]), ([1], [-1], [1]), ([1], [0], [0])):
         builder = StepBuilder()
         builder.run_decodes(array("i", [4]), array("i", [17]))

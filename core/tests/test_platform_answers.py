@@ -82,7 +82,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_answer_is_the_platforms(case, start):
+def test_an_invalid_return_value_is_reported_as_an_error_of_the_platform(case, start):
     platform_cls, error, told = WRONG[case]
     with pytest.raises(error, match=f"(?s){told}") as refusal:
         start(platform_cls, worker_cls="auto")
@@ -102,7 +102,7 @@ def test_a_preferred_worker_that_is_not_installed_is_named(start, plugin_site, t
 
 @pytest.mark.parametrize("kind", ["executor", "ops", "linear_method"])
 @pytest.mark.parametrize(("names", "num_warnings"), [(("gone",), 1), (("gone", "kept"), 0)])
-def test_other_preferred_plugins_that_are_not_installed_are_warned_of(
+def test_a_warning_names_preferred_plugins_that_are_not_installed(
     kind, names, num_warnings, caplog
 ):
     registry = PluginRegistry()
@@ -144,7 +144,7 @@ class OtherWorker(FakeWorker):
     device_types = frozenset({"npu"})
 
 
-def test_a_worker_of_another_device_is_refused_before_it_is_made(start):
+def test_a_worker_for_another_device_is_rejected_before_construction(start):
     told = (
         r"worker 'OtherWorker' was requested on the platform 'fake', but it cannot be used here: "
         "it runs on npu, and the platform's device is cpu"

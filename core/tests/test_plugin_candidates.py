@@ -57,7 +57,7 @@ def install(site, *names, **more):
 # --- setting aside ------------------------------------------------------------------------------
 
 
-def test_an_automatic_candidate_that_fails_is_set_aside_visibly_and_once(plugin_site, caplog):
+def test_an_automatic_candidate_that_fails_is_set_aside_and_logged_once(plugin_site, caplog):
     install(plugin_site, "dovetail-a", "dovetail-b")
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
     registry = plugin_site.registry()
@@ -83,7 +83,7 @@ def test_strict_mode_raises_an_error(plugin_site):
         choose(registry, FakePlatform(), "policy", "auto")
 
 
-def test_where_all_fail_each_gives_the_reason(plugin_site):
+def test_if_all_candidates_fail_every_reason_is_reported(plugin_site):
     install(plugin_site, "dovetail-a", "acme")
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
     with pytest.raises(PluginNotFoundError) as refusal:
@@ -93,7 +93,7 @@ def test_where_all_fail_each_gives_the_reason(plugin_site):
     assert "\n  - dovetail-a: Cannot load" in told
 
 
-def test_a_platform_that_does_not_load_is_set_aside_but_named_it_raises(plugin_site, caplog):
+def test_a_platform_that_cannot_be_loaded_is_set_aside_unless_it_is_named(plugin_site, caplog):
     broken = PARTS + "\nimport gone_library\n"
     plugin_site.add("dovetail-a", {"platform": {"first": ".parts:Box"}}, parts=broken)
     plugin_site.add("dovetail-b", {"platform": {"second": ".parts:Box"}}, parts=PARTS)
@@ -116,7 +116,7 @@ def probed(site, body):
     return site.registry()
 
 
-def test_a_probe_that_says_no_is_asked_before_the_class_is_imported(plugin_site):
+def test_an_unusable_platform_is_probed_before_its_class_is_imported(plugin_site):
     registry = probed(plugin_site, "return Probe(usable=False, reasons=('no lid',))")
     assert type(choose_platform(registry, "auto")).__module__ == "dovetail_b.parts"
     assert "dovetail_a.parts" not in sys.modules and registry.set_aside == ()
@@ -125,7 +125,7 @@ def test_a_probe_that_says_no_is_asked_before_the_class_is_imported(plugin_site)
 
 
 @pytest.mark.parametrize("body", ["raise OSError('driver')", "raise SystemExit(1)", "return True"])
-def test_a_probe_that_fails_lets_no_other_platform_win(plugin_site, body):
+def test_a_failed_probe_prevents_the_selection_of_another_platform(plugin_site, body):
     registry = probed(plugin_site, body)
     for reference in ("auto", "box"):
         with pytest.raises(PluginError, match=r"probe of the platform 'box' of dovetail-a 1\.0"):
@@ -133,7 +133,7 @@ def test_a_probe_that_fails_lets_no_other_platform_win(plugin_site, body):
     assert type(choose_platform(registry, "other")).__module__ == "dovetail_b.parts"
 
 
-def test_probes_run_only_when_asked(plugin_site):
+def test_probes_run_only_for_platform_selection(plugin_site):
     registry = probed(plugin_site, "raise AssertionError")
     registry.describe("platform", "box")
     assert registry.load("platform", "box").__name__ == "Box"
@@ -143,7 +143,7 @@ def test_probes_run_only_when_asked(plugin_site):
 # --- needs --------------------------------------------------------------------------------------
 
 
-def test_what_the_platform_does_not_provide_is_refused_before_it_is_imported(plugin_site):
+def test_a_plugin_with_unmet_needs_is_rejected_before_its_import(plugin_site):
     install(plugin_site, "acme", acme={"needs": '["box.lids", "prefix_caching"]'})
     registry = plugin_site.registry()
     parts = {"platform": {"box": ".parts:Box"}}
@@ -171,7 +171,7 @@ def test_another_device_is_not_a_misspelling(plugin_site):
     assert "Did you mean" not in str(refusal.value)
 
 
-def test_needs_are_met_by_the_core_the_platform_and_its_manifest(plugin_site):
+def test_needs_are_met_by_the_core_and_the_platform(plugin_site):
     needs = {"needs": '["box.lid", "box.hinge", "prefix_caching"]'}
     install(plugin_site, "acme", acme=needs)
     manifest = entry("box", kind="platform", provides='["box.hinge"]')

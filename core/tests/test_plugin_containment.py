@@ -34,7 +34,7 @@ def test_a_failed_import_leaves_no_module_of_its_package(plugin_site):
     assert {"shared_library", "acme_extra"} <= sys.modules.keys()
 
 
-def test_what_was_there_before_stays(plugin_site):
+def test_modules_imported_before_stay_imported(plugin_site):
     plugin_site.add("acme", ENTRIES, parts="from acme import first\n1 / 0\n", first="", good=POLICY)
     registry = plugin_site.registry()
     good = registry.load("policy", "good")
@@ -47,14 +47,14 @@ def test_what_was_there_before_stays(plugin_site):
     assert registry.load("policy", "fair").__module__ == "acme.parts"
 
 
-def test_a_class_that_breaks_its_contract_was_imported_all_the_same(plugin_site):
+def test_the_modules_of_a_class_that_violates_its_contract_stay_imported(plugin_site):
     plugin_site.add("acme", ENTRIES, parts="class Fair:\n    rank = None\n")
     with pytest.raises(TypeError):
         plugin_site.registry().load("policy", "fair")
     assert loaded("acme") == ["acme", "acme.parts"]
 
 
-def test_the_cores_own_modules_are_never_taken_out():
+def test_core_modules_are_never_removed():
     module = sys.modules["dovetail.clock"]
     with pytest.raises(ValueError), contained("dovetail", ManualClock()):
         del sys.modules["dovetail.clock"]
@@ -67,7 +67,7 @@ def test_the_cores_own_modules_are_never_taken_out():
 # --- output and time ----------------------------------------------------------------------------
 
 
-def test_what_an_import_prints_is_a_note_and_not_output(plugin_site, capsys):
+def test_output_of_an_import_is_logged_and_not_printed(plugin_site, capsys):
     plugin_site.add("acme", ENTRIES, parts=f"print('buy acme pro')\n{POLICY}")
     registry = plugin_site.registry()
     registry.load("policy", "fair")
@@ -75,7 +75,7 @@ def test_what_an_import_prints_is_a_note_and_not_output(plugin_site, capsys):
     assert registry.resolutions[0].notes == ("Importing acme printed 'buy acme pro'.",)
 
 
-def test_what_a_failed_import_printed_is_reported_with_its_error(plugin_site, capsys):
+def test_output_of_a_failed_import_is_part_of_its_error(plugin_site, capsys):
     plugin_site.add("acme", ENTRIES, parts="print('no licence ' * 40)\nraise OSError\n")
     with pytest.raises(PluginLoadError) as failure:
         plugin_site.registry().load("policy", "fair")
@@ -98,7 +98,7 @@ def test_other_threads_continue_printing(capsys):
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(1.0, []), (2.5, ["Importing acme took 2.5 s."])])
-def test_a_slow_import_is_noted(plugin_site, monkeypatch, seconds, told):
+def test_a_slow_import_is_logged(plugin_site, monkeypatch, seconds, told):
     class Waiting:
         clock = ManualClock()
 
@@ -136,7 +136,7 @@ def test_a_constructor_that_fails_is_reported_as_the_plugins_error(error):
 
 
 @pytest.mark.parametrize("error", [ConfigError("mine"), KeyboardInterrupt()])
-def test_our_own_errors_and_ctrl_c_pass(error):
+def test_dovetail_errors_and_interrupts_are_not_wrapped(error):
     with pytest.raises(type(error)) as failure:
         construct("ops", fails(error))
     assert failure.value is error
@@ -144,16 +144,16 @@ def test_our_own_errors_and_ctrl_c_pass(error):
         call_plugin("platform 'x'", "capabilities", fails(error))
 
 
-def test_a_question_that_fails_is_reported_as_the_plugins_error():
+def test_a_failed_call_is_reported_as_the_plugins_error():
     with pytest.raises(PluginLoadError, match=r"'x' failed when it was called for its cap"):
         call_plugin("platform 'x'", "capabilities", fails(SystemExit()))
     assert call_plugin("platform 'x'", "capabilities", lambda: 3) == 3
 
 
-def test_a_failure_is_described_with_its_place():
+def test_a_failure_is_described_with_its_location():
     try:
         os.fspath(3)
     except TypeError as error:
-        place = f", in {__name__}:test_a_failure_is_described_with_its_place"
+        place = f", in {__name__}:test_a_failure_is_described_with_its_location"
         assert describe_failure(error).endswith(place)
     assert describe_failure(ValueError("one\ntwo")) == "ValueError: one"

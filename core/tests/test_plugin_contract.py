@@ -45,7 +45,7 @@ class LlamaLike:
     def compute_logits(self, hidden: Any) -> Any: ...
 
 
-def test_every_kind_has_an_interface_of_its_name() -> None:
+def test_every_kind_has_an_interface() -> None:
     for name, kind in KINDS.items():
         module, _, attribute = kind.contract.partition(":")
         interface = getattr(importlib.import_module(module), attribute)
@@ -54,13 +54,13 @@ def test_every_kind_has_an_interface_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"ops", "policy", "worker_extension"}))
-def test_an_interface_does_not_meet_itself(kind: str) -> None:
+def test_an_abstract_interface_does_not_meet_its_contract(kind: str) -> None:
     module, _, attribute = KINDS[kind].contract.partition(":")
     interface = getattr(importlib.import_module(module), attribute)
     assert any("is missing" in problem for problem in problems(kind, interface))
 
 
-def test_ducks_and_subclasses_pass() -> None:
+def test_duck_typed_classes_and_subclasses_are_accepted() -> None:
     assert check_contract("weight_loader", Loader) == ()
     assert check_contract("model", LlamaLike) == ()
     assert check_contract("policy", Policy) == ()
@@ -74,7 +74,7 @@ def test_ducks_and_subclasses_pass() -> None:
     assert check_contract("weight_loader", Sub) == ()
 
 
-def test_a_missing_version_is_noted() -> None:
+def test_a_missing_contract_version_is_reported() -> None:
     class Silent(Loader):
         CONTRACT_VERSION = None
 
@@ -130,7 +130,7 @@ def test_all_problems_are_reported_at_once() -> None:
     assert "shutdown: is an int" in listed
 
 
-def test_a_duck_needs_what_subclasses_inherit() -> None:
+def test_a_duck_typed_class_needs_the_inherited_attributes() -> None:
     class Shortest:
         def rank(self, request: Any, view: Any) -> Any: ...
 
@@ -140,7 +140,7 @@ def test_a_duck_needs_what_subclasses_inherit() -> None:
     assert not [problem for problem in found if "rank(" in problem]
 
 
-def test_a_class_without_init_takes_no_context() -> None:
+def test_a_class_without_init_does_not_accept_the_context() -> None:
     class Bare:
         def load(self, model: Any) -> int: ...
 
@@ -160,7 +160,7 @@ def test_inheriting_a_protocols_body_is_not_an_implementation() -> None:
     assert problems("model", Half) == ["method compute_logits(self, hidden_SD) is missing"]
 
 
-def test_own_abstract_methods_are_reported() -> None:
+def test_abstract_methods_are_reported() -> None:
     import abc
 
     class Open(Loader, abc.ABC):
@@ -210,7 +210,7 @@ def logged(function: Any) -> Any:
         {"collective_rpc": lambda self, operation, args=(), kwargs=None, **more: None},
     ],
 )
-def test_signatures_that_take_every_call_pass(changes: dict[str, Any]) -> None:
+def test_signatures_that_accept_every_call_are_valid(changes: dict[str, Any]) -> None:
     assert check_contract("executor", executor(**changes)) == ()
 
 
@@ -232,7 +232,7 @@ def test_signatures_that_take_every_call_pass(changes: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_signatures_that_fail_a_call_are_refused(changes: dict[str, Any], told: str) -> None:
+def test_signatures_that_reject_a_call_are_invalid(changes: dict[str, Any], told: str) -> None:
     found = problems("executor", executor(**changes))
     assert told in found[0]
 
@@ -260,7 +260,7 @@ class Words:
     def apply_chat_template(self, messages: Any, **variables: Any) -> Any: ...
 
 
-def test_properties_may_be_attributes_but_not_methods() -> None:
+def test_properties_can_be_attributes_but_not_methods() -> None:
     class Wrong(Words):
         def from_directory(self, path: Any) -> Any: ...
 
@@ -277,7 +277,7 @@ def test_properties_may_be_attributes_but_not_methods() -> None:
     ]
 
 
-def test_an_optional_contract_says_nothing_of_the_constructor() -> None:
+def test_an_optional_contract_does_not_specify_the_constructor() -> None:
     """`typing` gives a constructor to a Protocol without one; that is not part of the contract."""
 
     class Sleeper:

@@ -137,7 +137,7 @@ def test_the_users_rules_hold_in_an_engine(plugin_site, start):
 # --- what is told -------------------------------------------------------------------------------
 
 
-def test_an_explicit_pick_that_fails_has_its_cause(plugin_site, start):
+def test_the_error_of_an_explicit_plugin_has_its_cause(plugin_site, start):
     plugin_site.add("acme", {"policy": {"bad": ".parts:Bad"}}, parts="1 / 0\n")
     for reference in ("bad", "bad@acme"):
         with pytest.raises(PluginLoadError) as failure:
@@ -145,7 +145,7 @@ def test_an_explicit_pick_that_fails_has_its_cause(plugin_site, start):
         assert isinstance(failure.value.__cause__, ZeroDivisionError)
 
 
-def test_one_that_prints_on_import_serves_and_is_noted(plugin_site, start, capsys):
+def test_a_plugin_that_prints_on_import_works_and_is_logged(plugin_site, start, capsys):
     entries = {"policy": {"loud": ".parts:MyPolicy"}}
     plugin_site.add("acme", entries, parts=f"print('hello')\n{PARTS}")
     llm = start(scheduler_cls="loud")
@@ -154,9 +154,7 @@ def test_one_that_prints_on_import_serves_and_is_noted(plugin_site, start, capsy
     assert capsys.readouterr().out == ""
 
 
-def test_an_automatic_one_that_fails_is_set_aside_and_the_engine_answers(
-    plugin_site, start, caplog
-):
+def test_a_failed_automatic_plugin_is_set_aside_and_the_engine_works(plugin_site, start, caplog):
     for name, rank, parts in (("bad", 9, "raise RuntimeError('no trunk')\n"), ("good", 8, PARTS)):
         entries = {"worker": {name: ".parts:MyWorker"}}
         manifest = entry("worker", name, rank=rank)
@@ -171,7 +169,7 @@ def test_an_automatic_one_that_fails_is_set_aside_and_the_engine_answers(
         start(worker_cls="auto", plugins_strict=True)
 
 
-def test_what_a_platform_changed_is_reported_with_its_name_and_reason(start):
+def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
     from dovetail.interfaces import ConfigPatch
     from dovetail_devkit.fakes.platform import FakePlatform
 
@@ -195,7 +193,7 @@ def test_what_a_platform_changed_is_reported_with_its_name_and_reason(start):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_no_step_asks_the_registry(start, monkeypatch, ahead):
+def test_no_step_calls_the_registry(start, monkeypatch, ahead):
     calls = []
 
     def counting(name, method):

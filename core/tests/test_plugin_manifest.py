@@ -50,7 +50,7 @@ def broken_by(plugin_site, manifest, entries=None):
 # --- what it says -------------------------------------------------------------------------------
 
 
-def test_a_manifest_says_all_there_is_to_say(plugin_site):
+def test_all_manifest_keys_are_read(plugin_site):
     plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
     about = plugin_site.registry().describe("policy", "fair")
     assert about.in_manifest and not about.first_party
@@ -73,7 +73,7 @@ def test_a_manifest_says_all_there_is_to_say(plugin_site):
 
 
 @pytest.mark.parametrize("manifest", [None, "", '[[plugin]]\nkind = "policy"\nname = "other"\n'])
-def test_what_it_does_not_say_has_a_default(plugin_site, manifest):
+def test_missing_manifest_keys_have_defaults(plugin_site, manifest):
     entries = {"policy": {"fair": ":Fair", "other": ":Other"}}
     plugin_site.add("acme", entries, manifest=manifest, init=CANARY)
     about = plugin_site.registry().describe("policy", "fair")
@@ -89,7 +89,7 @@ def test_a_class_that_was_named_directly_has_no_manifest(plugin_site):
     assert plugin_site.registry().describe("policy", "acme:Fair").entry.rank == 7
 
 
-def test_a_kind_of_another_core_is_not_our_business(plugin_site):
+def test_unknown_kinds_of_another_core_version_are_ignored(plugin_site):
     manifest = '[[plugin]]\nkind = "oracle"\nname = "delphi"\nfumes = true\n' + FULL
     entries = {"policy": {"fair": ":Fair"}, "oracle": {"delphi": ":Delphi"}}
     plugin_site.add("acme", entries, manifest=manifest)
@@ -113,7 +113,7 @@ def test_an_editable_installation_is_found_without_importing_it(plugin_site, tmp
     assert "acme" not in sys.modules
 
 
-def test_a_manifest_is_that_of_the_distribution_that_brings_it(plugin_site):
+def test_a_manifest_belongs_to_its_distribution(plugin_site):
     plugin_site.add("acme", {"policy": {"fair": ":Fair"}}, manifest=FULL, init=CANARY)
     plugin_site.add("borrower", {"policy": {"lent": "acme:Fair"}, "ops": {"o": "dovetail.x:Y"}})
     for name, files in (("acme", "acme/__init__.py,,\nacme/dovetail.toml,,\n"), ("borrower", "")):
@@ -128,7 +128,7 @@ def test_a_manifest_is_that_of_the_distribution_that_brings_it(plugin_site):
     assert not registry.describe("ops", "o").in_manifest
 
 
-def test_what_is_installed_here_has_manifests_that_hold():
+def test_installed_manifests_agree_with_their_plugins():
     registry = PluginRegistry()
     registry.check_manifests()
     found = [one for kind in KINDS for one in registry.candidates(kind)]
@@ -182,7 +182,7 @@ def test_a_broken_manifest_is_reported_by_name(plugin_site, manifest, told):
     assert told in broken_by(plugin_site, manifest)
 
 
-def test_every_mistake_is_reported_at_once(plugin_site):
+def test_all_manifest_errors_are_reported_at_once(plugin_site):
     told = broken_by(plugin_site, HEAD + 'rank = "x"\napi = "1"\n')
     assert "rank = 'x'" in told and "api = '1'" in told
 
@@ -210,14 +210,14 @@ def test_a_broken_manifest_affects_its_own_distribution_only(plugin_site):
         ("<=1.1,>0.1", ["0.2", "1.1"], ["0.1", "1.2"]),
     ],
 )
-def test_ranges_of_versions(text, inside, outside):
+def test_version_ranges_are_evaluated(text, inside, outside):
     allowed = parse_range(text)
     assert all(allowed.allows(parse_version(one)) for one in inside)
     assert not any(allowed.allows(parse_version(one)) for one in outside)
 
 
 @pytest.mark.parametrize("text", ["", "1.0", ">=1.0.0", "~=1", ">=1,,<2", ">=a", None, 1])
-def test_what_is_not_a_range(text):
+def test_invalid_version_ranges_are_rejected(text):
     with pytest.raises(ValueError, match="write one such as"):
         parse_range(text)
 

@@ -77,41 +77,41 @@ def test_options_are_checked_completed_frozen_and_reported(acme):
 
 
 @pytest.mark.parametrize("key", ["fair", "policy:fair", "acme.parts:Fair"])
-def test_a_plugin_may_be_called_by_any_of_its_names(acme, key):
+def test_options_can_use_any_name_of_a_plugin(acme, key):
     registry = acme(**{key: {"window_s": 5}})
     registry.check_option_names([])
     fair = registry.load("policy", "fair")
     assert registry.options_of("policy", fair)["window_s"] == 5
 
 
-def test_without_options_the_model_gives_its_defaults(acme):
+def test_without_options_the_defaults_are_used(acme):
     registry = acme()
     fair = registry.load("policy", "fair")
     assert registry.options_of("policy", fair) == {"weight": 1.0, "tenants": (), "window_s": 60}
     assert registry.options_of("policy", Policy) == registry.options_of("policy", None) == {}
 
 
-def test_an_unknown_option_names_the_nearest(acme):
+def test_an_unknown_plugin_option_is_reported_with_the_nearest_name(acme):
     told = refusal(acme(fair={"wieght": 2}))
     assert "the policy 'fair' of acme 1.0 has no option 'wieght'. Did you mean 'weight'?" in told
     assert "Options: weight, tenants, window_s." in told
 
 
-def test_a_wrong_value_is_reported_with_the_remedy(acme):
+def test_an_invalid_option_value_is_reported_with_the_remedy(acme):
     told = refusal(acme(fair={"weight": -1, "window_s": "soon"}))
     assert "options of the policy 'fair' of acme 1.0 are wrong" in told
     assert "weight=-1: Input should be greater than or equal to 0" in told
     assert "window_s='soon': " in told
 
 
-def test_an_unknown_plugin_names_the_nearest(acme):
+def test_an_unknown_plugin_is_reported_with_the_nearest_name(acme):
     registry = acme(fiar={"weight": 2})
     with pytest.raises(ConfigError, match=r"no plugin 'fiar'\. Did you mean 'fair'\?"):
         registry.check_option_names([])
     assert "acme" not in sys.modules
 
 
-def test_a_plugin_that_was_chosen_by_its_class_is_known(acme):
+def test_a_plugin_selected_by_class_can_have_options(acme):
     registry = acme(Fair={}, **{"acme.other:Fair": {}})
     with pytest.raises(ConfigError, match="no plugin 'Fair'"):
         registry.check_option_names([])
@@ -123,17 +123,17 @@ def test_options_must_be_a_mapping(acme):
         acme(fair=3).check_option_names([])
 
 
-def test_two_names_of_one_plugin_are_refused(acme):
+def test_options_under_two_names_of_one_plugin_are_rejected(acme):
     told = refusal(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
     assert "'fair' and 'policy:fair' are the same plugin; give one" in told
 
 
-def test_a_plugin_that_takes_none_refuses_options(acme):
+def test_options_of_a_plugin_without_options_are_rejected(acme):
     told = refusal(acme(whole={"x": 1}), "whole", "scheduler")
     assert "the scheduler 'whole' of acme 1.0 takes no options, and {'x': 1} were given" in told
 
 
-def test_a_name_in_two_kinds_must_be_distinguished_if_both_take_options(plugin_site):
+def test_a_name_of_two_kinds_must_be_qualified_if_both_have_options(plugin_site):
     entries = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"fair": ".parts:Whole"}}
     manifest = MANIFEST.replace('"whole"', '"fair"')
     both = manifest + 'options = "acme.model:FairOptions"\n'
@@ -148,7 +148,7 @@ def test_a_name_in_two_kinds_must_be_distinguished_if_both_take_options(plugin_s
     assert registry.options_of("scheduler", whole)["weight"] == 1.0
 
 
-def test_a_namesake_of_another_kind_that_takes_none_is_left_in_peace(plugin_site):
+def test_options_go_to_the_only_kind_of_that_name_that_has_options(plugin_site):
     entries = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"fair": ".parts:Whole"}}
     manifest = MANIFEST.replace('"whole"', '"fair"')
     plugin_site.add("acme", entries, manifest=manifest, parts=PARTS, model=MODEL)
@@ -159,7 +159,7 @@ def test_a_namesake_of_another_kind_that_takes_none_is_left_in_peace(plugin_site
     assert registry.options_of("scheduler", whole) == {}
 
 
-def test_a_class_names_its_model_itself():
+def test_a_class_can_declare_its_options_model():
     from pydantic import BaseModel
 
     class Options(BaseModel):
@@ -175,7 +175,7 @@ def test_a_class_names_its_model_itself():
     assert "Did you mean 'depth'?" in refusal(registry, Mine)
 
 
-def test_without_model_and_manifest_only_a_context_brings_options():
+def test_without_an_options_model_options_are_passed_by_the_context_only():
     class Mine(Policy):
         pass
 
@@ -195,7 +195,7 @@ def test_without_model_and_manifest_only_a_context_brings_options():
     ("model", "told"),
     [("int", "not a pydantic model"), ("Gone", "has no attribute 'Gone'"), ("3", "")],
 )
-def test_a_model_that_is_none_is_the_plugins_fault(plugin_site, model, told):
+def test_an_invalid_options_model_is_an_error_of_the_plugin(plugin_site, model, told):
     manifest = f'[[plugin]]\nkind = "policy"\nname = "fair"\noptions = "acme.model:{model}"\n'
     entries = {"policy": {"fair": ".parts:Fair"}}
     source = "int = int\n"

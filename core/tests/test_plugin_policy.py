@@ -72,19 +72,19 @@ def test_a_rule_is_a_glob_of_kind_name_and_distribution(rule, matches):
     assert (told == f"the rule {rule!r} of plugins_deny") is matches
 
 
-def test_spellings_of_a_distribution_are_one():
+def test_distribution_names_are_normalized():
     policy = PluginPolicy(deny=("*:*@My_Dist.x",))
     assert policy.denial("ops", "o", "my-dist-x", first_party=True)
 
 
 @pytest.mark.parametrize("rule", ["acme", "policy:fair", "fair@acme", ":a@b", "policy:@b", "a:b@"])
-def test_what_is_not_a_rule_is_refused_by_the_option(tmp_path, rule):
+def test_an_invalid_rule_is_rejected_with_the_option_name(tmp_path, rule):
     for option in ("plugins_allow", "plugins_deny"):
         with pytest.raises(ConfigError, match=rf"{option}: '.*' is not a rule\. Write kind:name@"):
             EngineArgs(write_fake_config(tmp_path), **{option: [rule]}).create_engine_config()
 
 
-def test_a_rule_of_an_unknown_kind_names_the_nearest():
+def test_a_rule_with_an_unknown_kind_is_reported_with_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown kind 'polcy'\. Did you mean 'policy'\?"):
         PluginPolicy(deny=("polcy:*@acme",))
     with pytest.raises(ConfigError, match="must be a list of rules"):
@@ -93,7 +93,7 @@ def test_a_rule_of_an_unknown_kind_names_the_nearest():
         PluginsConfig(plugins_allow="policy:*@acme")
 
 
-def test_the_options_of_an_engine_arrive_as_its_policy(tmp_path):
+def test_engine_options_define_the_plugin_policy(tmp_path):
     given = {
         "plugins_allow": ["policy:*@acme"],
         "plugins_deny": ("ops:*@*",),
@@ -114,7 +114,7 @@ def test_the_options_of_an_engine_arrive_as_its_policy(tmp_path):
         PluginPolicy.of(config.plugins).strict = False
 
 
-def test_rules_are_flags_of_the_command_line():
+def test_rules_are_command_line_flags():
     from cyclopts import App
 
     from dovetail.cli.engine_options import EngineOptions, engine_args
@@ -134,7 +134,7 @@ def test_rules_are_flags_of_the_command_line():
 # --- denial -------------------------------------------------------------------------------------
 
 
-def test_a_denied_pick_is_an_error_that_says_which_rule(plugin_site):
+def test_the_error_for_a_denied_plugin_names_the_rule(plugin_site):
     install(plugin_site, "acme")
     registry = plugin_site.registry(policy=PluginPolicy(deny=("*:*@acme",)))
     for reference in ("acme", "acme@acme", "acme.parts:Fair", "acme.parts.Fair", "acme.parts:Half"):
@@ -144,14 +144,14 @@ def test_a_denied_pick_is_an_error_that_says_which_rule(plugin_site):
     assert [one.name for one in registry.candidates("policy")] == ["acme"]
 
 
-def test_a_denied_class_is_denied_as_an_object_too(plugin_site):
+def test_a_denied_class_is_also_denied_as_an_object(plugin_site):
     install(plugin_site, "acme")
     fair = plugin_site.registry().load("policy", "acme")
     with pytest.raises(PluginError, match="no_plugins, under which only first-party plugins"):
         plugin_site.registry(policy=PluginPolicy(no_plugins=True)).load("policy", fair)
 
 
-def test_without_plugins_only_ours_are_used(plugin_site):
+def test_no_plugins_allows_first_party_plugins_only(plugin_site):
     install(plugin_site, "acme", "dovetail-a")
     registry = plugin_site.registry(policy=PluginPolicy(no_plugins=True, allow=("*:*@acme",)))
     assert order(registry, "acme", "dovetail-a") == ["dovetail-a@dovetail-a"]
@@ -166,13 +166,13 @@ def test_without_plugins_only_ours_are_used(plugin_site):
         plugin_site.registry(policy=trusting).load("policy", f"{path}:Fair")
 
 
-def test_denial_goes_before_allowance(plugin_site):
+def test_denial_takes_precedence_over_allowance(plugin_site):
     install(plugin_site, "acme")
     registry = plugin_site.registry(policy=PluginPolicy(allow=("*:*@*",), deny=("policy:*@acme",)))
     assert order(registry, "acme") == []
 
 
-def test_of_two_namesakes_a_denied_one_does_not_count(plugin_site):
+def test_a_denied_plugin_does_not_make_a_name_ambiguous(plugin_site):
     for name in ("acme", "rival"):
         plugin_site.add(name, {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     with pytest.raises(PluginError, match=r"fair@acme or fair@rival, deny one with plugins_deny"):
@@ -184,7 +184,7 @@ def test_of_two_namesakes_a_denied_one_does_not_count(plugin_site):
 # --- precedence ---------------------------------------------------------------------------------
 
 
-def test_precedence_is_preference_then_rank_then_ours_then_name(plugin_site):
+def test_precedence_is_preference_rank_first_party_and_name(plugin_site):
     install(
         plugin_site,
         *("zeta", "acme", "aardvark", "dovetail-b", "dovetail-a", "dovetail-low"),
@@ -202,7 +202,7 @@ def test_precedence_is_preference_then_rank_then_ours_then_name(plugin_site):
     assert sys.modules.keys().isdisjoint({"acme", "zeta", "dovetail_a"})
 
 
-def test_an_outside_plugin_takes_part_if_preferred_or_allowed(plugin_site):
+def test_an_outside_plugin_is_a_candidate_if_preferred_or_allowed(plugin_site):
     install(plugin_site, "acme", "dovetail-a", acme={"rank": 100})
     assert order(plugin_site.registry()) == ["dovetail-a@dovetail-a"]
     assert order(plugin_site.registry(), "acme") == ["acme@acme", "dovetail-a@dovetail-a"]
@@ -211,7 +211,7 @@ def test_an_outside_plugin_takes_part_if_preferred_or_allowed(plugin_site):
     assert choose(allowed, FakePlatform(), "policy", "dovetail-a").__module__ == "dovetail_a.parts"
 
 
-def test_namesakes_among_the_automatic_ones_are_an_error_that_lists_both(plugin_site):
+def test_automatic_candidates_with_one_name_are_an_error_that_lists_both(plugin_site):
     for name in ("acme", "rival", "other"):
         plugin_site.add(name, {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     allow = ("*:*@acme", "*:*@rival")
@@ -223,7 +223,7 @@ def test_namesakes_among_the_automatic_ones_are_an_error_that_lists_both(plugin_
     assert order(only) == ["fair@acme"]
 
 
-def test_a_rank_in_the_manifest_chooses_the_platform(plugin_site):
+def test_the_rank_in_the_manifest_decides_between_platforms(plugin_site):
     for name, rank in (("dovetail-a", 1), ("dovetail-b", 2)):
         manifest = entry(name, kind="platform", rank=rank)
         targets = {"platform": {name: ".parts:Box"}}
@@ -244,7 +244,7 @@ def built_in_and_rival(site, rival="fair"):
     site.add("acme", {"policy": {rival: ".parts:Fair"}}, manifest=manifest, parts=PARTS)
 
 
-def test_a_built_in_is_replaced_only_with_the_users_consent(plugin_site):
+def test_a_built_in_plugin_is_replaced_only_if_the_user_allows_it(plugin_site):
     built_in_and_rival(plugin_site)
     kept = plugin_site.registry().resolve("policy", "fair")
     assert kept.distribution == "dovetail-a" and "'fair@acme'" in kept.notes[0]
@@ -257,7 +257,7 @@ def test_a_built_in_is_replaced_only_with_the_users_consent(plugin_site):
     assert order(registry) == order(registry, "fair") == ["fair@acme"]
 
 
-def test_one_of_another_name_may_replace_too(plugin_site):
+def test_a_plugin_with_another_name_can_replace_a_built_in(plugin_site):
     built_in_and_rival(plugin_site, rival="turbo")
     assert plugin_site.registry().resolve("policy", "fair").distribution == "dovetail-a"
     registry = plugin_site.registry(policy=CONSENT)
@@ -265,7 +265,7 @@ def test_one_of_another_name_may_replace_too(plugin_site):
     assert order(registry, "fair") == ["turbo@acme"]
 
 
-def test_a_denied_one_replaces_nothing(plugin_site):
+def test_a_denied_plugin_replaces_nothing(plugin_site):
     built_in_and_rival(plugin_site)
     policy = PluginPolicy(allow=CONSENT.allow, deny=CONSENT.allow)
     assert (
@@ -283,7 +283,7 @@ def test_a_broken_manifest_neither_ranks_nor_replaces(plugin_site):
     assert order(registry)[0] == "fair@dovetail-a"
 
 
-def test_two_that_replace_one_are_an_error(plugin_site):
+def test_two_replacements_of_one_plugin_are_an_error(plugin_site):
     built_in_and_rival(plugin_site)
     manifest = entry("fair", **REPLACES)
     targets = {"policy": {"fair": ".parts:Fair"}}

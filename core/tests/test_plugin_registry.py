@@ -117,7 +117,7 @@ def test_references_are_parsed(text: str, expected: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "@dist", "name@", "a:b:c", "a b:C", "pkg:", ":C", "./x.py"])
-def test_what_is_not_a_reference_is_refused_with_the_forms(text: str) -> None:
+def test_an_invalid_reference_is_rejected_with_the_valid_forms(text: str) -> None:
     told = message(lambda: parse_reference(text), PluginError)
     assert ":Class" in told
 
@@ -125,7 +125,7 @@ def test_what_is_not_a_reference_is_refused_with_the_forms(text: str) -> None:
 # -- discovery
 
 
-def test_candidates_are_ordered_and_read_from_metadata_alone(
+def test_candidates_are_ordered_and_read_from_metadata_only(
     site: Path, install: Install, registry: PluginRegistry, count_as_member: Any
 ) -> None:
     count_as_member("dovetail-zz", "zz")
@@ -146,7 +146,7 @@ def test_candidates_are_ordered_and_read_from_metadata_alone(
     assert "zeta_mod" not in sys.modules
 
 
-def test_foreign_groups_are_ignored_and_the_unreadable_is_set_aside(
+def test_other_groups_are_ignored_and_unreadable_metadata_is_set_aside(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("other", "[console_scripts]\nrun = dovetail.cli:main\n[dovetail.unheard]\na = b:C\n")
@@ -169,7 +169,7 @@ def test_a_distribution_that_is_twice_on_the_path_counts_once(
     assert PluginRegistry(distributions=found).resolve("policy", "a").version == "2"
 
 
-def test_unknown_kind_names_the_nearest(registry: PluginRegistry) -> None:
+def test_an_unknown_kind_is_reported_with_the_nearest(registry: PluginRegistry) -> None:
     told = message(lambda: registry.candidates("schedular"), PluginNotFoundError)
     assert "Did you mean 'scheduler'?" in told
 
@@ -208,7 +208,7 @@ def test_resolving_imports_nothing_and_finds_the_distribution(
     assert registry.resolutions == ()
 
 
-def test_unknown_name_reports_the_nearest_all_installed_and_what_to_write(
+def test_the_error_for_an_unknown_name_lists_installed_names_and_the_syntax(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("one", "[dovetail.policy]\nfcfs = m:A\nlifo = m:B\n[dovetail.scheduler]\nedf = m:C\n")
@@ -224,7 +224,7 @@ def test_unknown_name_reports_the_nearest_all_installed_and_what_to_write(
     assert "None is installed." in told
 
 
-def test_one_name_from_two_distributions_must_be_distinguished(
+def test_a_name_of_two_distributions_must_be_qualified(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("Some.Sched", "[dovetail.policy]\nfcfs = first_mod:Mine\n", first_mod=POLICY)
@@ -238,7 +238,7 @@ def test_one_name_from_two_distributions_must_be_distinguished(
     assert "Did you mean 'Rival.Sched'?" in told and "Write fcfs@Rival.Sched" in told
 
 
-def test_one_name_twice_in_one_distribution_is_distinguished_by_class(
+def test_a_name_declared_twice_in_one_distribution_is_selected_by_class(
     install: Install, registry: PluginRegistry
 ) -> None:
     install("one", "[dovetail.policy]\na = m:A\na = m:B\nb = m:A\nb = m:A\n")
@@ -263,7 +263,7 @@ def test_every_form_loads_the_same_class_once(
     assert fresh(site).load("policy", "mine_mod:Mine.Inner").__qualname__ == "Mine.Inner"
 
 
-def test_dotted_form_finds_packages_and_nested_classes(
+def test_the_dotted_form_finds_packages_and_nested_classes(
     site: Path, registry: PluginRegistry
 ) -> None:
     package = site / "dotted_pkg"
@@ -282,7 +282,7 @@ def test_dotted_form_finds_packages_and_nested_classes(
     assert "no module 'dotted_pkg.gone'" in told
 
 
-def test_a_class_of_the_users_program_is_not_looked_for_in_ours(
+def test_a_class_of_the_users_main_module_is_not_searched_in_dovetail(
     registry: PluginRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = ModuleType("__main__")
@@ -292,7 +292,7 @@ def test_a_class_of_the_users_program_is_not_looked_for_in_ours(
     assert "top of a module that can be imported" in told and "Classes in it" not in told
 
 
-def test_missing_module_and_missing_attribute_are_distinguished(
+def test_missing_modules_and_missing_attributes_have_different_errors(
     install: Install, registry: PluginRegistry
 ) -> None:
     install(
@@ -334,13 +334,13 @@ def test_any_exception_of_an_import_becomes_a_load_error(
     assert registry.resolutions == ()
 
 
-def test_ctrl_c_during_an_import_is_the_users(install: Install, registry: PluginRegistry) -> None:
+def test_ctrl_c_during_an_import_is_not_caught(install: Install, registry: PluginRegistry) -> None:
     install("slow", "[dovetail.policy]\nslow = slow_mod:Slow\n", slow_mod="raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         registry.load("policy", "slow")
 
 
-def test_a_failed_load_is_tried_again(
+def test_a_failed_load_can_be_retried(
     site: Path, install: Install, registry: PluginRegistry
 ) -> None:
     install("late", "[dovetail.policy]\nlate = late_mod:Mine\n", late_mod="raise OSError('busy')")
@@ -350,7 +350,9 @@ def test_a_failed_load_is_tried_again(
     assert registry.load("policy", "late").__name__ == "Mine"
 
 
-def test_what_is_not_a_class_is_refused(install: Install, registry: PluginRegistry) -> None:
+def test_a_plugin_that_is_not_a_class_is_rejected(
+    install: Install, registry: PluginRegistry
+) -> None:
     install("mine", "[dovetail.policy]\nn = num_mod:number\n", num_mod=POLICY)
     assert "3 is an int" in message(lambda: registry.load("policy", "n"), ContractError)
     made: Any = Policy()
@@ -358,7 +360,7 @@ def test_what_is_not_a_class_is_refused(install: Install, registry: PluginRegist
     assert "not by 'Policy'" in told
 
 
-def test_a_class_in_process_needs_no_distribution(registry: PluginRegistry) -> None:
+def test_a_class_object_needs_no_distribution(registry: PluginRegistry) -> None:
     class Local(Policy):
         pass
 
@@ -371,7 +373,7 @@ def test_a_class_in_process_needs_no_distribution(registry: PluginRegistry) -> N
 # -- files
 
 
-def test_local_files_need_trust(site: Path, registry: PluginRegistry) -> None:
+def test_local_files_are_rejected_unless_allowed(site: Path, registry: PluginRegistry) -> None:
     path = site / "afternoon.py"
     path.write_text(POLICY)
     told = message(lambda: registry.load("policy", f"{path}:Mine"), PluginError)

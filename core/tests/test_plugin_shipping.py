@@ -42,7 +42,7 @@ def shipped(plugin_site):
 # --- shipping -----------------------------------------------------------------------------------
 
 
-def test_resolutions_are_plain_data(shipped):
+def test_resolutions_contain_plain_data_only(shipped):
     assert pickle.loads(pickle.dumps(shipped)) == shipped
     told = json.loads(json.dumps([dataclasses.asdict(one) for one in shipped]))
     assert told[0]["options"] == {"weight": 3} and told[0]["roles"] == ["engine", "worker"]
@@ -57,13 +57,13 @@ def resolution(name="fair", **changes):
     return Resolution(name=name, **(given | changes))
 
 
-def test_ranks_that_loaded_the_same_have_no_problem():
+def test_equal_resolutions_on_all_ranks_are_accepted():
     one, two = resolution(notes=("slow",)), resolution("other")
     assert compare_resolutions([[one, two], [two, resolution()]]) == []
     assert compare_resolutions([]) == compare_resolutions([[one]]) == []
 
 
-def test_ranks_that_differ_are_named():
+def test_ranks_with_different_plugins_are_named():
     per_rank = [[resolution()], [resolution(version="1.1")], [resolution()], []]
     (problem,) = compare_resolutions(per_rank)
     assert problem == (
@@ -74,7 +74,7 @@ def test_ranks_that_differ_are_named():
     assert compare_resolutions([[resolution(target="a:C")], [resolution()]])
 
 
-def test_what_only_the_front_end_loads_is_not_compared():
+def test_front_end_plugins_are_not_compared():
     assert compare_resolutions([[resolution(roles=("frontend",))], []]) == []
     assert compare_resolutions([[resolution(roles=("worker",))], []])
 
@@ -125,7 +125,7 @@ def test_a_plugin_of_an_earlier_contract_is_adapted(plugin_site):
     assert "Oldest is made for policy 0.0 and was adapted." in registry.resolutions[0].notes
 
 
-def test_the_latest_adapter_that_fits_is_taken(plugin_site):
+def test_the_latest_matching_adapter_is_used(plugin_site):
     def never(cls):
         raise AssertionError
 
@@ -134,7 +134,7 @@ def test_the_latest_adapter_that_fits_is_taken(plugin_site):
 
 
 @pytest.mark.parametrize("api", ["==0.0", ">=1.0"])
-def test_another_contract_version_names_both_before_the_import(plugin_site, api):
+def test_a_contract_mismatch_names_both_versions_before_the_import(plugin_site, api):
     registry = old(plugin_site, api)
     with pytest.raises(ContractError) as refusal:
         registry.load("policy", "old")
@@ -144,7 +144,7 @@ def test_another_contract_version_names_both_before_the_import(plugin_site, api)
     assert "acme" not in sys.modules
 
 
-def test_a_class_may_itself_say_that_it_is_old():
+def test_a_class_can_declare_an_earlier_contract_version():
     class Older(Policy):
         CONTRACT_VERSION = "0.0"
 

@@ -92,14 +92,14 @@ def acting(*actions):
 # --- what is granted --------------------------------------------------------------------------
 
 
-def test_actions_are_granted_in_their_order_and_are_the_plans(steer):
+def test_actions_are_granted_in_order_and_form_the_plan(steer):
     driver = steer(running="abc", waiting="de")
     runs, answers = driver.plan_by(action(("c", Run), ("e", Run), ("a", Run)))
     assert list(runs.items()) == [("c", (4, 1)), ("e", (0, 4)), ("a", (4, 1))]
     assert answers == [Grant(num_tokens=1), Grant(num_tokens=4), Grant(num_tokens=1)]
 
 
-def test_continue_is_for_all_that_are_neither_granted_nor_held(steer):
+def test_continue_covers_all_requests_that_are_neither_granted_nor_held(steer):
     driver = steer(running="abcd")
 
     def script(view):
@@ -115,7 +115,7 @@ def test_continue_is_for_all_that_are_neither_granted_nor_held(steer):
     assert driver.running() == list("abcd")
 
 
-def test_the_hit_of_an_admission_is_reported(steer):
+def test_the_prefix_hit_of_an_admission_is_reported(steer):
     driver = steer()
     driver.add("a", [7] * 9, max_tokens=1)
     driver.run()
@@ -124,7 +124,7 @@ def test_the_hit_of_an_admission_is_reported(steer):
     assert answers == [Grant(num_tokens=1, num_cached=8)]
 
 
-def test_max_tokens_budget_and_threshold_cut_a_piece(steer):
+def test_max_tokens_budget_and_threshold_limit_a_chunk(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16, max_num_seqs=8)
     runs, _ = driver.plan_by(action(("b", lambda one: Run(one, 5)), ("a", Run)))
     assert runs == {"b": (0, 5), "a": (0, 11)}
@@ -138,7 +138,7 @@ def test_max_tokens_budget_and_threshold_cut_a_piece(steer):
     assert runs == {"a": (0, 6)}
 
 
-def test_whole_is_all_or_nothing(steer):
+def test_whole_runs_the_complete_prompt_or_nothing(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
     runs, answers = driver.plan_by(
         action(("a", lambda one: Run(one, whole=True)), ("b", lambda one: Run(one, 9, whole=True)))
@@ -146,7 +146,7 @@ def test_whole_is_all_or_nothing(steer):
     assert runs == {"b": (0, 9)} and [a.denied for a in answers] == [Denied.BUDGET, None]
 
 
-def test_a_reserve_holds_blocks_from_now_on_and_no_more_than_can_be_needed(steer):
+def test_a_reserve_allocates_at_most_the_blocks_that_can_be_needed(steer):
     driver = steer(waiting="ab", num_blocks=10)
     free = driver.scheduler.view
     driver.plan_by(action(("a", lambda one: Run(one, reserve=9))))
@@ -157,7 +157,7 @@ def test_a_reserve_holds_blocks_from_now_on_and_no_more_than_can_be_needed(steer
     driver.run()
 
 
-def test_evicting_who_was_granted_rolls_the_step_back(steer):
+def test_evicting_a_granted_request_rolls_its_grant_back(steer):
     driver = steer(running="ab", waiting="cde", num_blocks=20, max_num_batched_tokens=8)
     free = driver.scheduler.view.num_free_blocks
     runs, answers = driver.plan_by(
@@ -186,19 +186,19 @@ def test_evicting_who_was_granted_rolls_the_step_back(steer):
         ({"num_blocks": 6}, ("c", "d"), [None, Denied.BLOCKS]),
     ],
 )
-def test_admissions_end_where_something_ends(steer, limits, script, denied):
+def test_admissions_are_denied_when_a_resource_is_used_up(steer, limits, script, denied):
     driver = steer(running="ab", waiting="cde", prompt=8, **limits)
     _, answers = driver.plan_by(action(*((name, Run) for name in script)))
     assert [answer.denied for answer in answers] == denied
 
 
-def test_nobody_comes_back_in_the_step_in_which_it_was_evicted(steer):
+def test_an_evicted_request_is_not_admitted_in_the_same_step(steer):
     driver = steer(running="ab")
     _, answers = driver.plan_by(action(("a", Evict), ("a", Run), ("a", PreemptAndAdmit)))
     assert [answer.denied for answer in answers] == [None, Denied.NOT_READY, Denied.NOT_READY]
 
 
-def test_there_is_nothing_to_compute_while_the_last_token_is_on_its_way(steer):
+def test_a_request_with_its_last_token_in_flight_has_nothing_to_compute(steer):
     driver = steer(running="a", max_tokens=2)
     driver.plan()
     runs, answers = driver.plan_by(action(("a", Run)))
@@ -215,7 +215,7 @@ def test_a_step_that_preempted_because_blocks_are_short_admits_no_request(steer)
     assert [a.denied for a in answers] == [None, *[Denied.PRESSURE] * 3]
 
 
-def test_an_explicit_eviction_is_not_pressure(steer):
+def test_an_explicit_eviction_does_not_block_admissions(steer):
     driver = steer(running="ab", waiting="c", max_num_seqs=2)
     runs, _ = driver.plan_by(action(("a", Evict), ("c", Run), ("b", Run)))
     assert runs.keys() == {"b", "c"}
@@ -224,14 +224,14 @@ def test_an_explicit_eviction_is_not_pressure(steer):
 # --- displacing -------------------------------------------------------------------------------
 
 
-def test_a_preemption_takes_as_few_as_it_needs_in_the_order_of_victim(steer):
+def test_a_preemption_takes_the_fewest_requests_in_the_order_of_victim(steer):
     driver = steer(running="abc", waiting="0", num_blocks=3, prompt=4)
     runs, answers = driver.plan_by(action(("0", PreemptAndAdmit)))
     assert runs == {"0": (0, 4)} and all(answers)
     assert driver.running() == ["a", "b", "0"] and driver.waiting() == ["c"]
 
 
-def test_a_preemption_that_would_not_be_enough_evicts_no_request(steer):
+def test_an_insufficient_preemption_evicts_no_request(steer):
     driver = steer(running="az", num_blocks=6, prompt=8)
     driver.add("m", 20, priority=ord("m"))
     runs, answers = driver.plan_by(action(("m", PreemptAndAdmit), ("a", Run), ("z", Run)))
@@ -245,7 +245,7 @@ def test_only_worse_ranks_are_preempted(steer):
     assert answers[0].denied is Denied.SEATS and driver.running() == ["a", "b"]
 
 
-def test_shared_blocks_do_not_count_as_given_up(steer):
+def test_shared_blocks_do_not_count_as_freed(steer):
     driver = steer(num_blocks=8, prompt=4)
     for name in "yz":  # two that share four blocks, and have one of their own
         driver.add(name, [7] * 17, max_tokens=3, priority=ord(name))
@@ -295,7 +295,7 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
-def test_an_illegal_action_raises_where_one_is_strict(steer, script):
+def test_an_illegal_action_raises_in_strict_mode(steer, script):
     driver = steer(running="ab", waiting="c")
     with pytest.raises(PolicyError, match=r"policy Scripted, at step 1: the action .* is illegal"):
         driver.plan_by(script)
@@ -325,7 +325,7 @@ def test_an_illegal_action_is_denied_and_counted_otherwise(steer, script):
         ({"running": "a"}, acting(CONTINUE), 0),
     ],
 )
-def test_a_step_that_lets_nothing_run_is_noticed(steer, setting, script, idle, caplog):
+def test_a_step_without_a_run_is_counted_as_idle(steer, setting, script, idle, caplog):
     driver = steer(**setting)
     driver.plan_by(script)
     driver.settle()
@@ -335,7 +335,7 @@ def test_a_step_that_lets_nothing_run_is_noticed(steer, setting, script, idle, c
     assert len(caplog.records) == idle
 
 
-def test_a_step_in_which_nothing_could_run_is_not_idle(steer):
+def test_a_step_in_which_no_request_could_run_is_not_idle(steer):
     driver = steer(running="a", waiting="b", max_tokens=2, max_num_seqs=1)
     driver.plan_by(acting(CONTINUE))
     driver.plan_by(acting())  # a's last token is on its way, and b has no seat
@@ -343,7 +343,7 @@ def test_a_step_in_which_nothing_could_run_is_not_idle(steer):
     assert driver.stats.num_idle_steps == 0
 
 
-def test_a_policy_that_means_to_is_left_in_peace(steer, caplog):
+def test_idle_steps_of_a_non_work_conserving_policy_are_allowed(steer, caplog):
     driver = steer(running="a")
     driver.policy.work_conserving = False
     driver.plan_by(acting())
@@ -382,6 +382,6 @@ def test_the_view_is_up_to_date_within_a_step(steer):
     ]
 
 
-def test_random_numbers_are_seeded_by_the_engine(drive):
+def test_the_random_numbers_of_a_policy_are_seeded_by_the_engine(drive):
     draws = [drive(seed=seed).scheduler.view.rng.random() for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]

@@ -92,7 +92,7 @@ def play(driver, alone, depth):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("cls", "hook"), CASES)
-def test_nobody_is_lost_when_a_policy_fails(drive, alone, caplog, cls, hook, depth):
+def test_no_request_is_lost_when_a_policy_fails(drive, alone, caplog, cls, hook, depth):
     driver = drive(policy=failing(cls, hook), num_blocks=8, max_num_seqs=4)
     play(driver, alone, depth)
     assert type(driver.scheduler.policy) is Policy
@@ -102,19 +102,19 @@ def test_nobody_is_lost_when_a_policy_fails(drive, alone, caplog, cls, hook, dep
 
 
 @pytest.mark.parametrize(("cls", "hook"), CASES)
-def test_it_raises_where_one_is_strict(drive, alone, cls, hook):
+def test_a_failing_policy_raises_in_strict_mode(drive, alone, cls, hook):
     driver = drive(policy=failing(cls, hook), num_blocks=8, max_num_seqs=4, strict=True)
     with pytest.raises(RuntimeError, match=f"no more {hook}"):
         play(driver, alone, 1)
 
 
-def test_a_policy_that_does_not_fail_stays_in_charge(drive, alone):
+def test_a_policy_that_does_not_fail_is_not_replaced(drive, alone):
     driver = drive(policy=failing(Failing, "nowhere"), num_blocks=8, max_num_seqs=4)
     play(driver, alone, 1)
     assert (driver.stats.policy_failures, driver.stats.policy) == (0, "Failing")
 
 
-def test_the_rest_of_the_step_is_first_come_first_served(drive):
+def test_the_rest_of_the_step_is_planned_by_fcfs(drive):
     class Half(Policy):
         """Grants one that runs and admits the last, pauses another, and breaks off."""
 
@@ -173,7 +173,7 @@ class NamesNobody(Policy):
         (NamesNobody, PolicyError),
     ],
 )
-def test_what_is_not_a_policy_has_failed(drive, alone, cls, error):
+def test_an_invalid_policy_counts_as_failed(drive, alone, cls, error):
     driver = drive(policy=cls, num_blocks=8, max_num_seqs=4)
     play(driver, alone, 1)
     assert driver.stats.policy_failures == 1
@@ -183,7 +183,7 @@ def test_what_is_not_a_policy_has_failed(drive, alone, cls, error):
 
 
 @pytest.mark.parametrize("make_action", [Run, PreemptAndAdmit])
-def test_a_action_for_a_request_that_a_pause_holds_is_not_granted(drive, make_action):
+def test_an_action_for_a_paused_request_is_not_granted(drive, make_action):
     """A policy may remember requests that no view shows it."""
     grants = []
 

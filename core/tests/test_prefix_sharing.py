@@ -52,7 +52,7 @@ def test_equal_prompts_are_computed_once(drive, alone, budget, threshold, depth)
     assert driver.cached == {"a": 0} | dict.fromkeys("bcdefgh", LENGTH - 1)
 
 
-def test_an_unlike_prompt_passes_those_that_follow(drive):
+def test_an_unrelated_prompt_is_admitted_before_following_requests(drive):
     driver = drive(**BIG, max_num_batched_tokens=4096, long_prefill_token_threshold=100)
     for name in "abc":
         driver.add(name, SHARED)
@@ -62,7 +62,7 @@ def test_an_unlike_prompt_passes_those_that_follow(drive):
     assert driver.waiting() == ["b", "c"]
 
 
-def test_each_branch_of_a_tree_of_prompts_is_computed_once(drive, alone):
+def test_each_branch_of_a_prompt_tree_is_computed_once(drive, alone):
     driver = drive(**BIG, max_num_batched_tokens=4096)
     stem, left, right = SHARED[:160], [1] * 80, [2] * 80
     prompts = {
@@ -80,7 +80,7 @@ def test_each_branch_of_a_tree_of_prompts_is_computed_once(drive, alone):
 
 
 @pytest.mark.parametrize("how", ["abort", "hold", "evict"])
-def test_a_following_request_continues_when_the_first_one_stops(drive, alone, how):
+def test_a_following_request_continues_when_the_leading_request_stops(drive, alone, how):
     class Stops(Policy):
         stops = False
 
@@ -105,7 +105,7 @@ def test_a_following_request_continues_when_the_first_one_stops(drive, alone, ho
     assert driver.tokens["b"] == alone(SHARED, 1)
 
 
-def test_nobody_follows_across_salts_or_where_all_positions_are_requested(drive):
+def test_no_request_follows_across_salts_or_with_prompt_logprobs(drive):
     driver = drive(**BIG, max_num_batched_tokens=16384)
     driver.add("a", SHARED)
     driver.add("salted", SHARED, cache_salt="mine")
@@ -117,7 +117,7 @@ def test_nobody_follows_across_salts_or_where_all_positions_are_requested(drive)
     assert driver.step() == dict.fromkeys("ab", (0, LENGTH))
 
 
-def test_the_last_full_block_of_a_shorter_prompt_serves_a_longer_one(drive):
+def test_a_longer_prompt_uses_the_last_full_block_of_a_shorter_one(drive):
     driver = drive(**BIG, max_num_batched_tokens=16384)
     driver.add("a", SHARED[:32], max_tokens=1)
     driver.add("b", SHARED[:33], max_tokens=1)
@@ -125,7 +125,7 @@ def test_the_last_full_block_of_a_shorter_prompt_serves_a_longer_one(drive):
     assert run_and_count(driver) == {"a": 32, "b": 1, "c": 16}
 
 
-def test_a_step_that_finds_many_blocks_admits_the_others_later(drive, monkeypatch):
+def test_a_step_with_many_prefix_hits_admits_other_requests_later(drive, monkeypatch):
     monkeypatch.setattr("dovetail.scheduling.prefix_sharing.MAX_BLOCKS_FOUND", 200)
     driver = drive(**BIG, max_num_batched_tokens=4096)
     driver.add("first", SHARED, max_tokens=1)
@@ -154,7 +154,7 @@ def test_a_long_prompt_is_hashed_in_slices_and_delays_no_other_request(
     assert driver.tokens["innocent"] == alone(innocent, 2)
 
 
-def test_a_step_hashes_and_passes_over_a_bounded_number(drive, alone, monkeypatch):
+def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkeypatch):
     limits = {"MAX_BLOCKS_HASHED": 40, "MIN_BLOCKS_HASHED": 4, "MAX_PASSED_OVER": 9}
     for name, most in limits.items():
         monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", most)
@@ -189,7 +189,7 @@ class AsksOfAll(Policy):
         return request.sequence
 
 
-def test_policies_that_ask_what_is_cached_of_all_do_not_hash_all(drive, monkeypatch):
+def test_policies_that_query_cached_tokens_do_not_hash_all_prompts(drive, monkeypatch):
     monkeypatch.setattr("dovetail.scheduling.scheduler_state.MAX_BLOCKS_HASHED", 500)
     driver = drive(
         policy=AsksOfAll,
@@ -214,7 +214,7 @@ def test_policies_that_ask_what_is_cached_of_all_do_not_hash_all(drive, monkeypa
 
 
 @pytest.mark.parametrize("windows", [(0, 0), (0, 12), (12,)])
-def test_copies_are_computed_once_whatever_the_groups_of_layers(windows):
+def test_copies_are_computed_once_with_all_cache_shapes(windows):
     context = SchedulerContext(
         limits=SchedulerLimits(
             max_num_seqs=8,
@@ -272,7 +272,7 @@ def note_blocks(computed, name, prompt, places):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_programs_of_shared_prompts(drive, alone, seed):
+def test_random_programs_compute_each_shared_block_once(drive, alone, seed):
     rng = random.Random(seed)
     ample = seed % 2 == 0
     limits = {

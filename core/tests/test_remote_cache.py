@@ -95,7 +95,7 @@ def load(cache, remote, name="r", tokens=range(13)):
     return one, hit, remote.load(one, hit)
 
 
-def test_what_is_committed_is_offered_once_and_held_until_it_is_stored():
+def test_committed_blocks_are_offered_once_and_held_until_stored():
     cache, side, remote = make()
     one = request(range(14))
     cache.admit(one, remote.lookup(one), 14)
@@ -119,7 +119,7 @@ def test_what_is_committed_is_offered_once_and_held_until_it_is_stored():
     cache.check_integrity([])
 
 
-def test_what_is_there_is_not_stored_again_and_a_refusal_holds_nothing():
+def test_known_blocks_are_not_stored_again_and_rejected_blocks_are_not_held():
     cache, side, remote = stored_elsewhere()
     side.stores.clear()
     one, _, _ = load(cache, remote)
@@ -137,7 +137,7 @@ def test_what_is_there_is_not_stored_again_and_a_refusal_holds_nothing():
     cache.check_integrity([one, other])
 
 
-def test_what_is_elsewhere_counts_as_found_and_is_committed_when_it_is_there():
+def test_remote_blocks_count_as_hits_and_are_committed_when_loaded():
     cache, side, remote = stored_elsewhere()
     one, hit, waits = load(cache, remote)
     assert hit.num_tokens == 12 and len(hit.missing) == 3 and not waits
@@ -155,7 +155,7 @@ def test_what_is_elsewhere_counts_as_found_and_is_committed_when_it_is_there():
     cache.check_integrity([one])
 
 
-def test_what_is_here_is_not_loaded():
+def test_local_blocks_are_not_loaded():
     cache, side, remote = stored_elsewhere()
     one, _, _ = load(cache, remote, "one", range(9))
     side.outcome = KVOutcome(done=(side.loads[0].transfer_id,))
@@ -167,7 +167,7 @@ def test_what_is_here_is_not_loaded():
     cache.check_integrity([one, two])
 
 
-def test_of_a_window_only_what_it_shows_is_loaded():
+def test_only_the_visible_blocks_of_a_window_are_loaded():
     cache, side, remote = stored_elsewhere(0, 5)
     one, hit, _ = load(cache, remote)
     assert hit.missing == ((0, 0), (0, 1), (0, 2), (1, 2))
@@ -178,7 +178,7 @@ def test_of_a_window_only_what_it_shows_is_loaded():
     cache.check_integrity([one])
 
 
-def test_a_load_that_failed_leaves_what_is_good_and_is_not_tried_again():
+def test_a_failed_load_keeps_valid_blocks_and_is_not_retried():
     cache, side, remote = stored_elsewhere()
     side.waits = True
     one, _, waits = load(cache, remote)
@@ -197,7 +197,7 @@ def test_a_load_that_failed_leaves_what_is_good_and_is_not_tried_again():
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_request_that_ends_while_loading_gets_no_result_and_its_blocks_stay_until_then(failed):
+def test_the_blocks_of_a_request_that_ends_while_loading_are_kept_until_the_load_ends(failed):
     cache, side, remote = stored_elsewhere()
     one, _, _ = load(cache, remote)
     blocks = one.blocks[0][:3]
@@ -212,7 +212,7 @@ def test_a_request_that_ends_while_loading_gets_no_result_and_its_blocks_stay_un
     cache.check_integrity([])
 
 
-def test_the_end_lets_go_of_everything():
+def test_shutdown_frees_all_blocks():
     cache, side, remote = stored_elsewhere()
     one, _, _ = load(cache, remote)
     remote.release(one, finished=True)

@@ -55,7 +55,7 @@ def lose(referee, number):
     del kept[list(kept)[number]]
 
 
-def test_a_load_at_once_runs_in_the_same_plan(referee):
+def test_a_synchronous_load_runs_in_the_same_plan(referee):
     fill(referee)
     referee.add(request("a"))
     plan = referee.schedule()
@@ -64,7 +64,7 @@ def test_a_load_at_once_runs_in_the_same_plan(referee):
     assert referee.num_cached["a"] == PROMPT - 1
 
 
-def test_a_load_that_takes_holds_blocks_and_no_row(referee):
+def test_an_asynchronous_load_holds_blocks_but_no_row(referee):
     fill(referee, loads=1)
     referee.add(request("a"))
     plan = referee.schedule()
@@ -81,7 +81,7 @@ def test_a_load_that_takes_holds_blocks_and_no_row(referee):
 
 
 @pytest.mark.parametrize("loads", [0, 1], ids=["at once", "later"])
-def test_a_load_that_fails_is_computed(referee, loads):
+def test_the_blocks_of_a_failed_load_are_computed(referee, loads):
     fill(referee, loads=loads)
     lose(referee, 1)
     referee.add(request("a"))
@@ -91,7 +91,7 @@ def test_a_load_that_fails_is_computed(referee, loads):
     assert referee.num_cached["a"] == 4  # the block before the lost one
 
 
-def test_results_on_what_could_not_be_loaded_are_dropped(referee):
+def test_results_computed_from_a_failed_load_are_dropped(referee):
     """At depth 2 two plans have run on it before anybody knows."""
     fill(referee)
     lose(referee, 0)
@@ -105,7 +105,7 @@ def test_results_on_what_could_not_be_loaded_are_dropped(referee):
     referee.drain()
 
 
-def test_an_abort_leaves_blocks_under_way_alone(referee):
+def test_an_abort_keeps_the_blocks_of_a_running_load(referee):
     fill(referee, loads=1)
     referee.add(request("a"))
     referee.schedule()
@@ -118,7 +118,7 @@ def test_an_abort_leaves_blocks_under_way_alone(referee):
     assert referee.scheduler.view.num_free_blocks == 19
 
 
-def test_what_a_finished_request_has_is_stored_before_it_is_handed_out(referee):
+def test_blocks_of_a_finished_request_are_stored_before_reuse(referee):
     referee.add(request("a", max_tokens=1))
     referee.schedule()
     referee.settle()
@@ -129,7 +129,7 @@ def test_what_a_finished_request_has_is_stored_before_it_is_handed_out(referee):
     assert referee.scheduler.view.num_free_blocks == 19
 
 
-def test_a_request_that_is_loaded_is_next_for_a_seat():
+def test_a_loaded_request_is_next_for_a_seat():
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, connected=True)
@@ -147,7 +147,7 @@ def test_a_request_that_is_loaded_is_next_for_a_seat():
     referee.drain()
 
 
-def test_random_programs_with_a_connector_that_errs():
+def test_random_programs_with_a_failing_connector():
     counted = Counter()
     for seed in range(20):
         program = replace(random_program(seed, plain=True), connected=True, depth=1 + seed % 2)
@@ -190,13 +190,13 @@ def evict_while_its_load_fails():
     return referee, referee.settle()
 
 
-def test_a_load_that_fails_counts_also_for_one_that_was_evicted_meanwhile():
+def test_a_failed_load_also_applies_to_a_request_evicted_meanwhile():
     referee, outputs = evict_while_its_load_fails()
     assert not outputs.request_ids, "what it sampled stands on a block that never came"
     referee.drain()
 
 
-def test_a_request_that_takes_the_name_of_an_aborted_one_has_none_of_its_past():
+def test_a_request_with_the_id_of_an_aborted_one_starts_without_its_state():
     referee, _ = evict_while_its_load_fails()
     referee.abort(["a"])
     referee.drain()

@@ -32,7 +32,7 @@ def check(*provides, **changes):
     ("field", "value", "capability"),
     [("lora_id", "poet", "lora"), ("encoder_inputs", (IMAGE,), "encoder")],
 )
-def test_what_no_worker_can_do_is_refused_by_name(field, value, capability):
+def test_a_feature_without_worker_support_is_rejected_by_name(field, value, capability):
     check(capability, **{field: value})
     with pytest.raises(RequestError, match=f"does not provide '{capability}'") as refusal:
         check("logits_processors", **{field: value})
@@ -56,7 +56,7 @@ def test_what_no_worker_can_do_is_refused_by_name(field, value, capability):
         ("prompt_logprobs", 1),
     ],
 )
-def test_a_parameter_that_the_worker_does_not_implement_is_refused(field, value):
+def test_a_parameter_without_worker_support_is_rejected(field, value):
     params = SamplingParams(**{field: value})
     capability = SAMPLING_CAPABILITIES[field]
     check(capability, sampling_params=params)
@@ -79,7 +79,7 @@ def test_parameters_without_effect_need_no_capability():
         (replace(IMAGE, position=0), replace(IMAGE, position=7)),
     ],
 )
-def test_content_side_by_side_and_up_to_the_last_token_is_taken(inputs):
+def test_adjacent_content_up_to_the_last_token_is_accepted(inputs):
     check("encoder", encoder_inputs=inputs)
 
 
@@ -101,7 +101,7 @@ def test_content_side_by_side_and_up_to_the_last_token_is_taken(inputs):
         (replace(IMAGE, position=8),),
     ],
 )
-def test_content_that_does_not_fit_the_prompt_is_refused(inputs):
+def test_content_outside_of_the_prompt_is_rejected(inputs):
     with pytest.raises(RequestError) as refusal:
         check("encoder", encoder_inputs=inputs)
     assert refusal.value.parameter == "encoder_inputs"
@@ -111,13 +111,13 @@ def test_content_that_does_not_fit_the_prompt_is_refused(inputs):
     ("field", "value"),
     [("tenant", 3), ("lora_id", None), ("deadline_ns", -1), ("deadline_ns", "soon")],
 )
-def test_odd_values_are_refused(field, value):
+def test_values_of_wrong_types_are_rejected(field, value):
     with pytest.raises(RequestError) as refusal:
         check("lora", **{field: value})
     assert refusal.value.parameter == field
 
 
-def test_a_deadline_is_that_of_the_first_token_wherever_it_is_named():
+def test_every_deadline_is_documented_as_that_of_the_first_token():
     named = (EngineCoreRequest, PromptTraits, RequestView.deadline_ns)
     meanings = [" ".join(inspect.getdoc(one).split()) for one in named]
     assert all("first token is due" in meaning for meaning in meanings)

@@ -11,14 +11,14 @@ from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
 
-def test_restarts_come_later_each_time_and_then_no_more():
+def test_restarts_are_delayed_more_each_time_and_then_stop():
     rules = SupervisionRules(max_restarts=5, first_delay_s=0.5, max_delay_s=3)
     restarts = Restarts(rules, ManualClock())
     assert [restarts.next_delay_s() for _ in range(6)] == [0.5, 1, 2, 3, 3, None]
     assert restarts.num_deaths == 6
 
 
-def test_a_death_by_a_request_does_not_count_unless_none_is_allowed():
+def test_a_crash_caused_by_a_request_does_not_count_unless_restarts_are_off():
     restarts = Restarts(SupervisionRules(max_restarts=2, first_delay_s=0.5), ManualClock())
     assert [restarts.next_delay_s(is_by_request=True) for _ in range(9)] == [0.5] * 9
     assert (restarts.num_deaths, restarts.num_left) == (0, 0)
@@ -41,12 +41,12 @@ def test_a_death_by_a_request_does_not_count_unless_none_is_allowed():
         {"first_delay_s": 11},
     ],
 )
-def test_rules_that_cannot_be_kept_are_refused_by_name(wrong):
+def test_invalid_restart_rules_are_rejected_by_name(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         SupervisionRules(**wrong)
 
 
-def test_deaths_of_long_ago_are_forgiven():
+def test_old_crashes_do_not_count():
     clock = ManualClock()
     restarts = Restarts(SupervisionRules(max_restarts=1, window_s=60, first_delay_s=1), clock)
     assert restarts.next_delay_s() == 1
@@ -91,7 +91,7 @@ def tracker(clock):
     ],
     ids=["same id", "same prompt", "another seed"],
 )
-def test_what_engines_died_of_alone_is_refused(tracker, again, parameter):
+def test_a_request_that_crashed_engines_alone_is_rejected(tracker, again, parameter):
     die(tracker, request("a"))
     tracker.admit("a", request("a"))
     die(tracker, request("a"))
@@ -102,7 +102,7 @@ def test_what_engines_died_of_alone_is_refused(tracker, again, parameter):
     tracker.admit("b", request("b", temperature=0.5))
 
 
-def test_a_request_is_blamed_if_it_was_alone_or_the_engine_works_otherwise(tracker, clock):
+def test_a_request_is_blamed_if_it_ran_alone_or_the_engine_works_without_it(tracker, clock):
     poison, innocent = ("p", request("p", (6, 6))), ("i", request("i"))
     assert tracker.blames_request([poison], was_killed=False)
     assert tracker.blames_request([poison, ("q", request("q", (6, 6)))], was_killed=False)
@@ -117,7 +117,7 @@ def test_a_request_is_blamed_if_it_was_alone_or_the_engine_works_otherwise(track
     assert not tracker.blames_request([poison, innocent], was_killed=False)
 
 
-def test_one_prompt_with_other_parameters_each_time_is_refused_after_one_more(tracker):
+def test_a_prompt_with_changing_parameters_is_rejected_after_one_more_crash(tracker):
     for number in range(3):
         poison = request(f"p{number}", temperature=0.1 + number / 10)
         tracker.admit(poison.request_id, poison)
@@ -126,7 +126,7 @@ def test_one_prompt_with_other_parameters_each_time_is_refused_after_one_more(tr
         tracker.admit("p", request("p", temperature=0.9))
 
 
-def test_who_merely_ran_beside_is_not_refused(tracker):
+def test_a_request_that_ran_with_a_crashing_one_is_not_rejected(tracker):
     poison, innocent = request("p", (6, 6)), request("i")
     for restarts_left in (4, 3, 2):
         tracker.admit("p", poison)
@@ -145,7 +145,7 @@ def test_who_merely_ran_beside_is_not_refused(tracker):
     tracker.admit("i2", innocent)
 
 
-def test_a_suspect_that_is_aborted_lets_the_next_one_run(tracker):
+def test_after_the_abort_of_a_suspect_the_next_suspect_runs(tracker):
     pair = [request("a"), request("b", (4, 4))]
     for _ in range(2):
         die(tracker, *pair, restarts_left=2)
@@ -156,7 +156,7 @@ def test_a_suspect_that_is_aborted_lets_the_next_one_run(tracker):
         tracker.admit("a", pair[0])
 
 
-def test_a_kill_from_outside_is_not_proof_until_few_restarts_are_left(tracker):
+def test_an_external_kill_is_no_evidence_until_few_restarts_are_left(tracker):
     alone = request("a")
     for restarts_left in (4, 3):
         die(tracker, alone, restarts_left=restarts_left, was_killed=True)
@@ -166,7 +166,7 @@ def test_a_kill_from_outside_is_not_proof_until_few_restarts_are_left(tracker):
         tracker.admit("a", alone)
 
 
-def test_several_requests_of_one_prompt_are_not_proof_until_few_restarts_are_left(tracker):
+def test_several_requests_with_one_prompt_are_no_evidence_until_few_restarts_are_left(tracker):
     crowd = [request(f"{number}") for number in range(4)]
     for restarts_left in (4, 3):
         die(tracker, *crowd, restarts_left=restarts_left)
@@ -177,21 +177,21 @@ def test_several_requests_of_one_prompt_are_not_proof_until_few_restarts_are_lef
         tracker.admit("x", request("x"))
 
 
-def test_a_request_that_ends_well_is_cleared(tracker):
+def test_a_request_that_finishes_is_cleared(tracker):
     die(tracker, request("a"))
     tracker.record_end("a", request("a"), is_normal=True)
     die(tracker, request("a"))
     tracker.admit("a", request("a"))
 
 
-def test_a_ban_ends_with_the_window(tracker, clock):
+def test_a_rejection_ends_with_the_window(tracker, clock):
     for _ in range(2):
         die(tracker, request("a"))
     clock.advance(601_000_000_000)
     tracker.admit("a", request("a"))
 
 
-def test_records_are_bounded_and_the_latest_are_kept():
+def test_crash_records_are_bounded_and_the_latest_are_kept():
     tracker = CrashTracker(SupervisionRules(max_deaths=1), ManualClock())
     for number in range(5000):
         die(tracker, request(f"r{number}", (number,)))

@@ -36,7 +36,7 @@ def test_importing_the_old_kit_names_the_new_package():
         import_module("dovetail.testing.fake_worker")
 
 
-def test_an_attention_backend_with_an_old_feature_is_refused_with_the_new_feature():
+def test_an_attention_backend_with_a_retired_feature_name_is_rejected_with_the_new_name():
     class Old(FakeAttentionBackend):
         capabilities = replace(FakeAttentionBackend.capabilities, features=frozenset({"counts_on"}))
 

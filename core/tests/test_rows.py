@@ -11,14 +11,14 @@ def test_rows_come_lowest_first_with_generation_one():
     assert rows.num_free == 0
 
 
-def test_no_row_is_left():
+def test_allocation_fails_without_a_free_row():
     rows = RowAllocator(1)
     rows.acquire()
     with pytest.raises(LookupError, match="all 1 rows"):
         rows.acquire()
 
 
-def test_a_row_is_held_back_until_the_last_step_that_names_it_is_executed():
+def test_a_freed_row_is_not_reused_until_the_last_step_that_names_it_is_executed():
     rows = RowAllocator(1)
     rows.acquire()
     rows.release(0, last_step=5)
@@ -49,7 +49,7 @@ def test_generations_grow_row_by_row():
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_only_a_held_row_can_be_given_back(times):
+def test_only_an_allocated_row_can_be_freed(times):
     rows = RowAllocator(2)
     if times == 2:
         rows.acquire()
@@ -59,13 +59,13 @@ def test_only_a_held_row_can_be_given_back(times):
 
 
 @pytest.mark.parametrize("num_rows", [0, -1])
-def test_there_must_be_a_row(num_rows):
+def test_at_least_one_row_is_required(num_rows):
     with pytest.raises(ValueError, match="num_rows"):
         RowAllocator(num_rows)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_row_is_handed_out_twice_or_too_early(seed):
+def test_no_row_is_allocated_twice_or_too_early(seed):
     rng = random.Random(seed)
     rows = RowAllocator(4)
     held: dict[int, int] = {}

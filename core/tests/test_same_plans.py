@@ -77,7 +77,7 @@ def program(driver, rng, depth):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 2])
-def test_together_or_one_by_one(drive, policy, depth):
+def test_decode_batches_and_single_decodes_give_the_same_plans(drive, policy, depth):
     preemptions = 0
     for seed in range(6):
         rng = random.Random(seed)
@@ -98,7 +98,7 @@ def test_together_or_one_by_one(drive, policy, depth):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_inlined_or_action_by_action(policy):
+def test_the_inlined_loop_and_single_actions_give_the_same_plans(policy):
     for seed in range(10):
         ways = [
             check_program(cls, random_program(seed), policy=each)
@@ -111,7 +111,7 @@ def test_inlined_or_action_by_action(policy):
         assert ways[0] == ways[1] == ways[2]
 
 
-def test_those_that_decode_are_together(drive):
+def test_decoding_requests_are_in_the_decode_batch(drive):
     """Else the comparison above would compare one thing with itself."""
     driver = drive()
     for name in "abc":
@@ -127,7 +127,7 @@ def test_those_that_decode_are_together(drive):
     assert not len(driver.scheduler._state.decode_batch)
 
 
-def test_one_with_very_many_stop_tokens_stands_apart(drive):
+def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
     """Else every request that comes or goes would pay for its list."""
     driver = drive()
     driver.add("a", 6, max_tokens=9)

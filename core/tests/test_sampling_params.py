@@ -14,7 +14,7 @@ def test_the_defaults_are_valid_and_random():
 
 
 @pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (1e-6, True), (1e-5, False)])
-def test_a_temperature_of_nearly_nothing_is_greedy(temperature, greedy):
+def test_a_temperature_near_zero_is_greedy(temperature, greedy):
     assert SamplingParams(temperature=temperature).greedy is greedy
 
 
@@ -33,16 +33,16 @@ def test_lists_become_tuples_that_a_caller_cannot_change():
     assert params.bad_words == ("x",)
 
 
-def test_no_list_of_allowed_tokens_is_not_an_empty_one():
+def test_allowed_token_ids_none_differs_from_an_empty_list():
     assert SamplingParams().allowed_token_ids is None
     assert SamplingParams().stop_token_ids == ()
 
 
-def test_both_words_for_no_top_k_are_one():
+def test_both_values_that_disable_top_k_are_equal():
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
-def test_a_section_is_checked_and_copied():
+def test_a_section_of_parameters_is_checked_and_copied():
     class Mine(StructuredOutputParams):
         pass
 
@@ -66,13 +66,13 @@ def test_a_section_is_checked_and_copied():
         ({"form": "regex", "text": b"a"}, "structured_output.text"),
     ],
 )
-def test_a_wrong_section_is_refused_by_its_field(section, parameter):
+def test_a_wrong_section_is_rejected_by_field_name(section, parameter):
     with pytest.raises(RequestError) as refusal:
         StructuredOutputParams(**section)
     assert refusal.value.parameter == parameter
 
 
-def test_structured_output_without_an_end_is_refused():
+def test_structured_output_without_an_end_token_is_rejected():
     section = StructuredOutputParams(form="regex", text="a+")
     with pytest.raises(RequestError, match="needs a token that ends the text") as refusal:
         SamplingParams(structured_output=section, ignore_eos=True)
@@ -129,7 +129,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
-def test_what_is_out_of_bounds_is_refused_by_name(name, value):
+def test_values_out_of_bounds_are_rejected_by_name(name, value):
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.parameter == name
@@ -160,20 +160,20 @@ def test_the_bounds_themselves_are_accepted(name, value):
     SamplingParams(**{name: value}).validate()
 
 
-def test_a_refusal_states_value_and_bounds():
+def test_the_error_states_value_and_bounds():
     with pytest.raises(RequestError, match=r"top_p=1\.5 must be above 0 and at most 1\."):
         SamplingParams(top_p=1.5)
     with pytest.raises(RequestError, match=r"max_tokens=0 must be None or an integer from 1 to"):
         SamplingParams(max_tokens=0)
 
 
-def test_a_refusal_does_not_repeat_a_long_value():
+def test_the_error_shortens_a_long_value():
     with pytest.raises(RequestError) as caught:
         SamplingParams(stop=["word"] * 1000)
     assert len(str(caught.value)) < 200
 
 
-def test_contradictions_are_refused():
+def test_contradicting_parameters_are_rejected():
     with pytest.raises(RequestError, match="min_tokens=5 is more than max_tokens=4") as caught:
         SamplingParams(min_tokens=5, max_tokens=4)
     assert caught.value.parameter == "min_tokens"
@@ -182,7 +182,7 @@ def test_contradictions_are_refused():
     SamplingParams(min_tokens=5, max_tokens=None)
 
 
-def test_they_are_frozen_and_checked_again_when_replaced():
+def test_parameters_are_frozen_and_checked_again_by_replace():
     params = SamplingParams(stop="x", top_k=5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.top_k = 6
@@ -191,7 +191,7 @@ def test_they_are_frozen_and_checked_again_when_replaced():
         dataclasses.replace(params, n=0)
 
 
-def test_the_engine_finds_what_a_front_end_smuggled_past():
+def test_the_engine_rejects_invalid_values_that_bypassed_the_front_end():
     params = SamplingParams()
     object.__setattr__(params, "top_p", 7.0)
     with pytest.raises(RequestError, match="top_p"):

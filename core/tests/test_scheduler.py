@@ -6,7 +6,7 @@ from dovetail.errors import RequestError
 from dovetail.sampling_params import SamplingParams
 
 
-def test_a_prompt_runs_whole_and_then_token_by_token(drive, alone):
+def test_a_prompt_runs_in_one_step_and_then_decodes_token_by_token(drive, alone):
     driver = drive()
     prompt = driver.add("a", 5, max_tokens=3)
     assert [driver.step() for _ in range(3)] == [{"a": (0, 5)}, {"a": (5, 1)}, {"a": (6, 1)}]
@@ -28,7 +28,7 @@ def test_requests_join_and_leave_a_running_batch(drive):
     assert driver.step() == {"b": (5, 1)}
 
 
-def test_a_long_prompt_is_cut_to_the_budget_that_is_left(drive, alone):
+def test_a_long_prompt_is_chunked_to_the_remaining_budget(drive, alone):
     driver = drive(max_num_batched_tokens=8)
     driver.add("a", 3, max_tokens=9)
     prompt = driver.add("b", 17, max_tokens=2)
@@ -47,7 +47,7 @@ def test_a_chunk_samples_nothing(drive):
     assert driver.tokens["a"] == []
 
 
-def test_the_threshold_cuts_long_prompts_admitted_or_running(drive):
+def test_the_threshold_limits_chunks_of_new_and_running_requests(drive):
     driver = drive(long_prefill_token_threshold=4)
     driver.add("long", 10, max_tokens=1)
     driver.add("short", 3, max_tokens=5)
@@ -56,7 +56,7 @@ def test_the_threshold_cuts_long_prompts_admitted_or_running(drive):
     assert driver.step() == {"long": (8, 2), "short": (4, 1)}
 
 
-def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole(drive):
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_with_room(drive):
     driver = drive(enable_chunked_prefill=False, max_num_batched_tokens=10, max_model_len=10)
     driver.add("a", 6, max_tokens=2)
     driver.add("b", 6, max_tokens=2)
@@ -65,7 +65,7 @@ def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole(drive):
     assert driver.step() == {"a": (6, 1), "b": (0, 6), "c": (0, 1)}
 
 
-def test_seats_are_kept(drive):
+def test_at_most_max_num_seqs_requests_run(drive):
     driver = drive(max_num_seqs=2)
     for name in "abc":
         driver.add(name, 3, max_tokens=2)
@@ -74,7 +74,7 @@ def test_seats_are_kept(drive):
     assert driver.step() == {"c": (0, 3)}
 
 
-def test_nobody_passes_a_denied_head(drive):
+def test_no_request_passes_a_denied_head_of_the_queue(drive):
     driver = drive(num_blocks=6, enable_prefix_caching=False)
     driver.add("a", 12, max_tokens=3)
     driver.add("head", 16, max_tokens=1)
@@ -85,7 +85,7 @@ def test_nobody_passes_a_denied_head(drive):
     assert list(driver.reasons) == ["a", "head", "small"]
 
 
-def test_a_long_prompt_requests_the_blocks_of_its_chunk_only(drive):
+def test_a_long_prompt_allocates_the_blocks_of_its_chunk_only(drive):
     driver = drive(num_blocks=10, max_num_batched_tokens=8)
     driver.add("a", 30)
     driver.step()
@@ -101,7 +101,7 @@ def test_a_long_prompt_requests_the_blocks_of_its_chunk_only(drive):
         (65, {"enable_chunked_prefill": False}, "raise max_num_batched_tokens"),
     ],
 )
-def test_what_could_never_run_is_refused(drive, num_tokens, limits, words):
+def test_a_request_that_can_never_run_is_rejected(drive, num_tokens, limits, words):
     driver = drive(**limits)
     with pytest.raises(RequestError, match=words) as refusal:
         driver.add("a", num_tokens)
@@ -109,7 +109,7 @@ def test_what_could_never_run_is_refused(drive, num_tokens, limits, words):
     assert driver.scheduler.depth().num_waiting == 0
 
 
-def test_an_id_in_use_is_refused_and_free_again_after_the_end(drive):
+def test_an_id_in_use_is_rejected_until_its_request_ends(drive):
     driver = drive()
     driver.add("a", 3, max_tokens=2)
     with pytest.raises(RequestError, match="'a' is in use"):
@@ -123,14 +123,14 @@ def test_an_id_in_use_is_refused_and_free_again_after_the_end(drive):
     driver.run()
 
 
-def test_an_answer_ends_where_the_cache_ends(drive):
+def test_a_request_ends_when_the_cache_is_full(drive):
     driver = drive(num_blocks=3)
     driver.add("a", 5, max_tokens=100)
     driver.run()
     assert len(driver.tokens["a"]) == 7 and driver.reasons == {"a": "length"}
 
 
-def test_a_stop_token_ends(drive, alone):
+def test_a_stop_token_ends_a_request(drive, alone):
     driver = drive()
     expected = alone(range(5), 6)
     driver.add("a", range(5), max_tokens=6, stop=[expected[3]])
@@ -164,7 +164,7 @@ def test_a_prefix_is_found_while_its_owner_runs(drive):
     driver.run()
 
 
-def test_generated_tokens_are_found_too(drive, alone):
+def test_generated_tokens_are_prefix_hits_too(drive, alone):
     driver = drive()
     prompt = driver.add("a", 6, max_tokens=7)
     driver.run()  # the last token is not computed: three blocks are full
@@ -180,7 +180,7 @@ def test_the_last_prompt_token_is_always_computed(drive):
     assert driver.step() == {"b": (4, 4)}
 
 
-def test_salts_do_not_share(drive):
+def test_requests_with_different_salts_share_no_prefix(drive):
     driver = drive()
     for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
         driver.add(name, range(9), max_tokens=1, cache_salt=salt)
@@ -188,7 +188,7 @@ def test_salts_do_not_share(drive):
     assert driver.cached == {"a": 0, "b": 0, "c": 8}
 
 
-def test_a_request_that_wants_prompt_logprobs_computes_every_position(drive):
+def test_a_request_with_prompt_logprobs_computes_every_position(drive):
     driver = drive()
     driver.add("a", range(9), max_tokens=1)
     driver.run()
@@ -196,14 +196,14 @@ def test_a_request_that_wants_prompt_logprobs_computes_every_position(drive):
     assert driver.step() == {"b": (0, 9)}
 
 
-def test_prefix_caching_can_be_off(drive):
+def test_prefix_caching_can_be_disabled(drive):
     driver = drive(enable_prefix_caching=False)
     for name in "ab":
         driver.add(name, range(9), max_tokens=1)
         assert driver.step() == {name: (0, 9)}
 
 
-def test_reset_forgets_when_idle_only(drive):
+def test_the_prefix_cache_is_reset_only_when_idle(drive):
     driver = drive()
     driver.add("a", range(9), max_tokens=2)
     driver.step()
@@ -217,7 +217,7 @@ def test_reset_forgets_when_idle_only(drive):
 # --- aborts and two plans at a time -----------------------------------------------------------
 
 
-def test_aborts_in_every_state(drive):
+def test_requests_can_be_aborted_in_every_state(drive):
     driver = drive(max_num_seqs=2, max_num_batched_tokens=8)
     for name in ("decoding", "chunked", "waiting"):
         driver.add(name, 12, max_tokens=8)
@@ -238,7 +238,7 @@ def test_aborts_in_every_state(drive):
     assert not driver.worker.tokens  # the worker was told, by an empty plan
 
 
-def test_an_abort_while_the_step_is_out_drops_its_result(drive, alone):
+def test_an_abort_during_a_step_drops_its_result(drive, alone):
     driver = drive()
     driver.add("a", 5, max_tokens=9)
     kept = driver.add("b", 6, max_tokens=3)
@@ -251,7 +251,7 @@ def test_an_abort_while_the_step_is_out_drops_its_result(drive, alone):
     assert driver.tokens["b"] == alone(kept, 3) and len(driver.tokens["a"]) == 2
 
 
-def test_plans_are_made_ahead_of_the_tokens(drive, alone):
+def test_plans_are_made_before_the_tokens_are_known(drive, alone):
     driver = drive()
     prompt = driver.add("a", 5, max_tokens=3)
     assert driver.plan() == {"a": (0, 5)}
@@ -264,7 +264,7 @@ def test_plans_are_made_ahead_of_the_tokens(drive, alone):
     assert driver.tokens["a"] == alone(prompt, 3)
 
 
-def test_a_plan_ahead_of_a_stop_is_dropped(drive, alone):
+def test_a_plan_beyond_a_stop_token_is_dropped(drive, alone):
     driver = drive(max_num_seqs=1)
     expected = alone(range(5), 2)
     driver.add("a", range(5), max_tokens=9, stop=[expected[1]])
@@ -282,7 +282,7 @@ def test_a_plan_ahead_of_a_stop_is_dropped(drive, alone):
     assert driver.tokens["a"] == expected
 
 
-def test_rows_given_up_are_reported_to_the_worker(drive):
+def test_freed_rows_are_reported_to_the_worker(drive):
     driver = drive(max_num_seqs=1)
     driver.add("a", 3, max_tokens=1)
     driver.add("b", 3, max_tokens=1)
@@ -310,7 +310,7 @@ def test_statistics_count_the_step(drive):
     assert (stats.num_preemptions, stats.num_recomputed_tokens) == (0, 0)
 
 
-def test_shutdown_gives_everything_back_twice(drive):
+def test_shutdown_frees_everything_and_can_be_repeated(drive):
     driver = drive(max_num_seqs=1)
     for name in "ab":
         driver.add(name, 5)

@@ -73,7 +73,7 @@ def test_tokens_are_the_same_at_every_depth_with_and_without_drafts(tmp_path, de
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-def test_so_many_steps_are_in_flight(tmp_path, depth):
+def test_the_configured_number_of_steps_is_in_flight(tmp_path, depth):
     started = start(tmp_path, pipeline_depth=depth)
     core = started.core
     try:
@@ -87,7 +87,7 @@ def test_so_many_steps_are_in_flight(tmp_path, depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_drafts_save_steps(tmp_path, depth):
+def test_drafts_reduce_the_number_of_steps(tmp_path, depth):
     counts = []
     for drafts in (0, 3):
         CountingWorker.num_steps = 0
@@ -107,7 +107,7 @@ def test_drafts_save_steps(tmp_path, depth):
         ({"pipeline_depth": 1, "async_scheduling": False}, 1, False),
     ],
 )
-def test_the_depth_follows_from_either_option(tmp_path, given, depth, ahead):
+def test_either_option_sets_the_pipeline_depth(tmp_path, given, depth, ahead):
     started = start(tmp_path, **given)
     started.core.shutdown()
     scheduler = started.config.scheduler
@@ -127,7 +127,7 @@ def test_the_depth_follows_from_either_option(tmp_path, given, depth, ahead):
         ({"max_num_encoder_tokens": 2, "worker_cls": PlainWorker}, "does not declare 'encoder'"),
     ],
 )
-def test_an_option_that_cannot_work_is_refused(tmp_path, given, message):
+def test_an_option_without_worker_support_is_rejected(tmp_path, given, message):
     with pytest.raises(ConfigError, match=message):
         start(tmp_path, **given)
 
@@ -204,7 +204,7 @@ def run_gated(folder, **changes):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth 1", "depth 2"])
-def test_a_gate_of_a_plugin_holds_requests_and_harms_no_other(tmp_path, ahead):
+def test_a_plugin_gate_holds_requests_and_affects_no_other(tmp_path, ahead):
     ended = run_gated(tmp_path, admission_timeout_s=0.2, async_scheduling=ahead)
     tokens = expected([1, 2, 3], PARAMS.max_tokens)
     assert [name for name, _, _ in ended] == ["bad", "plain", "slow", "late"]
@@ -212,6 +212,6 @@ def test_a_gate_of_a_plugin_holds_requests_and_harms_no_other(tmp_path, ahead):
     assert ended[1][1:] == ended[2][1:] == ("length", tokens)
 
 
-def test_gates_need_a_scheduler_that_asks_them(tmp_path):
+def test_gates_need_a_scheduler_that_supports_them(tmp_path):
     with pytest.raises(ConfigError, match="does not declare 'gates'"):
         start(tmp_path, admission_gates=[SlowGate], scheduler_cls=FAKES["scheduler"])

@@ -72,7 +72,7 @@ def test_the_last_admitted_is_preempted_and_no_request_is_admitted(drive, alone)
     assert [len(driver.tokens[name]) for name in "abc"] == [9, 9, 2]
 
 
-def test_a_request_that_comes_back_keeps_its_tokens_and_finds_its_blocks(drive):
+def test_a_preempted_request_keeps_its_tokens_and_finds_its_cached_blocks(drive):
     driver, _ = crowded(drive)
     driver.step()
     seen = driver.step()
@@ -84,7 +84,7 @@ def test_a_request_that_comes_back_keeps_its_tokens_and_finds_its_blocks(drive):
     assert driver.cached["b"] == 0  # told once, at the first admission
 
 
-def test_the_victim_may_be_who_needs_the_block(drive):
+def test_a_request_that_needs_a_block_can_be_the_victim(drive):
     driver = drive(num_blocks=5)
     driver.add("a", 11, max_tokens=9)
     driver.add("b", 8, max_tokens=9)
@@ -95,7 +95,7 @@ def test_the_victim_may_be_who_needs_the_block(drive):
     assert driver.reasons == {"a": "length", "b": "length"}
 
 
-def test_a_grant_of_this_step_is_rolled_back(drive):
+def test_the_grant_of_a_victim_is_rolled_back(drive):
     class First(Policy):
         def victim(self, running, view):
             return running[0]
@@ -109,7 +109,7 @@ def test_a_grant_of_this_step_is_rolled_back(drive):
     assert driver.reasons == {"a": "length", "b": "length"}
 
 
-def test_a_preemption_while_its_step_is_out_waits_for_the_token(drive, alone):
+def test_a_request_preempted_during_a_step_waits_for_its_token(drive, alone):
     driver = drive(num_blocks=6, max_num_batched_tokens=32)
     prompts = {name: driver.add(name, 8, max_tokens=9) for name in "ab"}
     driver.run(depth=2)
@@ -118,7 +118,7 @@ def test_a_preemption_while_its_step_is_out_waits_for_the_token(drive, alone):
     assert driver.stats.num_preemptions > 0
 
 
-def test_an_aborted_victim_is_gone(drive):
+def test_an_aborted_victim_does_not_return(drive):
     driver, _ = crowded(drive)
     driver.step()
     assert driver.waiting() == ["b", "c"]
@@ -127,7 +127,7 @@ def test_an_aborted_victim_is_gone(drive):
     assert set(driver.reasons) == {"a", "c"}
 
 
-def test_work_that_has_outgrown_a_step_comes_back_in_pieces(drive, alone):
+def test_a_preempted_request_longer_than_the_budget_is_recomputed_in_chunks(drive, alone):
     driver = drive(num_blocks=6, max_num_batched_tokens=9, enable_chunked_prefill=False)
     prompts = {name: driver.add(name, 8, max_tokens=9) for name in "ab"}
     driver.run()
@@ -184,7 +184,7 @@ class Classes(Policy):
         return request.priority
 
 
-def test_a_request_that_would_not_fit_even_so_requests_no_victim(drive):
+def test_a_request_that_cannot_fit_preempts_no_request(drive):
     class Counting(ByPriority):
         num_asked = 0
 
@@ -213,7 +213,7 @@ def test_requests_of_equal_priority_are_not_preempted(drive, policy):
     assert driver.step() == {"a": (3, 1)}
 
 
-def test_a_policy_that_does_not_preempt_lets_running_ones_be(drive):
+def test_a_policy_without_victims_preempts_no_running_request(drive):
     class Polite(ByPriority):
         preempts = False
 
@@ -225,7 +225,7 @@ def test_a_policy_that_does_not_preempt_lets_running_ones_be(drive):
     assert driver.waiting() == ["vip"]
 
 
-def test_the_preempted_come_back_though_others_were_admitted_in_between(drive, policy):
+def test_preempted_requests_return_although_others_were_admitted_in_between(drive, policy):
     driver = drive(max_num_seqs=3, policy=policy)
     for name in "abc":
         driver.add(name, 3, max_tokens=6, priority=5)
@@ -237,7 +237,7 @@ def test_the_preempted_come_back_though_others_were_admitted_in_between(drive, p
     assert set(driver.reasons) == set("abcxyz")
 
 
-def test_a_step_that_preempts_admits_no_request_even_where_there_is_room(drive):
+def test_a_step_that_preempts_admits_no_request_even_with_free_blocks(drive):
     class Polite(ByPriority):
         preempts = False
 
@@ -252,7 +252,7 @@ def test_a_step_that_preempts_admits_no_request_even_where_there_is_room(drive):
     assert driver.step().keys() == {"a", "c"}
 
 
-def test_a_request_that_is_admitted_and_preempted_in_one_step_was_never_there(drive):
+def test_a_request_admitted_and_preempted_in_one_step_is_not_in_the_plan(drive):
     class Restless(Policy):
         """Whoever waits goes before whoever runs."""
 
@@ -271,7 +271,7 @@ def test_a_request_that_is_admitted_and_preempted_in_one_step_was_never_there(dr
     assert driver.stats.num_scheduled_tokens == 5
 
 
-def test_what_the_preempted_give_up_is_free_when_their_last_step_is_executed(drive, alone):
+def test_blocks_of_preempted_requests_are_free_after_their_last_step(drive, alone):
     driver = drive(num_blocks=8, policy=ByPriority)
     prompt = driver.add("low", 12, max_tokens=4, priority=9)
     driver.plan()
@@ -286,7 +286,7 @@ def test_what_the_preempted_give_up_is_free_when_their_last_step_is_executed(dri
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_nobody_waits_for_one_that_matters_less(drive, policy, depth):
+def test_no_request_waits_for_one_of_lower_priority(drive, policy, depth):
     driver = drive(max_num_seqs=2, num_blocks=12, policy=policy)
     priorities = {f"r{place}": (place * 7) % 5 for place in range(12)}
     for name, priority in priorities.items():
@@ -311,7 +311,7 @@ def heard():
     return Listening.heard
 
 
-def test_a_policy_is_notified_of_a_requests_life(drive, heard):
+def test_a_policy_is_notified_of_all_events_of_a_request(drive, heard):
     driver = drive(policy=Listening, max_num_batched_tokens=8)
     driver.add("a", 10, max_tokens=2)
     driver.run()
@@ -334,7 +334,7 @@ def test_a_policy_is_notified_of_evictions_and_aborts(drive, heard):
     assert heard[-1] == ("finish", "c")
 
 
-def test_a_subclass_names_its_policy_and_the_context_goes_before_it(drive, heard):
+def test_the_policy_of_the_context_overrides_that_of_a_subclass(drive, heard):
     class Named(Scheduler):
         policy_cls = Listening
 
@@ -344,7 +344,7 @@ def test_a_subclass_names_its_policy_and_the_context_goes_before_it(drive, heard
     assert heard == [("arrival", "a")]
 
 
-def test_a_policy_sees_the_state_and_the_clock(drive):
+def test_a_policy_can_read_the_state_and_the_clock(drive):
     seen = {}
 
     class Looking(Policy):

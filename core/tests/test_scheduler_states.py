@@ -150,7 +150,7 @@ ACTIONS = {
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("out", [False, True], ids=["settled", "a plan is out"])
 @pytest.mark.parametrize("where", WAYS, ids=lambda where: where.name)
-def test_in_every_status(where, out, action):
+def test_every_operation_is_correct_in_every_status(where, out, action):
     referee = WAYS[where]()
     assert status(referee) is where
     if out and not referee.num_out:
@@ -205,7 +205,7 @@ def test_a_request_that_waits_for_remote_kvs_has_no_row_and_delays_no_other_requ
     referee.drain()
 
 
-def test_a_pause_of_the_new_lets_those_that_have_begun_end():
+def test_pause_new_lets_started_requests_finish():
     referee = make_referee(num_blocks=8)
     referee.add(request("a", 11, max_tokens=8))
     referee.add(request("r", 11, max_tokens=8, first=15))
@@ -219,7 +219,7 @@ def test_a_pause_of_the_new_lets_those_that_have_begun_end():
     referee.drain()
 
 
-def test_scopes_take_each_others_place():
+def test_a_new_pause_scope_replaces_the_previous_one():
     referee = make_referee()
     referee.add(request("r"))
     referee.pause(PauseScope.NEW)

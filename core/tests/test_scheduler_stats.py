@@ -6,7 +6,7 @@ from dovetail.clock import ManualClock
 from dovetail.interfaces import Policy
 
 
-def test_statistics_say_what_stands_where(drive):
+def test_statistics_count_requests_and_blocks(drive):
     driver = drive(num_blocks=10, max_num_seqs=2)
     for name in "abc":
         driver.add(name, 9, max_tokens=3)
@@ -23,7 +23,7 @@ def test_statistics_say_what_stands_where(drive):
 
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_recomputed_tokens_are_those_that_ran_again(drive, caching, depth):
+def test_recomputed_tokens_are_counted(drive, caching, depth):
     driver = drive(num_blocks=10, enable_prefix_caching=caching)
     ran = 0
     for name in "abcde":
@@ -38,7 +38,7 @@ def test_recomputed_tokens_are_those_that_ran_again(drive, caching, depth):
     assert driver.stats.num_recomputed_tokens == ran - needed > 0
 
 
-def test_sums_grow_over_a_life(drive):
+def test_cumulative_statistics_are_summed_over_steps(drive):
     driver = drive(num_blocks=6)
     for name in ("a", "b"):  # of one and the same prompt
         driver.add(name, [7] * 9, max_tokens=2)
@@ -59,14 +59,14 @@ def test_sums_grow_over_a_life(drive):
     assert driver.stats.num_aborted == 2
 
 
-def test_nothing_looked_up_is_not_a_hit_rate(drive):
+def test_the_hit_rate_is_undefined_without_lookups(drive):
     driver = drive(enable_prefix_caching=False)
     driver.add("a", 4)
     driver.step()
     assert driver.stats.prefix_hit_rate == 0.0
 
 
-def test_the_time_in_the_scheduler_is_that_of_the_injected_clock(drive):
+def test_scheduler_time_is_measured_with_the_injected_clock(drive):
     class Slow(Policy):
         def on_granted(self, request, num_tokens, view):
             clock.advance(7)

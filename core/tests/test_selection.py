@@ -132,24 +132,24 @@ def box(**likes):
 # --- platforms --------------------------------------------------------------------------------
 
 
-def test_the_usable_platform_of_the_highest_rank_is_taken(make):
+def test_the_usable_platform_with_the_highest_rank_is_selected(make):
     registry = make(dovetail_a=section("platform", box="Box", better="Better", absent="Absent"))
     assert choose_platform(registry, "auto").info.name == "better"
 
 
-def test_a_platform_may_wait_to_be_asked(make):
+def test_a_platform_can_opt_out_of_automatic_selection(make):
     registry = make(dovetail_a=section("platform", box="Box", shy="Shy"))
     assert choose_platform(registry, "auto").info.name == "box"
     assert type(choose_platform(registry, "shy")).__name__ == "Shy"
 
 
-def test_an_outside_platform_is_taken_by_name_only(make):
+def test_an_outside_platform_is_selected_by_name_only(make):
     registry = make(dovetail_a=section("platform", box="Box"), acme=section("platform", b="Better"))
     assert choose_platform(registry, "auto").info.name == "box"
     assert choose_platform(registry, "b").info.name == "better"
 
 
-def test_where_no_platform_can_be_used_each_gives_the_reason(make):
+def test_if_no_platform_is_usable_every_reason_is_reported(make):
     registry = make(
         dovetail_a=section("platform", absent="Absent"), acme=section("platform", b="Better")
     )
@@ -167,7 +167,7 @@ def test_an_explicit_platform_that_cannot_be_used_is_refused(make):
         choose_platform(registry, "absent")
 
 
-def test_a_probe_that_fails_lets_no_other_platform_win(make):
+def test_a_failed_probe_prevents_the_selection_of_another_platform(make):
     registry = make(dovetail_a=section("platform", box="Box", broken="Broken"))
     with pytest.raises(PluginLoadError, match="probe of the platform 'broken'") as failure:
         choose_platform(registry, "auto")
@@ -181,7 +181,7 @@ def test_a_probe_that_fails_lets_no_other_platform_win(make):
 # --- other places -----------------------------------------------------------------------------
 
 
-def test_the_users_pick_goes_before_the_platforms(make):
+def test_the_users_choice_overrides_the_platforms_preference(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha", beta="Beta"))
     platform = box(ops=("beta", "alpha"))
     assert choose(registry, platform, "ops", "alpha").__name__ == "Alpha"
@@ -189,17 +189,17 @@ def test_the_users_pick_goes_before_the_platforms(make):
     assert choose(registry, platform, "ops", "parts:Alpha").__name__ == "Alpha"
 
 
-def test_a_preference_that_is_not_installed_is_passed_over(make):
+def test_a_preference_that_is_not_installed_is_skipped(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha", beta="Beta"))
     assert choose(registry, box(ops=("gamma", "alpha")), "ops", "auto").__name__ == "Alpha"
 
 
-def test_without_a_preference_the_first_by_distribution_and_name_is_taken(make):
+def test_without_a_preference_the_first_by_distribution_and_name_is_selected(make):
     registry = make(dovetail_b=section("ops", alpha="Alpha"), dovetail_a=section("ops", z="Beta"))
     assert choose(registry, box(), "ops", "auto").__name__ == "Beta"
 
 
-def test_an_outside_plugin_is_not_selected_automatically_but_may_be_preferred(make):
+def test_an_outside_plugin_is_selected_automatically_only_if_preferred(make):
     registry = make(acme=section("ops", alpha="Alpha"))
     with pytest.raises(PluginNotFoundError, match=r"alpha: an outside plugin: name it, or"):
         choose(registry, box(), "ops", "auto")
@@ -207,7 +207,7 @@ def test_an_outside_plugin_is_not_selected_automatically_but_may_be_preferred(ma
     assert choose(registry, box(ops=("alpha@acme",)), "ops", "auto").__name__ == "Alpha"
 
 
-def test_an_explicit_pick_never_falls_back(make):
+def test_an_explicit_choice_never_falls_back(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha"))
     with pytest.raises(PluginNotFoundError, match=r"'alfa'.*Did you mean 'alpha'"):
         choose(registry, box(ops=("alpha",)), "ops", "alfa")
@@ -226,14 +226,14 @@ def test_an_explicit_pick_never_falls_back(make):
         ("parts.Mine", "Scheduler", "Mine"),
     ],
 )
-def test_a_place_for_a_scheduler_takes_a_policy(make, reference, scheduler, policy):
+def test_scheduler_cls_accepts_a_policy(make, reference, scheduler, policy):
     registry = make(dovetail_a=section("scheduler", whole="Whole") + section("policy", mine="Mine"))
     found, ordered_by = choose_scheduler(registry, reference)
     assert found.__name__ == scheduler
     assert (ordered_by and ordered_by.__name__) == policy
 
 
-def test_classes_are_taken_as_they_are(make):
+def test_class_objects_are_used_directly(make):
     registry = make()
     import parts
 
@@ -241,12 +241,12 @@ def test_classes_are_taken_as_they_are(make):
     assert choose_scheduler(registry, parts.Mine) == (Scheduler, parts.Mine)
 
 
-def test_a_scheduler_goes_before_a_policy_of_its_name(make):
+def test_a_scheduler_takes_precedence_over_a_policy_of_the_same_name(make):
     registry = make(dovetail_a=section("scheduler", same="Whole") + section("policy", same="Mine"))
     assert choose_scheduler(registry, "same")[0].__name__ == "Whole"
 
 
-def test_what_is_neither_is_refused_as_a_scheduler(make):
+def test_a_class_that_is_neither_scheduler_nor_policy_is_rejected(make):
     with pytest.raises(ContractError, match="contract of a scheduler"):
         choose_scheduler(make(), "parts:Alpha")
 
@@ -268,7 +268,7 @@ def backends(make):
     return make(dovetail_a=section("attention", **names))
 
 
-def test_the_first_backend_that_is_able_is_taken(make):
+def test_the_first_suitable_backend_is_selected(make):
     registry, order = backends(make), ("unbuilt", "plain", "windowed")
     assert choose_attention(registry, box(attention=order), "auto", requirements()).name == "plain"
     wished = requirements(features=WINDOW)
@@ -276,12 +276,12 @@ def test_the_first_backend_that_is_able_is_taken(make):
     assert choose_attention(registry, box(), "auto", wished).name == "windowed"
 
 
-def test_an_explicit_backend_that_is_not_able_is_refused(make):
+def test_an_explicit_unsuitable_backend_is_rejected(make):
     with pytest.raises(PluginError, match=r"'plain' was requested .*: sliding_window is required"):
         choose_attention(backends(make), box(), "plain", requirements(features=WINDOW))
 
 
-def test_where_no_backend_is_able_each_gives_the_reason(make):
+def test_if_no_backend_is_suitable_every_reason_is_reported(make):
     with pytest.raises(PluginNotFoundError) as refusal:
         choose_attention(backends(make), box(), "auto", requirements(dtype="float16", block_size=4))
     lines = str(refusal.value).splitlines()
@@ -305,7 +305,7 @@ def test_an_outside_backend_is_not_selected_automatically(make):
     )
 
 
-def test_refusals_are_those_of_both_sources(make):
+def test_reasons_come_from_declared_capabilities_and_the_backend(make):
     backends(make)
     import parts
 

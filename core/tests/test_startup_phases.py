@@ -45,7 +45,7 @@ def test_a_failed_start_names_its_phase_and_is_undone(error):
     assert isinstance(raised.value, type(error)) or raised.value.__cause__ is error
 
 
-def test_a_failure_while_taking_back_hides_nothing(caplog):
+def test_a_failure_during_cleanup_does_not_hide_the_first_error(caplog):
     undone = []
 
     def explode():
@@ -59,7 +59,7 @@ def test_a_failure_while_taking_back_hides_nothing(caplog):
     assert "no such thing" in caplog.text
 
 
-def test_an_interrupt_stays_one_and_everything_is_taken_back():
+def test_an_interrupt_is_raised_after_cleanup():
     undone = []
     with pytest.raises(KeyboardInterrupt), StartUp(ManualClock(), deadline_s=60) as start:
         start.undo(lambda: undone.append(1))
@@ -67,14 +67,14 @@ def test_an_interrupt_stays_one_and_everything_is_taken_back():
     assert undone == [1]
 
 
-def test_nothing_is_taken_back_after_a_start_that_went_well():
+def test_a_successful_start_is_not_undone():
     undone = []
     with StartUp(ManualClock(), deadline_s=60) as start:
         start.undo(lambda: undone.append(1))
     assert undone == []
 
 
-def test_a_phase_is_not_silent_for_long(caplog):
+def test_a_long_phase_is_logged(caplog):
     with StartUp(MonotonicClock(), deadline_s=60, report_s=0.05) as start:
         start.enter("load_model")
         time.sleep(0.2)
@@ -85,7 +85,7 @@ def test_a_phase_is_not_silent_for_long(caplog):
     )
 
 
-def test_a_phase_that_hangs_is_broken_off_where_it_is():
+def test_a_hanging_phase_is_interrupted():
     begun = time.monotonic()
     with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
         start.enter("plugins")
@@ -103,7 +103,7 @@ class Endless:
         time.sleep(30)
 
 
-def test_a_plugin_whose_making_hangs_is_not_reported_as_broken():
+def test_a_plugin_whose_constructor_hangs_is_not_reported_as_broken():
     with pytest.raises(StartError) as raised, StartUp(MonotonicClock(), deadline_s=0.2) as start:
         start.enter("load_model")
         construct("worker", Endless, ())
@@ -123,7 +123,7 @@ def test_a_plugin_whose_import_hangs_is_named(tmp_path, monkeypatch):
     assert "hangs_at_import.py:2" in message, "where it was"
 
 
-def test_elsewhere_than_in_the_main_thread_a_late_phase_is_reported(caplog):
+def test_outside_of_the_main_thread_a_late_phase_is_reported(caplog):
     found = []
 
     def run():

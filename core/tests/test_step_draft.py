@@ -28,7 +28,7 @@ def draft():
     return StepDraft(16, EncoderBudget(limits))
 
 
-def test_grants_use_up_the_budget_and_become_runs(draft):
+def test_grants_reduce_the_budget_and_become_runs(draft):
     whole, chunk = request(0), request(1)
     draft.grant(whole, 6)
     draft.grant(chunk, 4)
@@ -67,7 +67,7 @@ def test_joins_bring_all_blocks_and_growth_only_new_ones(draft):
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_revoked_request_leaves_no_trace(draft, joined):
+def test_a_revoked_grant_leaves_no_trace(draft, joined):
     gone, stays = request(0), request(1)
     if joined:
         draft.join(gone)
@@ -83,7 +83,7 @@ def test_a_revoked_request_leaves_no_trace(draft, joined):
     assert gone.num_computed_tokens == 0
 
 
-def test_revoking_who_has_nothing_changes_nothing(draft):
+def test_revoking_a_request_without_a_grant_has_no_effect(draft):
     stays = request(1)
     draft.grant(stays, 2)
     assert draft.revoke(request(0)) is False

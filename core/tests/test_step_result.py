@@ -68,7 +68,9 @@ def test_tokens_go_to_their_requests_in_plan_order():
         (8, {"stop_token_ids": [9]}, None, None),
     ],
 )
-def test_a_stop_token_ends_and_only_the_users_own_is_a_reason(token, params, status, stop_reason):
+def test_a_stop_token_ends_and_only_user_stop_tokens_are_reported(
+    token, params, status, stop_reason
+):
     one = request(stop=(9,), **params)
     settled = give([one], [[token]])
     assert [how for _, how in settled.ended] == ([] if status is None else [status])
@@ -76,14 +78,14 @@ def test_a_stop_token_ends_and_only_the_users_own_is_a_reason(token, params, sta
     assert one.token_ids[-1] == token  # what ended it is part of the output
 
 
-def test_min_tokens_disarm_stop_tokens():
+def test_stop_tokens_are_ignored_before_min_tokens():
     one = request(stop=(9,), min_tokens=3)
     assert give([one], [[9]]).ended == []
     assert give([one], [[9]]).ended == []
     assert give([one], [[9]]).ended == [(one, RequestStatus.FINISHED_STOPPED)]
 
 
-def test_the_last_token_ends_and_a_stop_goes_before_the_length():
+def test_the_length_limit_ends_a_request_and_a_stop_token_takes_precedence():
     one, two = request(0, max_tokens=1), request(1, max_tokens=1, stop=(9,))
     settled = give([one, two], [[7], [9]])
     assert settled.ended == [
@@ -92,7 +94,7 @@ def test_the_last_token_ends_and_a_stop_goes_before_the_length():
     ]
 
 
-def test_what_was_sampled_past_an_end_is_dropped():
+def test_tokens_after_the_end_are_dropped():
     one, two = request(0, stop=(9,)), request(1, max_tokens=2)
     settled = give([one, two], [[5, 9, 6], [1, 2, 3]])
     assert list(settled.counts) == [2, 2]
@@ -100,7 +102,7 @@ def test_what_was_sampled_past_an_end_is_dropped():
     assert list(one.token_ids) == [1, 2, 3, 5, 9]
 
 
-def test_results_of_the_dead_are_dropped():
+def test_results_of_finished_requests_are_dropped():
     dead, alive = request(0, logprobs=1), request(1)
     dead.status = RequestStatus.FINISHED_ABORTED
     settled = give([dead, alive], [[5], [6]], logprobs={0: columns(1)})
@@ -115,14 +117,14 @@ def test_cached_tokens_are_reported_once_with_the_first_token():
     assert give([one], [[5]]).num_cached_tokens == {}
 
 
-def test_logprobs_are_filed_by_request():
+def test_logprobs_are_grouped_by_request():
     one, two = request(0), request(1, logprobs=1)
     mine = columns(1)
     settled = give([one, two], [[5], [6]], logprobs={1: mine})
     assert settled.logprobs == {"r1": mine}
 
 
-def test_prompt_logprobs_are_handed_out_once_over_chunks_and_a_preemption():
+def test_prompt_logprobs_are_returned_once_across_chunks_and_a_preemption():
     one = request(prompt=range(10), prompt_logprobs=1)
     first = give([one], [[]], starts=[0], prompt_logprobs={0: columns(4)})
     assert len(first.prompt_logprobs["r0"].counts) == 4
@@ -135,7 +137,7 @@ def test_prompt_logprobs_are_handed_out_once_over_chunks_and_a_preemption():
     assert one.num_prompt_logprobs == 9
 
 
-def test_outputs_name_the_ended_with_reason():
+def test_outputs_list_finished_requests_with_their_reasons():
     one = request(stop=(9,), stop_token_ids=[9])
     outputs = give([one], [[9]]).outputs(stats=None)
     assert outputs.request_ids == ["r0"] and list(outputs.token_ids) == [9]
@@ -181,7 +183,7 @@ def decoding(row, **asked):
     return made
 
 
-def test_a_token_each_goes_to_those_side_by_side_and_then_to_the_rest():
+def test_the_decode_batch_receives_one_token_each_before_the_other_runs():
     one, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
     settled = give_decode_record([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
     assert settled.request_ids == ["r0", "r1", "r3"] and settled.advanced == [one, two, first]
@@ -190,7 +192,7 @@ def test_a_token_each_goes_to_those_side_by_side_and_then_to_the_rest():
     assert settled.num_cached_tokens == {"r3": 0}
 
 
-def test_side_by_side_each_ends_by_its_own_stop_tokens_in_plan_order():
+def test_members_of_the_decode_batch_end_by_their_own_stop_tokens():
     one, two, three = decoding(0, stop=(8,)), decoding(1, stop=(7,)), decoding(2, max_tokens=2)
     four, five = decoding(3, stop=(7,)), decoding(4, stop=(7,), min_tokens=3)
     settled = give_decode_record([one, two, three, four, five], [7] * 5, capped=[three])
@@ -201,13 +203,13 @@ def test_side_by_side_each_ends_by_its_own_stop_tokens_in_plan_order():
     ]
 
 
-def test_side_by_side_a_stop_goes_before_the_length():
+def test_in_the_decode_batch_a_stop_token_takes_precedence_over_the_length():
     one = decoding(0, max_tokens=2, stop=(9,))
     settled = give_decode_record([one], [9], capped=[one])
     assert settled.ended == [(one, RequestStatus.FINISHED_STOPPED)]
 
 
-def test_side_by_side_the_dead_get_nothing():
+def test_in_the_decode_batch_finished_requests_get_no_tokens():
     requests = [decoding(row, stop=(7,), max_tokens=2) for row in range(3)]
     requests[1].status = RequestStatus.FINISHED_ABORTED
     settled = give_decode_record(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
@@ -216,7 +218,7 @@ def test_side_by_side_the_dead_get_nothing():
     assert [one for one, _ in settled.ended] == [requests[0], requests[2]]
 
 
-def test_log_probabilities_find_those_side_by_side():
+def test_logprobs_are_assigned_to_members_of_the_decode_batch():
     one, two = decoding(0), decoding(1, logprobs=1)
     mine = columns(1)
     settled = give_decode_record([one, two], [5, 6], logprobs={1: mine})

@@ -37,11 +37,11 @@ def by_characters(stops, text, include=False):
         (["aEN", "EN", "D"], "aEN", "END"),
     ],
 )
-def test_stop_strings_are_found_over_any_border(pieces, shown, stop):
+def test_stop_strings_are_found_across_chunk_boundaries(pieces, shown, stop):
     assert run(["\n\nHuman:", "END"], pieces) == (shown, stop)
 
 
-def test_a_possible_beginning_is_held_back_and_the_rest_is_not():
+def test_only_a_possible_stop_string_prefix_is_held_back():
     stream = StopStringFilter(["<end>"])
     assert stream.push("abc<e") == ("abc", None)
     assert stream.push("n") == ("", None)
@@ -53,12 +53,12 @@ def test_the_stop_string_is_shown_when_requested():
     assert run(["b", "bc"], ["a", "bcd"], include=True) == ("ab", "b")
 
 
-def test_the_match_that_ends_first_wins_and_of_those_the_longest():
+def test_the_earliest_and_then_longest_match_wins():
     assert run(["abcdef", "bcd"], ["abcdef"]) == ("a", "bcd")
     assert run(["cd", "bcd"], ["abcdef"]) == ("a", "bcd")
 
 
-def test_an_unarmed_piece_is_text_but_may_begin_a_stop_string():
+def test_a_chunk_before_min_tokens_can_begin_a_stop_string():
     stream = StopStringFilter(["stop", "to"])
     assert stream.push("stop s", armed=False) == ("stop ", None)
     assert stream.push("to", armed=False) == ("", None)
@@ -66,7 +66,7 @@ def test_an_unarmed_piece_is_text_but_may_begin_a_stop_string():
 
 
 @pytest.mark.parametrize("stops", [[], ["a", ""]])
-def test_stop_strings_without_characters_are_refused(stops):
+def test_empty_stop_strings_are_rejected(stops):
     with pytest.raises(ValueError, match="non-empty"):
         StopStringFilter(stops)
 
@@ -77,5 +77,5 @@ def test_stop_strings_without_characters_are_refused(stops):
     st.lists(st.text("ab<", max_size=4), max_size=8),
     st.booleans(),
 )
-def test_pieces_do_not_matter(stops, pieces, include):
+def test_results_do_not_depend_on_the_chunks(stops, pieces, include):
     assert run(stops, pieces, include) == by_characters(stops, "".join(pieces), include)

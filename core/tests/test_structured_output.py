@@ -116,7 +116,7 @@ def places(calls):
     return {call: place for place, call in enumerate(calls)}
 
 
-def test_a_masked_step_is_executed_before_the_last_result_and_sampled_after_it(engine):
+def test_a_masked_step_is_executed_before_and_sampled_after_the_previous_result(engine):
     add(engine, "a", " ".join([ANY] * 8))
     tokens, _ = run(engine)
     assert len(tokens["a"]) == 4
@@ -141,7 +141,7 @@ def test_steps_without_masks_are_sampled_at_once(engine):
             assert calls[place + 1] == ("sample", call[1])
 
 
-def test_masks_name_the_runs_that_are_constrained(engine):
+def test_masks_list_the_constrained_runs(engine):
     add(engine, "plain", num_tokens=8)
     add(engine, "a", " ".join([ANY] * 8))
     tokens, ends = run(engine)
@@ -153,7 +153,7 @@ def test_masks_name_the_runs_that_are_constrained(engine):
     assert {str(end.reason) for end in ends.values()} == {"length"}
 
 
-def test_a_token_that_was_not_allowed_ends_the_request_and_is_not_given_out(engine):
+def test_a_disallowed_token_ends_the_request_and_is_not_returned(engine):
     add(engine, "a", ANY)
     engine.executor.sampled = 9
     tokens, ends = run(engine)
@@ -173,7 +173,7 @@ def test_a_token_that_was_not_allowed_ends_the_request_and_is_not_given_out(engi
         ("allow_nothing", "allows no token at all"),
     ],
 )
-def test_what_fails_ends_its_request(engine, where, message):
+def test_a_grammar_failure_ends_its_request(engine, where, message):
     engine.executor.sampled = 5
     add(engine, "a", where, form="failing", num_tokens=20)
     _, ends = run(engine)
@@ -183,7 +183,7 @@ def test_what_fails_ends_its_request(engine, where, message):
     assert len(run(engine)[0]["b"]) == 4
 
 
-def test_an_aborted_request_is_forgotten(engine):
+def test_the_grammar_of_an_aborted_request_is_released(engine):
     add(engine, "a", " ".join([ANY] * 8))
     assert engine.abort_requests(["a"]) == ["a"]
     run(engine)
@@ -193,7 +193,7 @@ def test_an_aborted_request_is_forgotten(engine):
     assert not (structured._matchers or structured._compiling or structured._masks)
 
 
-def test_a_request_that_no_token_ends_is_refused(engine):
+def test_structured_output_without_a_stop_token_is_rejected(engine):
     with pytest.raises(RequestError, match="this model names none") as refusal:
         engine.add_request(
             EngineCoreRequest(

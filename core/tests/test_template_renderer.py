@@ -106,7 +106,7 @@ def pool():
 
 
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])
-def test_every_attack_ends_in_a_typed_error_beside_a_valid_chat(renderer, attacks):
+def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer, attacks):
     """Peak memory of this process may not grow, and an innocent conversation is rendered alike."""
     attacked, refused = TemplateRenderer(TIGHT), []
     expected = renderer.render(PLAIN, TALK, {})
@@ -140,7 +140,7 @@ def test_every_attack_ends_in_a_typed_error_beside_a_valid_chat(renderer, attack
     assert len(gaps) > 10
 
 
-def test_attacks_at_once_do_not_delay_a_valid_chat(pool):
+def test_simultaneous_attacks_do_not_delay_a_valid_chat(pool):
     """Three children run into their deadline; a fourth answers meanwhile."""
 
     def request(template):
@@ -197,7 +197,7 @@ def test_a_warm_child_adds_less_than_a_millisecond(renderer):
         ("hello", "list of messages"),
     ],
 )
-def test_what_no_template_can_be_given_is_refused_by_name(renderer, messages, reason):
+def test_invalid_template_arguments_are_rejected_by_name(renderer, messages, reason):
     for given, name in ((messages, "messages"), (TALK, "tools")):
         variables = {"tools": messages} if name == "tools" else {}
         if name == "tools" and not isinstance(messages, list):
@@ -209,7 +209,7 @@ def test_what_no_template_can_be_given_is_refused_by_name(renderer, messages, re
         assert refusal.value.parameter == name
 
 
-def test_a_list_that_holds_itself_is_refused(renderer):
+def test_a_recursive_list_is_rejected(renderer):
     own = []
     own.append(own)
     with pytest.raises(RequestError, match="64 levels") as refusal:
@@ -217,31 +217,31 @@ def test_a_list_that_holds_itself_is_refused(renderer):
     assert refusal.value.parameter == "tools"
 
 
-def test_mappings_and_sequences_of_any_class_and_odd_texts_are_taken(renderer):
+def test_any_mappings_sequences_and_unusual_strings_are_accepted(renderer):
     talk = UserList([UserDict(role="user", content=("a\ud800", "é😀\0", 2**70, 1.5, None, True))])
     text = renderer.render("{{ messages[0].content | tojson }}|{{ messages[0].role }}", talk, {})
     assert text == '["a\ud800", "é😀\\u0000", 1180591620717411303424, 1.5, null, true]|user'
 
 
 @pytest.mark.parametrize("template", [3, b"x", ["x"], "x" * (1 << 19)])
-def test_what_is_not_a_template_is_refused(renderer, template):
+def test_an_invalid_template_is_rejected(renderer, template):
     with pytest.raises(RequestError) as refusal:
         renderer.render(template, TALK, {})
     assert refusal.value.parameter == "chat_template" and len(str(refusal.value)) < 300
 
 
-def test_an_error_in_odd_words_can_be_shown(renderer):
+def test_an_error_with_unusual_characters_can_be_shown(renderer):
     with pytest.raises(RequestError, match=r"\\ud800 é") as refusal:
         renderer.render("{{ raise_exception('\\ud800 \\u00e9') }}", TALK, {})
     assert str(refusal.value).encode()
 
 
-def test_the_local_date_is_the_parents():
+def test_the_child_uses_the_local_date_of_the_parent():
     renderer = TemplateRenderer(now=lambda: datetime(2026, 2, 3))
     assert renderer.render("{{ strftime_now('%d %b %Y') }}", TALK, {}) == "03 Feb 2026"
 
 
-def test_the_child_has_nothing_of_the_parents(pool, monkeypatch):
+def test_the_child_inherits_nothing_from_the_parent(pool, monkeypatch):
     monkeypatch.setenv("SECRET", "x")
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
@@ -263,7 +263,7 @@ def test_the_child_has_nothing_of_the_parents(pool, monkeypatch):
         os.close(writing)
 
 
-def test_a_child_that_was_killed_is_replaced(pool):
+def test_a_killed_child_is_replaced(pool):
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
     (child,) = pool._children
@@ -273,7 +273,7 @@ def test_a_child_that_was_killed_is_replaced(pool):
     assert len(pool._children) == 1 and child not in pool._children
 
 
-def test_a_forked_copy_has_children_of_its_own(pool):
+def test_a_forked_process_starts_its_own_children(pool):
     """A fork neither uses nor ends its parent's child, and holds none of its connections."""
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"

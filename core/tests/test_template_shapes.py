@@ -110,11 +110,11 @@ def check_alike(oracle, renderer, template, tokens):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda path: path.stem)
-def test_a_shape_is_rendered_as_by_transformers(oracle, renderer, shape):
+def test_a_template_shape_is_rendered_as_by_transformers(oracle, renderer, shape):
     assert check_alike(oracle, renderer, shape.read_text("utf-8"), TOKENS) >= 12
 
 
-def test_there_are_enough_shapes():
+def test_there_are_enough_template_shapes():
     assert len(SHAPES) >= 12
 
 

@@ -29,7 +29,7 @@ SIZES = {
         ({"intermediate_size": 33}, 2, ("intermediate_size=33", "Use 1, 3, 11, 33 (1 with all")),
     ],
 )
-def test_the_size_and_what_would_fit_are_named(changes, num_workers, words):
+def test_the_error_names_the_size_and_valid_alternatives(changes, num_workers, words):
     for config in (SIZES | changes, {"text_config": SIZES | changes}):
         with pytest.raises(ConfigError) as caught:
             check_tensor_parallel(num_workers, config)
@@ -38,7 +38,7 @@ def test_the_size_and_what_would_fit_are_named(changes, num_workers, words):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_what_can_be_divided_passes(num_workers):
+def test_divisible_sizes_are_accepted(num_workers):
     check_tensor_parallel(num_workers, SIZES)
     check_tensor_parallel(4, SIZES | {"num_attention_heads": 8})  # keys are shared
     check_tensor_parallel(7, {"num_attention_heads": [8, 9], "n_head": 5})

@@ -46,7 +46,7 @@ def with_bos(directory):
     core.save(str(directory / "tokenizer.json"))
 
 
-def test_ids_and_texts_are_those_of_transformers(directory):
+def test_ids_and_texts_equal_those_of_transformers(directory):
     with_bos(directory)
     tokenizer = HuggingFaceTokenizer.from_directory(directory)
     oracle = PreTrainedTokenizerFast.from_pretrained(directory)
@@ -71,7 +71,7 @@ def test_every_id_below_vocab_size_can_be_decoded(directory):
 @pytest.mark.parametrize("own_bos", [True, False])
 @pytest.mark.parametrize("bos", [True, False, None])
 @pytest.mark.parametrize("eos", [True, False, None])
-def test_add_bos_token_and_add_eos_token_overrule(directory, own_bos, bos, eos):
+def test_add_bos_token_and_add_eos_token_override_the_file(directory, own_bos, bos, eos):
     if own_bos:
         with_bos(directory)
     flags = {"add_bos_token": bos, "add_eos_token": eos}
@@ -83,7 +83,7 @@ def test_add_bos_token_and_add_eos_token_overrule(directory, own_bos, bos, eos):
     assert tokenizer.encode("cat") == [*before, *bare, *([1] if eos else [])]
 
 
-def test_eos_is_looked_for_in_file_after_file(directory):
+def test_eos_is_searched_in_several_files(directory):
     (directory / "tokenizer_config.json").unlink()
     assert HuggingFaceTokenizer.from_directory(directory).eos_token_id is None
     write(directory, "config.json", eos_token_id=5)
@@ -96,7 +96,7 @@ def test_eos_is_looked_for_in_file_after_file(directory):
     assert HuggingFaceTokenizer.from_directory(directory).eos_token_id == 1
 
 
-def test_tokens_that_only_the_config_knows_are_added(directory):
+def test_tokens_defined_only_in_the_config_are_added(directory):
     extra = {"content": "<|im_end|>", "special": True, "normalized": False}
     write(directory, "tokenizer_config.json", added_tokens_decoder={"999": extra})
     tokenizer = HuggingFaceTokenizer.from_directory(directory)
@@ -105,7 +105,7 @@ def test_tokens_that_only_the_config_knows_are_added(directory):
     assert token in tokenizer.special_token_ids
 
 
-def test_padding_and_truncation_of_the_file_are_switched_off(directory):
+def test_padding_and_truncation_of_the_file_are_disabled(directory):
     core = Core.from_file(str(directory / "tokenizer.json"))
     core.enable_truncation(2)
     core.enable_padding(length=64)
@@ -127,7 +127,7 @@ def test_padding_and_truncation_of_the_file_are_switched_off(directory):
         ("chat_template.jinja", "\udcff{"),
     ],
 )
-def test_a_bad_file_is_named_with_the_remedy(directory, name, content):
+def test_an_invalid_file_is_named_with_the_remedy(directory, name, content):
     (directory / name).unlink(missing_ok=True)
     if content is not None:
         (directory / name).write_bytes(content.encode(errors="surrogateescape"))
@@ -146,7 +146,7 @@ def test_a_lone_surrogate_is_refused(directory):
 TALK = [{"role": "user", "content": "hi"}]
 
 
-def test_the_chat_template_is_found_wherever_it_is(directory):
+def test_the_chat_template_is_found_in_all_locations(directory):
     def render(**variables):
         tokenizer = HuggingFaceTokenizer.from_directory(directory)
         return tokenizer.apply_chat_template(TALK, **variables)
@@ -179,7 +179,7 @@ def test_importing_the_modules_loads_no_tokenizer_library():
     assert not {"tokenizers", "jinja2", "transformers", "torch", "numpy"} & set(loaded)
 
 
-def test_the_fake_keeps_the_contract():
+def test_the_fake_meets_the_contract():
     tokenizer = ByteTokenizer()
     assert tokenizer.encode("é") == [256, 0xC3, 0xA9]
     assert tokenizer.decode([256, 0xC3, 0xA9, 257]) == "<bos>é<eos>"

@@ -99,7 +99,7 @@ def step(executor, builder):
     return executor.sample_tokens()
 
 
-def test_the_worker_is_made_with_its_context_and_taken_to_its_model(make, asynchronous):
+def test_the_worker_is_constructed_and_loads_its_model(make, asynchronous):
     executor, worker = make()
     assert worker.context.platform == "platform" and worker.context.plugins == "plugins"
     assert worker.calls == [("init_device",), ("load_model",)]
@@ -107,14 +107,14 @@ def test_the_worker_is_made_with_its_context_and_taken_to_its_model(make, asynch
     executor.shutdown()
 
 
-def test_a_start_that_fails_is_undone(make):
+def test_a_failed_start_shuts_the_worker_down(make):
     with pytest.raises(CapacityError, match="no room"):
         make(load_model=CapacityError("no room"))
     (worker,) = Worker.made
     assert worker.calls[-1] == ("shutdown",)
 
 
-def test_the_rest_of_the_life_is_the_workers(make):
+def test_cache_and_warm_up_calls_are_forwarded_to_the_worker(make):
     executor, worker = make()
     config = KVCacheConfig(num_blocks=2, groups=())
     assert executor.get_model_info() == ModelInfo(vocab_size=7)
@@ -148,7 +148,7 @@ def test_at_depth_2_the_caller_does_not_wait(make, asynchronous):
     executor.shutdown()
 
 
-def test_any_operation_by_name_or_callable(make):
+def test_operations_can_be_called_by_name_or_callable(make):
     executor, worker = make()
     assert executor.collective_rpc("add", args=(1,), kwargs={"right": 2}) == [3]
     assert executor.collective_rpc(lambda who, x: (who is worker, x), args=(5,)) == [(True, 5)]
@@ -163,7 +163,7 @@ def test_an_unknown_operation_is_named(make, name):
     executor.shutdown()
 
 
-def test_a_timeout_is_kept_where_there_is_somebody_to_wait(make, asynchronous):
+def test_a_timeout_applies_if_a_worker_thread_runs_the_call(make, asynchronous):
     executor, _ = make()
     if not asynchronous:
         executor.shutdown()
@@ -174,7 +174,7 @@ def test_a_timeout_is_kept_where_there_is_somebody_to_wait(make, asynchronous):
 
 
 @pytest.mark.parametrize("where", ["execute_model", "sample_tokens"])
-def test_a_failing_worker_is_the_end(make, where):
+def test_a_failed_step_ends_the_executor(make, where):
     executor, worker = make()
     executor.check_health()
     worker.fails[where] = RuntimeError("the chip melted")
@@ -191,7 +191,7 @@ def test_a_failing_worker_is_the_end(make, where):
     executor.shutdown()
 
 
-def test_plans_behind_a_failure_are_not_run(make, asynchronous):
+def test_plans_after_a_failure_are_not_executed(make, asynchronous):
     executor, worker = make()
     if asynchronous:
         worker.gate.clear()
@@ -208,7 +208,7 @@ def test_plans_behind_a_failure_are_not_run(make, asynchronous):
     executor.shutdown()
 
 
-def test_our_own_errors_keep_their_type(make):
+def test_dovetail_errors_keep_their_type(make):
     executor, worker = make()
     worker.fails["sample_tokens"] = CapacityError("no room")
     with pytest.raises(CapacityError, match="no room"):
@@ -216,7 +216,7 @@ def test_our_own_errors_keep_their_type(make):
     executor.shutdown()
 
 
-def test_a_failing_operation_beside_a_step_is_not_the_end(make):
+def test_a_failed_operation_outside_of_a_step_does_not_end_the_executor(make):
     executor, _ = make()
     with pytest.raises(TypeError):
         executor.collective_rpc("add")
@@ -264,7 +264,9 @@ class LateWorker(Worker):
         return self.late
 
 
-def test_a_late_worker_is_called_by_the_caller_and_waited_for_at_depth_1_alone(make, asynchronous):
+def test_a_worker_with_handles_runs_in_the_callers_thread_and_blocks_at_depth_1_only(
+    make, asynchronous
+):
     executor, worker = make(LateWorker)
     handle = step(executor, StepBuilder())
     assert worker.thread is threading.current_thread()
@@ -275,7 +277,7 @@ def test_a_late_worker_is_called_by_the_caller_and_waited_for_at_depth_1_alone(m
 
 
 @pytest.mark.parametrize("timeout", [0.01, None])
-def test_not_in_time_is_not_a_failure_where_a_time_was_given(make, asynchronous, timeout):
+def test_a_timeout_of_a_handle_is_not_a_failure(make, asynchronous, timeout):
     executor, worker = make(LateWorker)
     worker.fails["result"] = TimeoutError("not yet")
     is_asked_in_time = asynchronous and timeout is not None
@@ -287,7 +289,7 @@ def test_not_in_time_is_not_a_failure_where_a_time_was_given(make, asynchronous,
 
 
 @pytest.mark.parametrize("error", [RuntimeError("on the device"), CapacityError("on the device")])
-def test_a_late_failure_is_the_end(make, error):
+def test_a_failure_in_a_handle_ends_the_executor(make, error):
     executor, worker = make(LateWorker)
     worker.fails["result"] = error
     with pytest.raises((EngineDeadError, CapacityError), match="on the device"):
@@ -297,7 +299,7 @@ def test_a_late_failure_is_the_end(make, error):
     executor.shutdown()
 
 
-def test_a_late_worker_may_have_its_result_at_once(make):
+def test_a_handle_can_be_ready_at_once(make):
     executor, _ = make(type("AtOnce", (Worker,), {"provides": LateWorker.provides}))
     assert step(executor, StepBuilder()).result(5).step_id == 0
     executor.shutdown()

@@ -38,7 +38,7 @@ def queue(request):
     return request.param(by_priority)
 
 
-def test_the_lowest_rank_comes_first_and_ties_go_by_arrival(queue):
+def test_the_lowest_rank_is_first_and_ties_are_in_arrival_order(queue):
     for sequence, priority in [(0, 5), (1, 1), (2, 5), (3, 0), (4, 1)]:
         queue.push(request(sequence, priority))
     queue.begin_step()
@@ -47,7 +47,7 @@ def test_the_lowest_rank_comes_first_and_ties_go_by_arrival(queue):
     assert drain(queue) == [3, 1, 4, 0, 2]
 
 
-def test_a_request_that_comes_back_has_its_old_place(queue):
+def test_a_requeued_request_keeps_its_arrival_order(queue):
     requests = [request(sequence) for sequence in range(3)]
     for one in requests:
         queue.push(one)
@@ -59,7 +59,7 @@ def test_a_request_that_comes_back_has_its_old_place(queue):
     assert drain(queue) == [0, 1, 2]
 
 
-def test_a_request_that_is_taken_out_is_never_served(queue):
+def test_a_removed_request_is_never_served(queue):
     requests = [request(sequence) for sequence in range(4)]
     for one in requests:
         queue.push(one)
@@ -73,7 +73,7 @@ def test_a_request_that_is_taken_out_is_never_served(queue):
     assert drain(queue) == [0, 1, 3]
 
 
-def test_an_empty_queue_has_no_next(queue):
+def test_an_empty_queue_has_no_next_request(queue):
     queue.begin_step()
     assert queue.peek() is None
     one = request(0)
@@ -83,14 +83,14 @@ def test_an_empty_queue_has_no_next(queue):
     assert queue.peek() is None and list(queue) == []
 
 
-def test_a_request_that_is_deferred_and_taken_out_is_gone(queue):
+def test_a_deferred_request_can_be_removed(queue):
     one = request(0)
     queue.defer(one)
     queue.discard(one)
     assert len(queue) == 0 and drain(queue) == []
 
 
-def test_those_that_are_taken_out_during_a_walk_are_left_out(queue):
+def test_requests_removed_during_an_iteration_are_skipped(queue):
     requests = [request(sequence) for sequence in range(9)]
     for one in requests[::-1]:
         queue.push(one)
@@ -104,7 +104,7 @@ def test_those_that_are_taken_out_during_a_walk_are_left_out(queue):
     assert seen == [0, 1, 2, 3, 4] and len(queue) == 0
 
 
-def test_a_heap_forgets_those_that_were_taken_out_from_its_middle():
+def test_a_heap_drops_requests_removed_from_its_middle():
     queue = HeapQueue(by_priority)
     requests = [request(sequence) for sequence in range(100)]
     for one in requests:
@@ -116,7 +116,7 @@ def test_a_heap_forgets_those_that_were_taken_out_from_its_middle():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_both_kinds_agree_with_a_sorted_list(seed):
+def test_both_queue_kinds_agree_with_a_sorted_list(seed):
     rng = random.Random(seed)
     heap, kept = HeapQueue(by_priority), SortedQueue(by_priority)
     inside, outside = [], [request(i, rng.randrange(4)) for i in range(20)]
@@ -140,7 +140,7 @@ def test_both_kinds_agree_with_a_sorted_list(seed):
         assert len(heap) == len(kept) == len(inside)
 
 
-def test_changing_ranks_are_asked_at_each_step():
+def test_dynamic_ranks_are_computed_in_each_step():
     ranks = {0: 1, 1: 2}
     queue = SortedQueue(lambda one: ranks[one.sequence])
     queue.push(request(0))
@@ -152,7 +152,7 @@ def test_changing_ranks_are_asked_at_each_step():
     assert drain(queue) == [1, 0]
 
 
-def test_a_static_rank_is_asked_once():
+def test_a_static_rank_is_computed_once():
     asked = []
     queue = HeapQueue(lambda one: asked.append(one.sequence) or one.sequence)
     for sequence in range(5):

@@ -59,7 +59,7 @@ def start(request, model):
         executor.shutdown()
 
 
-def test_its_methods_are_operations_of_the_executor(start):
+def test_methods_of_an_extension_are_operations_of_the_executor(start):
     executor = start(Inherits)
     assert executor.collective_rpc("count", args=(10,)) == [12]  # init_device, load_model
     assert executor.collective_rpc("count_twice") == [4]
@@ -71,12 +71,12 @@ def test_its_methods_are_operations_of_the_executor(start):
     assert named == ["FakeWorkerWithFakeWorkerExtension"]
 
 
-def test_the_fake_executor_extends_as_well(model):
+def test_the_fake_executor_supports_extensions(model):
     context = make_executor_context(model, FakeWorker, worker_extension_cls=Counts)
     assert FakeExecutor(context).collective_rpc("count") == [2]
 
 
-def test_the_workers_class_is_never_changed(start):
+def test_the_class_of_the_worker_is_never_modified(start):
     before = dict(vars(FakeWorker))
     executor = start(Counts)
     assert executor.collective_rpc("count") == [2]
@@ -86,7 +86,7 @@ def test_the_workers_class_is_never_changed(start):
         plain.collective_rpc("count")
 
 
-def test_two_extensions_of_one_worker_do_not_meet(model):
+def test_two_extended_classes_of_one_worker_are_independent(model):
     one, other = extend_worker(FakeWorker, Counts), extend_worker(FakeWorker, FakeWorkerExtension)
     assert not hasattr(one, "fake_extension_host") and not hasattr(other, "count")
     worker = one(make_worker_context(model))
@@ -99,7 +99,7 @@ def test_an_unknown_extension_is_refused(start):
         start("nobody")
 
 
-def test_the_option_arrives_and_empty_means_none(model):
+def test_worker_extension_cls_is_applied_and_empty_means_none(model):
     config = EngineArgs(model, worker_extension_cls=Counts).create_engine_config()
     assert config.extensions.worker_extension_cls is Counts
     assert EngineArgs(model).create_engine_config().extensions.worker_extension_cls is None
@@ -144,13 +144,13 @@ def with_member(name, value):
         (type("Deep", (with_member("shutdown", 1),), {}), "shutdown is a name of"),
     ],
 )
-def test_a_name_that_is_taken_is_refused(start, extension, told):
+def test_an_existing_attribute_name_is_rejected(start, extension, told):
     with pytest.raises(ContractError, match=told) as caught:
         start(extension)
     assert "cannot extend the worker dovetail_devkit.fakes.worker:FakeWorker" in str(caught.value)
 
 
-def test_every_name_in_the_way_is_reported_at_once():
+def test_all_conflicting_names_are_reported_at_once():
     both = type("Both", (), {"load_model": 1, "profile": 2, "fresh": 3})
     with pytest.raises(ContractError) as caught:
         extend_worker(FakeWorker, both)
@@ -158,18 +158,18 @@ def test_every_name_in_the_way_is_reported_at_once():
     assert [line.split()[1] for line in lines[1:-1]] == ["load_model", "profile"]
 
 
-def test_the_contracts_names_are_taken_whatever_the_worker():
+def test_names_of_the_worker_contract_are_always_reserved():
     with pytest.raises(ContractError, match=r"execute_model is a name of .*WorkerBase"):
         extend_worker(Duck, with_member("execute_model", lambda self: None))
     assert extend_worker(Duck, Counts)().init_device() == "mine"
 
 
-def test_layouts_that_do_not_fit_together_are_refused():
+def test_incompatible_class_layouts_are_rejected():
     with pytest.raises(ContractError, match="plain class, without bases, slots or a metaclass"):
         extend_worker(Duck, Slotted)
 
 
-def test_what_cannot_be_made_or_is_a_worker_itself_is_refused(start):
+def test_an_abstract_extension_or_a_worker_is_rejected_as_extension(start):
     class Worker(WorkerBase):
         def look(self):
             return 1

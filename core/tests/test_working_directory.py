@@ -49,7 +49,7 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_a_deleted_directory_is_a_typed_error(entry, model, deleted):
+def test_a_deleted_working_directory_raises_a_typed_error(entry, model, deleted):
     with pytest.raises(ConfigError, match=r"working directory .* was deleted\.\nChange to"):
         ENTRIES[entry](model)
 
@@ -67,19 +67,19 @@ def test_a_deleted_directory_is_a_typed_error(entry, model, deleted):
     ],
     ids=" ".join,
 )
-def test_commands_report_it_in_three_lines(command, deleted, capsys):
+def test_commands_report_a_deleted_directory_in_three_lines(command, deleted, capsys):
     assert main(command) == 2
     told = capsys.readouterr().err
     assert told.startswith("dovetail: ") and len(told.splitlines()) <= 3
 
 
-def test_what_needs_no_directory_works(deleted, capsys):
+def test_commands_that_need_no_directory_work(deleted, capsys):
     assert main(["plugins", "list"]) == 0
     found = [one for one in check_environment() if one.subject == "working directory"]
     assert [one.verdict for one in found] == [BROKEN]
 
 
-def test_a_directory_that_is_deleted_after_the_configuration(model, tmp_path):
+def test_a_directory_deleted_after_the_configuration_raises_a_typed_error(model, tmp_path):
     config = EngineArgs(model, **SMALL_ENGINE).create_engine_config()
     folder = tmp_path / "deleted"
     folder.mkdir()
@@ -89,7 +89,7 @@ def test_a_directory_that_is_deleted_after_the_configuration(model, tmp_path):
             start_engine(config)
 
 
-def test_a_directory_that_is_too_deep(model, tmp_path):
+def test_a_working_directory_with_a_long_path_is_rejected(model, tmp_path):
     before = os.open(".", os.O_RDONLY)
     try:
         os.chdir(tmp_path)
@@ -103,7 +103,7 @@ def test_a_directory_that_is_too_deep(model, tmp_path):
         os.close(before)
 
 
-def test_a_directory_that_cannot_be_entered(monkeypatch):
+def test_an_inaccessible_working_directory_raises_a_typed_error(monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied")
 

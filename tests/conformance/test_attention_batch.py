@@ -48,11 +48,11 @@ WRONG = {
 }
 
 
-def test_a_right_batch_passes():
+def test_a_valid_batch_is_accepted():
     check_batch(right_batch(), SIZE)
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_wrong_batch_is_found(mistake):
+def test_an_invalid_batch_is_rejected(mistake):
     with pytest.raises(AssertionError):
         check_batch(WRONG[mistake], SIZE)

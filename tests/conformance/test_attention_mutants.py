@@ -192,17 +192,17 @@ class CountsNothing(Counts):
         pass
 
 
-def test_counting_is_held_against_the_next_step():
+def test_advance_is_compared_with_a_new_build():
     run(claiming("supports_advance", builder=Counts))
     with pytest.raises(AssertionError, match=r"1 tokens after the last build, by advance\(\)"):
         run(claiming("supports_advance", builder=CountsNothing))
 
 
-def test_a_feature_without_a_case_is_named():
+def test_a_declared_feature_without_a_test_case_is_named():
     cases = {case.name: case for case in attention_cases(claiming("cascade"), CPU)}
     with pytest.raises(NotHere, match="no case for the feature 'cascade'"):
         cases["the feature cascade"].run()
 
 
-def test_a_right_backend_of_few_claims_passes():
+def test_a_correct_backend_with_few_features_passes():
     check_attention(claiming(), CPU)

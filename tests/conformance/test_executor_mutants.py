@@ -263,12 +263,12 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_executor_is_found(mutant):
+def test_a_faulty_executor_is_detected(mutant):
     with pytest.raises(AssertionError):
         check_executor(mutant)
 
 
-def test_reading_the_transfers_of_rank_0_alone_is_caught(monkeypatch):
+def test_reading_only_the_transfers_of_rank_0_is_detected(monkeypatch):
     """The fault of an executor that returns rank 0's result as it is."""
     monkeypatch.setattr(answers, "aggregate_outputs", lambda outputs: outputs[0])
     with pytest.raises((AssertionError, ContractError), match="all ranks"):

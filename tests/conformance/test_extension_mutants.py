@@ -275,7 +275,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize(("kind", "mutant", "law"), MUTANTS)
-def test_a_mutant_is_found(kind, mutant, law):
+def test_a_mutant_is_detected(kind, mutant, law):
     on_device = ("logits_processor", "step_extension")
     arguments = (torch.device("cpu"),) if kind in on_device else ()
     with pytest.raises(AssertionError, match=law.replace("(", r"\(")):

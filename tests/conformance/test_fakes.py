@@ -33,7 +33,7 @@ def generated_alone(prompt, seed):
 
 @pytest.mark.parametrize("parts", [FAKES, {}], ids=["fakes alone", "among the real"])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_fakes_make_an_engine(parts, ahead, tmp_path):
+def test_an_engine_runs_on_fakes(parts, ahead, tmp_path):
     names = {
         "scheduler_cls": parts.get("scheduler", "fcfs"),
         "executor_backend": parts.get("executor", "uniproc"),
@@ -56,7 +56,7 @@ def test_fakes_make_an_engine(parts, ahead, tmp_path):
     assert got == [generated_alone(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
 
 
-def test_the_null_executor_answers_every_run_that_samples():
+def test_the_null_executor_returns_a_token_for_every_sampling_run():
     executor = NullExecutor()
     assert isinstance(executor, Executor)
     builder = StepBuilder()
@@ -85,11 +85,11 @@ def test_the_null_executor_drives_an_engine_core():
     assert given == [TOKEN] * 8 * 5
 
 
-def test_an_outside_scheduler_keeps_the_contract():
+def test_an_outside_scheduler_meets_the_contract():
     check_scheduler(RoundRobinScheduler, keeps_cache=False)
 
 
-def test_the_kit_loads_no_tensor_library_but_for_tensors():
+def test_the_kit_imports_tensor_libraries_only_for_tensor_kinds():
     program = (
         "import sys\n"
         "for name in ('torch', 'numpy', 'transformers'):\n"

@@ -34,7 +34,7 @@ def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "reference"), FOR_DEVICES)
-def test_a_plugin_for_a_device_meets_its_contract_where_that_is(kind, reference, tmp_path):
+def test_a_plugin_for_a_device_meets_its_contract_on_that_device(kind, reference, tmp_path):
     """Where it is not, a stand-in and the interpreter show it, in the plugin's own tests."""
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
@@ -54,6 +54,6 @@ def test_every_kind_has_a_suite_and_a_fake():
     assert built_on <= settled, "a sketch has an implementation: give it a suite and a fake"
 
 
-def test_something_is_installed():
+def test_plugins_are_installed():
     kinds = {param.values[0] for param in INSTALLED}
     assert {"platform", "worker", "executor", "scheduler", "policy", "attention"} <= kinds

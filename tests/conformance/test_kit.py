@@ -107,7 +107,7 @@ def count(output, plugin, outcome):
 
 
 @pytest.mark.slow  # test_installed.py runs a sample of the same suites
-def test_first_party_plugins_pass_through_the_same_door(kit):
+def test_first_party_plugins_pass_the_public_kit(kit):
     code, output = kit(*LIGHT)
     assert code == OK, output
     for plugin in LIGHT:
@@ -115,7 +115,7 @@ def test_first_party_plugins_pass_through_the_same_door(kit):
         assert count(output, plugin, "skipped") == 0, output
 
 
-def test_torch_plugins_pass_and_k_chooses(kit, wrong_parts):
+def test_torch_plugins_pass_and_k_selects_cases(kit, wrong_parts):
     chosen = "(float32 and decodes and not bfloat16) or pieces or prefix or seeds"
     plugins = ("attention:torch", "worker:cpu@dovetail-cpu", "attention:wrong_parts:NeedsAbacus")
     code, output = kit(*plugins, options=("-k", chosen, "-v"))
@@ -142,7 +142,7 @@ def test_wrong_plugins_are_caught_by_their_checks(kit, wrong_parts):
         assert count(output, plugin, "failed") >= 1, output
 
 
-def test_a_plugin_for_another_machine_is_skipped_by_name_and_counted(kit, wrong_parts):
+def test_a_plugin_for_another_device_is_skipped_and_counted(kit, wrong_parts):
     code, output = kit("platform:wrong_parts:Elsewhere")
     assert code == OK, output
     assert re.search(r"2 skipped: there is no abacus in this machine", output), output
@@ -156,14 +156,14 @@ def test_a_plugin_for_another_machine_is_skipped_by_name_and_counted(kit, wrong_
         ("policy:wrong_parts:Fickel", "no attribute 'Fickel'. Did you mean 'Fickle'?"),
     ],
 )
-def test_what_is_not_there_is_a_usage_error_of_one_line(kit, wrong_parts, plugin, told):
+def test_an_unknown_plugin_is_a_usage_error_of_one_line(kit, wrong_parts, plugin, told):
     code, output = kit(plugin)
     assert code == USAGE_ERROR, output
     (line,) = [line for line in output.splitlines() if line.strip()]
     assert told in line
 
 
-def test_pytest_without_the_option_loads_nothing_of_dovetail():
+def test_pytest_without_the_option_imports_nothing_of_dovetail():
     program = (
         "import sys, pytest\n"
         "pytest.main(['--version', '-q'])\n"

@@ -166,17 +166,17 @@ MUTANTS = [
 ]
 
 
-def test_the_fake_keeps_the_contract():
+def test_the_fake_meets_the_contract():
     check_kv_connector(FakeKVConnector, CPU)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_the_suite_finds_the_mutant(mutant):
+def test_the_suite_detects_the_mutant(mutant):
     with pytest.raises(AssertionError):
         check_kv_connector(connector(mutant), CPU)
 
 
-def test_the_suite_finds_a_transfer_that_never_ends(monkeypatch):
+def test_the_suite_detects_a_transfer_that_never_ends(monkeypatch):
     monkeypatch.setattr("dovetail_devkit.suites.kv_connector.MAX_STEPS", 20)
     with pytest.raises(AssertionError, match="have not ended"):
         check_kv_connector(connector(LosesTransfers), CPU)

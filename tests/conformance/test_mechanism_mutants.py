@@ -56,14 +56,14 @@ PREFIX_MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", PREFIX_MISTAKES)
-def test_a_wrong_prefix_cache_is_found(mistake, monkeypatch):
+def test_a_faulty_prefix_cache_is_detected(mistake, monkeypatch):
     check_prefixes(Scheduler)
     monkeypatch.setattr(*PREFIX_MISTAKES[mistake])
     with pytest.raises(AssertionError):
         check_prefixes(Scheduler)
 
 
-def test_a_scheduler_need_not_keep_prefixes_but_may_not_claim_to():
+def test_a_scheduler_without_prefix_caching_must_not_declare_it():
     check_scheduler(FakeScheduler, num_programs=0)
     with pytest.raises(AssertionError):
         check_prefixes(FakeScheduler)
@@ -193,13 +193,13 @@ MECHANISMS = [
 
 
 @pytest.mark.parametrize(("mechanism", "policy"), MECHANISMS)
-def test_a_mechanism_that_tells_a_policy_half_is_found(mechanism, policy, monkeypatch):
+def test_a_mechanism_with_missing_notifications_is_detected(mechanism, policy, monkeypatch):
     for module in (policy_suite, policy_programs):
         monkeypatch.setattr(module, "Scheduler", mechanism)
     with pytest.raises(AssertionError):
         check_policy(policy)
 
 
-def test_a_right_policy_passes():
+def test_a_correct_policy_passes():
     """The other policies that mechanisms are tried with are among the installed ones."""
     check_policy(AgeingPolicy, num_programs=8)

@@ -146,21 +146,21 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize(("mutant", "rule"), MUTANTS)
-def test_a_wrong_model_is_found(mutant, rule):
+def test_a_faulty_model_is_detected(mutant, rule):
     with pytest.raises(AssertionError, match=rule) as found:
         check(mutant)
     expect_rule_first(found.value)
 
 
 @pytest.mark.parametrize("model_cls", [FakeModel, LearnedPositions, Llama])
-def test_a_right_model_passes(model_cls):
+def test_a_correct_model_passes(model_cls):
     check(model_cls)
 
 
 @pytest.mark.parametrize(
     ("mutant", "part"), [(NoPositions, "positions"), (NoLastNorm, "final_norm")]
 )
-def test_a_model_may_declare_what_it_lacks(mutant, part):
+def test_a_model_can_declare_missing_features(mutant, part):
     check(type("Honest", (mutant,), {"lacks": frozenset({part})}))
     with pytest.raises(AssertionError, match="lacks names"):
         check(type("Odd", (mutant,), {"lacks": frozenset({"attention"})}))
@@ -182,7 +182,7 @@ def by_fake(model, ids_T):
     return made.compute_logits(made.forward(ids_T, torch.arange(len(ids_T)), attention))
 
 
-def test_a_reference_shows_the_rest():
+def test_a_reference_implementation_detects_other_faults():
     check(FakeModel, reference=by_fake)
     with pytest.raises(AssertionError, match="against the reference, logits differ"):
         check(OtherPositions, reference=by_fake)

@@ -155,7 +155,7 @@ def run(cases):
 
 
 @pytest.mark.parametrize("mutant", DRAWING.values(), ids=DRAWING)
-def test_a_wrong_draw_is_found(mutant):
+def test_a_faulty_draw_is_detected(mutant):
     with pytest.raises(AssertionError):
         run(draw_cases(mutant, HOST, dtypes=("float32",)))
 
@@ -213,12 +213,12 @@ INPUTS = (ForgetsStarts, PlanOrder, OneSize, WritesOn, KeepsTables, MovesStarts)
 
 
 @pytest.mark.parametrize("mutant", INPUTS)
-def test_wrong_inputs_are_found(mutant):
+def test_faulty_inputs_are_detected(mutant):
     with pytest.raises(AssertionError):
         run(input_cases(mutant, HOST))
 
 
-def test_right_ones_pass():
+def test_correct_inputs_pass():
     run(draw_cases(FakeOps, HOST, dtypes=("float32", "bfloat16"), num_draws=NUM_DRAWS))
     for right in (FakeOps, TorchOps):
         cases = list(input_cases(right, HOST))
@@ -243,7 +243,7 @@ def test_the_suite_tests_only_what_a_provider_overrides():
     assert not list(ops_cases(Ops, HOST))
 
 
-def test_chi_squared_knows_its_mean():
+def test_chi_squared_has_the_expected_mean():
     assert chi_squared([25, 25, 50], [0.25, 0.25, 0.5]) == pytest.approx(-1.0)
     assert chi_squared([60, 40], [0.5, 0.5]) == pytest.approx((4 - 1) / 2**0.5)
     assert chi_squared([99, 1], [1.0, 0.0]) == float("inf")

@@ -137,18 +137,18 @@ def same_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("mutant", PLATFORMS)
-def test_a_wrong_platform_is_found(mutant):
+def test_a_faulty_platform_is_detected(mutant):
     with pytest.raises(AssertionError):
         check_platform(mutant)
 
 
 @pytest.mark.parametrize("mutant", TOKENIZERS)
-def test_a_wrong_tokenizer_is_found(mutant, tmp_path):
+def test_a_faulty_tokenizer_is_detected(mutant, tmp_path):
     with pytest.raises(AssertionError):
         check("tokenizer", mutant, tmp_path)
 
 
-def test_a_platform_that_is_not_here_is_asked_nothing_else():
+def test_an_unavailable_platform_gets_no_further_calls():
     class Elsewhere(HasNoMemory):
         @classmethod
         def probe(cls):

@@ -259,23 +259,23 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_policy_is_found(mutant):
+def test_a_faulty_policy_is_detected(mutant):
     with pytest.raises(AssertionError) as found:
         check_policy(mutant)
     expect_rule_first(found.value)
 
 
 @pytest.mark.parametrize("policy", [ShortestFirst, Planning, PlansBySeededLot])
-def test_a_right_policy_passes(policy):
+def test_a_correct_policy_passes(policy):
     check_policy(policy, num_programs=8)
 
 
-def test_an_ageing_policy_that_reports_it_is_right():
+def test_a_policy_with_declared_dynamic_ranks_passes():
     honest = type("Honest", (Dishonest,), {"static_rank": False})
     check_policy(honest, num_programs=8)
 
 
-def test_a_policy_is_notified_of_everything():
+def test_a_policy_is_notified_of_all_events():
     heard = set()
 
     class Listener(FakePolicy):

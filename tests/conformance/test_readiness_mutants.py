@@ -131,12 +131,12 @@ MISTAKES = {
 }
 
 
-def test_the_right_scheduler_passes():
+def test_the_correct_scheduler_passes():
     play_all()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_wrong_scheduler_is_found(mistake, monkeypatch):
+def test_a_faulty_scheduler_is_detected(mistake, monkeypatch):
     monkeypatch.setattr(*MISTAKES[mistake])
     with pytest.raises((AssertionError, ValueError, LookupError)):
         play_all()

@@ -205,24 +205,24 @@ def context(tmp_path_factory):
     return make_worker_context(write_fake_config(tmp_path_factory.mktemp("model")))
 
 
-def test_a_worker_that_does_every_field_passes(context):
+def test_a_worker_with_all_sampling_parameters_passes(context):
     check_worker(SamplingWorker, context)
 
 
 @pytest.mark.parametrize(
     ("sampler", "rule"), MUTANTS, ids=[f"{mutant.__name__}-{rule}" for mutant, rule in MUTANTS]
 )
-def test_a_wrong_sampler_is_found(sampler, rule, context):
+def test_a_faulty_sampler_is_detected(sampler, rule, context):
     with pytest.raises(AssertionError, match=rule):
         check_with(sampler, context)
 
 
 @pytest.mark.parametrize("field", SAMPLING_CAPABILITIES)
-def test_what_a_worker_does_not_declare_is_not_checked(field, context):
+def test_undeclared_capabilities_of_a_worker_are_not_checked(field, context):
     check_with(ignoring(field), context, FULL_SAMPLING - {SAMPLING_CAPABILITIES[field]})
 
 
-def test_every_field_of_sampling_params_has_a_place_and_a_case():
+def test_every_field_of_sampling_params_has_an_owner_and_a_case():
     """A new field belongs to the engine, to every worker, or to a capability with a case."""
     places = [ENGINE_FIELDS, WORKER_FIELDS, SAMPLING_CAPABILITIES.keys()]
     assert sorted(name for place in places for name in place) == sorted(
@@ -232,5 +232,5 @@ def test_every_field_of_sampling_params_has_a_place_and_a_case():
     assert not [n for n in (*WORKER_FIELDS, *SAMPLING_CAPABILITIES) if n not in cases]
 
 
-def test_best_of_takes_the_first_of_equals():
+def test_best_of_returns_the_first_of_equal_values():
     assert best_of([1.0, 3.0, 3.0]) == 1

@@ -294,13 +294,13 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_scheduler_is_found(mutant):
+def test_a_faulty_scheduler_is_detected(mutant):
     with pytest.raises(AssertionError) as found:
         check_scheduler(mutant)
     expect_rule_first(found.value)
 
 
-def test_a_prefix_index_without_chains_is_found(monkeypatch):
+def test_a_prefix_index_without_chained_hashes_is_detected(monkeypatch):
     """Blocks of equal tokens are not equal: what stands before them counts."""
     chained = hashing.block_hash
     monkeypatch.setattr(hashing, "block_hash", lambda _, ids, extra: chained(b"", ids, extra))
@@ -308,7 +308,7 @@ def test_a_prefix_index_without_chains_is_found(monkeypatch):
         check_scheduler(Scheduler)
 
 
-def test_a_block_handed_out_twice_is_found(monkeypatch):
+def test_a_block_allocated_twice_is_detected(monkeypatch):
     pool_cls = manager.BlockPool
     right = pool_cls.allocate
 

@@ -124,7 +124,7 @@ TYPE_MUTANTS = {
 
 
 @pytest.mark.parametrize("rule", TYPE_MUTANTS)
-def test_a_column_of_a_wrong_type_is_found(rule):
+def test_a_column_of_a_wrong_type_is_detected(rule):
     with pytest.raises(AssertionError, match=rule) as found:
         check_scheduler(TYPE_MUTANTS[rule])
     expect_rule_first(found.value)
@@ -133,29 +133,29 @@ def test_a_column_of_a_wrong_type_is_found(rule):
 @pytest.mark.parametrize(
     ("mutant", "shortage"), [(AdmitsTheNewest, "seats"), (RunsTheNewest, "tokens|seats")]
 )
-def test_a_scheduler_that_starves_the_oldest_is_found(mutant, shortage):
+def test_a_scheduler_that_starves_the_oldest_is_detected(mutant, shortage):
     with pytest.raises(AssertionError, match=f"requests starve where ({shortage}) are short"):
         check_scheduler(mutant)
 
 
 @pytest.mark.parametrize("policy", [NewestFirst, PreemptsForTheNewest])
-def test_a_policy_that_starves_the_oldest_is_found(policy):
+def test_a_policy_that_starves_the_oldest_is_detected(policy):
     with pytest.raises(AssertionError, match="requests starve where seats are short"):
         check_scheduler(Scheduler, policy=policy)
 
 
-def test_the_policy_suite_finds_starvation():
+def test_the_policy_suite_detects_starvation():
     with pytest.raises(AssertionError, match="requests starve where seats are short"):
         check_policy(NewestFirst)
 
 
-def test_equal_blocks_for_all_groups_are_found():
+def test_equal_blocks_for_all_groups_are_detected():
     with pytest.raises(AssertionError, match="given to the KV-cache groups 0 and 1") as found:
         check_scheduler(OneTableForAllGroups)
     expect_rule_first(found.value)
 
 
-def test_a_block_that_leaves_its_window_too_early_is_found(monkeypatch):
+def test_a_block_freed_too_early_by_its_window_is_detected(monkeypatch):
     right = CacheKind.first_needed
     early = lambda self, num_tokens: right(self, num_tokens + self.span)  # noqa: E731
     monkeypatch.setattr(CacheKind, "first_needed", early)
@@ -163,7 +163,7 @@ def test_a_block_that_leaves_its_window_too_early_is_found(monkeypatch):
         check_scheduler(Scheduler)
 
 
-def test_a_scheduler_that_refuses_groups_is_not_held_to_them():
+def test_a_scheduler_that_rejects_cache_groups_is_not_tested_with_them():
     class OneGroupOnly(OneTableForAllGroups):
         def __init__(self, context):
             if len(context.kv_cache.groups) > 1:

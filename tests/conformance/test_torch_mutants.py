@@ -289,6 +289,6 @@ MUTANTS = {
 @pytest.mark.parametrize(
     ("kind", "mutant"), [(kind, mutant) for kind, found in MUTANTS.items() for mutant in found]
 )
-def test_a_wrong_part_is_found(kind, mutant, tmp_path):
+def test_a_faulty_part_is_detected(kind, mutant, tmp_path):
     with pytest.raises(AssertionError):
         check(kind, mutant, tmp_path)

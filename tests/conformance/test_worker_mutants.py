@@ -225,19 +225,19 @@ def context(tmp_path):
     return make_worker_context(write_fake_config(tmp_path))
 
 
-def test_a_lenient_worker_is_right(context):
+def test_a_lenient_worker_passes(context):
     check_worker(on_rows_of(Lenient), context)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_worker_with_wrong_rows_is_found(model, context):
+def test_a_worker_with_faulty_rows_is_detected(model, context):
     with pytest.raises(AssertionError) as found:
         check_worker(on_rows_of(model), context)
     expect_rule_first(found.value)
 
 
 @pytest.mark.parametrize("mutant", [ChangesPlans, NeedsItsDeviceToEnd])
-def test_a_wrong_worker_is_found(mutant, context):
+def test_a_faulty_worker_is_detected(mutant, context):
     with pytest.raises(AssertionError):
         check_worker(mutant, context)
 
@@ -315,17 +315,17 @@ class Undeclared(LateFakeWorker):
     provides = frozenset()
 
 
-def test_a_worker_that_gives_handles_is_right(context):
+def test_a_worker_that_returns_handles_passes(context):
     check_worker(LateFakeWorker, context)
 
 
 @pytest.mark.parametrize("handle", [NeverDone, ToldOnce, OwnThread])
-def test_a_wrong_handle_is_found(handle, context):
+def test_a_faulty_handle_is_detected(handle, context):
     with pytest.raises(AssertionError):
         check_worker(late_worker_of(handle), context)
 
 
 @pytest.mark.parametrize("mutant", [TokensWhenAsked, OneBuffer, Undeclared])
-def test_a_worker_that_is_late_in_a_wrong_way_is_found(mutant, context):
+def test_a_worker_with_faulty_handles_is_detected(mutant, context):
     with pytest.raises(AssertionError):
         check_worker(mutant, context)

@@ -19,7 +19,7 @@ from dovetail.faults import POINTS
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 SWEEP = "core/tests/engine_process/test_injected_faults.py"
-CASE = re.compile(r"test_no_fault_hangs_leaks_or_goes_unnamed\[([\w.]+)-(.+)\]")
+CASE = re.compile(r"test_every_fault_is_reported_without_hangs_or_leaks\[([\w.]+)-(.+)\]")
 NOT_RUN = "not run"
 
 

@@ -41,9 +41,8 @@ def test_the_named_tests_exist():
 
 
 def test_reports_are_read_and_merged(tmp_path: Path):
-    case = (
-        '<testcase classname="x" name="test_no_fault_hangs_leaks_or_goes_unnamed[{}]" time="1.26"'
-    )
+    name = "test_every_fault_is_reported_without_hangs_or_leaks"
+    case = f'<testcase classname="x" name="{name}[{{}}]" time="1.26"'
     cases = (
         case.format("core.launch-kill") + "/>",
         case.format("core.launch-exit=3") + "><failure/></testcase>",

@@ -62,7 +62,11 @@ sys.path.insert(0, "tests/features")
 from wiring_trial import WiringFault, try_faults
 
 change = {"path": "core/src/dovetail/rows.py", "right": "if num_rows < 1:", "wrong": "if False:"}
-tests = ["test_there_must_be_a_row", "test_no_row_is_left", "test_that_is_not_there"]
+tests = [
+    "test_at_least_one_row_is_required",
+    "test_allocation_fails_without_a_free_row",
+    "test_that_is_not_there",
+]
 faults = [
     WiringFault(feature="X1", name=name, test=f"core/tests/test_rows.py::{name}", **change)
     for name in tests
@@ -80,7 +84,7 @@ def test_a_fault_is_tried_in_a_copy_of_the_tree() -> None:
     )
     assert done.stdout.splitlines() == [
         "test_that_is_not_there broken",
-        "test_there_must_be_a_row failed",
-        "test_no_row_is_left passed",
+        "test_at_least_one_row_is_required failed",
+        "test_allocation_fails_without_a_free_row passed",
     ], done.stderr
     assert source.read_bytes() == before

@@ -22,7 +22,7 @@ def test_every_policy_on_every_shape_follows_the_contract():
     assert all(tally.counts[what] > 50 for what in (*LEAST, "verified drafts", "encoder runs"))
 
 
-def test_a_full_run_that_did_too_little_reports_it():
+def test_a_full_run_reports_missing_coverage():
     tally = Tally()
     tally.counts.update(steps=1000, grants=19_000, **dict.fromkeys(LEAST, 20_000))
     assert find_missing(tally) == ["grants 19.0 a step"]
@@ -92,7 +92,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(fault, monkeypatch):
+def test_a_planted_fault_is_detected(fault, monkeypatch):
     monkeypatch.setattr(*FAULTS[fault])
     policies = policy_names()
     with pytest.raises(AssertionError, match=r"program \d+: "):

@@ -72,7 +72,7 @@ def alive(scheduler):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_every_request_gets_its_tokens(depth):
+def test_every_request_gets_all_its_tokens(depth):
     subject = scheduler()
     for i in range(5):
         subject.add_request(asked(f"r{i}", num_tokens=1 + 3 * i, max_tokens=1 + i))
@@ -83,7 +83,7 @@ def test_every_request_gets_its_tokens(depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_long_prompt_comes_in_pieces_and_turns_are_fair(depth):
+def test_a_long_prompt_runs_in_chunks_and_turns_are_fair(depth):
     subject = scheduler()
     subject.add_request(asked("long", num_tokens=10))
     subject.add_request(asked("short", num_tokens=2))
@@ -98,7 +98,7 @@ def test_a_long_prompt_comes_in_pieces_and_turns_are_fair(depth):
     assert [row for row, *_ in runs[:6]] == [0, 1, 0, 1, 0, 1]
 
 
-def test_a_stop_token_ends_it_but_not_before_min_tokens():
+def test_a_stop_token_ends_a_request_but_not_before_min_tokens():
     subject = scheduler()
     subject.add_request(asked("a", stop=[1]))
     subject.add_request(asked("b", stop=[1], min_tokens=3))
@@ -122,7 +122,7 @@ def test_an_abort_in_flight_drops_the_result_and_frees_the_row():
     assert (join.request_id, join.row, join.generation) == ("b", 0, 2)
 
 
-def test_what_can_never_run_is_refused():
+def test_requests_that_can_never_run_are_rejected():
     subject = scheduler(max_model_len=8, enable_chunked_prefill=False)
     subject.add_request(asked("a"))
     for request in (asked("a"), asked("b", num_tokens=8), asked("c", 5), asked("d", 0)):
@@ -130,7 +130,7 @@ def test_what_can_never_run_is_refused():
             subject.add_request(request)
 
 
-def test_a_model_that_keeps_a_cache_is_refused():
+def test_a_model_with_a_cache_is_rejected():
     spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype="float32")
     kept = KVCacheConfig(num_blocks=8, groups=(KVCacheGroup(layer_names=("a",), spec=spec),))
     with pytest.raises(ConfigError, match="scheduler_cls"):

@@ -61,13 +61,13 @@ def step(worker, builder, runs, joins=(), leaves=(), grammar=None):
     return worker.sample_tokens(grammar)
 
 
-def test_it_reports_its_model(worker):
+def test_the_worker_reports_its_model(worker):
     assert worker.get_model_info().vocab_size == VOCAB
     assert worker.get_model_info().max_model_len == 64
     assert worker.get_kv_cache_spec() == {}
 
 
-def test_greedy_rows_walk_the_table(worker, table):
+def test_greedy_rows_follow_the_table(worker, table):
     builder = StepBuilder()
     joins = [joining(0, [3, 4], temperature=0), joining(2, [9], temperature=0)]
     first = step(worker, builder, [(2, 0, 1, True), (0, 0, 2, True)], joins)
@@ -83,7 +83,7 @@ def test_a_chunk_samples_nothing(worker):
     assert (list(output.num_sampled), list(output.token_ids)) == ([0], [])
 
 
-def test_a_row_starts_again_with_its_next_request(worker, table):
+def test_a_row_is_reset_for_its_next_request(worker, table):
     builder = StepBuilder()
     step(worker, builder, [(0, 0, 1, True)], [joining(0, [5], temperature=0)])
     again = step(worker, builder, [(0, 0, 1, True)], [joining(0, [6], temperature=0)], leaves=[0])
@@ -97,7 +97,7 @@ def test_a_seed_gives_the_same_token_in_any_batch(worker):
     assert both.token_ids[1] == alone.token_ids[0]
 
 
-def test_draws_follow_the_softmax(worker, table):
+def test_sampled_tokens_follow_the_softmax(worker, table):
     num_draws = 4000
     draws = Counter()
     for seed in range(num_draws):
@@ -112,7 +112,7 @@ def test_draws_follow_the_softmax(worker, table):
     assert statistic < 72.1
 
 
-def test_a_grammar_is_kept(worker):
+def test_a_grammar_is_obeyed(worker):
     bits = np.zeros(64, np.uint8)
     bits[17] = 1
     grammar = GrammarOutput(runs=(1,), bitmask=np.packbits(bits, bitorder="little").tobytes())
@@ -122,7 +122,7 @@ def test_a_grammar_is_kept(worker):
     assert output.token_ids[1] == 17 != output.token_ids[0]
 
 
-def test_a_table_of_the_wrong_shape_is_refused(tmp_path, table):
+def test_a_table_of_the_wrong_shape_is_rejected(tmp_path, table):
     config = model_config(tmp_path, table[:-1])
     worker = BigramWorker(WorkerContext(config=config, platform=None, plugins=None))
     with pytest.raises(ModelError, match=r"\(39, 40\).*vocab_size=40"):

@@ -130,7 +130,7 @@ def test_an_outside_package_generates_without_torch(python, model, table):
     assert told["loaded"] == []
 
 
-def test_an_outside_policy_is_chosen_by_name_and_obeyed(python, model, table):
+def test_an_outside_policy_is_selected_by_name_and_used(python, model, table):
     prompts = [[token] * length for token, length in enumerate((2, 4, 6, 3, 5))]
     arguments = json.dumps([str(model), prompts, NUM_TOKENS])
     (model / "policy.py").write_text(POLICY_SCRIPT)
@@ -152,7 +152,7 @@ def test_its_entry_points_are_found_by_name(python):
     ]
 
 
-def test_it_imports_published_names_only():
+def test_the_outside_packages_import_published_names_only():
     private = []
     for path in sorted([*BIGRAM.rglob("*.py"), *TURNS.rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

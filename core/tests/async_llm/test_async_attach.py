@@ -49,7 +49,7 @@ def test_two_front_ends_are_served_side_by_side_with_the_same_ids(bench, llm, at
     assert attached.tokenizer is not None and attached.max_model_len == llm.max_model_len
 
 
-def test_max_waiting_is_the_front_ends_own(bench, llm):
+def test_max_waiting_applies_to_each_front_end(bench, llm):
     other = AsyncLLM.attach(llm.address, max_waiting=0)
     room = llm.config.scheduler.max_num_seqs
 
@@ -70,7 +70,7 @@ def test_seeds_of_the_engine_differ_between_front_ends(bench, llm, attached):
     assert first[0].seed != second[0].seed
 
 
-def test_leaving_ends_only_what_is_ones_own(bench, llm):
+def test_leaving_ends_only_the_requests_of_that_front_end(bench, llm):
     other = AsyncLLM.attach(llm.address)
 
     async def both():
@@ -91,7 +91,7 @@ def test_leaving_ends_only_what_is_ones_own(bench, llm):
     bench.run(both())
 
 
-def test_an_attached_front_end_is_notified_of_the_engines_death(bench):
+def test_an_attached_front_end_is_notified_when_the_engine_exits(bench):
     owner = bench.start(told={"step_s": 0.01})
     other = AsyncLLM.attach(owner.address)
 

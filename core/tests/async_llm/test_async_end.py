@@ -71,7 +71,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
-def test_all_are_notified_of_a_killed_engine(bench, nothing_left, number):
+def test_all_callers_are_notified_of_a_killed_engine(bench, nothing_left, number):
     one = bench.start(told={"step_s": 0.01})
     pid = one.client.process_id
     call = one.collective_rpc("doze", 30)
@@ -79,13 +79,13 @@ def test_all_are_notified_of_a_killed_engine(bench, nothing_left, number):
     check_end(bench, one, got, took_s, "SIGKILL")
 
 
-def test_all_are_notified_of_a_shutdown(bench, nothing_left):
+def test_all_callers_are_notified_of_a_shutdown(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
     got, took_s = bench.run(end(one, one.shutdown))
     check_end(bench, one, got, took_s, "was shut down")
 
 
-def test_a_step_that_fails_reports_what_ran_and_no_prompt(bench, nothing_left):
+def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing_left):
     one = bench.start(told={"fails_at": 5})
 
     async def ask():
@@ -99,7 +99,7 @@ def test_a_step_that_fails_reports_what_ran_and_no_prompt(bench, nothing_left):
     one.shutdown()
 
 
-def test_a_supervised_engine_is_there_again(bench, nothing_left):
+def test_a_supervised_engine_is_restarted(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05))
     short = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
 
@@ -133,7 +133,7 @@ def test_a_supervised_engine_is_there_again(bench, nothing_left):
     one.shutdown()
 
 
-def test_what_was_there_is_read_before_the_end(bench, nothing_left):
+def test_finished_outputs_are_read_before_the_engine_error(bench, nothing_left):
     one = bench.start(told={"fails_at": 50})
 
     async def ask():
@@ -176,7 +176,7 @@ def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
     one.shutdown()
 
 
-def test_a_loop_may_end_before_its_engine(bench, nothing_left):
+def test_an_event_loop_may_end_before_its_engine(bench, nothing_left):
     one = bench.start(told={"step_s": 0.01})
 
     async def ask():
@@ -208,7 +208,7 @@ def test_a_caller_that_cancels_every_task_leaves_no_caller_waiting(bench, nothin
     one.shutdown()
 
 
-def test_with_ends_it(bench, nothing_left):
+def test_a_with_block_shuts_the_engine_down(bench, nothing_left):
     async def ask():
         async with bench.start() as one:
             outputs = await collect(one.generate("a", SamplingParams(max_tokens=3)))
@@ -219,7 +219,7 @@ def test_with_ends_it(bench, nothing_left):
     assert bench.run(ask())[-1].finished
 
 
-def test_a_start_that_fails_leaves_nothing(bench, nothing_left):
+def test_a_failed_start_leaves_no_processes_or_files(bench, nothing_left):
     with pytest.raises(Exception, match="no such luck"):
         bench.start(stat_loggers=(bench.parts.Unlucky,))
 
@@ -231,7 +231,7 @@ def workers_of(pid):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
-def test_a_worker_that_is_killed_while_nothing_runs_is_named_within_a_second(bench, used):
+def test_a_killed_idle_worker_is_named_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")
     pid = llm.client.process_id
     (worker,) = workers_of(pid)

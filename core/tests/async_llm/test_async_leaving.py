@@ -80,7 +80,7 @@ async def fail(stream):
 
 @pytest.mark.parametrize("leave", [leave_loop, close, cancel, time_out, fail])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_caller_that_leaves_gives_everything_back_within_a_step(bench, slow, leave, n):
+def test_the_request_of_a_canceled_caller_is_freed_within_a_step(bench, slow, leave, n):
     async def ask():
         stays = slow.generate("a", LONG, "stays")
         await anext(stays)
@@ -100,7 +100,7 @@ def test_a_caller_that_leaves_gives_everything_back_within_a_step(bench, slow, l
     assert slow.num_unfinished == 0
 
 
-def test_an_abort_gives_what_there_was(bench, slow):
+def test_an_abort_returns_the_partial_output(bench, slow):
     async def ask(kind):
         stream = slow.generate("a", LONG, "a", output_kind=kind)
         task = asyncio.create_task(last(stream))
@@ -117,7 +117,7 @@ def test_an_abort_gives_what_there_was(bench, slow):
     assert bench.run(is_idle_within(slow, 1))
 
 
-def test_a_stop_string_ends_it_in_the_engine_too(bench, slow):
+def test_a_stop_string_ends_the_request_in_the_engine_too(bench, slow):
     async def ask(**params):
         params = SamplingParams(seed=1, ignore_eos=True, **params)
         output = await last(slow.generate("a", params, output_kind=FINAL))
@@ -131,7 +131,7 @@ def test_a_stop_string_ends_it_in_the_engine_too(bench, slow):
     assert found.text == whole.text.partition(stop)[0]
 
 
-def test_an_abort_may_come_while_the_prompt_is_tokenised(bench, slow, monkeypatch):
+def test_a_request_can_be_aborted_while_its_prompt_is_tokenized(bench, slow, monkeypatch):
     encode = slow.tokenizer.encode
 
     def encode_slowly(text, **how):
@@ -180,7 +180,7 @@ def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monk
     assert bench.run(is_idle_within(slow, 2))
 
 
-def test_an_id_that_was_aborted_may_be_used_at_once(bench, slow):
+def test_the_id_of_an_aborted_request_can_be_used_at_once(bench, slow):
     async def ask():
         params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
         alone = await last(slow.generate("b", params, "x", output_kind=FINAL))
@@ -206,7 +206,7 @@ def least_late(bench, ask):
 
 @pytest.mark.clock
 @pytest.mark.parametrize("reads", [True, False], ids=["reads", "sleeps"])
-def test_a_time_that_runs_out_ends_the_request(bench, slow, reads):
+def test_an_expired_timeout_ends_the_request(bench, slow, reads):
     async def ask():
         end_s = time.monotonic() + 0.3
         stream = slow.generate("a", LONG, timeout_s=0.3)
@@ -242,7 +242,7 @@ def test_no_first_token_by_the_deadline_ends_the_request(bench, slow):
     assert output.outputs[0].token_ids == []
 
 
-def test_a_caller_that_is_in_time_does_not_notice(bench, slow):
+def test_a_deadline_that_is_met_has_no_effect(bench, slow):
     async def ask():
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         start_s = time.monotonic()
@@ -254,7 +254,7 @@ def test_a_caller_that_is_in_time_does_not_notice(bench, slow):
     assert output.outputs[0].finish_reason == "length" and output.error is None
 
 
-def test_ten_thousand_leave_at_random_moments(bench, llm):
+def test_ten_thousand_callers_are_canceled_at_random_moments(bench, llm):
     rng = Random(SEED)
     ways = [rng.randrange(4) for _ in range(NUM_ABORTS)]
 
@@ -288,7 +288,7 @@ def test_ten_thousand_leave_at_random_moments(bench, llm):
     assert {len(out.outputs[0].token_ids) for out in fresh} == {5}
 
 
-def test_counts_are_those_of_now_when_nothing_runs_any_more(bench, slow):
+def test_statistics_are_current_when_nothing_runs(bench, slow):
     async def ask():
         streams = [slow.generate("a", LONG) for _ in range(3)]
         await asyncio.gather(*map(anext, streams))

@@ -61,7 +61,7 @@ def joined(outputs):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_answers_are_those_of_a_direct_engine(bench, ahead):
+def test_outputs_equal_those_of_an_in_process_engine(bench, ahead):
     asks = list(random_asks())
     with bench.direct(async_scheduling=ahead) as direct:
         prompts, params = zip(*asks, strict=True)
@@ -91,7 +91,7 @@ def test_answers_are_those_of_a_direct_engine(bench, ahead):
     one.shutdown()
 
 
-def test_times_are_reported_in_order(bench, llm):
+def test_request_times_are_in_order(bench, llm):
     metrics = bench.run(last(llm.generate("say", SamplingParams(max_tokens=3)))).metrics
     assert 0 < metrics.arrival_ns < metrics.first_token_ns <= metrics.finished_ns
     assert llm.last_stats.num_blocks > 0
@@ -117,7 +117,7 @@ def test_times_are_reported_in_order(bench, llm):
         ({"timeout_s": "1"}, "timeout_s"),
     ],
 )
-def test_a_refusal_names_the_parameter_and_affects_no_other_request(bench, llm, asked, parameter):
+def test_a_rejection_names_the_parameter_and_affects_no_other_request(bench, llm, asked, parameter):
     async def ask():
         other = asyncio.create_task(last(llm.generate("say", SamplingParams(max_tokens=60))))
         await asyncio.sleep(0)
@@ -130,7 +130,7 @@ def test_a_refusal_names_the_parameter_and_affects_no_other_request(bench, llm, 
     assert bench.run(ask()).finished and llm.num_unfinished == 0
 
 
-def test_what_only_the_engine_refuses_ends_with_the_reason(bench):
+def test_a_request_that_the_engine_rejects_ends_with_the_reason(bench):
     one = bench.start(scheduler_cls=bench.parts.Picky)
 
     async def ask():
@@ -144,7 +144,7 @@ def test_what_only_the_engine_refuses_ends_with_the_reason(bench):
     one.shutdown()
 
 
-def test_an_id_is_in_use_until_the_last_output_is_out(bench, llm):
+def test_an_id_is_in_use_until_its_last_output_is_sent(bench, llm):
     async def ask():
         first = llm.generate("say", SamplingParams(max_tokens=30), "a", output_kind=FINAL)
         task = asyncio.create_task(last(first))
@@ -158,7 +158,7 @@ def test_an_id_is_in_use_until_the_last_output_is_out(bench, llm):
     assert bench.run(ask()).finished
 
 
-def test_only_so_many_may_wait(bench):
+def test_the_number_of_waiting_requests_is_limited(bench):
     with pytest.raises(ConfigError, match="max_waiting=-1"):
         bench.start(max_waiting=-1)
     one = bench.start(max_waiting=2, max_num_seqs=2, told={"step_s": 0.002})
@@ -215,7 +215,7 @@ def test_prefixes_are_shared_within_a_salt_and_reset_on_request(bench, llm):
     assert first == other == after == 0 and again > 30
 
 
-def test_workers_can_be_asked(bench, llm):
+def test_collective_rpc_returns_the_workers_results(bench, llm):
     assert bench.run(llm.collective_rpc("echo", 1, deep=[None])) == [[[1], {"deep": [None]}]]
     with pytest.raises(UserError, match="scope='most' is not a scope"):
         bench.run(llm.pause("most"))
@@ -232,7 +232,7 @@ def test_using_another_event_loop_is_refused(bench, llm):
         asyncio.run(collect(llm.generate("say")))
 
 
-def test_listeners_are_notified_of_steps_and_refusals(bench):
+def test_listeners_are_notified_of_steps_and_rejections(bench):
     one = bench.start(
         stat_loggers=(bench.parts.Counting,), hooks=(bench.parts.Listening,), max_num_seqs=2
     )
@@ -244,14 +244,14 @@ def test_listeners_are_notified_of_steps_and_refusals(bench):
     assert bench.parts.Listening.heard == ["bad", "stop"]
 
 
-def test_a_model_that_cannot_generate_says_what_it_can(bench):
+def test_the_error_for_a_model_without_generation_lists_its_tasks(bench):
     one = bench.start(told={"tasks": ["embed"]})
     with pytest.raises(UserError, match="Paced cannot generate; it supports: embed"):
         one.generate("say")
     one.shutdown()
 
 
-def test_it_is_made_with_the_options_of_an_llm(bench, monkeypatch):
+def test_async_llm_accepts_the_options_of_llm(bench, monkeypatch):
     options = bench.options(max_num_seqs=3)
     for made in (AsyncLLM(**options), AsyncLLM(options.pop("model"), **options, max_waiting=5)):
         bench.made.append(made)

@@ -36,7 +36,7 @@ def text_of(outputs):
 # --- slow readers -----------------------------------------------------------------------------
 
 
-def test_a_caller_that_reads_late_gets_all_that_is_new_at_once(bench, llm):
+def test_a_slow_reader_gets_all_new_tokens_in_one_output(bench, llm):
     params = SamplingParams(max_tokens=100, seed=3, ignore_eos=True)
 
     async def ask():
@@ -54,7 +54,7 @@ def test_a_caller_that_reads_late_gets_all_that_is_new_at_once(bench, llm):
     assert rest.outputs[0].finish_reason == "length"
 
 
-def test_a_caller_that_does_not_read_delays_no_other_request(bench):
+def test_a_reader_that_stops_reading_delays_no_other_request(bench):
     one = bench.start(told={"step_s": 0.002}, max_num_seqs=32)
     params = SamplingParams(max_tokens=150, seed=3, ignore_eos=True)
 
@@ -102,7 +102,7 @@ def wide(bench):
 
 
 @pytest.mark.clock
-def test_the_loop_runs_on_under_many_streams(bench, wide, no_collector):
+def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
     params = SamplingParams(max_tokens=60, logprobs=5, ignore_eos=True, stop=["\x00\x00\x00"])
 
     async def ask():
@@ -117,7 +117,7 @@ def test_the_loop_runs_on_under_many_streams(bench, wide, no_collector):
 
 @pytest.mark.clock
 @pytest.mark.parametrize("sliced", [True, False])
-def test_the_loop_runs_on_under_heavy_log_probabilities(
+def test_large_log_probabilities_do_not_block_the_event_loop(
     bench, wide, no_collector, monkeypatch, sliced
 ):
     """Each portion is made to take 1 ms; a step brings far more than 50 of them."""
@@ -154,7 +154,7 @@ def test_the_loop_runs_on_under_heavy_log_probabilities(
     assert (least_s < MAX_HOLD_S) == sliced, "without slices the test must see it"
 
 
-def test_a_long_text_is_tokenised_beside_the_loop(bench, llm, monkeypatch):
+def test_a_long_text_is_tokenized_outside_of_the_event_loop(bench, llm, monkeypatch):
     ticks, encode = [], llm.tokenizer.encode
 
     def encode_slowly(text, **how):
@@ -229,7 +229,7 @@ def said_by(pieces):
 
 
 @pytest.mark.parametrize("most", [1, 16, 50, 10_000])
-def test_pieces_say_what_the_whole_says(most):
+def test_output_chunks_contain_the_same_data_as_the_whole(most):
     rng = Random(SEED + most)
     for _ in range(60):
         outputs = random_outputs(rng)
@@ -244,7 +244,7 @@ def test_pieces_say_what_the_whole_says(most):
     assert list(cut_outputs(EngineCoreOutputs(), 10)) == [EngineCoreOutputs()]
 
 
-def test_log_probabilities_are_cut_by_positions_and_entries():
+def test_log_probabilities_are_split_by_positions_and_entries():
     few, many = columns(Random(SEED), 300, 9), columns(Random(SEED), 300, 99)
     for whole, least_pieces in ((few, 300 / 32), (many, len(many.token_ids) / 16 / 32)):
         pieces = list(cut_logprobs(whole, 32))
@@ -272,7 +272,7 @@ def output(finished):
     )
 
 
-def test_news_are_read_before_the_error():
+def test_outputs_are_read_before_the_error():
     async def read():
         stream = OutputStream(lambda: output(False))
         stream.notify()
@@ -288,7 +288,7 @@ def test_news_are_read_before_the_error():
     asyncio.run(read())
 
 
-def test_a_reader_that_was_cancelled_may_come_again():
+def test_a_canceled_reader_can_read_again():
     async def read():
         stream = OutputStream(lambda: output(True))
         with pytest.raises(TimeoutError):

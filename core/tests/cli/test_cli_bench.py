@@ -37,7 +37,7 @@ def bench(command: str, options: list[str], *more: str, input_len: int = 9) -> l
     return ["bench", command, *options, *lengths, *more]
 
 
-def test_latency_asks_one_at_a_time(spell, asked, tmp_path, capsys) -> None:
+def test_latency_runs_one_request_at_a_time(spell, asked, tmp_path, capsys) -> None:
     file = tmp_path / "out.json"
     arguments = bench("latency", spell(), "--repeats", "3", "--warmup", "2", "--json", str(file))
     assert main(arguments) == 0
@@ -71,7 +71,7 @@ def test_the_platform_that_was_chosen_is_named(spell, tmp_path, capsys, monkeypa
     assert [one["name"] for one in plugins if one["kind"] == "platform"] == ["cpu"]
 
 
-def test_throughput_asks_all_at_once(spell, asked, tmp_path) -> None:
+def test_throughput_submits_all_requests_at_once(spell, asked, tmp_path) -> None:
     file = tmp_path / "out.json"
     more = ("--num-prompts", "4", "--repeats", "2", "--warmup", "0", "--json", str(file))
     assert main(bench("throughput", spell(), *more)) == 0
@@ -86,7 +86,7 @@ def test_throughput_asks_all_at_once(spell, asked, tmp_path) -> None:
     assert (kinds["scheduler"], kinds["worker"]) == ("fcfs", "BigramWorker")
 
 
-def test_prompts_follow_from_the_seed(spell, asked) -> None:
+def test_prompts_are_determined_by_the_seed(spell, asked) -> None:
     options = spell()
     for seed in ("1", "1", "2"):
         assert main(bench("latency", options, "--repeats", "1", "--seed", seed)) == 0
@@ -94,7 +94,7 @@ def test_prompts_follow_from_the_seed(spell, asked) -> None:
     assert prompts[0:2] == prompts[2:4] != prompts[4:6]
 
 
-def test_a_single_token_has_no_gaps(spell, capsys) -> None:
+def test_one_output_token_has_no_inter_token_latency(spell, capsys) -> None:
     assert main(["bench", "latency", *spell(), "--output-len", "1", "--repeats", "1"]) == 0
     told = capsys.readouterr().out
     assert "time to first token" in told and "between tokens" not in told
@@ -110,19 +110,19 @@ def test_a_single_token_has_no_gaps(spell, capsys) -> None:
         ("throughput", ["--json", "/no/such/folder/x"], "/no/such/folder/x"),
     ],
 )
-def test_mistakes_are_reported(spell, capsys, command, arguments, told) -> None:
+def test_invalid_arguments_are_reported(spell, capsys, command, arguments, told) -> None:
     assert main(bench(command, spell(length=64), *arguments)) == 2
     captured = capsys.readouterr().err
     assert told in captured and len(captured.splitlines()) <= 3
 
 
-def test_what_the_engine_cannot_hold_is_refused(spell, asked, capsys) -> None:
+def test_requests_that_exceed_the_engines_limits_are_rejected(spell, asked, capsys) -> None:
     assert main(bench("latency", spell(length=64), input_len=60)) == 2
     assert "65 tokens" in capsys.readouterr().err
     assert asked == []
 
 
-def test_median_and_spread() -> None:
+def test_the_summary_has_median_and_spread() -> None:
     found = summarize("s", [4.0, 1.0, 2.0, 3.0, 100.0])
     assert (found.median, found.min, found.max, found.iqr) == (3.0, 1.0, 100.0, 2.0)
     assert summarize("s", [5.0]).iqr == 0.0
@@ -133,7 +133,7 @@ def test_times_of_a_run() -> None:
     assert (run.first_token_s, run.total_s) == (0.5, 3.0)
 
 
-def test_the_shared_cases_are_what_other_engines_were_measured_with(monkeypatch) -> None:
+def test_the_shared_cases_have_the_recorded_sizes(monkeypatch) -> None:
     spec = util.spec_from_file_location("bench_cases", CASES_FILE)
     module = util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bench_cases", module)

@@ -63,7 +63,7 @@ def after(count: int):
     return lambda: bool(asked.append(None)) or len(asked) >= count
 
 
-def test_a_pipe_gets_answers_only(spell, monkeypatch, capsys) -> None:
+def test_only_answers_are_written_to_a_pipe(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell("abc"), "hello", "", "again") == 0
     told = capsys.readouterr()
     assert (told.out, told.err) == ("abc\nabc\n", "")
@@ -97,7 +97,7 @@ def test_the_model_sees_system_prompt_and_history(session, monkeypatch) -> None:
     ]
 
 
-def test_no_half_character_is_ever_given(session) -> None:
+def test_a_partial_character_is_never_printed(session) -> None:
     chat = session("aé€𝄞b")
     pieces = list(chat.answer("hello", interrupted=never))
     assert "".join(pieces) == "aé€𝄞b"
@@ -118,7 +118,7 @@ def test_an_interrupted_answer_stays_in_the_history(session) -> None:
     assert len(chat.messages) == 4
 
 
-def test_an_answer_left_by_its_reader_ends(session) -> None:
+def test_an_answer_ends_when_its_reader_leaves(session) -> None:
     chat = session("abcdefgh", loop=True)
     answer = chat.answer("one", interrupted=never)
     assert next(answer) == "a"
@@ -127,7 +127,7 @@ def test_an_answer_left_by_its_reader_ends(session) -> None:
     assert "".join(chat.answer("two", interrupted=after(2))) == "ab"
 
 
-def test_the_oldest_turns_give_way(session) -> None:
+def test_the_oldest_turns_are_dropped_first(session) -> None:
     chat = session("abc", length=128)
     for number in range(8):
         list(chat.answer(f"question {number}", interrupted=never))
@@ -146,7 +146,7 @@ def test_dropped_turns_are_reported(spell, monkeypatch, capsys) -> None:
     assert "2 oldest messages are left out" in told.err
 
 
-def test_what_never_fits_is_refused_and_forgotten(spell, monkeypatch, capsys) -> None:
+def test_a_message_that_never_fits_is_rejected_and_dropped(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell("abc", length=64), "x" * 80, "ok") == 0
     told = capsys.readouterr()
     assert told.out == "abc\n"
@@ -176,7 +176,7 @@ def test_params_are_shown_and_set(spell, monkeypatch, capsys) -> None:
         ("/rest", "'/reset'"),
     ],
 )
-def test_mistakes_take_a_line_and_the_session_continues(
+def test_an_invalid_command_prints_one_line_and_the_session_continues(
     spell, monkeypatch, capsys, line, told
 ) -> None:
     assert converse(monkeypatch, spell("abc"), line, "hello") == 0
@@ -216,7 +216,7 @@ def test_settings_are_json_or_text() -> None:
         (["one\\"], "one"),
     ],
 )
-def test_messages_over_several_lines(lines: list[str], message: str) -> None:
+def test_messages_can_have_several_lines(lines: list[str], message: str) -> None:
     rest = iter(lines)
 
     def ask(prompt: str) -> str:
@@ -230,7 +230,7 @@ def test_messages_over_several_lines(lines: list[str], message: str) -> None:
         read_message(ask)
 
 
-def test_ctrl_c_is_noted_once_and_raised_twice() -> None:
+def test_the_second_ctrl_c_raises() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), watch_for_interrupt() as interrupted:
         assert not interrupted()

@@ -57,7 +57,7 @@ def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
         monkeypatch.setattr(f"{module}.find_installed_checkpoint", lambda name, **_: checkpoint)
 
 
-def test_runs_with_one_other_plugin_each_give_the_same_answers(no_demo_model, capsys) -> None:
+def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, capsys) -> None:
     assert main(["demo"]) == 0
     told = capsys.readouterr().out
     for words in (
@@ -79,7 +79,7 @@ def test_runs_with_one_other_plugin_each_give_the_same_answers(no_demo_model, ca
     assert row.split()[1:3] == ["cpu", "dovetail-cpu"]
 
 
-def test_the_demo_model_is_asked_its_tasks_and_graded(demo_model, capsys) -> None:
+def test_the_demo_model_runs_its_tasks_and_is_graded(demo_model, capsys) -> None:
     part = "dovetail_sched_priority:PriorityPolicy"
     assert main(["demo", "--scheduler-cls", part]) == 0
     told = capsys.readouterr().out
@@ -96,14 +96,14 @@ def test_the_demo_model_is_asked_its_tasks_and_graded(demo_model, capsys) -> Non
     assert "attention_backend" not in told  # the run has the requested plugin only
 
 
-def test_a_wrong_name_is_reported_before_anything_runs(no_demo_model, capsys) -> None:
+def test_an_unknown_name_is_reported_before_anything_runs(no_demo_model, capsys) -> None:
     assert main(["demo", "--scheduler-cls", "priorty"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert "'priority'" in told.err and len(told.err.splitlines()) <= 3
 
 
-def test_what_was_made_is_deleted(no_demo_model) -> None:
+def test_the_demo_deletes_its_files(no_demo_model) -> None:
     with demo_subject(None) as subject:
         assert ModelDirectory.open(subject.model).architecture == "LlamaForCausalLM"
     assert not Path(subject.model).exists()
@@ -118,7 +118,7 @@ def test_the_random_checkpoint_is_the_same_for_the_same_seed(checkpoint, tmp_pat
     assert (other / weights).read_bytes() != (checkpoint / weights).read_bytes()
 
 
-def test_the_random_checkpoint_speaks_words(checkpoint) -> None:
+def test_the_random_checkpoint_generates_words(checkpoint) -> None:
     tokenizer = HuggingFaceTokenizer.from_directory(checkpoint)
     ids = tokenizer.encode("the sea is")
     assert len(ids) == 3 and tokenizer.decode(ids) == "the sea is"

@@ -27,7 +27,7 @@ RUN = (
 )
 
 
-def test_a_pipe_gets_answers_only(spell, capsys) -> None:
+def test_only_answers_are_written_to_a_pipe(spell, capsys) -> None:
     assert main(["generate", *spell("abc"), "first ", "second "]) == 0
     assert capsys.readouterr().out == "abc\n\nabc\n"
 
@@ -42,13 +42,13 @@ def test_without_a_limit_there_are_64_tokens(spell, capsys) -> None:
     assert len(capsys.readouterr().out) == 64 + 1
 
 
-def test_stop_texts(spell, capsys) -> None:
+def test_stop_strings_end_the_output(spell, capsys) -> None:
     options = spell("abcdef")
     assert main(["generate", *options, "--stop", "x", "--stop", "d", " "]) == 0
     assert capsys.readouterr().out == "abc\n"
 
 
-def test_json_is_an_object_a_line(spell, capsys) -> None:
+def test_json_output_has_one_object_per_line(spell, capsys) -> None:
     assert main(["generate", *spell("aé"), "--json", "one ", "two "]) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["prompt"], second["prompt"]) == ("one ", "two ")
@@ -77,7 +77,7 @@ def test_prompts_from_a_file_and_from_stdin(spell, capsys, monkeypatch, tmp_path
     assert capsys.readouterr().out.split() == ["abc"] * 3
 
 
-def test_a_refused_prompt_is_reported_and_the_others_are_answered(spell, capsys) -> None:
+def test_a_rejected_prompt_is_reported_and_the_others_are_answered(spell, capsys) -> None:
     options = spell("abc", length=16)
     assert main(["generate", *options, "one ", "much too long a prompt ", "two "]) == 2
     told = capsys.readouterr()
@@ -103,7 +103,9 @@ def test_a_refused_prompt_is_reported_and_the_others_are_answered(spell, capsys)
         (["--load-format", "dumy", "x"], "'dummy'"),
     ],
 )
-def test_mistakes_are_reported_in_three_lines(spell, arguments, told, capsys) -> None:
+def test_invalid_arguments_are_reported_in_at_most_three_lines(
+    spell, arguments, told, capsys
+) -> None:
     assert main(["generate", *spell(), *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -119,7 +121,9 @@ def test_mistakes_are_reported_in_three_lines(spell, arguments, told, capsys) ->
         (["--model", "nowhre-llama", "--scheduler-cls", "fcfz"], "'fcfs'"),
     ],
 )
-def test_mistakes_are_reported_at_once(tmp_path: Path, arguments, told) -> None:
+def test_invalid_arguments_are_reported_before_the_engine_starts(
+    tmp_path: Path, arguments, told
+) -> None:
     (tmp_path / "nowhre-llama").mkdir()
     (tmp_path / "nowhre-llama" / "config.json").write_text('{"architectures": ["Llama"]}')
     start = time.perf_counter()
@@ -141,7 +145,7 @@ def test_every_engine_option_is_a_flag() -> None:
     assert [f.name for f in fields(EngineOptions)] == [f.name for f in fields(EngineArgs)]
 
 
-def test_flags_left_out_change_nothing() -> None:
+def test_omitted_flags_keep_the_defaults() -> None:
     assert engine_args(EngineOptions(model="m")) == EngineArgs("m")
 
 
@@ -163,5 +167,5 @@ def test_help_shows_the_options_with_their_help(capsys) -> None:
     assert "--trust-remote-code" not in told
 
 
-def test_a_model_cannot_steer_the_terminal() -> None:
+def test_a_model_cannot_send_terminal_control_sequences() -> None:
     assert printable("a\x1b[2J\x07é\n\tb\x9b") == "a␛[2J␇é\n\tb\ufffd"

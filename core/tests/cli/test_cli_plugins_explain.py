@@ -15,7 +15,7 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 PLATFORM = ["--platform", "bigram_dovetail:BigramPlatform"]
 
 
-def test_who_is_taken_stands_first_with_the_reason(capsys):
+def test_the_selected_plugin_is_listed_first_with_the_reason(capsys):
     assert main(["plugins", "explain", "scheduler", "--scheduler-cls", "priority"]) == 0
     headline, _, heading, first, *rest = capsys.readouterr().out.splitlines()
     assert headline == "scheduler on the platform cpu: priority (scheduler_cls names it)."
@@ -25,7 +25,7 @@ def test_who_is_taken_stands_first_with_the_reason(capsys):
     assert "priority is requested" in fcfs and fcfs.split()[:2] == ["–", "out"]
 
 
-def test_attention_is_held_against_the_model(tmp_path, capsys):
+def test_attention_backends_are_checked_against_the_model(tmp_path, capsys):
     model = write_tiny_llama(tmp_path, architectures=["MistralForCausalLM"], sliding_window=5)
     arguments = ["--model", str(model), "--block-size", "32", "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
@@ -34,7 +34,7 @@ def test_attention_is_held_against_the_model(tmp_path, capsys):
     assert "blocks of 32" in told and "sliding_window" in told
 
 
-def test_json_is_one_object_with_the_ask(tmp_path, capsys):
+def test_json_is_one_object_with_the_requirements(tmp_path, capsys):
     model = write_tiny_llama(tmp_path)
     arguments = ["--json", "--model", str(model), "--platform", "cpu"]
     assert main(["plugins", "explain", "attention", *arguments]) == 0
@@ -45,7 +45,7 @@ def test_json_is_one_object_with_the_ask(tmp_path, capsys):
     assert told["error"] == ""
 
 
-def test_a_place_that_stays_empty_is_an_error(capsys):
+def test_a_kind_without_a_usable_plugin_is_an_error(capsys):
     assert main(["plugins", "explain", "ops", "--ops", "nobody", *PLATFORM]) == 1
     told = capsys.readouterr().out
     assert "none can be used" in told
@@ -67,13 +67,13 @@ def test_kinds_without_a_consumer_report_it(capsys):
         (["ops", "--max-num-seq", "3"], "--max-num-seqs"),
     ],
 )
-def test_mistakes_are_reported_briefly(arguments, told, capsys):
+def test_invalid_arguments_are_reported_briefly(arguments, told, capsys):
     assert main(["plugins", "explain", *arguments]) == 2
     error = capsys.readouterr().err
     assert told in error and len(error.splitlines()) <= 3
 
 
-def test_attention_requirements_need_no_tensor_library(tmp_path):
+def test_attention_requirements_are_computed_without_a_tensor_library(tmp_path):
     """Only loading a backend may import one: with none installed but asked for, nothing does."""
     write_tiny_llama(tmp_path)
     program = (

@@ -62,7 +62,7 @@ def rows(text):
     return dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) > 1)
 
 
-def test_everything_is_shown_and_nothing_imported(site, capsys):
+def test_all_details_are_shown_without_importing_the_plugin(site, capsys):
     assert main(["plugins", "show", "policy:shown"]) == 0
     told = capsys.readouterr().out
     assert "shown_mod" not in sys.modules
@@ -80,7 +80,7 @@ def test_everything_is_shown_and_nothing_imported(site, capsys):
     assert "kinds" not in told and "model_config" not in told
 
 
-def test_loading_adds_what_the_class_declares(site, capsys):
+def test_load_adds_the_declarations_of_the_class(site, capsys):
     # `policy` is asked for a class that declares nothing wrong but needs an option.
     (site / "shown_mod/dovetail.toml").write_text("")
     assert main(["plugins", "show", "policy:shown@shown-dist", "--load"]) == 0
@@ -124,13 +124,13 @@ def test_a_class_path_is_shown_too(capsys):
         ("nobody", "KIND:NAME"),
     ],
 )
-def test_mistakes_are_reported_with_what_to_write(site, plugin, told, capsys):
+def test_an_invalid_reference_is_reported_with_the_expected_form(site, plugin, told, capsys):
     assert main(["plugins", "show", plugin]) == 2
     error = capsys.readouterr().err
     assert told in error and len(error.splitlines()) <= 3
 
 
-def test_a_class_whose_source_is_not_found_is_only_named(site, capsys):
+def test_an_options_class_without_source_is_shown_by_name_only(site, capsys):
     (site / "shown_mod/dovetail.toml").write_text(MANIFEST.replace("shown_mod:Opt", "gone:Opt"))
     assert main(["plugins", "show", "policy:shown"]) == 0
     assert "gone:Options (its fields cannot be read" in capsys.readouterr().out

@@ -35,7 +35,7 @@ def told(facts):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_all_clients_give_the_same(client_of, ahead, talk):
+def test_all_clients_give_the_same_outputs(client_of, ahead, talk):
     asked = [
         *talk.random_requests(),
         talk.request("long", range(90), 500),
@@ -69,7 +69,7 @@ def refusals(told):
     return {name: (str(error), error.parameter) for name, error in told.items()}
 
 
-def test_what_nobody_waits_for_is_refused_with_the_outputs(client_of, talk):
+def test_requests_rejected_by_the_engine_are_reported_with_the_outputs(client_of, talk):
     with pytest.raises(RequestError, match="97"):
         client_of("inproc").add_request(talk.request("bad", [97]))
     client = client_of("sync")
@@ -80,7 +80,7 @@ def test_what_nobody_waits_for_is_refused_with_the_outputs(client_of, talk):
     assert len(tokens["good"]) == 5
 
 
-def test_requests_too_many_for_one_message_go_in_lots(client_of, monkeypatch, talk):
+def test_requests_too_large_for_one_message_are_split(client_of, monkeypatch, talk):
     monkeypatch.setattr("dovetail.engine.process.channel._BATCH_BYTES", 300)
     asked = [*talk.random_requests(), talk.request("huge", [2**40]), talk.request("bad", [97])]
     client = client_of("sync")
@@ -93,7 +93,7 @@ def test_requests_too_many_for_one_message_go_in_lots(client_of, monkeypatch, ta
 
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
-def test_calls_are_answered(client_of, kind, talk):
+def test_calls_return_their_results(client_of, kind, talk):
     client = client_of(kind)
     assert client.call_workers("echo", (1, "x"), {"deep": [None]}) == [[[1, "x"], {"deep": [None]}]]
     client.pause(PauseScope.ALL)
@@ -138,7 +138,7 @@ def tokens_alone(talk, client, one):
     return talk.Answers().collect(client, 1)[0][one.request_id]
 
 
-def test_progress_reports_steps_and_silence(client_of, talk):
+def test_progress_reports_steps_and_missing_heartbeats(client_of, talk):
     client = client_of("sync", step_s=0.15)
     client.add_request(talk.request("a", max_tokens=9))
     talk.Answers().collect(client, 1)
@@ -172,7 +172,7 @@ def test_a_call_that_fails_affects_no_other_request(client_of, talk):
     assert len(talk.Answers().collect(client, 1)[0]["a"]) == 40
 
 
-def test_an_event_loop_gets_answers_while_outputs_come(client_of, talk):
+def test_calls_return_while_outputs_are_streamed(client_of, talk):
     async def serve():
         client = client_of("async", step_s=0.005)
         await client.add_request(talk.request("a", max_tokens=30))
@@ -187,7 +187,7 @@ def test_an_event_loop_gets_answers_while_outputs_come(client_of, talk):
     asyncio.run(serve())
 
 
-def test_a_shut_down_client_reports_it(client_of, talk):
+def test_a_client_reports_that_it_was_shut_down(client_of, talk):
     client = client_of("sync")
     client.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
@@ -204,7 +204,7 @@ def test_a_shut_down_client_reports_it(client_of, talk):
     asyncio.run(serve())
 
 
-def test_the_start_reports_why_it_failed(client_of, engine_config, talk):
+def test_a_failed_start_reports_the_reason(client_of, engine_config, talk):
     with pytest.raises(CapacityError, match="7 GB; there are 3"):
         client_of("sync", start="raises")
     with pytest.raises(EngineDeadError, match="status 3"):
@@ -217,7 +217,7 @@ def test_the_start_reports_why_it_failed(client_of, engine_config, talk):
         make_client(engine_config(), "threads")
 
 
-def test_sockets_are_the_owners_alone(client_of, talk):
+def test_sockets_are_accessible_to_the_owner_only(client_of, talk):
     folder = Path(client_of("sync").address).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for name in (INPUT_SOCKET, OUTPUT_SOCKET):

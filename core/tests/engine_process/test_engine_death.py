@@ -19,7 +19,9 @@ PARENTS = [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.
 
 
 @pytest.mark.parametrize("num_rounds", ROUNDS)
-def test_a_killed_engine_is_reported_and_another_gives_the_same(client_of, talk, num_rounds):
+def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
+    client_of, talk, num_rounds
+):
     canary = talk.request("canary", range(20), 12)
     client = client_of("sync", step_s=0.005, has_child=1)
     client.add_request(canary)
@@ -58,14 +60,14 @@ def kill_mid_decode(client, talk, after_s):
     assert isinstance(client.error, EngineDeadError)
 
 
-def test_files_of_a_running_engine_are_its_owners_alone(client_of):
+def test_files_of_a_running_engine_are_accessible_to_its_owner_only(client_of):
     folder = Path(client_of("sync").address).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     modes = {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
     assert modes and set(modes.values()) == {0o600}, modes
 
 
-def test_a_disk_without_room_is_named(client_of, monkeypatch):
+def test_a_full_disk_is_reported(client_of, monkeypatch):
     def fail(prefix):
         raise OSError(errno.ENOSPC, "No space left on device", prefix)
 
@@ -97,7 +99,7 @@ def test_every_waiting_caller_gets_the_error(client_of, talk):
     asyncio.run(serve())
 
 
-def test_a_step_that_fails_ends_the_engine_with_a_digest(client_of, talk):
+def test_a_failed_step_ends_the_engine_with_a_digest(client_of, talk):
     client = client_of("sync", fails_at=3)
     client.add_request(talk.request("secret", [77, 77, 77], 20))
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
@@ -110,7 +112,7 @@ def test_a_step_that_fails_ends_the_engine_with_a_digest(client_of, talk):
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("num_rounds", PARENTS)
-def test_nothing_is_left_when_the_parent_is_killed(
+def test_no_process_or_file_is_left_when_the_parent_is_killed(
     engine_config, talk, tmp_path, tmp_path_factory, monkeypatch, num_rounds, stopped
 ):
     engine_config(has_child=1)

@@ -141,7 +141,7 @@ def only(name, tokens, ends):
     return {name: tokens[name]}, {name: ends[name]}
 
 
-def test_a_message_without_end_is_cut_off_before_it_is_in_memory(client_of, talk):
+def test_a_message_above_the_size_limit_is_rejected_before_it_is_in_memory(client_of, talk):
     client = client_of("sync")
     with zmq.Context() as context, context.socket(zmq.DEALER) as evil:
         evil.setsockopt(zmq.RECONNECT_IVL, -1)

@@ -77,7 +77,7 @@ def test_arguments_and_results_are_checked_by_type():
         OPERATIONS["reset_prefix_cache"].decode_result(refused.encode_result({}))
 
 
-def test_functions_of_modules_cannot_be_called_in_another_process(client_of):
+def test_module_functions_cannot_be_called_in_another_process(client_of):
     with pytest.raises(MessageError):
         client_of("sync").call_workers("shutil:rmtree", ("/nowhere",))
 

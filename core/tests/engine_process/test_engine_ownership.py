@@ -51,14 +51,14 @@ def seen(process):
 
 
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
-def test_an_engine_that_is_dropped_ends_at_once(run, kind):
+def test_an_engine_is_shut_down_when_its_last_reference_is_dropped(run, kind):
     assert seen(run(kind, "drop")) < 5
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["leave", "leave_in_a_cycle", "leave_by_an_error"])
 @kinds("OverProcess")
-def test_an_engine_that_is_left_open_does_not_hold_up_the_exit(run, kind, what):
+def test_an_open_engine_does_not_delay_the_exit_of_its_process(run, kind, what):
     process = run(kind, what)
     assert process.returncode == (what == "leave_by_an_error"), process.stderr
     assert "Traceback" not in process.stderr
@@ -66,7 +66,7 @@ def test_an_engine_that_is_left_open_does_not_hold_up_the_exit(run, kind, what):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers", "AsyncFrontEnd"])
-def test_a_caller_that_uses_an_engine_that_has_ended_with_its_owner_gets_a_typed_error(run, kind):
+def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, kind):
     """In an exit hook, and in a finalizer that runs after the engine's own."""
     process = run(kind, "leave_and_use")
     assert process.returncode == 0, process.stderr
@@ -75,7 +75,7 @@ def test_a_caller_that_uses_an_engine_that_has_ended_with_its_owner_gets_a_typed
 
 
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
-def test_a_forked_child_affects_no_engine_and_cannot_use_it(run, kind):
+def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
     told = seen(run(kind, "fork"))
     assert told["statuses"].pop("by_error") == 1
     assert set(told["statuses"].values()) == {0}, told
@@ -84,7 +84,7 @@ def test_a_forked_child_affects_no_engine_and_cannot_use_it(run, kind):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
-def test_an_engine_ends_with_its_owner_though_a_forked_child_lives(run, talk, kind):
+def test_an_engine_ends_with_its_owner_although_a_forked_child_still_runs(run, talk, kind):
     process = run(kind, "outlive")
     assert process.returncode == -signal.SIGKILL
     told = json.loads(process.stdout)
@@ -97,5 +97,5 @@ def test_an_engine_ends_with_its_owner_though_a_forked_child_lives(run, talk, ki
         os.kill(child, signal.SIGKILL)
 
 
-def test_an_engine_starts_again_though_the_working_directory_was_deleted(run):
+def test_an_engine_restarts_although_the_working_directory_was_deleted(run):
     assert seen(run("SupervisedWorkers", "without_directory"))

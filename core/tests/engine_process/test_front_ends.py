@@ -92,7 +92,7 @@ def test_requests_with_the_same_ids_get_their_own_outputs(client_of, attach, tal
     assert other.process_id == owner.process_id and other.address == owner.address
 
 
-def test_a_front_end_can_neither_abort_nor_read_what_is_not_its_own(client_of, attach, talk):
+def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of, attach, talk):
     owner = client_of("sync", step_s=0.005)
     first, second = attach(owner), attach(owner)
     owner.add_request(talk.request("a", max_tokens=60))
@@ -117,9 +117,7 @@ def test_a_front_end_can_neither_abort_nor_read_what_is_not_its_own(client_of, a
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
-def test_a_front_end_that_ends_takes_only_its_own_requests_with_it(
-    client_of, attach, talk, parts, how
-):
+def test_only_the_requests_of_a_front_end_end_with_it(client_of, attach, talk, parts, how):
     owner = client_of("sync", step_s=0.005, async_scheduling=True)
     alone = serve(owner, talk, talk.request("r0", max_tokens=300))[0]["r0"]
     owner.reset_prefix_cache()
@@ -154,7 +152,7 @@ def test_an_idle_front_end_that_is_killed_with_held_requests_frees_them(client_o
     await_stats(owner, lambda stats: stats.num_aborted == 3 and not stats.num_running)
 
 
-def test_a_front_end_that_does_not_read_stalls_no_other(client_of, attach, talk):
+def test_a_front_end_that_does_not_read_does_not_stall_the_others(client_of, attach, talk):
     owner = client_of("sync")
     slow, fast = attach(owner), attach(owner)
     slow.add_requests([talk.request(f"s{n}", max_tokens=400) for n in range(2)])
@@ -165,7 +163,7 @@ def test_a_front_end_that_does_not_read_stalls_no_other(client_of, attach, talk)
     assert {name: len(given) for name, given in tokens.items()} == {"s0": 400, "s1": 400}
 
 
-def test_the_requests_of_a_front_end_that_is_too_far_behind_are_ended(
+def test_the_requests_of_a_front_end_that_reads_too_slowly_are_ended(
     client_of, attach, talk, parts
 ):
     owner = client_of("sync", step_s=0.01, options={"worker_cls": parts.Forgetful})
@@ -178,7 +176,7 @@ def test_the_requests_of_a_front_end_that_is_too_far_behind_are_ended(
     assert len(serve(slow, talk, talk.request("again", max_tokens=3))[0]["again"]) == 3
 
 
-def test_a_pause_and_the_prefix_cache_are_the_engines(client_of, attach, talk):
+def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, attach, talk):
     owner = client_of("sync")
     other = attach(owner)
     owner.add_request(talk.request("a", max_tokens=300))
@@ -224,7 +222,7 @@ def test_only_the_owner_ends_the_engine(client_of, attach, talk):
     assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
 
 
-def test_an_address_that_is_not_one_is_refused(client_of, tmp_path):
+def test_an_invalid_address_is_rejected(client_of, tmp_path):
     owner = client_of("sync")
     path = Path(owner.address)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -243,7 +241,7 @@ def test_an_address_that_is_not_one_is_refused(client_of, tmp_path):
     os.kill(owner.process_id, signal.SIGCONT)
 
 
-def test_many_answered_calls_hold_no_step(client_of, attach, talk):
+def test_many_results_of_calls_do_not_delay_a_step(client_of, attach, talk):
     """Answers count as messages on their way, and are acknowledged as outputs are."""
     owner = client_of("sync")
     for client in (owner, attach(owner)):
@@ -260,7 +258,7 @@ def test_many_answered_calls_hold_no_step(client_of, attach, talk):
     asyncio.run(serve_one())
 
 
-def test_a_front_end_that_never_reads_answers_is_detached(client_of, talk, parts):
+def test_a_front_end_that_never_reads_results_is_detached(client_of, talk, parts):
     owner = client_of("sync", options={"worker_cls": parts.Forgetful})
     with talk.raw_front_end(owner.address) as (to_engine, _):
         arguments = msgspec.msgpack.encode(("echo", ("x" * 5000,), {}))
@@ -274,5 +272,5 @@ def test_a_front_end_that_never_reads_answers_is_detached(client_of, talk, parts
     assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3
 
 
-def test_the_limits_of_a_window_fit_each_other():
+def test_the_limits_of_a_window_are_consistent():
     assert outgoing.MAX_UNREAD_BYTES < outgoing.MAX_KEPT_BYTES

@@ -129,14 +129,14 @@ CASES = [
 ]
 
 
-def test_a_life_without_a_fault_is_whole(healthy):
+def test_a_run_without_a_fault_succeeds(healthy):
     assert healthy.status == 0 and healthy.told["outcome"] == "served", healthy
     assert healthy.told["message"].strip() == "" and len(healthy.told["tokens"]) == 12
     assert healthy.told["left"] == healthy.survivors == healthy.folders == []
 
 
 @pytest.mark.parametrize(("point", "action"), CASES)
-def test_no_fault_hangs_leaks_or_goes_unnamed(lives, healthy, point, action):
+def test_every_fault_is_reported_without_hangs_or_leaks(lives, healthy, point, action):
     found = lives(executor_of(point), f"{point}:{action}")
     assert found.survivors == [], found
     assert found.took_s < LIMIT_S + healthy.took_s, found
@@ -160,7 +160,7 @@ def test_no_fault_hangs_leaks_or_goes_unnamed(lives, healthy, point, action):
         assert found.told["tokens"] == healthy.told["tokens"], found
 
 
-def test_every_point_is_reached(lives, tmp_path):
+def test_every_fault_point_is_reached(lives, tmp_path):
     seen = tmp_path / "seen"
     for executor in ("uniproc", "multiproc"):
         assert lives(executor, f"*:record={seen}").told["outcome"] == "served"

@@ -90,7 +90,7 @@ def plain(output):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_answers_and_statistics_are_the_same(make, depth):
+def test_outputs_and_statistics_are_the_same(make, depth):
     llm = make(depth=depth)
     prompts = ["one", "two and more", [7] * 30, "the fourth", "the fifth", "one"]
     params = [greedy(4 + number, n=1 + number % 2) for number in range(6)]
@@ -107,7 +107,7 @@ def test_answers_and_statistics_are_the_same(make, depth):
     )
 
 
-def test_refusals_are_the_same(make):
+def test_rejections_are_the_same(make):
     llm = make()
     wrong = greedy(extra_args={ARGUMENT: "yes"})
     missing = greedy(min_tokens=2)
@@ -159,7 +159,7 @@ def run(engine):
     return outputs
 
 
-def test_a_pause_is_kept_and_lifted(make):
+def test_an_engine_can_be_paused_and_resumed(make):
     llm = make()
     engine = llm.llm_engine
     engine.pause("all")
@@ -184,7 +184,7 @@ def test_workers_are_called_by_name(make):
             engine.collective_rpc(name)
 
 
-def test_a_failing_step_ends_everything_with_a_digest(make):
+def test_a_failed_step_ends_the_engine_with_a_digest_of_the_plan(make):
     llm = make(fails_at=3)
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
         llm.generate(["secret", "other"], greedy(20))
@@ -215,7 +215,7 @@ def test_a_killed_engine_is_reported_while_generate_waits(make):
         llm.generate("again", greedy())
 
 
-def test_a_class_that_no_other_process_finds_is_named(parts, tmp_path):
+def test_a_class_that_cannot_be_imported_in_another_process_is_named(parts, tmp_path):
     class Hidden(parts.Obedient):
         pass
 
@@ -225,7 +225,7 @@ def test_a_class_that_no_other_process_finds_is_named(parts, tmp_path):
         LLM(str(tmp_path), engine_process=True, **options)
 
 
-def test_an_interrupt_ends_the_call_and_not_the_engine(make):
+def test_an_interrupt_ends_the_call_but_not_the_engine(make):
     llm = make(step_s=0.005)
     wanted = llm.generate("say", greedy())[0].outputs[0].token_ids
     typing = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
@@ -239,7 +239,7 @@ def test_an_interrupt_ends_the_call_and_not_the_engine(make):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_counts_are_those_of_now_after_the_last_abort(make, depth):
+def test_statistics_are_current_after_the_last_abort(make, depth):
     engine = make(depth=depth, step_s=0.005).llm_engine
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     for _ in range(2):

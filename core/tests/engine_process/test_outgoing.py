@@ -92,7 +92,7 @@ def test_small_outputs_are_one_message():
     assert front_end_reader().read(frame).columns() == EngineCoreOutputs(stats=STATS)
 
 
-def test_a_window_is_full_by_number_or_by_size(monkeypatch):
+def test_a_window_is_limited_by_number_and_by_size(monkeypatch):
     monkeypatch.setattr(outgoing, "MAX_UNREAD_BYTES", 1000)
     window = OutputWindow()
     for _ in range(outgoing.MAX_UNREAD_MESSAGES):
@@ -129,7 +129,7 @@ def closing(client):
     client.shutdown()
 
 
-def test_outputs_above_the_limit_of_a_message_end_nobody(client_of, engine_config, parts, talk):
+def test_outputs_above_the_message_limit_end_no_request(client_of, engine_config, parts, talk):
     """Log-probabilities of prompts, many messages long, beside requests that want none."""
     asked = [
         talk.request("prompt", range(90), 30, prompt_logprobs=20),
@@ -164,7 +164,7 @@ def test_an_engine_waits_for_a_front_end_that_does_not_read(client_of, talk, ahe
     assert len(tokens["a"]) == 400 and set(ends) == {"a"}
 
 
-def test_a_blocked_event_loop_holds_the_engine_and_loses_nothing(client_of, talk):
+def test_the_engine_waits_for_a_blocked_event_loop_and_loses_no_output(client_of, talk):
     async def serve():
         client = client_of("async", async_scheduling=True)
         names = [f"r{n}" for n in range(8)]
@@ -189,7 +189,7 @@ def test_a_blocked_event_loop_holds_the_engine_and_loses_nothing(client_of, talk
     }
 
 
-def test_a_message_that_cannot_be_cut_is_an_error(monkeypatch):
+def test_a_message_that_cannot_be_split_is_an_error(monkeypatch):
     monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 256)
     ending = Finished(request_id="a", reason=FinishReason.ERROR, message="x" * 1000)
     with pytest.raises(MessageError):

@@ -26,7 +26,7 @@ class SlowCore:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_no_turn_is_long_and_plans_wait_only_where_nothing_runs(runs):
+def test_intake_is_split_into_turns_and_delays_only_idle_engines(runs):
     clock = ManualClock()
     core = SlowCore(clock, runs)
     intake = RequestIntake(clock)

@@ -63,7 +63,7 @@ def serve_canary(client, talk):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 @pytest.mark.parametrize("num_rounds", ROUNDS)
-def test_it_is_ready_again_and_answers_the_same(supervised, talk, num_rounds, victim):
+def test_a_restarted_engine_gives_the_same_outputs(supervised, talk, num_rounds, victim):
     client = supervised(executor="multiproc", rules=MANY, step_s=0.005)
     wanted = serve_canary(client, talk)
     for number in range(num_rounds):
@@ -91,7 +91,7 @@ def test_it_is_ready_again_and_answers_the_same(supervised, talk, num_rounds, vi
         assert serve_canary(client, talk) == wanted
 
 
-def test_an_event_loop_is_served_through_a_death(supervised, talk):
+def test_an_event_loop_is_served_across_a_restart(supervised, talk):
     async def serve():
         client = supervised("async", rules=MANY, step_s=0.01)
         await client.add_request(talk.request("canary", range(20), 12))
@@ -121,7 +121,7 @@ def test_an_event_loop_is_served_through_a_death(supervised, talk):
     asyncio.run(serve())
 
 
-def test_poison_of_one_client_leaves_restarts_for_others(supervised, talk):
+def test_a_crashing_request_of_one_client_leaves_restarts_for_others(supervised, talk):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     told = []
     for number in range(6):
@@ -137,7 +137,7 @@ def test_poison_of_one_client_leaves_restarts_for_others(supervised, talk):
     assert {name: error.parameter for name, error in refused.items()} == {"p": "prompt"}
 
 
-def test_poison_that_is_another_each_time_does_not_use_up_the_restarts(supervised, talk):
+def test_different_crashing_requests_do_not_use_up_the_restarts(supervised, talk):
     rules = SupervisionRules(max_restarts=1, first_delay_s=0.01, max_delay_s=0.05)
     client = supervised(dies_of=6, rules=rules)
     for number in range(4):
@@ -154,7 +154,7 @@ def test_poison_that_is_another_each_time_does_not_use_up_the_restarts(supervise
     assert client.num_restarts == 4 and client.state is EngineState.READY
 
 
-def test_a_request_beside_a_crashing_one_is_served_in_the_end(supervised, talk):
+def test_a_request_that_ran_with_a_crashing_one_is_served_eventually(supervised, talk):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     refused, served = set(), 0
     for number in range(6):
@@ -181,7 +181,7 @@ def test_a_request_beside_a_crashing_one_is_served_in_the_end(supervised, talk):
         pytest.param("async", "worker", marks=pytest.mark.slow),
     ],
 )
-def test_an_idle_engine_that_is_killed_is_replaced_though_nobody_calls(supervised, kind, victim):
+def test_a_killed_idle_engine_is_restarted_without_a_call(supervised, kind, victim):
     client = supervised(kind, executor="multiproc", rules=MANY)
     engine = client.process_id
     os.kill(engine if victim == "engine" else children_of(engine)[0], signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_an_idle_engine_that_is_killed_is_replaced_though_nobody_calls(supervise
 @pytest.mark.parametrize(
     "scope", [PauseScope.NEW, pytest.param(PauseScope.ALL, marks=pytest.mark.slow)]
 )
-def test_a_pause_outlives_the_engine(supervised, talk, scope):
+def test_a_pause_is_kept_across_a_restart(supervised, talk, scope):
     client = supervised(rules=MANY)
     client.pause(scope)
     os.kill(client.process_id, signal.SIGKILL)
@@ -211,7 +211,7 @@ def test_a_pause_outlives_the_engine(supervised, talk, scope):
     assert client.wait_until_ready(10) and client.paused is None and serve_canary(client, talk)
 
 
-def test_a_pause_in_an_event_loop_outlives_the_engine(supervised, talk):
+def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, talk):
     async def serve():
         client = supervised("async", rules=MANY)
         await client.pause(PauseScope.ALL)
@@ -233,7 +233,7 @@ def test_a_pause_in_an_event_loop_outlives_the_engine(supervised, talk):
     asyncio.run(serve())
 
 
-def test_an_engine_that_always_dies_is_given_up_with_a_reason(supervised, talk, monkeypatch):
+def test_an_engine_that_always_crashes_is_given_up_with_a_reason(supervised, talk, monkeypatch):
     rules = SupervisionRules(max_restarts=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=0.01)
     client.add_request(talk.request("a", max_tokens=400))
@@ -252,7 +252,7 @@ def test_an_engine_that_always_dies_is_given_up_with_a_reason(supervised, talk, 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
-def test_what_is_stopped_is_reported_as_stalled_and_may_return(supervised, talk, victim):
+def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, talk, victim):
     rules = None if victim == "worker" else SupervisionRules(max_silence_s=1.2)
     client = supervised(executor="multiproc", rules=rules, step_s=0.01)
     wanted = serve_canary(client, talk)
@@ -267,7 +267,7 @@ def test_what_is_stopped_is_reported_as_stalled_and_may_return(supervised, talk,
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
-def test_what_stays_stopped_is_killed_and_replaced(supervised, talk, victim):
+def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, talk, victim):
     rules = SupervisionRules(max_silence_s=0.6, kill_silence_s=1.2, first_delay_s=0.05)
     client = supervised(executor="multiproc", rules=rules, step_s=0.01)
     wanted = serve_canary(client, talk)
@@ -281,7 +281,7 @@ def test_what_stays_stopped_is_killed_and_replaced(supervised, talk, victim):
     assert serve_canary(client, talk) == wanted
 
 
-def test_a_long_step_is_not_a_stall_until_it_is_too_long(supervised, talk):
+def test_a_long_step_is_a_stall_only_above_the_limit(supervised, talk):
     rules = SupervisionRules(max_silence_s=0.8, max_step_s=1.5, kill_step_s=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=600)
     client.add_request(talk.request("a"))
@@ -298,7 +298,7 @@ def test_a_long_step_is_not_a_stall_until_it_is_too_long(supervised, talk):
 @pytest.mark.timeout(900)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seconds", [60, 600])
-def test_full_load_and_long_steps_raise_no_false_alarm(supervised, talk, seconds):
+def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, talk, seconds):
     client = supervised(executor="multiproc", step_s=6)
     burn = [sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
@@ -319,6 +319,6 @@ def test_full_load_and_long_steps_raise_no_false_alarm(supervised, talk, seconds
     assert client.num_restarts == 0 and answers.tokens
 
 
-def test_a_start_that_fails_is_reported_and_nothing_stays(supervised):
+def test_a_failed_start_is_reported_and_leaves_nothing(supervised):
     with pytest.raises(Exception, match=r"7 GB.*load_model"):
         supervised(start="raises")

@@ -51,7 +51,7 @@ def watch(client):
 
 
 @pytest.mark.parametrize(("what", "ahead"), [("gate", False), ("load", True)])
-def test_an_engine_that_only_waits_rests(waiting, what, ahead):
+def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, what, ahead):
     client = waiting(what, ahead=ahead)
     watch(client)
     before_s, steps = cpu_s(client), client.progress.num_steps
@@ -63,7 +63,7 @@ def test_an_engine_that_only_waits_rests(waiting, what, ahead):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["gate", "load"])
-def test_others_run_beside_at_full_speed_and_an_abort_ends_the_wait(waiting, talk, what):
+def test_other_requests_run_at_full_speed_and_an_abort_ends_the_wait(waiting, talk, what):
     client = waiting(what)
     for _ in range(20):
         client.get_outputs(0.01)
@@ -77,7 +77,7 @@ def test_others_run_beside_at_full_speed_and_an_abort_ends_the_wait(waiting, tal
     assert talk.Answers().collect(client, 1)[0] == {"innocent": answers.tokens["innocent"]}
 
 
-def test_a_load_that_never_ends_is_computed_instead(waiting, talk):
+def test_blocks_of_a_load_that_never_ends_are_computed_instead(waiting, talk):
     client = waiting("load", timeout_s=0.2)
     answers, end = talk.Answers(), time.monotonic() + 20
     while not answers.ends and time.monotonic() < end:

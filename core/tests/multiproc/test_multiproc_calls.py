@@ -31,11 +31,11 @@ def reported(*resolutions):
 @pytest.mark.parametrize(
     "case", list(executor_cases(MultiprocExecutor)), ids=lambda case: case.name
 )
-def test_it_meets_its_contract(case):
+def test_the_multiproc_executor_meets_its_contract(case):
     case.run()
 
 
-def test_values_travel_and_arrays_as_what_they_are(make):
+def test_values_and_arrays_keep_their_types_across_processes(make):
     executor = make()
     given = [1, 2.5, "ü", b"\0", None, True, [1, [2]], {"a": {"b": 1}}]
     assert executor.collective_rpc("echo", args=given, kwargs={"k": 1}) == [[given, {"k": 1}]]
@@ -44,7 +44,7 @@ def test_values_travel_and_arrays_as_what_they_are(make):
     assert turned == NDArray("bfloat16", (1, 4), bytes(range(8))[::-1])
 
 
-def test_a_large_answer_goes_around_the_ring(make):
+def test_a_large_result_does_not_use_the_ring(make):
     executor = make()
     ramp = executor.collective_rpc("ramp", args=(100_000,), unique_reply_rank=0)["ramp"]
     assert ramp.dtype == "float32" and ramp.shape == (100_000,)
@@ -53,7 +53,7 @@ def test_a_large_answer_goes_around_the_ring(make):
     assert executor.collective_rpc("echo", args=long, unique_reply_rank=0) == [long, {}]
 
 
-def test_what_cannot_travel_is_named_and_changes_nothing(make):
+def test_a_value_that_cannot_be_sent_is_named_and_has_no_effect(make):
     executor = make()
     with pytest.raises(MessageError, match=r"builtins\.object cannot cross a process"):
         executor.collective_rpc("echo", args=(object(),))
@@ -66,7 +66,7 @@ def test_what_cannot_travel_is_named_and_changes_nothing(make):
     assert executor.collective_rpc("echo") == [[[], {}]]
 
 
-def test_only_functions_of_a_module_can_be_named(make):
+def test_only_module_functions_can_be_called_by_name(make):
     executor = make()
     (pid,) = executor.collective_rpc("pid")
     assert executor.collective_rpc("multiproc_parts:both", args=(1,)) == [pid + 1]
@@ -88,7 +88,7 @@ def test_more_calls_than_the_rings_hold_do_not_block(make):
         assert [answer[0][0] for answer in answers] == [number, number]
 
 
-def test_a_call_that_is_given_up_leaves_the_rest_as_it_was(make):
+def test_a_call_that_times_out_does_not_affect_later_calls(make):
     executor = make(2)
     start(executor)
     with pytest.raises(TimeoutError):
@@ -100,7 +100,7 @@ def test_a_call_that_is_given_up_leaves_the_rest_as_it_was(make):
     assert step.done() and step.result(0).step_id == 0
 
 
-def test_execute_model_can_be_waited_for_before_it_is_sampled(make):
+def test_execute_model_can_be_awaited_before_sampling(make):
     executor = make(step=["dawdles"])
     start(executor)
     first, second, *_ = make_plans()
@@ -110,7 +110,7 @@ def test_execute_model_can_be_waited_for_before_it_is_sampled(make):
         assert executor.sample_tokens().result(PATIENCE_S).step_id == plan.step_id
 
 
-def test_threads_may_call_side_by_side(make):
+def test_threads_can_call_concurrently(make):
     executor = make(2)
     wrong = []
 
@@ -130,13 +130,13 @@ def test_threads_may_call_side_by_side(make):
     assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
-def test_the_worker_gets_its_options_and_its_extension(make, parts):
+def test_the_worker_receives_its_options_and_its_extension(make, parts):
     executor = make(2, config={"worker_extension_cls": parts.Extra}, colour="red", sizes=[1, 2])
     assert executor.collective_rpc("options") == [{"colour": "red", "sizes": [1, 2]}] * 2
     assert executor.collective_rpc("twice") == [0, 2]
 
 
-def test_an_end_is_an_end(make):
+def test_calls_after_shutdown_raise(make):
     executor = make()
     executor.shutdown()
     executor.shutdown()
@@ -172,12 +172,12 @@ def test_shutdown_raises_in_waiting_calls(make):
         unread.result()
 
 
-def test_options_that_cannot_travel_are_reported(make):
+def test_options_that_cannot_be_sent_are_reported(make):
     with pytest.raises(ConfigError, match="options cannot be sent to its process"):
         make(place=object())
 
 
-def test_a_worker_that_nobody_else_can_import_is_refused(make, parts):
+def test_a_worker_that_another_process_cannot_import_is_rejected(make, parts):
     class Local(parts.Hand):
         pass
 
@@ -207,6 +207,6 @@ def test_plugins_that_differ_from_the_engines_are_named(monkeypatch):
         check_plugins(registry, [reported(Resolution(version="9", **given))])
 
 
-def test_results_that_could_not_be_sent_are_refused_at_the_start(make):
+def test_result_sizes_above_the_limit_are_rejected_at_the_start(make):
     with pytest.raises(ConfigError, match="max_logprobs=1024 "):
         make(config={"max_logprobs": 1024, "max_num_batched_tokens": 1 << 17})

@@ -58,7 +58,7 @@ def wait_until(found, timeout_s):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_ends_every_wait_by_name(make, victim):
+def test_a_killed_worker_is_named_in_every_waiting_call(make, victim):
     executor = make(2, config={"async_scheduling": True}, step=["hangs", "hangs"])
     start(executor)
     pids = executor.collective_rpc("pid")
@@ -109,7 +109,7 @@ def test_a_step_that_has_raised_before_its_tokens_are_requested_reports_its_own_
         executor.execute_model(third)
 
 
-def test_who_ends_is_the_cause_though_another_tells_first_that_it_is_lost(make):
+def test_the_worker_that_exited_is_the_cause_although_its_peer_reports_first(make):
     executor = make(2, step=["loses its peer", "exits late"])
     start(executor)
     first, second, *_ = make_plans()
@@ -118,7 +118,7 @@ def test_who_ends_is_the_cause_though_another_tells_first_that_it_is_lost(make):
         launch(executor, second).result(PATIENCE_S)
 
 
-def test_a_peer_that_is_lost_and_lives_is_reported(make):
+def test_a_lost_connection_to_a_running_peer_is_reported(make):
     executor = make(2, step=["loses its peer", "hangs"])
     start(executor)
     first, second, *_ = make_plans()
@@ -169,7 +169,7 @@ def test_a_model_that_cannot_be_loaded_keeps_its_kind(make):
         make(worker_cls=UnloadableWorker)
 
 
-def test_a_stopped_worker_is_seen_and_may_return(make):
+def test_a_stopped_worker_is_reported_and_can_recover(make):
     executor = make(2, limits={"stall_s": 0.8})
     pid = executor.collective_rpc("pid")[1]
     os.kill(pid, signal.SIGSTOP)
@@ -198,7 +198,7 @@ def test_a_busy_worker_is_not_a_stalled_one(make):
     assert busy.result(0) == [None, None]
 
 
-def test_a_stopped_worker_does_not_hold_up_the_end(make):
+def test_a_stopped_worker_does_not_delay_the_shutdown(make):
     executor = make(limits={"stop_timeout_s": 0.3})
     pid = executor.collective_rpc("pid")[0]
     os.kill(pid, signal.SIGSTOP)
@@ -207,7 +207,7 @@ def test_a_stopped_worker_does_not_hold_up_the_end(make):
     assert time.monotonic() - began < NOTICE_S and not is_alive(pid)
 
 
-def test_what_a_worker_has_started_ends_with_it(make):
+def test_child_processes_of_a_worker_end_with_it(make):
     executor = make()
     child = executor.collective_rpc("has_child")[0]
     assert is_alive(child)
@@ -215,7 +215,7 @@ def test_what_a_worker_has_started_ends_with_it(make):
     assert wait_until(lambda: not is_alive(child), NOTICE_S)
 
 
-def test_an_executor_that_is_forgotten_ends_its_workers(make, parts, tmp_path):
+def test_workers_end_when_their_executor_is_garbage_collected(make, parts, tmp_path):
     import weakref
 
     from dovetail.executors.multiproc.executor import MultiprocExecutor
@@ -249,7 +249,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["os.pidfd_open", "subprocess.Popen"])
-def test_a_second_worker_that_cannot_be_started_takes_the_first_with_it(make, monkeypatch, what):
+def test_the_first_worker_is_ended_if_the_second_cannot_start(make, monkeypatch, what):
     module, name = {"os": os, "subprocess": subprocess}[what.partition(".")[0]], what.split(".")[1]
     real, calls = getattr(module, name), []
 
@@ -266,7 +266,7 @@ def test_a_second_worker_that_cannot_be_started_takes_the_first_with_it(make, mo
 
 
 @pytest.mark.soak
-def test_a_hundred_workers_are_killed_at_any_moment(make):
+def test_a_hundred_workers_can_be_killed_at_any_moment(make):
     rng = random.Random(20261121)
     for _ in range(100):
         executor = make(2, config={"async_scheduling": True})

@@ -95,7 +95,7 @@ def full_plan():
     return builder.build()
 
 
-def test_a_plan_with_everything_comes_back():
+def test_a_plan_with_all_fields_round_trips():
     plan = full_plan()
     assert decode_plan(encode_plan(plan)) == plan
 
@@ -145,7 +145,7 @@ def spoiled(rng, frame):
 
 
 @pytest.mark.parametrize(("encoded", "decode"), [("plan", decode_plan), ("result", decode_result)])
-def test_a_spoiled_frame_is_refused_or_a_valid_other_one(encoded, decode):
+def test_a_corrupted_frame_is_rejected_or_valid(encoded, decode):
     """A changed token is a token. But nothing else than MessageError is ever raised."""
     rng = Random(SEED)
     frame = encode_plan(full_plan())
@@ -199,7 +199,7 @@ def set_to(place, content):
         lambda columns, numbers: numbers.__setitem__(0, -1),
     ],
 )
-def test_a_forged_plan_is_refused(change):
+def test_an_inconsistent_plan_is_rejected(change):
     assert decode_plan(forged(lambda columns, numbers: None)) == full_plan()
     with pytest.raises(MessageError):
         decode_plan(forged(change))
@@ -214,14 +214,14 @@ def test_a_forged_plan_is_refused(change):
         {"token_ids": array("i", [1, -1, 1, 1, 1, 1, 1])},
     ],
 )
-def test_a_forged_join_is_refused(given):
+def test_an_inconsistent_join_is_rejected(given):
     builder = StepBuilder()
     builder.join(join(**given))
     with pytest.raises(MessageError):
         decode_plan(encode_plan(builder.build()))
 
 
-def test_a_result_that_does_not_add_up_is_refused():
+def test_an_inconsistent_result_is_rejected():
     for result in (
         ModelRunnerOutput(step_id=1, num_sampled=array("B", [1]), token_ids=array("i")),
         ModelRunnerOutput(step_id=1, num_sampled=array("B", [1]), token_ids=array("i", [-1])),
@@ -236,7 +236,7 @@ def test_a_result_that_does_not_add_up_is_refused():
             decode_result(encode_result(result))
 
 
-def test_other_versions_kinds_and_byte_orders_are_refused():
+def test_other_versions_kinds_and_byte_orders_are_rejected():
     frame = encode_plan(full_plan())
     for place in (0, 4, 6, 12):
         changed = bytearray(frame)
@@ -249,7 +249,7 @@ def test_other_versions_kinds_and_byte_orders_are_refused():
         decode_result(frame)
 
 
-def test_a_canary_pickle_never_fires(tmp_path):
+def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
     import pickle  # the attack itself
 
     canary = tmp_path / "fired"
@@ -285,7 +285,7 @@ def test_requests_round_trip():
     assert list(read_request(wire_request(plain)).prompt_token_ids) == [1, 2, 3]
 
 
-def test_every_field_of_parameters_travels():
+def test_every_field_of_sampling_params_round_trips():
     changed = {
         "n": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1,
         "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1, "seed": 5,
@@ -310,7 +310,7 @@ def test_every_field_of_parameters_travels():
         {"seed": 2**64},
     ],
 )
-def test_a_request_that_cannot_travel_is_refused_by_name(given):
+def test_a_request_that_cannot_be_serialized_is_rejected_by_name(given):
     with pytest.raises(RequestError):
         wire_request(request(**given))
 

@@ -116,7 +116,7 @@ def spoiled(rng, content):
     return bytes(changed)
 
 
-def test_every_message_is_tried_here():
+def test_every_message_type_has_a_test():
     assert {type(one) for one in TO_ENGINE} == set(get_args(ToEngine))
     assert {type(one) for one in FROM_ENGINE} == set(get_args(FromEngine))
 
@@ -136,7 +136,7 @@ def test_messages_reach_the_front_end(message):
         engine_reader().read(pack(message))
 
 
-def test_outputs_and_requests_are_the_same_on_both_sides():
+def test_outputs_and_requests_round_trip():
     assert front_end_reader().read(pack(Outputs.of(OUTPUTS))).columns() == OUTPUTS
     empty = EngineCoreOutputs()
     assert front_end_reader().read(pack(Outputs.of(empty))).columns() == empty
@@ -153,7 +153,7 @@ def test_outputs_and_requests_are_the_same_on_both_sides():
         {"logprobs": {"a": messages.WireLogprobs(b"", b"\1\0\0\0", b"", b"")}},
     ],
 )
-def test_outputs_that_do_not_add_up_are_refused(change):
+def test_inconsistent_outputs_are_rejected(change):
     forged = msgspec.structs.replace(Outputs.of(OUTPUTS), **change)
     with pytest.raises(MessageError):
         front_end_reader().read(pack(forged)).columns()
@@ -187,21 +187,21 @@ def test_ten_thousand_malformed_messages_are_refused_and_counted():
     ],
     ids=lambda content: content[:24].hex(),
 )
-def test_what_is_not_a_message_is_refused(content):
+def test_an_invalid_message_is_rejected(content):
     reader = engine_reader()
     with pytest.raises(MessageError):
         reader.read(content)
     assert reader.num_refused == 1
 
 
-def test_a_message_that_is_too_long_is_not_looked_into():
+def test_a_message_above_the_size_limit_is_not_parsed():
     reader = MessageReader(ToEngine, max_bytes=20)
     assert reader.read(pack(Taken(3))) == Taken(3)
     with pytest.raises(MessageError, match="20 are allowed"):
         reader.read(pack(Call(0, "a", b"a" * 20)))
 
 
-def test_what_is_not_plain_data_does_not_go():
+def test_values_other_than_plain_data_are_not_sent():
     with pytest.raises(MessageError, match="cannot cross"):
         pack(Call(1, "run", print))
     with pytest.raises(MessageError, match="cannot cross"):
@@ -210,7 +210,7 @@ def test_what_is_not_plain_data_does_not_go():
         pack(Call(0, "a", bytes(messages.MAX_MESSAGE_BYTES)))
 
 
-def test_a_canary_pickle_in_any_field_stays_bytes(tmp_path):
+def test_a_pickle_in_any_field_stays_bytes(tmp_path):
     import os
     import pickle
 

@@ -16,7 +16,7 @@ def place(tmp_path, monkeypatch):
     return lambda folder: monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
-def test_it_is_new_and_the_owners_alone(place):
+def test_a_private_folder_is_new_and_accessible_to_its_owner_only(place):
     with tempfile.TemporaryDirectory(dir="/tmp") as base:  # pytest's own may be too long
         place(base)
         folders = [make_private_folder() for _ in range(3)]
@@ -24,7 +24,7 @@ def test_it_is_new_and_the_owners_alone(place):
         assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
 
 
-def test_a_missing_or_too_deep_place_is_named(tmp_path, place):
+def test_a_missing_or_too_deep_directory_is_named(tmp_path, place):
     place(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"TMPDIR.*exists"):
         make_private_folder()
@@ -36,7 +36,7 @@ def test_a_missing_or_too_deep_place_is_named(tmp_path, place):
     assert not list(deep.iterdir())
 
 
-def test_where_it_is_let_sockets_can_be(place):
+def test_a_socket_fits_into_every_accepted_folder(place):
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for length in range(1, 99):
             place(f"{base}/{'d' * length}")

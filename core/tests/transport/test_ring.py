@@ -97,7 +97,7 @@ def test_every_reader_gets_every_frame_in_order(ring, seed):
     assert len(sent) > 5
 
 
-def test_frames_of_any_size_go_round_or_around(ring):
+def test_frames_of_any_size_are_sent_through_or_around_the_ring(ring):
     writer, (reader,) = ring(slot_bytes=64, num_slots=2)
     for size in (0, 64, 65, 1 << 22):
         frame = Random(size).randbytes(size)
@@ -105,7 +105,7 @@ def test_frames_of_any_size_go_round_or_around(ring):
         assert reader.receive(timeout_s=1) == frame
 
 
-def test_two_processes_get_all_of_a_long_stream(children):
+def test_two_processes_receive_all_of_a_long_stream(children):
     rng, checksum = Random(SEED), 0
     writer, places = make_ring(RingShape(num_readers=2, num_slots=8, slot_bytes=4096))
     with writer:
@@ -131,7 +131,7 @@ def test_a_send_ends_at_its_deadline_and_can_be_repeated(ring):
     assert [slow.receive(timeout_s=1) for _ in range(2)] == [b"2", b"3"]
 
 
-def test_a_long_frame_that_some_got_and_others_not_breaks_the_ring(ring):
+def test_a_long_frame_received_by_some_readers_only_breaks_the_ring(ring):
     writer, (reader,) = ring(num_slots=1024)
     with pytest.raises(TimeoutError):
         for _ in range(1024):
@@ -141,7 +141,7 @@ def test_a_long_frame_that_some_got_and_others_not_breaks_the_ring(ring):
     assert reader.receive(timeout_s=1) == bytes(65)
 
 
-def test_a_sleeping_reader_is_woken_and_so_is_a_sleeping_writer(ring):
+def test_sleeping_readers_and_writers_are_woken(ring):
     writer, (reader,) = ring(num_slots=2)
     got = []
 
@@ -166,7 +166,7 @@ def test_a_receive_ends_at_its_deadline(ring):
     assert 0.09 < time.monotonic() - start < 1
 
 
-def test_a_reader_gets_what_was_sent_before_the_writer_went(ring):
+def test_a_reader_receives_frames_sent_before_the_writer_closed(ring):
     writer, (reader,) = ring()
     writer.send(b"last")
     writer.send(bytes(1000))
@@ -180,7 +180,7 @@ def test_a_reader_gets_what_was_sent_before_the_writer_went(ring):
 
 
 @pytest.mark.parametrize("size", [1, 65])
-def test_a_reader_that_goes_is_noticed(ring, size):
+def test_a_send_detects_that_a_reader_has_exited(ring, size):
     writer, (_, gone) = ring(num_readers=2, num_slots=2)
     writer.check_readers()
     gone.close()
@@ -190,7 +190,7 @@ def test_a_reader_that_goes_is_noticed(ring, size):
         writer.send(bytes(size), timeout_s=5)
 
 
-def test_a_reader_that_goes_is_noticed_by_a_send_that_waits_for_it(ring):
+def test_a_waiting_send_detects_that_its_reader_has_exited(ring):
     writer, (gone,) = ring(num_slots=1)
     writer.send(b"")
     threading.Timer(0.1, gone.close).start()
@@ -200,7 +200,7 @@ def test_a_reader_that_goes_is_noticed_by_a_send_that_waits_for_it(ring):
     assert time.monotonic() - start < 2
 
 
-def test_a_killed_process_is_noticed(children):
+def test_a_killed_process_is_detected(children):
     writer, places = make_ring(RingShape(num_readers=2, num_slots=4, slot_bytes=64))
     with writer:
         _, victim = children(places, 10**9)
@@ -213,7 +213,7 @@ def test_a_killed_process_is_noticed(children):
         assert time.monotonic() - start < 2
 
 
-def test_a_stopped_process_costs_a_deadline_and_no_more(children):
+def test_a_stopped_process_delays_a_send_until_its_deadline_only(children):
     writer, places = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=64))
     with writer:
         (child,) = children(places, 5)
@@ -229,7 +229,7 @@ def test_a_stopped_process_costs_a_deadline_and_no_more(children):
         assert child.stdout.readline() == f"{crc32(b'frame' * 5)}\n"
 
 
-def test_nothing_stays_behind(children):
+def test_closing_a_ring_frees_its_resources(children):
     before = open_descriptors(), sorted(os.listdir("/dev/shm"))
     for number in range(30):
         writer, places = make_ring(RingShape(num_readers=3, num_slots=4, slot_bytes=64))
@@ -249,7 +249,7 @@ def test_nothing_stays_behind(children):
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 20))
-def test_memory_that_was_scribbled_over_is_refused(ring, seed):
+def test_corrupted_memory_is_rejected(ring, seed):
     """Every frame that comes is one that was sent; everything else is a typed error."""
     rng = Random(seed)
     writer, (reader,) = ring(num_slots=4, slot_bytes=64)
@@ -270,7 +270,7 @@ def test_memory_that_was_scribbled_over_is_refused(ring, seed):
     assert refused
 
 
-def test_packets_that_are_none_of_a_wakeups_are_refused():
+def test_invalid_wakeup_packets_are_rejected():
     before = open_descriptors()
     for packet, num_descriptors in ((b"hello", 0), (b"!", 1), (b"p" + bytes(8), 0), (bytes(9), 2)):
         writer, (place,) = make_ring(RingShape(num_readers=1))
@@ -286,7 +286,7 @@ def test_packets_that_are_none_of_a_wakeups_are_refused():
     assert open_descriptors() == before
 
 
-def test_what_is_not_a_ring_is_not_attached_to():
+def test_attaching_to_invalid_memory_is_rejected():
     before = open_descriptors()
     shape = RingShape(num_readers=1, num_slots=2, slot_bytes=64)
     for content, reason in (
@@ -315,6 +315,6 @@ def test_what_is_not_a_ring_is_not_attached_to():
 
 
 @pytest.mark.parametrize("shape", [{"num_readers": 0}, {"num_readers": 1, "slot_bytes": 0}])
-def test_a_ring_that_cannot_be_is_refused(shape):
+def test_a_ring_with_invalid_sizes_is_rejected(shape):
     with pytest.raises(ValueError, match="must be from 1"):
         RingShape(**shape)

@@ -68,24 +68,24 @@ class Bomb:
 
 
 @pytest.mark.parametrize("value", RECORDS, ids=lambda value: type(value).__name__)
-def test_the_contracts_records_come_as_they_are(value):
+def test_the_records_of_the_contracts_round_trip(value):
     assert unpack_value(pack_value([value])) == [value]
 
 
-def test_plain_data_comes_as_it_is_and_tuples_as_lists():
+def test_plain_data_round_trips_and_tuples_become_lists():
     value = [None, True, 2**63, -1, 0.5, "ü", b"\0", {"a": {1: []}}]
     assert unpack_value(pack_value(value)) == value
     assert unpack_value(pack_value(((1, {2}), frozenset()))) == [[1, [2]], []]
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)
-def test_arrays_of_every_type_travel(dtype):
+def test_arrays_of_every_type_round_trip(dtype):
     sent = NDArray(dtype, (2, 3), bytes(range(6)) * ELEMENT_BYTES[dtype])
     got = unpack_value(pack_value({"x": sent}))["x"]
     assert got == sent and got.memory().nbytes == 6 * ELEMENT_BYTES[dtype]
 
 
-def test_what_exposes_its_memory_is_an_array():
+def test_an_object_with_a_buffer_is_sent_as_an_array():
     got = unpack_value(pack_value([array("d", [1.5, 2]), memoryview(b"ab"), array("l", [7])]))
     assert [(one.dtype, one.shape) for one in got] == [
         ("float64", (2,)),
@@ -95,7 +95,7 @@ def test_what_exposes_its_memory_is_an_array():
     assert got[0].memory().tolist() == [1.5, 2.0]
 
 
-def test_numpys_arrays_travel_in_any_order():
+def test_numpy_arrays_of_any_memory_order_round_trip():
     numpy = pytest.importorskip("numpy")
     matrix = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
     for sent in (matrix, matrix.T, matrix[:, ::2], numpy.float32(3), matrix[:0]):
@@ -112,7 +112,7 @@ def test_numpys_arrays_travel_in_any_order():
         ("bool", (1,) * 33, b"\0"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(dtype, shape, data):
+def test_inconsistent_arrays_are_rejected(dtype, shape, data):
     with pytest.raises(MessageError):
         NDArray(dtype, shape, data)
 
@@ -128,12 +128,12 @@ def loop():
     [object(), print, Bomb, 1j, 2**64, loop(), {(): 1}, array("u", "a"), Exception("x")],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_travel_is_refused_before_it_goes(value):
+def test_values_that_cannot_be_serialized_are_rejected_before_sending(value):
     with pytest.raises(MessageError, match="cannot cross a process"):
         pack_value(value)
 
 
-def test_only_known_records_with_fitting_fields_are_made():
+def test_only_known_records_with_valid_fields_are_constructed():
     good = pack_value(ModelInfo(vocab_size=7))
     for before, after in (
         (b"ModelInfo", b"ModelInfa"),
@@ -147,7 +147,7 @@ def test_only_known_records_with_fitting_fields_are_made():
             unpack_value(good.replace(before, after))
 
 
-def test_orders_come_as_they_are():
+def test_orders_round_trip():
     grammar = GrammarOutput(runs=(0, 3), bitmask=b"\1\0\0\0\2\0\0\0")
     assert decode_sample(encode_sample(grammar)) == grammar
     assert decode_sample(encode_sample(None)) is None
@@ -164,7 +164,7 @@ def test_orders_come_as_they_are():
     assert [frame_kind(frame) for frame in kinds] == [SAMPLE, CALL, ANSWER]
 
 
-def test_mutated_orders_are_refused_or_orders(tmp_path):
+def test_mutated_orders_are_rejected_or_valid(tmp_path):
     """Whatever comes, nothing else than an order or a MessageError, and no pickle is opened."""
     rng = Random(SEED)
     bomb = pickle.dumps(Bomb(tmp_path / "fired"))
@@ -205,7 +205,7 @@ class OwnError(WeightError):
         (SystemExit(2), DovetailError, "w: SystemExit: 2"),
     ],
 )
-def test_errors_keep_their_kind_where_it_is_ours(error, kind, text):
+def test_dovetail_errors_keep_their_class(error, kind, text):
     told = decode(encode(RemoteError.of(error)), RemoteError).error("w")
     assert type(told) is kind and str(told) == text
     assert getattr(told, "parameter", "") == getattr(error, "parameter", "")
@@ -213,5 +213,5 @@ def test_errors_keep_their_kind_where_it_is_ours(error, kind, text):
 
 
 @pytest.mark.parametrize("kind", ["nearest", "Iterable", "__builtins__", "SystemExit", ""])
-def test_no_name_but_an_errors_is_looked_up(kind):
+def test_only_error_classes_are_looked_up_by_name(kind):
     assert type(RemoteError(kind, "x").error()) is DovetailError
