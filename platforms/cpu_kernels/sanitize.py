@@ -1,8 +1,8 @@
 """Run every kernel at every level under the address and undefined-behaviour sanitizers.
 
 Compiles the library's sources and `sanitize/*.cpp` into one program and runs it: random shapes on
-exactly sized memory, results held against plain sums (`sanitize/cases.h` says how to add a case).
-Ends with the program's status; 0 means that all is well.
+exactly sized memory, with results compared with plain sums (`sanitize/cases.h` says how to add a
+case). Exits with the program's status; 0 means success.
 
     python platforms/cpu_kernels/sanitize.py [--turns 12] [--folder DIR] [--thread]
 """
@@ -43,12 +43,12 @@ def build_driver(folder: Path, sanitizers: str) -> Path:
 
 
 def main() -> None:
-    """Build, run, and end with the driver's status."""
+    """Build, run, and exit with the driver's status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--turns", type=int, default=12, help="runs of each case at each level")
-    parser.add_argument("--folder", type=Path, help="keep the objects here; only changes compile")
+    parser.add_argument("--folder", type=Path, help="keep objects here; only changes are compiled")
     parser.add_argument("--thread", action="store_true", help="look for data races instead")
     wish = parser.parse_args()
     sanitizers = "thread" if wish.thread else "address,undefined"

@@ -1,9 +1,9 @@
-"""Build the native library of dovetail-cpu-kernels with nothing but a C++ compiler.
+"""Build the native library of dovetail-cpu-kernels with only a C++ compiler.
 
 Every `src/native/*_level.cpp` is compiled once per instruction set level, every other source once,
-two at a time, and all is linked into one `_native.so` beside the package. A build that fails does
-not fail the installation: `_build.json` beside the library says which compiler ran, or why there
-is none.
+two at a time, and linked into one `_native.so` beside the package. A failed build does not fail the
+installation: `_build.json` beside the library contains the compiler's command, or why there is no
+library.
 
     CXX=clang++ pip install ./platforms/cpu_kernels       another compiler
     python setup.py build_ext --inplace                   in place; only what changed is compiled
@@ -31,7 +31,7 @@ PACKAGE = "dovetail_cpu_kernels"
 LIBRARY = "_native.so"
 REPORT = "_build.json"
 MAX_JOBS = 2
-# Contraction off: a product and a sum give the same bits wherever the compiler meets them.
+# No contraction: a product and a sum give the same bits wherever the compiler finds them.
 FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 FLAGS += ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 OPTIMISATION = "-O3"
@@ -47,12 +47,12 @@ LEVELS: dict[str, tuple[str, ...]] = {
 
 
 class BuildError(Exception):
-    """The library cannot be built here; the message is the reason that users see."""
+    """The library cannot be built here; users see the message as the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Object:
-    """One compilation: a source, the flags of its own, and where the object file goes."""
+    """One compilation: a source, its flags, and the path of the object file."""
 
     source: Path
     path: Path
@@ -60,12 +60,12 @@ class Object:
 
 
 def is_x86() -> bool:
-    """Tell whether the machine is one for which the vector levels exist."""
+    """Return whether the vector levels exist for this machine."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def plan(folder: Path) -> list[Object]:
-    """Return what to compile into `folder`, lowest level first: so they are linked (dispatch.h)."""
+    """Return what to compile into `folder`, in linking order: lowest level first (dispatch.h)."""
     sources = sorted((ROOT / "src/native").glob("*.cpp"))
     levelled = [source for source in sources if source.stem.endswith("_level")]
     objects = [
@@ -82,7 +82,7 @@ def plan(folder: Path) -> list[Object]:
 
 
 def run(command: list[str], purpose: str) -> str:
-    """Run a compiler and return what it prints; raise BuildError with the end of what it said."""
+    """Run a compiler and return its output; raise BuildError with the end of the output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -94,7 +94,7 @@ def run(command: list[str], purpose: str) -> str:
 
 
 def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ...]) -> None:
-    """Compile what is older than its source or any header; the long ones first."""
+    """Compile all objects that are older than their source or any header; the slowest first."""
     headers = [*ROOT.glob("include/*.h"), *ROOT.glob("src/native/*.h"), Path(__file__)]
     changed = max(path.stat().st_mtime for path in headers)
     includes = (f"-I{ROOT / 'include'}", f"-I{ROOT / 'src/native'}")
@@ -117,14 +117,14 @@ def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ..
 def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> str:
     """Build the library as `target` with objects below `folder`; return the compiler's command.
 
-    Each compiler and each set of flags has objects of its own there, and only what changed since
-    is compiled: an editable installation and a wheel share them.
+    Each compiler and each set of flags has separate objects, and only changed sources are
+    compiled again: an editable installation and a wheel share them.
 
-    Raises BuildError where that is impossible.
+    Raises BuildError if that is impossible.
     """
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if not sys.platform.startswith("linux"):
-        raise BuildError(f"the thread team is written for Linux, and this is {sys.platform}")
+        raise BuildError(f"the thread team needs Linux, and this is {sys.platform}")
     flags = (*FLAGS, *(flags or (OPTIMISATION,)))
     version = run([*compiler, "--version"], "asking for its version")
     made_by = hashlib.sha256(f"{shlex.join([*compiler, *flags])}\n{version}".encode()).hexdigest()
@@ -143,7 +143,7 @@ class BuildNative(build_ext):
     """Build the library instead of a Python extension, and report instead of failing."""
 
     def run(self) -> None:
-        """Write the library and the report to the package's place."""
+        """Write the library and the report to the package's folder."""
         in_place = self.inplace or getattr(self, "editable_mode", False)
         package = (ROOT / "src" if in_place else Path(self.build_lib)) / PACKAGE
         package.mkdir(parents=True, exist_ok=True)
@@ -157,12 +157,12 @@ class BuildNative(build_ext):
         (package / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
     def get_outputs(self) -> list[str]:
-        """Return what was written, for the record of installed files."""
+        """Return the written files, for the record of installed files."""
         package = Path(self.build_lib) / PACKAGE
         return [str(path) for path in (package / LIBRARY, package / REPORT) if path.is_file()]
 
     def get_output_mapping(self) -> dict[str, str]:
-        """Return no links for editable installations: they build in place."""
+        """Return an empty mapping: editable installations build in place."""
         return {}
 
 
@@ -178,7 +178,7 @@ class NativeDistribution(Distribution):
     """A distribution that is never pure Python."""
 
     def has_ext_modules(self) -> bool:
-        """Say yes, whatever could be built."""
+        """Return True, even if nothing could be built."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""One torch thread: the tensors are small, the machine is shared, and two teams cost twice."""
+"""Use one torch thread: the tensors are small, and two thread teams double the time."""
 
 from __future__ import annotations
 

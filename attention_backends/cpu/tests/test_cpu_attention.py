@@ -1,8 +1,8 @@
-"""Backend `cpu` against the conformance suite at every level, and what is its own.
+"""Backend `cpu`: the conformance suite at every level, and cases of its own.
 
-Tolerance: 2e-2 of max(1, |value|), as the suite states for bf16. An int8 cache is held to that
-against the reference over keys and values that are rounded as the cache rounds them: each to 1/127
-of the greatest of its token and head.
+Tolerance: 2e-2 of max(1, |value|), as the suite states for bf16. The same tolerance applies to an
+int8 cache, compared with the reference over keys and values that are rounded as in the cache: to
+1/127 of the maximum per token and head.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def level(request):
 
 
 class Rows:
-    """Random rows over one cache, run in steps of any cut; what comes out is kept by row."""
+    """Random rows over one cache, run in steps of any size; results are kept by row."""
 
     def __init__(self, lengths, *, seed=0, padding=0, **shape):
         self.case = AttentionCase(runs=(), **{"dtype": "bfloat16", "block_size": 32} | shape)
@@ -64,7 +64,7 @@ class Rows:
         self.padding = padding
 
     def with_cache(self, dtype):
-        """Take a cache whose blocks lie `padding` elements apart, all of it NaN or nonsense."""
+        """Use a cache with gaps of `padding` elements between blocks, filled with NaN."""
         spec = replace(self.case.spec, dtype=dtype, scale_bytes=SCALE_BYTES.get(dtype, 0))
         num_blocks = sum(map(len, self.blocks)) + 1
         shape = CPUAttentionBackend.kv_cache_shape(num_blocks, spec)
@@ -77,7 +77,7 @@ class Rows:
         return self
 
     def step(self, counts):
-        """Run so many tokens of each row, in one call."""
+        """Run the given numbers of tokens of each row, in one call."""
         runs = [(row, self.done[row], n) for row, n in enumerate(counts) if n]
         tokens = torch.cat([self.qkv[row][first : first + n] for row, first, n in runs])
         out = torch.full(
@@ -111,7 +111,7 @@ class Rows:
         )
 
     def worst_error(self):
-        """Return the greatest error against the float64 reference, relative above 1."""
+        """Return the maximum error against the float64 reference, relative above 1."""
         case, worst = self.case, 0.0
         for qkv, out in zip(self.qkv, self.out, strict=True):
             q, k, v = qkv.split(self.kv, dim=1)
@@ -131,7 +131,7 @@ class Rows:
 
 
 def rounded(x_TKD):
-    """Return what int8 with a scale per token and head makes of x, float32."""
+    """Return x rounded as int8 with a scale per token and head, float32."""
     inverse = 127 / x_TKD.float().abs().amax(-1, keepdim=True).clamp_min(1e-30)
     return (x_TKD.float() * inverse).round() / inverse
 
@@ -190,7 +190,7 @@ def test_random_batches(level, seed):
 
 
 def cuts_of(lengths, seed):
-    """Yield the counts of steps that bring all rows to their lengths, in chunks of any size."""
+    """Yield the counts of steps that bring all rows to their lengths, in random chunks."""
     rng, left = random.Random(seed), list(lengths)
     while any(left):
         counts = [min(n, rng.choice([0, 1, 1, 7, 40, 300])) for n in left]
@@ -209,8 +209,8 @@ SHAPES = [
 
 @needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "each its own", "window", "capped"])
-def test_bits_of_a_row_depend_on_nothing_but_the_row(level, shape, dtype):
+@pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "not grouped", "window", "capped"])
+def test_bits_of_a_row_do_not_depend_on_other_rows(level, shape, dtype):
     lengths = (530, 3, 270)
     native.set_num_threads(1)
     whole = Rows(lengths, **shape).with_cache(dtype).step(lengths)
@@ -225,7 +225,7 @@ def test_bits_of_a_row_depend_on_nothing_but_the_row(level, shape, dtype):
 
 
 @needs_library
-def test_long_contexts_are_shared_out_and_put_together_exactly(level):
+def test_long_contexts_are_split_among_threads_exactly(level):
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32}
     outs = []
     for num_threads in (1, 2, 4):
@@ -239,7 +239,7 @@ def test_long_contexts_are_shared_out_and_put_together_exactly(level):
 
 @needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_nan_of_one_row_stays_with_it(level, dtype):
+def test_nan_of_one_row_does_not_spread(level, dtype):
     rows = Rows((40, 40), num_heads=4, num_kv_heads=2).with_cache(dtype)
     rows.qkv[0][20] = torch.nan
     rows.step((39, 39)).step((1, 1))
@@ -255,8 +255,8 @@ def test_zeros_have_a_scale_of_zero():
 
 
 @needs_library
-def test_recorded_call_sees_the_contents_of_the_next_step():
-    """The struct, its metadata and its tensors stay where they are; only contents change."""
+def test_a_recorded_call_reads_the_contents_of_the_next_step():
+    """The addresses of struct, metadata and tensors do not change, only their contents."""
     rows = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
     want = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
     want.step((1, 1)).step((1, 1))
@@ -275,7 +275,7 @@ def test_recorded_call_sees_the_contents_of_the_next_step():
 
 
 @needs_library
-def test_row_without_tokens_is_passed_over():
+def test_a_row_without_tokens_is_skipped():
     rows = Rows((20, 20), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((20, 20))
     batch = rows.batch([(0, 20, 0), (1, 20, 0)])
     empty = torch.zeros(0, 8, 64).bfloat16()
@@ -284,7 +284,7 @@ def test_row_without_tokens_is_passed_over():
 
 
 @needs_library
-def test_layer_refuses_a_group_that_is_not_its_own():
+def test_a_layer_refuses_the_metadata_of_another_group():
     rows = Rows((4,), num_heads=4, num_kv_heads=2).with_cache("bfloat16")
     rows.layer = CPUAttentionBackend.create_layer(layer_context(rows.case, sliding_window=4))
     with pytest.raises(ContractError, match=r"layers\.3\.attn has window"):
@@ -296,7 +296,7 @@ def test_layer_refuses_a_group_that_is_not_its_own():
     ("changes", "message"),
     [({"num_kv_heads": 3}, "8 query heads over 3"), ({"scale": -1.0}, "attention_backend='torch'")],
 )
-def test_layers_that_it_cannot_do_are_refused(changes, message):
+def test_unsupported_layers_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         CPUAttentionBackend.create_layer(layer_context(AttentionCase(runs=()), **changes))
 
@@ -306,13 +306,13 @@ def test_layers_that_it_cannot_do_are_refused(changes, message):
     ("changes", "message"),
     [({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"dtype": "int8"}, "scale_bytes=4")],
 )
-def test_caches_that_it_cannot_do_are_refused(changes, message):
+def test_unsupported_caches_are_refused(changes, message):
     spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype="bfloat16")
     with pytest.raises(ConfigError, match=message):
         CPUAttentionBackend.create_builder(group_context(replace(spec, **changes)))
 
 
-def test_other_dtypes_are_left_to_other_backends():
+def test_other_dtypes_are_refused():
     requirements = AttentionRequirements(
         device_type="cpu",
         dtype="float32",
@@ -327,7 +327,7 @@ def test_other_dtypes_are_left_to_other_backends():
     )
 
 
-def test_without_a_library_it_gives_the_reason(monkeypatch):
+def test_a_missing_library_is_reported(monkeypatch):
     missing = native.NativeStatus(available=False, level="", reason="no compiler", compiler="")
     monkeypatch.setattr(availability, "status", lambda: missing)
     assert not availability.probe().usable

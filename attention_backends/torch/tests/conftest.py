@@ -1,4 +1,4 @@
-"""One torch thread: the tensors are small, and the machine is shared."""
+"""Use one torch thread: the tensors are small, and the machine is shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suite finds backends that are wrong: each mutant makes one mistake."""
+"""The conformance suite rejects faulty backends: each mutant has one fault."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NoSinks(FakeAttentionLayer):
 
 
 class SinksOfOtherHeads(FakeAttentionLayer):
-    """Takes each sink for the wrong query head."""
+    """Uses the sink of another query head."""
 
     def __init__(self, context):
         sinks = context.sinks
@@ -71,7 +71,7 @@ class CappedSinks(FakeAttentionLayer):
 
 
 class OwnScale(FakeAttentionLayer):
-    """Takes the customary scale instead of the given one."""
+    """Uses the default scale instead of the given one."""
 
     def __init__(self, context):
         super().__init__(replace(context, scale=context.head_size**-0.5))
@@ -122,7 +122,7 @@ class CapAfterScaleTwice(FakeAttentionLayer):
 
 
 class WritesKeysNextDoor(FakeAttentionLayer):
-    """Puts keys one slot too far."""
+    """Writes keys one slot too far."""
 
     def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
         super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
@@ -130,14 +130,14 @@ class WritesKeysNextDoor(FakeAttentionLayer):
 
 
 class SwapsKeysAndValues(FakeAttentionLayer):
-    """Puts keys where values belong."""
+    """Stores keys in place of values."""
 
     def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
         super().write(slots_2SKD, slots_T, v_TKD, k_TKD)
 
 
 class ForgetsToWriteDecodes(FakeAttentionLayer):
-    """Writes nothing for a step of few tokens, but attends rightly in it."""
+    """Writes nothing for a step of few tokens, but attends correctly in it."""
 
     def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
         self.kept = slots_2SKD[:, slots_T].clone(), slots_2SKD, slots_T
@@ -151,7 +151,7 @@ class ForgetsToWriteDecodes(FakeAttentionLayer):
 
 
 class TouchesEarlierTokens(FakeAttentionLayer):
-    """Rounds what was in the cache."""
+    """Rounds earlier contents of the cache."""
 
     def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
         slots_2SKD.copy_(slots_2SKD.to(torch.float8_e4m3fn).to(slots_2SKD.dtype))
@@ -159,7 +159,7 @@ class TouchesEarlierTokens(FakeAttentionLayer):
 
 
 class ScalesQueriesInPlace(FakeAttentionLayer):
-    """Changes its input, and gives the right result."""
+    """Changes its input, and returns the correct result."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
@@ -183,7 +183,7 @@ class MasksGarbageByWeight(FakeAttentionLayer):
 
 
 class TurnsKeysAlone(FakeAttentionLayer):
-    """Forgets to turn the queries."""
+    """Does not rotate the queries."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         if rotary_args is not None:
@@ -192,7 +192,7 @@ class TurnsKeysAlone(FakeAttentionLayer):
 
 
 class TurnsByPlace(FakeAttentionLayer):
-    """Turns by the places in the rows, and not by the positions that it is given."""
+    """Rotates by the index in the row instead of the given position."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         if rotary_args is not None:
@@ -203,7 +203,7 @@ class TurnsByPlace(FakeAttentionLayer):
 
 
 class TurnsInPlace(FakeAttentionLayer):
-    """Turns its inputs where they lie."""
+    """Rotates its inputs in place."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         if rotary_args is not None:
@@ -214,7 +214,7 @@ class TurnsInPlace(FakeAttentionLayer):
 
 
 class FirstRowsTable(FakeAttentionBuilder):
-    """Gives every row the blocks of the first."""
+    """Gives every row the blocks of the first row."""
 
     def build(self, batch):
         table_RM = batch.block_table_RM
@@ -222,7 +222,7 @@ class FirstRowsTable(FakeAttentionBuilder):
 
 
 class DropsLastBlock(FakeAttentionBuilder):
-    """Forgets the token that opens a new block: attends to one token less."""
+    """Omits the token that opens a new block: attends to one token less."""
 
     def build(self, batch):
         metadata = super().build(batch)
@@ -240,7 +240,7 @@ def backend_of(part):
 
 
 class TwiceTheBytes(FakeAttentionBackend):
-    """Takes more memory than the contract gives."""
+    """Needs more memory than the contract provides."""
 
     @staticmethod
     def kv_cache_shape(num_blocks, spec):
@@ -248,7 +248,7 @@ class TwiceTheBytes(FakeAttentionBackend):
 
 
 class RefusesItsClaim(FakeAttentionBackend):
-    """Claims half precision, and refuses it when asked."""
+    """Declares half precision, and refuses it."""
 
     @classmethod
     def refusals(cls, requirements):
@@ -256,7 +256,7 @@ class RefusesItsClaim(FakeAttentionBackend):
 
 
 class RefusesNothing(FakeAttentionBackend):
-    """Has capabilities that say yes to everything."""
+    """Declares every capability."""
 
     class Obliging(AttentionCapabilities):
         def refusals(self, requirements):
@@ -293,7 +293,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize(("part", "message"), MUTANTS.items())
-def test_suite_finds_the_mutant(part, message):
+def test_the_suite_rejects_the_mutant(part, message):
     with pytest.raises(AssertionError, match=message):
         check_attention(backend_of(part), CPU)
 
@@ -306,21 +306,21 @@ def test_suite_finds_the_mutant(part, message):
         (RefusesNothing, "takes what it does not claim"),
     ],
 )
-def test_suite_finds_the_false_claim(backend, message):
+def test_the_suite_rejects_false_capabilities(backend, message):
     with pytest.raises(AssertionError, match=message):
         check_attention(backend, CPU)
 
 
 @pytest.mark.parametrize("part", [OwnScale, InterleavedHeads, SeesFuture])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_tolerances_of_half_precision_still_find_mistakes(part, dtype):
+def test_the_tolerances_of_half_precision_still_reject_mutants(part, dtype):
     case = AttentionCase(runs=((16, 1), (0, 7), (19, 4)), dtype=dtype)
     check_case(FakeAttentionBackend, case, CPU)
     with pytest.raises(AssertionError, match=dtype):
         check_case(backend_of(part), case, CPU)
 
 
-def test_cases_stay_within_the_claim():
+def test_cases_stay_within_the_capabilities():
     capabilities = AttentionCapabilities(
         dtypes=frozenset({"bfloat16"}), head_sizes=frozenset({128, 256}), block_size_multiple=16
     )
@@ -331,7 +331,7 @@ def test_cases_stay_within_the_claim():
     assert not any(case.sliding_window or case.soft_cap or case.sinks for case in cases)
 
 
-def test_reference_agrees_with_a_sum_by_hand():
+def test_the_reference_equals_an_explicit_sum():
     q = torch.tensor([[[1.0]], [[2.0]]])
     k = torch.tensor([[[0.0]], [[1.0]], [[2.0]]])
     v = torch.tensor([[[1.0]], [[10.0]], [[100.0]]])

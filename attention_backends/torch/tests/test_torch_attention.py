@@ -1,4 +1,4 @@
-"""Backend `torch` against the conformance suite, and what is its own: batching, refusals."""
+"""Backend `torch`: the conformance suite, batching and refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_random_batches(seed):
 
 
 def test_many_long_decodes_are_split_into_batches():
-    # 8 KiB a token: 4 MiB hold 512 tokens, fewer than the 1,140 that are seen.
+    # 8 KiB per token: 4 MiB hold 512 tokens, fewer than the 1,140 visible ones.
     runs = tuple((91 + row, 1) for row in range(12))
     case = AttentionCase(runs=runs, num_heads=8, num_kv_heads=8, head_size=128)
     assert len(build(runs, case).decodes) > 1
@@ -72,8 +72,8 @@ def test_explicit_scores_are_tiled(monkeypatch, changes):
         )
 
 
-def test_sinks_take_their_share_of_the_weight():
-    """Equal scores and a sink of the same: with n positions, 1 / (n + 1) of the weight is lost."""
+def test_sinks_reduce_the_weight_of_tokens():
+    """With n equal scores and a sink equal to them, the sink gets 1 / (n + 1) of the weight."""
     context = layer_context(num_heads=2, sinks=torch.tensor([0.0, -torch.inf]))
     layer = TorchAttentionBackend.create_layer(context)
     q, cache = torch.zeros(3, 2, 64), torch.zeros(8, 16, 2, 2, 64)
@@ -83,7 +83,7 @@ def test_sinks_take_their_share_of_the_weight():
     assert torch.equal(out[:, 1], torch.ones(3, 64))
 
 
-def test_equal_neighbours_need_neither_mask_nor_copy_of_queries():
+def test_consecutive_rows_of_equal_length_need_no_mask_and_no_copy():
     (decodes,) = build(((10, 1),) * 3).decodes
     assert decodes.mask_G1QL is None
     assert decodes.tokens == slice(0, 3)
@@ -102,14 +102,14 @@ def test_prefill_within_its_window_gathers_nothing():
     assert [chunk.tokens for chunk in metadata.chunks] == [slice(8, 17)]
 
 
-def test_row_without_tokens_is_passed_over():
+def test_a_row_without_tokens_is_skipped():
     metadata = build(((5, 0), (5, 2)))
     assert not metadata.decodes
     assert not metadata.prefills
     assert [chunk.tokens for chunk in metadata.chunks] == [slice(0, 2)]
 
 
-def test_groups_hold_similar_lengths_within_the_budget():
+def test_groups_have_similar_lengths_within_the_budget():
     lengths = [4000, 10, 3900, 10, 100, 2000, 10]
     groups = group_by_length(range(7), lengths, 8000)
     assert groups == [[0, 2], [5], [4, 1, 3, 6]]
@@ -117,19 +117,19 @@ def test_groups_hold_similar_lengths_within_the_budget():
     assert group_by_length([], lengths, 100) == []
 
 
-def test_layer_refuses_a_window_that_its_group_does_not_have():
+def test_a_layer_refuses_a_group_with_another_window():
     layer = TorchAttentionBackend.create_layer(layer_context(sliding_window=4))
     q, k, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 64), torch.zeros(8, 16, 2, 2, 64)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has a sliding window of 4"):
         layer.forward(q, k, k, cache, build(((0, 1),)), q.clone())
 
 
-def test_heads_that_do_not_divide_are_refused():
+def test_heads_that_do_not_divide_evenly_are_refused():
     with pytest.raises(ConfigError, match="8 query heads over 3 key-value heads"):
         TorchAttentionBackend.create_layer(layer_context(num_kv_heads=3))
 
 
-def test_cache_dtype_that_is_not_claimed_is_refused():
+def test_an_unsupported_cache_dtype_is_refused():
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype="fp8_e4m3")
     with pytest.raises(ConfigError, match="fp8_e4m3"):
         TorchAttentionBackend.create_builder(group_context(spec))
@@ -155,7 +155,7 @@ def group_context(spec):
 
 
 def build(runs, case=None):
-    """Return the metadata of runs (context_len, query_len), each row's blocks being neighbours."""
+    """Return the metadata of runs (context_len, query_len) with consecutive blocks per row."""
     case = case or AttentionCase(runs=())
     seq_lens = [sum(run) for run in runs]
     query_lens = [query_len for _, query_len in runs]

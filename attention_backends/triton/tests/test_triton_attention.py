@@ -1,4 +1,4 @@
-"""Backend `triton`: its kernels in the interpreter, and what needs neither a kernel nor a GPU."""
+"""Backend `triton`: its kernels in the interpreter, and tests without kernels or GPU."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_old_gpus_are_refused(gpu, capability, cache, reasons):
     assert TritonAttentionBackend.refusals(requirements(kv_cache_dtype=cache)) == reasons
 
 
-def test_cache_of_another_dtype_is_refused(gpu):
+def test_a_cache_of_another_dtype_is_refused(gpu):
     gpu(90)
     (reason,) = TritonAttentionBackend.refusals(requirements(kv_cache_dtype="float16"))
     assert "kv_cache_dtype float16, dtype bfloat16" in reason
 
 
-def test_fp8_is_for_cuda_devices(gpu, monkeypatch):
+def test_fp8_is_refused_on_other_devices_than_cuda(gpu, monkeypatch):
     (reason,) = TritonAttentionBackend.refusals(
         requirements(device_type="xpu", kv_cache_dtype="fp8_e4m3")
     )
@@ -108,7 +108,7 @@ def test_fp8_is_for_cuda_devices(gpu, monkeypatch):
     assert "ROCm" in reason
 
 
-def test_without_triton_it_gives_the_reason(monkeypatch):
+def test_missing_triton_is_reported(monkeypatch):
     monkeypatch.setattr(availability, "find_spec", lambda name: None)
     assert not availability.probe().usable
     assert "Triton is not installed" in availability.probe().reasons[0]
@@ -116,7 +116,7 @@ def test_without_triton_it_gives_the_reason(monkeypatch):
     assert "Triton is not installed" in reason
 
 
-def test_cache_has_its_bytes():
+def test_the_cache_shape_has_the_size_of_the_spec():
     spec = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=80, dtype="bfloat16")
     assert TritonAttentionBackend.kv_cache_shape(7, spec) == (7, 2, 3, 32, 80)
     spec = FullAttentionSpec(
@@ -134,7 +134,7 @@ def test_cache_has_its_bytes():
         ("bfloat16", 4, "scale_bytes=4"),
     ],
 )
-def test_caches_that_it_cannot_do_are_refused(dtype, scale_bytes, message):
+def test_unsupported_caches_are_refused(dtype, scale_bytes, message):
     spec = FullAttentionSpec(
         block_size=16, num_kv_heads=2, head_size=64, dtype=dtype, scale_bytes=scale_bytes
     )
@@ -146,7 +146,7 @@ def test_caches_that_it_cannot_do_are_refused(dtype, scale_bytes, message):
 
 
 @needs_triton
-def test_heads_that_do_not_divide_are_refused():
+def test_heads_that_do_not_divide_evenly_are_refused():
     context = AttentionLayerContext(
         layer_name="layers.3.attn",
         num_heads=8,
@@ -160,7 +160,7 @@ def test_heads_that_do_not_divide_are_refused():
         TritonAttentionBackend.create_layer(context)
 
 
-def test_options_refuse_what_they_do_not_know():
+def test_unknown_options_are_rejected():
     assert TritonAttentionOptions().max_splits == 64
     with pytest.raises(ValidationError):
         TritonAttentionOptions(num_splits=3)
@@ -171,15 +171,15 @@ def test_options_refuse_what_they_do_not_know():
     ("lengths", "max_splits", "plan"),
     [
         ([1], 64, (1, 128)),
-        ([4096], 64, (32, 128)),  # one row: as many programs as there can be
+        ([4096], 64, (32, 128)),  # one row: the maximum number of programs
         ([4096], 8, (8, 128)),
-        ([4096] * 40, 64, (3, 1664)),  # 960 programs for 792 places
-        ([4096] * 256, 64, (1, 10624)),  # more than enough of them without splits
-        ([32768] + [500] * 255, 64, (20, 1664)),  # one long row, and none of the others, is cut
+        ([4096] * 40, 64, (3, 1664)),  # 960 programs for 792 slots
+        ([4096] * 256, 64, (1, 10624)),  # enough programs without splits
+        ([32768] + [500] * 255, 64, (20, 1664)),  # only the long row is split
         ([], 64, (1, 128)),
     ],
 )
-def test_splits_even_the_work_out(lengths, max_splits, plan):
+def test_splits_balance_the_work(lengths, max_splits, plan):
     from dovetail_attn_triton.metadata import plan_splits
 
     got = plan_splits(lengths, num_heads=8, tile=64, num_programs=792, max_splits=max_splits)
@@ -189,7 +189,7 @@ def test_splits_even_the_work_out(lengths, max_splits, plan):
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("head_size", [32, 80, 128, 256])
-def test_tiles_hold_a_group(large, wide, head_size):
+def test_a_tile_contains_whole_groups(large, wide, head_size):
     for num_heads in (1, 5, 16, 71):
         shape = attention_shape((num_heads, 1, head_size), wide=wide, large=large)
         for tile in (shape.short, shape.long):

@@ -15,7 +15,7 @@ from dovetail_devkit.triton.compiled_kernels import check_kernel
 CASES = kernel_cases()
 
 
-def test_cases_have_names_of_their_own():
+def test_cases_have_unique_names():
     assert len({case.name for case in CASES}) == len(CASES)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the CPU platform share: checkpoints of ours and of others; torch's threads."""
+"""Fixtures of the CPU platform's tests: checkpoints of first-party and third-party models."""
 
 import json
 
@@ -44,7 +44,7 @@ def same_threads():
 def write_bf16(tmp_path):
     """A function that writes a small checkpoint of an architecture, and returns its folder.
 
-    Architectures that are not ours are classes of `outside_decoder.py`, which no config.json can
+    Third-party architectures are classes of `outside_decoder.py`, which no config.json can
     name: start such an engine with `hf_overrides`.
     """
 

@@ -1,6 +1,6 @@
-"""Decoders that somebody else wrote, against the layers of dovetail_torch alone.
+"""Decoders as a third party would write them, using only the layers of dovetail_torch.
 
-Never imported by a test: a checkpoint names them by this file's path, as a user's would.
+Never imported by a test: a checkpoint names this file's path, as a user's checkpoint would.
 
 Shapes: T tokens, S samples, D hidden.
 """
@@ -25,7 +25,7 @@ from dovetail_torch.layers import (
 
 
 class Stranger(nn.Module):
-    """One layer whose norms share their scale, and a product with a bias after it."""
+    """One layer whose norms share their weight, followed by a linear layer with a bias."""
 
     CONTRACT, CONTRACT_VERSION = "model", Model.CONTRACT_VERSION
     architectures = ("Stranger",)
@@ -63,7 +63,7 @@ class Stranger(nn.Module):
 
 
 class Torn(Stranger):
-    """With an operation of torch's own on its way."""
+    """Runs one torch operation between native operations."""
 
     architectures = ("Torn",)
 
@@ -72,7 +72,7 @@ class Torn(Stranger):
 
 
 class Stale(Stranger):
-    """Goes through memory that no operation of torch's reports."""
+    """Copies data through memory that torch does not know about."""
 
     architectures = ("Stale",)
 

@@ -1,7 +1,7 @@
-"""batch_invariant=True: a request's bits are its own, whatever runs beside it.
+"""batch_invariant=True: a request's bits do not depend on the other requests of its batch.
 
-Tokens and log-probabilities of the same requests in batches of 1, 2, 3, 7, 16 and 32, on one
-thread and on two, with prompts cut wherever a step's budget ends; greedy and drawn, by parameters.
+Compares tokens and log-probabilities of the same requests in batches of 1, 2, 3, 7, 16 and 32, on
+one and two threads, with chunked prompts; greedy and sampled.
 """
 
 import json
@@ -18,9 +18,9 @@ from dovetail_devkit.tiny_model import TINY_LLAMA, llama_shapes
 
 pytest.importorskip("dovetail_attn_cpu")
 pytest.importorskip("dovetail_models")
-pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable")
 
-V = 5003  # above what the sampler looks through at once
+V = 5003  # more than the sampler processes at once
 SHAPE = TINY_LLAMA | {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -79,7 +79,7 @@ def requests(num_requests, num_tokens):
 
 
 def bits(llm, prompts, params):
-    """Return all that is known of each request's output; floats compare by value, exactly."""
+    """Return everything that a request's output contains; floats compare exactly."""
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in outputs]
 
@@ -88,7 +88,7 @@ def hold(checkpoint, num_requests, num_tokens, batches=BATCHES, **options):
     prompts, params = requests(num_requests, num_tokens)
     expected = None
     for size, threads in batches:
-        budget = max(size, 48)  # a batch of long prompts is cut
+        budget = max(size, 48)  # long prompts are chunked
         llm = start(
             checkpoint,
             max_num_seqs=size,
@@ -102,18 +102,18 @@ def hold(checkpoint, num_requests, num_tokens, batches=BATCHES, **options):
         assert not differing, f"in batches of {size} on {threads} threads: requests {differing}"
 
 
-def test_outputs_do_not_depend_on_batch_mates(checkpoint):
+def test_outputs_do_not_depend_on_the_batch(checkpoint):
     hold(checkpoint, 33, 5)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_nor_do_those_of_quantised_models(checkpoint, quantization):
+def test_outputs_of_quantized_models_do_not_depend_on_the_batch(checkpoint, quantization):
     hold(checkpoint, 17, 4, batches=[(1, 1), (3, 2), (16, 2)], quantization=quantization)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_thousand_requests_do_not_depend_on_batch_mates(checkpoint):
+def test_a_thousand_requests_do_not_depend_on_the_batch(checkpoint):
     hold(checkpoint, 1000, 64)
 
 
@@ -126,7 +126,7 @@ def test_a_thousand_requests_do_not_depend_on_batch_mates(checkpoint):
         ({"dtype": "float32"}, "dtype='float32'"),
     ],
 )
-def test_parts_that_do_not_promise_it_are_refused(checkpoint, part, named):
+def test_parts_without_batch_invariance_are_refused(checkpoint, part, named):
     with pytest.raises(DovetailError, match=named):
         start(checkpoint, **part)
     start(checkpoint, batch_invariant=False, **part)

@@ -1,4 +1,4 @@
-"""The CPU platform and its worker keep their contracts; memory and threads are as they say."""
+"""The CPU platform and its worker meet their contracts and report memory and threads correctly."""
 
 import os
 
@@ -27,7 +27,7 @@ def test_the_worker_meets_its_contract(fields, tmp_path):
     check_worker(CPUWorker, context)
 
 
-def test_threads_are_as_requested_or_as_available():
+def test_the_number_of_threads_is_the_requested_or_available_one():
     runtime = CPURuntime()
     assert runtime.activate(0, num_threads=1) == torch.device("cpu")
     assert torch.get_num_threads() == 1
@@ -35,16 +35,16 @@ def test_threads_are_as_requested_or_as_available():
     assert torch.get_num_threads() == len(os.sched_getaffinity(0))
 
 
-def test_the_peak_is_what_was_taken_since_the_reset():
+def test_the_peak_counts_memory_since_the_reset():
     runtime = CPURuntime()
     runtime.reset_peak()
-    # More than the allocator could find among what it has freed before.
+    # More than the allocator's free memory.
     block = torch.ones(64 * MIB, dtype=torch.uint8)
     del block
     assert 48 * MIB < runtime.peak_bytes() < 512 * MIB
 
 
-def test_memory_in_use_is_less_than_all():
+def test_memory_in_use_is_less_than_total_memory():
     runtime = CPURuntime()
     total = runtime.total_memory_bytes()
     assert 0 < runtime.memory_in_use_bytes() < total <= CPUPlatform().total_memory_bytes()

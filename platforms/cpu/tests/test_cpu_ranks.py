@@ -1,4 +1,4 @@
-"""Several ranks on CPUs: their parts of cores, memory, packed weights; native layers together."""
+"""Several ranks on CPUs: shares of cores, memory and packed weights; native parallel layers."""
 
 import logging
 import socket
@@ -41,7 +41,7 @@ SHAPES = {
     "down.bias": (D,),
 }
 ERRORS = {"native": 0.006, "int8": 0.02, "int4": 0.2}
-"""Relative error of two products, one after the other, at most, against plain weights."""
+"""Maximum relative error of two consecutive products against plain weights."""
 native = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
 
 
@@ -54,7 +54,7 @@ def make_method(name):
 
 
 class Model(nn.Module):
-    """What a column-parallel layer divides, a row-parallel one adds up."""
+    """A column-parallel layer followed by a row-parallel layer."""
 
     def __init__(self, name, rank, size):
         super().__init__()
@@ -65,7 +65,7 @@ class Model(nn.Module):
             linear_method=make_method(name),
             ops=TorchOps(),
             max_model_len=8,
-            ranks=OneRank(rank=rank, size=size),  # sums are left to the test
+            ranks=OneRank(rank=rank, size=size),  # the test computes the sums
         )
         self.embed = VocabParallelEmbedding(context, V, D)
         parts = {"gate_proj": INNER, "up_proj": INNER}
@@ -89,7 +89,7 @@ def checkpoint(tmp_path):
 
 @torch.inference_mode()
 def load(checkpoint, name, rank, size, folder=None):
-    """Return a packed model, and whether its packed weights came out of `folder`."""
+    """Return a packed model, and whether its packed weights came from `folder`."""
     model = Model(name, rank, size)
     loader = SafetensorsLoader(WeightLoaderContext(model_dir=checkpoint, progress=False))
     cache = None
@@ -113,8 +113,8 @@ def inputs():
 @pytest.mark.parametrize("lent", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ERRORS)
-def test_native_parts_add_up(checkpoint, monkeypatch, name, size, lent):
-    """int4: with 4 ranks, a rank's 48 inputs are no whole number of groups."""
+def test_the_sum_of_native_shards_is_the_whole_product(checkpoint, monkeypatch, name, size, lent):
+    """int4: with 4 ranks, a rank's 48 inputs are not a multiple of the group size."""
     if lent:
         monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     whole, _ = load(checkpoint, "native", 0, 1)
@@ -128,14 +128,14 @@ def test_native_parts_add_up(checkpoint, monkeypatch, name, size, lent):
     held = [sum(len(p.linear_method.packed_form(p)) for p in (m.up, m.down)) for m in parts]
     alone, _ = load(checkpoint, name, 0, 1)
     packed = sum(len(p.linear_method.packed_form(p)) for p in (alone.up, alone.down))
-    # Panels are of 32 features and int4's of whole groups: ends that a part fills up.
+    # Panels have 32 features and int4 whole groups: a shard's last panel or group is padded.
     assert all(packed / size <= one <= 1.35 * packed / size for one in held)
 
 
 @native
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ERRORS)
-def test_ranks_keep_packed_weights_apart(checkpoint, tmp_path, name):
+def test_each_rank_caches_its_own_packed_weights(checkpoint, tmp_path, name):
     folder = PackedFolder(path=tmp_path / "cache", max_bytes=1 << 20)
     first = [load(checkpoint, name, rank, 2, folder) for rank in range(2)]
     second = [load(checkpoint, name, rank, 2, folder) for rank in range(2)]
@@ -159,7 +159,7 @@ def test_processes_share_cores_and_memory():
 
 
 def join_all(folder, size):
-    """Return the ranks of one group, joined in a thread each."""
+    """Return the ranks of one group, each joined in its own thread."""
 
     def join(rank):
         store = distributed.FileStore(str(folder / "store"), size)
@@ -171,7 +171,7 @@ def join_all(folder, size):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_are_made_in_the_order_of_the_ranks(tmp_path, size, dtype):
+def test_sums_are_computed_in_rank_order(tmp_path, size, dtype):
     generator = torch.Generator().manual_seed(8)
     given = [torch.randn(6, 33, generator=generator).to(dtype) for _ in range(size)]
     total = sum(given[1:], given[0])
@@ -202,8 +202,8 @@ def test_a_lost_rank_is_reported(tmp_path):
         first.all_reduce(torch.ones(2))
 
 
-def test_a_stranger_that_connects_while_ranks_meet_is_turned_away(tmp_path):
-    """Also one that says nothing, and one that takes the place of a rank without the token."""
+def test_a_connection_without_the_token_is_closed(tmp_path):
+    """Also one that sends nothing, and one that claims a rank without the token."""
     store = distributed.FileStore(str(tmp_path / "store"), 2)
     join = partial(CPURuntime().join, size=2, timeout=timedelta(seconds=10))
     tmp_path.chmod(0o700)
@@ -221,7 +221,7 @@ def test_a_stranger_that_connects_while_ranks_meet_is_turned_away(tmp_path):
         ranks = first.result(20)
     for stranger in strangers:
         with stranger:
-            assert stranger.recv(1) == b"", "it was turned away"
+            assert stranger.recv(1) == b"", "it was closed"
     assert not (tmp_path / "ranks").exists()
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.all_reduce, torch.ones(3))
@@ -231,7 +231,7 @@ def test_a_stranger_that_connects_while_ranks_meet_is_turned_away(tmp_path):
 
 @pytest.mark.parametrize("elements", [0, 1, 100_000, 5_000_000])
 def test_tensors_of_any_size_are_exchanged_many_times(tmp_path, elements):
-    """By way of sockets, of shared memory, and of sockets again where a slot is too small."""
+    """Over sockets, shared memory, and sockets again for tensors larger than a slot."""
     all_ranks = join_all(tmp_path, 3)
 
     def work(ranks):
@@ -243,17 +243,17 @@ def test_tensors_of_any_size_are_exchanged_many_times(tmp_path, elements):
         assert all(map(all, pool.map(lambda ranks: list(work(ranks)), all_ranks)))
 
 
-def test_ranks_that_disagree_on_a_tensor_get_an_error(tmp_path):
+def test_ranks_that_disagree_on_the_size_of_a_tensor_get_an_error(tmp_path):
     first, second = join_all(tmp_path, 2)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.all_reduce, torch.ones(3))
-        with pytest.raises(PeerLostError, match="12 bytes came where 8 are due"):
+        with pytest.raises(PeerLostError, match="received 12 bytes, expected 8"):
             first.all_reduce(torch.ones(2))
-        with pytest.raises(PeerLostError, match="8 bytes came where 12 are due"):
+        with pytest.raises(PeerLostError, match="received 8 bytes, expected 12"):
             other.result(5)
 
 
-def test_ranks_that_disagree_on_a_large_tensor_get_an_error(tmp_path):
+def test_ranks_that_disagree_on_the_size_of_a_large_tensor_get_an_error(tmp_path):
     first, second = join_all(tmp_path, 2)
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.all_reduce, torch.ones(1 << 17))
@@ -264,19 +264,19 @@ def test_ranks_that_disagree_on_a_large_tensor_get_an_error(tmp_path):
 
 
 def shared_worker(folder):
-    """Return a worker that is one of two."""
+    """Return one of two workers."""
     context = make_worker_context(write_tiny_llama(folder), CPUPlatform(), tensor_parallel_size=2)
     return CPUWorker(replace(context, world_size=2))
 
 
-def test_the_runtime_knows_which_ranks_share_the_machine(tmp_path, monkeypatch):
+def test_the_runtime_counts_the_ranks_that_share_the_machine(tmp_path, monkeypatch):
     worker = shared_worker(tmp_path)
     monkeypatch.setattr("dovetail_torch.worker.join_ranks", lambda *given: OneRank(size=2))
     worker.init_device()
     assert worker._runtime.num_sharing == 2
 
 
-def test_steps_of_several_ranks_are_not_replayed_and_that_is_reported(tmp_path, caplog):
+def test_steps_of_several_ranks_are_not_replayed_and_the_log_says_why(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     worker = shared_worker(tmp_path)
     worker._is_native = True

@@ -1,4 +1,4 @@
-"""The CPU worker through an engine: the packed cache, threads, bad weights, memory of the cache."""
+"""The CPU worker through an engine: packed cache, threads, invalid weights, cache memory."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from dovetail_cpu.worker import CACHE_VARIABLE
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 pytest.importorskip("dovetail_models")
-native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable here")
 MIB = 1 << 20
 
 
@@ -55,7 +55,7 @@ def kept(place, **more):
 
 @native
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_a_second_start_maps_what_the_first_one_packed(quantization, checkpoint, tmp_path, caplog):
+def test_a_second_start_maps_packed_weights(quantization, checkpoint, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     options = kept(tmp_path / "cache") | {"quantization": quantization}
     first = start(checkpoint, **options)
@@ -69,14 +69,14 @@ def test_a_second_start_maps_what_the_first_one_packed(quantization, checkpoint,
 
 
 @native
-def test_each_form_is_kept_for_itself(checkpoint, tmp_path):
+def test_each_packed_format_is_cached_separately(checkpoint, tmp_path):
     for quantization in (None, "int8", "int4"):
         start(checkpoint, **kept(tmp_path / "cache"), quantization=quantization).shutdown()
     assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
 @native
-def test_the_variable_moves_the_cache_and_switches_it_off(checkpoint, tmp_path, monkeypatch):
+def test_the_environment_variable_moves_or_disables_the_cache(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "there"))
     start(checkpoint, **kept("auto")).shutdown()
     assert len(list((tmp_path / "there").iterdir())) == 1
@@ -86,7 +86,7 @@ def test_the_variable_moves_the_cache_and_switches_it_off(checkpoint, tmp_path, 
     assert not (tmp_path / "xdg").exists()
 
 
-def test_small_models_and_random_weights_are_not_kept(checkpoint, tmp_path):
+def test_small_models_and_random_weights_are_not_cached(checkpoint, tmp_path):
     place = tmp_path / "cache"
     start(checkpoint, **kept(place, packed_cache_min_mib=64)).shutdown()
     start(checkpoint, **kept(place), load_format="dummy").shutdown()
@@ -102,7 +102,7 @@ def test_wrong_options_are_refused(checkpoint):
 
 
 @native
-def test_torch_leaves_the_cores_to_native_kernels_and_keeps_them_otherwise(checkpoint):
+def test_torch_uses_one_thread_only_beside_native_kernels(checkpoint):
     import dovetail_cpu_kernels
 
     start(checkpoint, threads=2).shutdown()
@@ -124,26 +124,26 @@ def test_torch_leaves_the_cores_to_native_kernels_and_keeps_them_otherwise(check
     ],
 )
 @pytest.mark.parametrize("method", ["auto", "onednn", "torch"])
-def test_a_weight_that_is_not_finite_is_refused_by_name(name, method, checkpoint):
+def test_a_weight_that_is_not_finite_is_refused_and_named(name, method, checkpoint):
     file = checkpoint / "model.safetensors"
     weights = load_file(file)
     weights[name].view(-1)[3] = float("nan")
     save_file(weights, file)
-    # The table of a tied model is its head; where that is packed, it is found as such.
+    # The table of a tied model is its head; if it is packed, the error names the head.
     shown = r"model\.embed_tokens|lm_head" if "embed" in name else name.replace(".", r"\.")
     with pytest.raises(WeightError, match=shown):
         start(checkpoint, linear_method=method)
 
 
 @native
-def test_odd_sizes_are_served(tmp_path):
+def test_unaligned_sizes_work(tmp_path):
     sizes = {"hidden_size": 33, "intermediate_size": 47, "head_dim": 6, "vocab_size": 101}
     path = write_tiny_llama(tmp_path, **sizes)
     for quantization in (None, "int8", "int4"):
         assert all(len(ids) == 8 for ids in tokens(start(path, quantization=quantization)))
 
 
-def test_a_quantisation_that_is_not_there_is_refused_with_those_that_are(checkpoint):
+def test_an_unknown_quantization_is_refused_and_the_known_ones_are_listed(checkpoint):
     with pytest.raises(PluginError, match=r"quantization|linear_method") as caught:
         start(checkpoint, quantization="int5")
     assert "int5" in str(caught.value) and "int4" in str(caught.value)
@@ -151,14 +151,14 @@ def test_a_quantisation_that_is_not_there_is_refused_with_those_that_are(checkpo
 
 @native
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantisation_in_another_dtype_is_refused(quantization, checkpoint):
+def test_quantization_in_another_dtype_is_refused(quantization, checkpoint):
     with pytest.raises(ConfigError, match="bfloat16"):
         start(checkpoint, quantization=quantization, dtype="float32")
     config = json.loads((checkpoint / "config.json").read_text())
     assert config["torch_dtype"] == "float32"  # so "auto" would be refused as well
 
 
-def test_the_memory_of_the_cache_is_zero_and_not_taken():
+def test_cache_memory_is_zero_and_allocated_lazily():
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

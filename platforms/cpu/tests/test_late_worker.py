@@ -1,6 +1,6 @@
-"""The path to a device that works by itself, through whole workers and engines, on CPU tensors.
+"""The code path of asynchronous devices, through whole workers and engines, on CPU tensors.
 
-Tokens and log-probabilities are those of the CPU worker, to the last bit.
+Tokens and log-probabilities must equal those of the CPU worker exactly.
 """
 
 from typing import ClassVar
@@ -19,7 +19,7 @@ pytest.importorskip("dovetail_models")
 
 
 class LateCPUWorker(CPUWorker):
-    """A CPU worker whose device is said to work by itself. devices: of all that were made."""
+    """A CPU worker whose device claims to be asynchronous. devices: all that were created."""
 
     provides = CPUWorker.provides | {"async_output"}
     devices: ClassVar[list] = []
@@ -42,11 +42,11 @@ PARAMS = [
     {"temperature": 0, "allowed_token_ids": list(range(40, 60))},
 ]
 PROMPTS = [[5 + n, 6, 7, *range(8, 8 + 3 * n)] for n in range(len(PARAMS))]
-PROMPTS += [[1, 2, 3, 4] * 5 + [n] for n in range(4)]  # a prefix in common
+PROMPTS += [[1, 2, 3, 4] * 5 + [n] for n in range(4)]  # a common prefix
 
 
 def generate(path, worker_cls, **options):
-    """Return what an engine of a small cache gives: requests wait, and are preempted."""
+    """Return the outputs of an engine with a small cache: requests wait and are preempted."""
     llm = LLM(
         str(path),
         skip_tokenizer_init=True,
@@ -76,7 +76,7 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_engine_gives_what_it_gives_with_the_cpu_worker(checkpoint, dtype):
+def test_an_engine_gives_the_same_outputs_as_with_the_cpu_worker(checkpoint, dtype):
     expected = generate(checkpoint, CPUWorker, dtype=dtype, num_gpu_blocks_override=12)
     for ahead in (False, True):
         LateCPUWorker.devices.clear()
@@ -91,5 +91,5 @@ def test_an_engine_gives_what_it_gives_with_the_cpu_worker(checkpoint, dtype):
         assert LateCPUWorker.devices[0].num_waits > 20
 
 
-def test_it_keeps_the_contract_of_workers(checkpoint):
+def test_the_worker_meets_its_contract(checkpoint):
     check_worker(LateCPUWorker, make_worker_context(checkpoint, CPUPlatform()))

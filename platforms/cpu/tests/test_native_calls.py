@@ -1,7 +1,7 @@
-"""Every linear, norm, rotation, activation and attention of a model goes to native kernels.
+"""All linear layers, norms, rotations, activations and attention of a model use native kernels.
 
-Counted where the library is called, for first-party models and for one that somebody else wrote
-against the layers of `dovetail_torch` alone; torch's own versions raise meanwhile.
+Calls of the library are counted, for first-party models and for a third-party model that uses only
+the layers of `dovetail_torch`. Torch's implementations raise during the tests.
 """
 
 import json
@@ -18,7 +18,9 @@ from dovetail_torch.layers.torch_ops import TorchOps
 
 pytest.importorskip("dovetail_attn_cpu")
 pytest.importorskip("dovetail_models")
-pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+pytestmark = pytest.mark.skipif(
+    not probe_fast().usable, reason="native kernels are not usable here"
+)
 
 NUM_LAYERS, NUM_STEPS = 2, 4
 PER_STEP = {
@@ -47,7 +49,7 @@ PER_STEP["Qwen3ForCausalLM"] = PER_STEP["LlamaForCausalLM"] | {"rms_norm": 1 + 2
 
 
 class Counted:
-    """A native function that counts its calls; ctypes' settings go through to it."""
+    """A native function that counts its calls and forwards ctypes attributes."""
 
     def __init__(self, function, count):
         self.__dict__.update(function=function, count=count)
@@ -62,7 +64,7 @@ class Counted:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Calls of native operations by name, since the last `clear`."""
+    """Counts of native calls by name, since the last `clear`."""
     found, library = Counter(), find_library()
     for name in {name for counts in PER_STEP.values() for name in counts} | {"linear_int8"}:
         function = getattr(library, f"dk_{name}")
@@ -72,7 +74,7 @@ def calls(monkeypatch):
 
 
 def forbid(*_, **__):
-    raise AssertionError("torch's own operation was called")
+    raise AssertionError("the torch implementation was called")
 
 
 def outside_class(path):
@@ -93,7 +95,7 @@ def start(path, **options):
         num_threads=1,
         num_gpu_blocks_override=8,
         block_size=16,
-        enforce_eager=True,  # a replay calls the library once a step
+        enforce_eager=True,  # a replay calls the library once per step
         **options,
     )
 
@@ -104,7 +106,7 @@ def generate(llm):
 
 
 @pytest.mark.parametrize("architecture", PER_STEP)
-def test_all_of_a_model_is_native(architecture, write_bf16, calls, monkeypatch):
+def test_every_operation_of_a_model_is_native(architecture, write_bf16, calls, monkeypatch):
     llm = start(write_bf16(architecture))
     for name in ("rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul", "best_tokens"):
         monkeypatch.setattr(TorchOps, name, forbid)
@@ -117,7 +119,7 @@ def test_all_of_a_model_is_native(architecture, write_bf16, calls, monkeypatch):
     assert calls == expected
 
 
-def test_a_quantised_model_uses_its_own_products(write_bf16, calls):
+def test_a_quantized_model_uses_quantized_products(write_bf16, calls):
     llm = start(write_bf16("LlamaForCausalLM"), quantization="int8")
     calls.clear()
     generate(llm)
@@ -125,7 +127,7 @@ def test_a_quantised_model_uses_its_own_products(write_bf16, calls):
     assert not calls["linear_bf16"]
 
 
-def test_the_count_can_fail(write_bf16, calls):
+def test_the_counter_detects_missing_calls(write_bf16, calls):
     llm = start(write_bf16("LlamaForCausalLM"), ops="torch", linear_method="onednn")
     calls.clear()
     generate(llm)
@@ -133,7 +135,7 @@ def test_the_count_can_fail(write_bf16, calls):
 
 
 @pytest.mark.parametrize("architecture", PER_STEP)
-def test_tokens_are_those_of_torch_but_for_rounding(architecture, write_bf16):
+def test_tokens_equal_those_of_torch_up_to_rounding(architecture, write_bf16):
     path = write_bf16(architecture)
     native = generate(start(path))
     plain = generate(start(path, ops="torch", linear_method="torch", attention_backend="torch"))

@@ -1,4 +1,4 @@
-"""Whether native kernels can serve, and that the reason reaches probes, explanations and errors."""
+"""Whether native kernels are usable, and that probes, explanations and errors say why."""
 
 import sys
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def pretend(monkeypatch, **facts):
     monkeypatch.delenv(native_library.LEVEL_VARIABLE, raising=False)
 
 
-def test_kernels_of_a_vector_level_serve(monkeypatch):
+def test_kernels_of_a_vector_level_are_usable(monkeypatch):
     pretend(monkeypatch)
     for probe in (probe_any(), probe_fast()):
         assert probe.usable and "avx2" in probe.reasons[0] and "one thread" in probe.reasons[0]
@@ -35,13 +35,13 @@ def test_without_a_library_the_reason_is_reported(monkeypatch):
     assert find_library() is None
 
 
-def test_without_the_package_that_is_reported(monkeypatch):
+def test_a_missing_package_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "dovetail_cpu_kernels", None)
     assert find_library() is None
     assert probe_fast().reasons == ("dovetail-cpu-kernels is not installed",)
 
 
-def test_portable_kernels_serve_only_on_request(monkeypatch):
+def test_portable_kernels_are_used_only_on_request(monkeypatch):
     pretend(monkeypatch, level="portable")
     assert probe_any().usable and not probe_fast().usable
     assert "torch's are faster" in probe_fast().reasons[0]
@@ -50,9 +50,7 @@ def test_portable_kernels_serve_only_on_request(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("ops", "torch")])
-def test_torch_serves_where_native_kernels_cannot_and_explain_gives_the_reason(
-    kind, instead, monkeypatch
-):
+def test_torch_replaces_unusable_native_kernels_and_explain_says_why(kind, instead, monkeypatch):
     pretend(monkeypatch, available=False, level="", reason="the compiler failed")
     registry = PluginRegistry()
     platform = choose_platform(registry, "cpu")

@@ -1,4 +1,4 @@
-"""The native linear methods: the contract, what each loses, odd shapes, bad weights, kept bytes."""
+"""The native linear methods: contract, precision, odd shapes, invalid weights, cached bytes."""
 
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not probe_any().usable, reason="there are no nat
 
 CPU = torch.device("cpu")
 LIMITS = {"native": 0.004, "int8": 0.012, "int4": 0.13}
-"""Relative error of a product of normal numbers, at most, by method; bf16's rounding is 0.002."""
+"""Maximum relative error of a product of normal numbers, by method; bf16 rounding is 0.002."""
 
 
 def make(name, **options):
@@ -39,7 +39,7 @@ def make(name, **options):
 
 
 def make_layer(method, in_features, part_sizes, *, bias=False, dtype=torch.bfloat16, seed=0):
-    """Return a filled layer that is not packed yet, and its weight and bias as float64."""
+    """Return a loaded layer that is not packed yet, and its weight and bias as float64."""
     layer = nn.Module()
     shape = LinearShape(
         name="model.layers.3.mlp.fused",
@@ -60,7 +60,7 @@ def make_layer(method, in_features, part_sizes, *, bias=False, dtype=torch.bfloa
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_it_meets_its_contract(name):
+def test_the_method_meets_its_contract(name):
     check_linear_method(type(make(name)), CPU)
 
 
@@ -68,7 +68,7 @@ def test_it_meets_its_contract(name):
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("in_features", [1, 31, 64, 257])
 @pytest.mark.parametrize("part_sizes", [(1,), (33, 7), (32, 64, 5), (31, 33)])
-def test_odd_sizes(name, in_features, part_sizes):
+def test_unaligned_sizes(name, in_features, part_sizes):
     method = make(name)
     layer, weight_OI, bias_O = make_layer(method, in_features, part_sizes, bias=True)
     method.pack(layer)
@@ -80,7 +80,7 @@ def test_odd_sizes(name, in_features, part_sizes):
         got_TO = method.apply(layer, x_TI)
         want_TO = x_TI.double() @ weight_OI.T + bias_O
         assert got_TO.shape == want_TO.shape and got_TO.is_contiguous()
-        # Against the size that products of such factors have: single ones may be near 0.
+        # Relative to the expected size of such products: single values may be near 0.
         norms_TO = x_TI.double().norm(dim=1)[:, None] * weight_OI.norm(dim=1) + bias_O.abs()
         usual = norms_TO.norm() / in_features**0.5
         error = float((got_TO.double() - want_TO).norm())
@@ -89,7 +89,7 @@ def test_odd_sizes(name, in_features, part_sizes):
 
 @pytest.fixture(params=range(4))
 def level(request):
-    """An instruction set level that this processor has, in use for one test."""
+    """An instruction set level that this processor has, active for one test."""
     from dovetail_cpu_kernels import LEVELS, library
 
     before = library().dk_level()
@@ -102,7 +102,7 @@ def level(request):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", LIMITS)
-def test_every_instruction_set_serves_the_same_packed_bytes(name, level):
+def test_every_instruction_set_reads_the_same_packed_bytes(name, level):
     from dovetail_cpu_kernels import library
 
     method = make(name)
@@ -120,7 +120,7 @@ def test_every_instruction_set_serves_the_same_packed_bytes(name, level):
 
 
 @torch.inference_mode()
-def test_fewer_bits_lose_more_and_no_more_than_they_must():
+def test_quantization_errors_grow_with_fewer_bits_within_bounds():
     x_TI = torch.randn(16, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
     errors = []
     for name in LIMITS:
@@ -136,7 +136,7 @@ def test_fewer_bits_lose_more_and_no_more_than_they_must():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_native_leaves_other_dtypes_to_the_method_below(dtype):
+def test_native_uses_its_base_method_for_other_dtypes(dtype):
     method = make("native")
     layer, weight_OI, bias_O = make_layer(method, 40, (24,), bias=True, dtype=dtype)
     assert method.packed_bytes(layer) == 0
@@ -149,7 +149,7 @@ def test_native_leaves_other_dtypes_to_the_method_below(dtype):
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_quantisation_of_another_dtype_is_refused_with_a_remedy(name):
+def test_quantization_of_another_dtype_is_refused_with_advice(name):
     with pytest.raises(ConfigError, match=rf"quantization='{name}'.*float32.*dtype='bfloat16'"):
         make_layer(make(name), 8, (8,), dtype=torch.float32)
 
@@ -171,7 +171,7 @@ def test_a_weight_that_is_not_finite_is_named(name, value):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", LIMITS)
-def test_packed_bytes_given_back_make_the_same_products(name):
+def test_restored_packed_bytes_give_the_same_products(name):
     method = make(name)
     layer, _, _ = make_layer(method, 96, (64, 40), bias=True)
     method.pack(layer)
@@ -182,7 +182,7 @@ def test_packed_bytes_given_back_make_the_same_products(name):
     again, _, _ = make_layer(other, 96, (64, 40), bias=True)
     with torch.no_grad():
         again.weight.fill_(float("nan"))
-    # Any page-aligned memory will do; here a copy in memory of the same kind.
+    # Any page-aligned memory works; this is a copy in memory of the same kind.
     from dovetail_cpu.linear_kernel import Arena
 
     copy = Arena().take(len(form))
@@ -195,7 +195,7 @@ def test_packed_bytes_given_back_make_the_same_products(name):
     assert torch.equal(other.apply(again, x_TI), method.apply(layer, x_TI))
 
 
-def test_formats_differ_by_method_and_option():
+def test_packed_formats_differ_by_method_and_option():
     formats = [
         make("native"),
         make("int8"),
@@ -208,7 +208,7 @@ def test_formats_differ_by_method_and_option():
 
 
 class Model(nn.Module):
-    """A table, two fused layers and a tied head, wide enough that loaders lend their mapping."""
+    """A table, two fused layers and a tied head, large enough for weights to be mapped."""
 
     def __init__(self, method, *, tied):
         super().__init__()
@@ -259,7 +259,7 @@ def load(path, method, *, tied):
 @torch.inference_mode()
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", LIMITS)
-def test_lent_weights_are_packed_as_copied_ones_are(name, tied, tmp_path, monkeypatch):
+def test_mapped_and_copied_weights_are_packed_alike(name, tied, tmp_path, monkeypatch):
     save_file(make_weights(tied=tied), tmp_path / "model.safetensors")
     copied, none = load(tmp_path, make(name), tied=tied)
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 4096)
@@ -276,7 +276,7 @@ def test_lent_weights_are_packed_as_copied_ones_are(name, tied, tmp_path, monkey
     assert torch.equal(copied.mlp(x_TD), lent.mlp(x_TD))
 
 
-def test_weights_that_must_be_cast_are_copied(tmp_path, monkeypatch):
+def test_weights_that_need_a_cast_are_copied(tmp_path, monkeypatch):
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     save_file(make_weights(tied=True, dtype=torch.float32), tmp_path / "model.safetensors")
     model, borrowed = load(tmp_path, make("native"), tied=True)
@@ -292,7 +292,7 @@ def test_weights_that_must_be_cast_are_copied(tmp_path, monkeypatch):
         ("int4", {"head": "int8", "group_size": 64}, 1, 2),
     ],
 )
-def test_the_head_has_a_form_of_its_own(name, options, head, body):
+def test_the_head_has_a_separate_format(name, options, head, body):
     model = Model(make(name, **options), tied=False)
     assert model.lm_head.packed_spec.kind == head and model.qkv.packed_spec.kind == body
     if body == 2:
@@ -300,7 +300,7 @@ def test_the_head_has_a_form_of_its_own(name, options, head, body):
 
 
 @torch.inference_mode()
-def test_int8_beyond_its_inputs_is_kept_in_bfloat16():
+def test_int8_with_too_many_inputs_stays_bfloat16():
     from dovetail_cpu_kernels.linear import BF16, MAX_INT8_K
 
     method = make("int8")

@@ -1,4 +1,4 @@
-"""The cache of packed weights: what is kept serves, what is not right is made again, once told."""
+"""The cache of packed weights: valid files are used, others are reported once and rewritten."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ V, D = 50, 16
 
 
 class Doubled(TorchLinearMethod):
-    """Keeps twice the weight, as bytes. `num_packed`: layers that it packed."""
+    """A method that stores twice the weight, as bytes. `num_packed`: layers that it packed."""
 
     provides = frozenset({PACKED_FORM})
 
@@ -108,7 +108,7 @@ def write_checkpoint(path, tied, seed=0):
 
 
 class Started:
-    """A model as the worker fills it. `read`: the weights that were read."""
+    """A model as the worker loads it. `read`: the weights that were read."""
 
     def __init__(self, checkpoint, folder, monkeypatch, *, tied, min_bytes=0, version=1):
         self.read = []
@@ -164,7 +164,7 @@ def test_the_second_start_reads_only_what_is_not_packed(start, tmp_path, caplog)
     assert not warnings(caplog)
 
 
-def test_another_place_is_the_same_checkpoint_and_other_weights_are_not(
+def test_a_moved_checkpoint_is_the_same_but_changed_weights_are_not(
     start, checkpoint, tmp_path, tied
 ):
     start()
@@ -185,11 +185,11 @@ def test_one_changed_number_is_noticed_by_time_or_content(start, checkpoint):
     file.write_bytes(content)
     assert not start().is_restored
     os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    # This small file is sampled as a whole; in a large one the time alone would tell.
+    # This small file is sampled completely; in a large one only the time would differ.
     assert not start().is_restored
 
 
-def test_other_forms_are_kept_apart(start, tmp_path):
+def test_other_formats_are_cached_separately(start, tmp_path):
     start()
     assert not start(version=2).is_restored
     assert start(version=1).is_restored and start(version=2).is_restored
@@ -197,7 +197,7 @@ def test_other_forms_are_kept_apart(start, tmp_path):
 
 
 @pytest.mark.parametrize("place", [3, 20, 60, -1])
-def test_a_damaged_file_is_reported_once_dropped_and_made_again(start, tmp_path, caplog, place):
+def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, place):
     first = start()
     (file,) = files(tmp_path)
     content = bytearray(file.read_bytes())
@@ -206,7 +206,7 @@ def test_a_damaged_file_is_reported_once_dropped_and_made_again(start, tmp_path,
     damaged = start()
     assert not damaged.is_restored and torch.equal(damaged.logits_TV, first.logits_TV)
     (text,) = warnings(caplog)
-    assert str(tmp_path / "cache") in text and "made again" in text
+    assert str(tmp_path / "cache") in text and "packed again" in text
     assert start().is_restored
 
 
@@ -220,7 +220,7 @@ def test_a_file_under_the_wrong_name_is_refused(start, tmp_path, caplog):
     assert "other weights" in warnings(caplog)[0]
 
 
-def test_all_may_be_deleted_at_any_time(start, tmp_path):
+def test_all_files_may_be_deleted_at_any_time(start, tmp_path):
     start()
     second = start()
     for file in files(tmp_path):
@@ -230,7 +230,7 @@ def test_all_may_be_deleted_at_any_time(start, tmp_path):
     assert not start().is_restored
 
 
-def test_where_nothing_can_be_written_it_continues_and_reports_it_once(start, tmp_path, caplog):
+def test_an_unwritable_folder_is_reported_once_and_does_not_stop_the_start(start, tmp_path, caplog):
     (tmp_path / "a file").write_text("")
     folder = PackedFolder(path=tmp_path / "a file" / "cache", max_bytes=1 << 20)
     started = start(folder=folder)
@@ -248,7 +248,7 @@ def test_a_full_disk_is_reported_once(start, tmp_path, caplog, monkeypatch):
     assert "No space left" in text and not files(tmp_path)
 
 
-def test_small_models_and_small_limits_are_not_kept(start, tmp_path, caplog):
+def test_models_below_the_minimum_or_above_the_limit_are_not_cached(start, tmp_path, caplog):
     start(min_bytes=1 << 20)
     assert not (tmp_path / "cache").exists() and not warnings(caplog)
     start(folder=PackedFolder(path=tmp_path / "cache", max_bytes=100))
@@ -265,7 +265,7 @@ def test_a_tied_head_that_has_a_weight_of_its_name_in_the_file_is_served(
     save_file(weights, file)
     first, second = start(), start()
     assert second.is_restored and torch.equal(first.logits_TV, second.logits_TV)
-    if tied:  # only under the head's name
+    if tied:  # stored under the head's name only
         del weights["embed.weight"]
         save_file(weights, file)
         third, fourth = start(), start()
@@ -273,7 +273,7 @@ def test_a_tied_head_that_has_a_weight_of_its_name_in_the_file_is_served(
         assert torch.equal(third.logits_TV, fourth.logits_TV)
 
 
-def test_the_default_place_follows_the_specification(monkeypatch, tmp_path):
+def test_the_default_folder_follows_the_xdg_specification(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "dovetail" / "packed"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -282,7 +282,7 @@ def test_the_default_place_follows_the_specification(monkeypatch, tmp_path):
         assert default_folder() == tmp_path / ".cache" / "dovetail" / "packed"
 
 
-def test_the_file_says_what_it_is(start, tmp_path):
+def test_the_file_describes_its_contents(start, tmp_path):
     start()
     (file,) = files(tmp_path)
     head = file.read_bytes()[32:].split(b"}]", 1)[0]

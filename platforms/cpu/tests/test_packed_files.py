@@ -1,4 +1,4 @@
-"""Files of packed weights and their folder: whole or refused, nobody else's, never too many."""
+"""Files of packed weights and their folder: integrity, ownership and the size limit."""
 
 import os
 import stat
@@ -37,7 +37,7 @@ def read(path, key=KEY):
         return read_packed(file.fileno(), key, num_threads=2)
 
 
-def test_what_was_written_is_mapped_on_page_boundaries(path):
+def test_written_entries_are_mapped_on_page_boundaries(path):
     forms = read(path)
     assert {name: bytes(form) for name, form in forms.items()} == FORMS
     assert all(form.readonly for form in forms.values())
@@ -46,10 +46,10 @@ def test_what_was_written_is_mapped_on_page_boundaries(path):
     assert bytes(forms["a"]) == FORMS["a"]
 
 
-def test_every_damaged_byte_is_found(path):
+def test_every_damaged_byte_is_detected(path):
     whole = path.read_bytes()
     begin = whole.find(FORMS["a"])
-    # Header, index, the first and last byte of entries; bytes between entries mean nothing.
+    # Header, index, the first and last byte of entries; bytes between entries are padding.
     places = [0, 17, 21, 25, 40, 120, begin, begin + len(FORMS["a"]) - 1, len(whole) - 1]
     for place in places:
         damaged = bytearray(whole)
@@ -71,7 +71,7 @@ def test_a_truncated_file_is_refused(path, size):
 def test_a_longer_file_is_refused(path):
     with path.open("ab") as file:
         file.write(b"more")
-    with pytest.raises(PackedFileError, match="bytes of"):
+    with pytest.raises(PackedFileError, match="bytes, expected"):
         read(path)
 
 
@@ -96,7 +96,7 @@ def folder(tmp_path):
     return PackedFolder(path=tmp_path / "deep" / "packed", max_bytes=100)
 
 
-def test_a_folder_is_made_for_its_owner_alone(folder):
+def test_a_folder_is_created_for_its_owner_only(folder):
     assert folder.open("a") is None
     store(folder, "a", 10)
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
@@ -107,7 +107,7 @@ def test_a_folder_is_made_for_its_owner_alone(folder):
     assert folder.open("b") is None
 
 
-def test_those_not_used_for_longest_go_first(folder):
+def test_the_least_recently_used_files_are_deleted_first(folder):
     for number, name in enumerate("abc"):
         store(folder, name, 30)
         os.utime(folder.path / f"{name}{ENDING}", (number, number))
@@ -129,7 +129,7 @@ def test_a_failed_write_leaves_nothing(folder):
     assert names(folder) == []
 
 
-def test_leftovers_of_ended_processes_go(folder):
+def test_incomplete_files_of_exited_processes_are_deleted(folder):
     store(folder, "a", 10)
     ended, alive = folder.path / "b.999999999.part", folder.path / "b.1.part"
     ended.touch()
@@ -142,25 +142,25 @@ def test_a_folder_that_others_may_write_to_is_refused(folder):
     store(folder, "a", 10)
     folder.path.chmod(0o770)
     for use in (lambda: folder.open("a"), lambda: store(folder, "b", 1)):
-        with pytest.raises(FolderError, match="others may write"):
+        with pytest.raises(FolderError, match="other users may write"):
             use()
 
 
 def test_a_file_that_others_may_write_to_is_refused(folder):
     store(folder, "a", 10)
     (folder.path / f"a{ENDING}").chmod(0o606)
-    with pytest.raises(FolderError, match="others may write"):
+    with pytest.raises(FolderError, match="other users may write"):
         folder.open("a")
 
 
-def test_what_belongs_to_somebody_else_is_refused(folder, monkeypatch):
+def test_files_of_another_user_are_refused(folder, monkeypatch):
     store(folder, "a", 10)
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     with pytest.raises(FolderError, match="not to you"):
         folder.open("a")
 
 
-def test_links_are_refused(folder, tmp_path):
+def test_symbolic_links_are_refused(folder, tmp_path):
     store(folder, "a", 10)
     secret = tmp_path / "secret"
     secret.write_text("s")
@@ -173,15 +173,15 @@ def test_links_are_refused(folder, tmp_path):
         PackedFolder(path=link, max_bytes=100).open("a")
 
 
-def test_a_name_that_another_process_writes_is_handled(folder):
-    # Two processes of one model: each has a file of its own until it is whole.
+def test_two_processes_may_write_the_same_name(folder):
+    # Two processes of one model: each writes a temporary file until it is complete.
     store(folder, "a", 10)
     store(folder, "a", 20)
     assert (folder.path / f"a{ENDING}").stat().st_size == 20
     assert names(folder) == ["a"]
 
 
-def test_drop_forgives(folder):
+def test_dropping_a_missing_file_is_not_an_error(folder):
     folder.drop("a")
     store(folder, "a", 10)
     folder.drop("a")

@@ -1,4 +1,4 @@
-"""Pages are taken ahead of their use, as far as asked, without a byte being changed."""
+"""Pages are allocated ahead of use, up to the given distance, without changing contents."""
 
 import ctypes
 import time
@@ -24,7 +24,7 @@ def resident_mib():
 def until(condition):
     end = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < end, "it does not happen"
+        assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.01)
 
 
@@ -46,12 +46,12 @@ def make():
         one.close()
 
 
-def test_rows_are_ready_ahead_of_those_that_are_used(buffers, make):
+def test_rows_ahead_of_the_used_ones_are_allocated(buffers, make):
     buffers[0][0, 5] = 7
     supply, before = make(buffers, 32 * MIB), resident_mib()
     supply.use(0)
     until(lambda: resident_mib() >= before + 24)
-    supply.use(5)  # enough is ready beyond it
+    supply.use(5)  # enough rows beyond it are allocated
     time.sleep(0.05)
     assert resident_mib() < before + 48
     supply.use(20)
@@ -61,7 +61,7 @@ def test_rows_are_ready_ahead_of_those_that_are_used(buffers, make):
     assert int(buffers[0].sum()) == 7 and not buffers[1].any()
 
 
-def test_nothing_is_taken_before_use_nor_after_close(buffers, make):
+def test_nothing_is_allocated_before_use_or_after_close(buffers, make):
     before = resident_mib()
     supply = make(buffers, 1 << 40)
     assert resident_mib() < before + 4
@@ -71,7 +71,7 @@ def test_nothing_is_taken_before_use_nor_after_close(buffers, make):
     assert resident_mib() < before + 4
 
 
-def test_a_system_that_does_not_take_pages_ahead_is_not_changed(buffers, make, monkeypatch):
+def test_an_unsupported_system_allocates_on_first_use(buffers, make, monkeypatch):
     asked = []
 
     class Refusing:

@@ -1,7 +1,7 @@
-"""Replays: the same bits as operation by operation, and refused where something would be missing.
+"""Replays give the same bits as eager steps, and are refused if an operation would be missing.
 
-Models: two of ours, one that somebody else wrote against the layers alone, and one with operations
-of torch's own in between.
+Models: two first-party ones, a third-party one that uses only the layers, and one that also runs
+torch operations.
 """
 
 import json
@@ -16,7 +16,9 @@ from dovetail_cpu.native_library import probe_fast
 
 pytest.importorskip("dovetail_attn_cpu")
 pytest.importorskip("dovetail_models")
-pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+pytestmark = pytest.mark.skipif(
+    not probe_fast().usable, reason="native kernels are not usable here"
+)
 
 if probe_fast().usable:
     from dovetail_cpu.activation_arena import ActivationArena, ArenaLease
@@ -36,7 +38,7 @@ def outside_class(path):
 
 
 def answers(path, num_threads=2, **options):
-    """Return tokens and log-probabilities of a batch that shrinks, and how its steps were run."""
+    """Return tokens and log-probabilities of a shrinking batch, and how its steps were run."""
     llm = LLM(
         str(path),
         hf_overrides=outside_class(path),
@@ -75,7 +77,7 @@ def test_replays_give_the_same_bits(architecture, num_threads, write_bf16, caplo
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantised_models_are_replayed_too(quantization, write_bf16):
+def test_quantized_models_are_replayed_too(quantization, write_bf16):
     path = write_bf16("LlamaForCausalLM")
     replayed, counts = answers(path, quantization=quantization)
     assert replayed == answers(path, quantization=quantization, enforce_eager=True)[0]
@@ -85,7 +87,7 @@ def test_quantised_models_are_replayed_too(quantization, write_bf16):
 @pytest.mark.parametrize(
     ("architecture", "reason"), [("Torn", "aten::mul.Tensor"), ("Stale", "other results")]
 )
-def test_what_a_recording_would_miss_is_announced_and_served(
+def test_a_model_that_cannot_be_recorded_is_reported_and_runs(
     architecture, reason, write_bf16, caplog
 ):
     path = write_bf16(architecture)
@@ -98,7 +100,7 @@ def test_what_a_recording_would_miss_is_announced_and_served(
     assert got == answers(path, enforce_eager=True)[0]
 
 
-def test_memory_is_used_again_when_its_tensors_are_gone():
+def test_memory_is_reused_when_its_tensors_are_freed():
     lease = ArenaLease(ActivationArena(1 << 20))
     first = lease.take(100)
     second = lease.take(100)

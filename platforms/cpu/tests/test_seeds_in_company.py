@@ -1,4 +1,4 @@
-"""A seed gives the same tokens whatever else is in the batch, or the start warns about it."""
+"""A seed gives the same tokens in every batch, or the start logs a warning."""
 
 import json
 
@@ -12,7 +12,9 @@ from dovetail_devkit.tiny_model import TINY_LLAMA, llama_shapes
 
 pytest.importorskip("dovetail_attn_cpu")
 pytest.importorskip("dovetail_models")
-pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+pytestmark = pytest.mark.skipif(
+    not probe_fast().usable, reason="native kernels are not usable here"
+)
 
 V = 997
 WARNING = "A seeded request may get other tokens"
@@ -63,7 +65,7 @@ def seeded(index):
 
 
 def answers(llm):
-    """Return the tokens of eight seeded requests together, and of each of them alone."""
+    """Return the tokens of eight seeded requests in one batch, and of each request alone."""
     prompts = [[(7 * i + 3 * j) % V for j in range(5 + 9 * i)] for i in range(8)]
     params = [seeded(i) for i in range(8)]
     together = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
@@ -75,14 +77,14 @@ def answers(llm):
 
 
 @pytest.mark.parametrize("head_size", [10, 20, 36, 72, 64])
-def test_heads_of_any_size_keep_the_promise(make_checkpoint, head_size, caplog):
+def test_seeds_are_reproducible_with_any_head_size(make_checkpoint, head_size, caplog):
     with start(make_checkpoint(head_size), batch_invariant=True) as llm:
         together, alone = answers(llm)
     assert together == alone
     assert WARNING not in caplog.text
 
 
-def test_padded_heads_give_what_torch_gives(make_checkpoint):
+def test_padded_heads_give_the_same_tokens_as_torch(make_checkpoint):
     path = make_checkpoint(20)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     prompts = [[(11 * i + 5 * j) % V for j in range(3 + 17 * i)] for i in range(4)]
@@ -110,9 +112,7 @@ def test_padded_heads_give_what_torch_gives(make_checkpoint):
     ],
     ids=["attention", "linear", "float16", "native"],
 )
-def test_parts_that_do_not_promise_it_are_named_at_the_start(
-    make_checkpoint, options, parts, caplog
-):
+def test_the_start_names_parts_without_batch_invariance(make_checkpoint, options, parts, caplog):
     start(make_checkpoint(32), **options).shutdown()
     warnings = [line for line in caplog.messages if WARNING in line]
     assert len(warnings) == bool(parts)

@@ -1,4 +1,4 @@
-"""Options of the CPU worker and of workers built on it, wrong and right."""
+"""Valid and invalid options of the CPU worker and of its subclasses."""
 
 from typing import ClassVar
 
@@ -26,19 +26,19 @@ class MoreOptions(CPUWorkerOptions):
 
 
 class More(CPUWorker):
-    """Has one more option."""
+    """Has one additional option."""
 
     options_model: ClassVar[type[BaseModel]] = MoreOptions
 
 
 class OwnOptions(BaseModel, extra="forbid"):
-    """Options of its own alone."""
+    """Options that do not extend those of the CPU worker."""
 
     speed: int = Field(default=1, ge=1)
 
 
 class Own(CPUWorker):
-    """Has other options."""
+    """Has different options."""
 
     options_model: ClassVar[type[BaseModel]] = OwnOptions
 
@@ -69,7 +69,7 @@ def start(model, worker_cls, options):
         ({"packed_cache_min_mib": [1]}, "packed_cache_min_mib"),
     ],
 )
-def test_wrong_options_name_worker_and_option(model, worker_cls, options, told):
+def test_the_error_for_an_invalid_option_names_worker_and_option(model, worker_cls, options, told):
     with pytest.raises(ConfigError, match=told) as caught:
         start(model, worker_cls, options)
     assert "plugin_options" in str(caught.value) and "worker" in str(caught.value)
@@ -80,5 +80,5 @@ def test_wrong_options_name_worker_and_option(model, worker_cls, options, told):
     ("worker_cls", "options"),
     [(Plain, {"packed_cache": "off"}), (More, {"colour": "blue"}), (Own, {"speed": 3})],
 )
-def test_subclasses_take_their_own_options(model, worker_cls, options):
+def test_subclasses_accept_their_own_options(model, worker_cls, options):
     start(model, worker_cls, options)

@@ -1,14 +1,14 @@
-/* The C ABI of paged attention. As in dovetail_kernels.h: nothing is checked here, strides count
- * elements.
+/* The C ABI of paged attention. As in dovetail_kernels.h, arguments are not validated and strides
+ * count elements.
  *
- * A block of the cache holds the keys and values of `block_size` (a multiple of 16) tokens of one
+ * A block of the cache has the keys and values of `block_size` (a multiple of 16) tokens of one
  * layer, for K key-value heads of D features (a multiple of 16), as panels that the processor
- * multiplies as they lie:
+ * multiplies without rearranging them:
  *     keys    [K][block_size / 16][D / 2][16 tokens][2]
  *     values  [K][D / 16][block_size / 2][16 features][2 tokens]
  * in bf16; or in int8, followed by float32 scales: keys [K][block_size], then values. A number is
- * its int8 times the scale of its token and head. Slots that no token has been written to may hold
- * anything, NaN included.
+ * its int8 times the scale of its token and head. Slots that no token has been written to may
+ * contain anything, including NaN.
  */
 #ifndef DOVETAIL_ATTENTION_H
 #define DOVETAIL_ATTENTION_H
@@ -17,20 +17,20 @@
 
 enum { DK_CACHE_BF16 = 0, DK_CACHE_INT8 = 1 };
 
-/* The shape of a step; filled once a step, read by every layer of a group. */
+/* The shape of a step; filled once per step, read by every layer of a group. */
 typedef struct dk_attention_batch {
-  int64_t num_runs;   /* R; rows of query_start (R + 1), seq_lens and block_table that count */
+  int64_t num_runs;   /* R; rows of query_start (R + 1), seq_lens and block_table in use */
   int64_t num_tokens; /* T; query_start[R] */
 } dk_attention_batch;
 
-/* Write the step's keys and values to the cache, then attend: token t of run r stands at position
+/* Write the step's keys and values to the cache, then attend: token t of run r has position
  * p = seq_lens[r] - query_len + t and sees positions max(0, p - window + 1) .. p of its run.
  * score = scale * q.k, then soft_cap * tanh(score / soft_cap) where soft_cap > 0; softmax in
  * float32.
  *
- * The bits of a token's output depend on its query, on the keys and values that it sees and on the
- * level, on nothing else: not on batch mates, on how a prompt is cut into chunks, on block_size or
- * on threads. (A value that is not finite may reach earlier tokens of its run in the same step.) */
+ * The bits of a token's output depend only on its query, on the keys and values that it sees and on
+ * the level: not on the other requests of the batch, the chunks of a prompt, block_size or
+ * threads. (A value that is not finite may reach earlier tokens of its run in the same step.) */
 typedef struct dk_attention_args {
   const void* q; /* bf16 [T, H, D] */
   const void* k; /* bf16 [T, K, D] */
@@ -44,7 +44,7 @@ typedef struct dk_attention_args {
   int64_t block_stride; /* bytes from a block to the next, at least dk_attention_block_bytes */
   const dk_attention_batch* batch;
   const int32_t* query_start;  /* [R + 1]; query_len is the difference, 0 allowed */
-  const int32_t* seq_lens;     /* [R], this step's tokens included */
+  const int32_t* seq_lens;     /* [R], including this step's tokens */
   const int32_t* block_table;  /* [R, block_table_stride]; blocks before a window are not read */
   const int64_t* slot_mapping; /* [T]; block * block_size + offset of each token */
   int64_t block_table_stride;
@@ -53,7 +53,7 @@ typedef struct dk_attention_args {
   int64_t num_heads, num_kv_heads, head_size; /* H a multiple of K; D of 16, 16 <= D <= 512 */
   int64_t block_size;
   int64_t cache_kind; /* DK_CACHE_BF16 or DK_CACHE_INT8 */
-  int64_t window;     /* tokens that a token sees, itself included; 0 for all */
+  int64_t window;     /* tokens that a token sees, including itself; 0 for all */
   float scale;        /* above 0 */
   float soft_cap;     /* 0 for none */
 } dk_attention_args;

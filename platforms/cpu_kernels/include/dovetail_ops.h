@@ -1,7 +1,7 @@
-/* The C ABI of the small operations between the products. As in dovetail_kernels.h: nothing is
- * checked here, strides count elements, bf16 in and out, float32 within. Rows may be views: of
- * [outer, inner, size] only the last dimension is contiguous. A row's bits depend on that row only.
- */
+/* The C ABI of the small operations between the products. As in dovetail_kernels.h, arguments are
+ * not validated and strides count elements. Inputs and outputs are bf16, arithmetic is float32.
+ * Rows may be views: of [outer, inner, size] only the last dimension is contiguous. A row's bits
+ * depend on that row only. */
 #ifndef DOVETAIL_OPS_H
 #define DOVETAIL_OPS_H
 
@@ -17,7 +17,7 @@ typedef struct dk_rms_norm_args {
   const void* weight; /* bf16 [size] */
   int64_t size;
   float eps;
-  float weight_offset; /* 1 for weights that are stored as differences from 1, else 0 */
+  float weight_offset; /* 1 if weights are stored as differences from 1, else 0 */
 } dk_rms_norm_args;
 DK_API void dk_rms_norm(const dk_rms_norm_args* args);
 
@@ -35,8 +35,8 @@ typedef struct dk_add_rms_norm_args {
 } dk_add_rms_norm_args;
 DK_API void dk_add_rms_norm(const dk_add_rms_norm_args* args);
 
-/* Turn queries and keys by their positions, in halves: of the first `rotary_size` features i of the
- * first half turns with i of the second. Features beyond it pass through. Outputs may be inputs. */
+/* Rotate queries and keys by their positions, in halves: of the first `rotary_size` features, i of
+ * the first half is paired with i of the second. The rest is copied. Outputs may be inputs. */
 typedef struct dk_rotary_args {
   const void* q; /* bf16 [tokens, heads, head_size] */
   const void* k; /* bf16 [tokens, kv heads, head_size] */

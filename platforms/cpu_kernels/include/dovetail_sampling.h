@@ -1,4 +1,4 @@
-/* The C ABI of choosing tokens. As in dovetail_kernels.h: nothing is checked here, strides count
+/* The C ABI of sampling. As in dovetail_kernels.h, arguments are not validated and strides count
  * elements. A row's result depends on that row only.
  */
 #ifndef DOVETAIL_SAMPLING_H
@@ -6,12 +6,12 @@
 
 #include "dovetail_kernels.h"
 
-/* ids[r] = the column of row r's greatest number, the first where several are. A row of nothing but
- * -infinity gives 0; a NaN counts as the greatest. */
+/* ids[r] = the column of the maximum of row r, the first one of equals. A row in which all numbers
+ * are -infinity gives 0; a NaN counts as the maximum. */
 typedef struct dk_argmax_args {
   const void* logits; /* float32 or bf16 [rows, size] */
   int64_t* ids;       /* out: [rows] */
-  float* logsumexp;   /* out: [rows], of the natural exponentials; NULL: not asked for */
+  float* logsumexp;   /* out: [rows], of the natural exponentials; NULL: not requested */
   int64_t num_rows;
   int64_t stride;
   int64_t size;

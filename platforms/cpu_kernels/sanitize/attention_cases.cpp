@@ -1,4 +1,4 @@
-// Attention: random batches in two steps, every window, cap and cache, held against sums in double.
+// Attention: random batches in two steps, every window, cap and cache, compared with double sums.
 #include <cmath>
 #include <vector>
 
@@ -16,7 +16,7 @@ struct Shape {
   int64_t heads() const { return kv_heads * group; }
 };
 
-// A row as it should be: all its keys and values, in the order of positions.
+// The expected contents of a row: all its keys and values, in the order of positions.
 struct Row {
   std::vector<int32_t> blocks;
   std::vector<float> keys, values;  // [positions, kv heads, size]
@@ -39,7 +39,7 @@ Shape random_shape(Random& random) {
   return s;
 }
 
-// One step over a cache, all its memory exactly as large as it must be.
+// One step over a cache, with exactly sized memory.
 class Step {
  public:
   Step(Random& random, const Shape& s, std::vector<Row>& rows, Buffer<char>& cache)

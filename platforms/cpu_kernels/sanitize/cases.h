@@ -1,6 +1,6 @@
-// Cases of the sanitizer driver: random shapes on exactly sized memory, so that a kernel that
-// reads or writes one byte beside it is caught. A case file registers itself and is compiled with
-// all others:
+// Cases of the sanitizer driver: random shapes on exactly sized memory, so that a read or write of
+// one byte outside of it is detected. A case file registers itself and is compiled with all other
+// files:
 //
 //     DK_CASE(linear_bf16) { ... dk_linear_bf16(&args); check(y.all_written(), "y"); }
 //
@@ -15,7 +15,7 @@
 
 namespace cases {
 
-// A small generator (xorshift64*); a case gets one that is seeded by its name and turn.
+// A small generator (xorshift64*); each case gets one that is seeded by its name and turn.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 2685821657736338717ull + 1) {}
@@ -40,7 +40,7 @@ template <class T>
 class Buffer {
  public:
   explicit Buffer(int64_t count, int64_t skew = 0) : count_(count) {
-    // aligned_alloc wants whole alignments: the front is padded so that the end is exact.
+    // aligned_alloc needs multiples of the alignment: the front is padded so that the end is exact.
     const size_t used = static_cast<size_t>(count + skew) * sizeof(T);
     front_ = skew * sizeof(T);
     if (posix_memalign(&memory_, 64, used ? used : 1)) abort();
@@ -77,7 +77,7 @@ inline void fill(Buffer<float>& buffer, Random& random) {
   for (int64_t i = 0; i < buffer.size(); ++i) buffer[i] = random.uniform();
 }
 
-// End the program, naming what is wrong.
+// Exit with a message that says what is wrong.
 inline void check(bool right, const char* what) {
   if (right) return;
   fprintf(stderr, "wrong: %s\n", what);

@@ -1,5 +1,5 @@
-// Runs every case at every level: driver [turns [part of a name]]. Ends with 1 on a wrong result,
-// by a signal when it hangs; the sanitizers end it too.
+// Runs every case at every level: driver [turns [part of a name]]. Exits with 1 on a wrong result
+// and is killed by a signal if it hangs; the sanitizers stop it too.
 #include <unistd.h>
 
 #include "cases.h"

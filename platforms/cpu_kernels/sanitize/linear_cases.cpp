@@ -1,4 +1,4 @@
-// Packed linears: random shapes, strides and skews, every flag, held against sums in double
+// Packed linears: random shapes, strides and skews, every flag, compared with sums in double
 // precision.
 #include <cmath>
 #include <vector>
@@ -37,7 +37,7 @@ double weight_error(int64_t kind) {
 }
 double input_error(int64_t kind) { return kind == DK_BF16 ? 0.0 : 0.5 / 127; }
 
-// One sum in double, and how far quantisation may move it (bounds of x and w are 1).
+// One sum in double, and the maximum quantization error (x and w are bounded by 1).
 double exact_sum(Buffer<uint16_t>& x, Buffer<uint16_t>& w, const Shape& s, int64_t m, int64_t n) {
   double sum = 0;
   for (int64_t k = 0; k < s.K; ++k) {

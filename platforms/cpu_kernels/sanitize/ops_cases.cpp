@@ -1,4 +1,4 @@
-// The small operations: random sizes, strides and skews, held against plain sums in double.
+// The small operations: random sizes, strides and skews, compared with plain sums in double.
 #include <cmath>
 #include <vector>
 
@@ -22,7 +22,7 @@ double scale_of(Buffer<uint16_t>& x, int64_t first, int64_t size, double eps) {
   return 1 / std::sqrt(sum / size + eps);
 }
 
-// The last row ends where the memory does.
+// The last row ends at the end of the memory.
 int64_t extent(int64_t rows, int64_t stride, int64_t size) { return (rows - 1) * stride + size; }
 
 void run_gate(Random& random, void (*function)(const dk_gate_mul_args*), double (*of)(double)) {

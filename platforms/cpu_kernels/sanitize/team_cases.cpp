@@ -1,4 +1,4 @@
-// The thread team: every item exactly once, whatever the sizes, the callers and the cores.
+// The thread team: every item is processed exactly once, for all sizes, callers and cores.
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,7 +13,7 @@
 
 namespace {
 
-// Run one loop of random size; every item must be done once, in pieces of at most `grain`.
+// Run one loop of random size; every item must be processed once, in pieces of at most `grain`.
 void run_loop(cases::Random& random) {
   const int64_t num_items = random.coin() ? random.below(40) : random.below(5000);
   const int64_t grain = random.between(1, 9);
@@ -31,7 +31,7 @@ void run_loops(cases::Random& random, int64_t count) {
   for (int64_t i = 0; i < count; ++i) run_loop(random);
 }
 
-// A process that keeps a core busy while this exists.
+// A process that keeps a core busy while this object exists.
 class Hog {
  public:
   Hog() : pid_(fork()) {
@@ -48,7 +48,7 @@ class Hog {
   pid_t pid_;
 };
 
-// Leave one core to this thread, and to the workers it makes, while this exists.
+// Restrict this thread, and the workers that it starts, to one core while this object exists.
 class OneCore {
  public:
   OneCore() {
@@ -67,7 +67,7 @@ class OneCore {
   }
 
  private:
-  // Workers inherit the mask of who makes them.
+  // Workers inherit the affinity mask of the thread that starts them.
   static void restart() {
     const int64_t threads = dk_num_threads();
     dk_set_num_threads(threads == 1 ? 2 : 1);
@@ -128,7 +128,7 @@ DK_CASE(team_beside_a_hog) {
   run_loops(random, 30);
 }
 
-#ifndef __SANITIZE_THREAD__  // which does not follow a fork that makes threads
+#ifndef __SANITIZE_THREAD__  // which does not support a fork that starts threads
 DK_CASE(team_after_a_fork) {
   run_loops(random, 2);
   const pid_t child = fork();

@@ -1,4 +1,4 @@
-"""Building and finding the library: levels, and what is said where there is no compiler."""
+"""Building and finding the library: levels, and the reason if there is no compiler."""
 
 import json
 import os
@@ -26,7 +26,7 @@ needs_library = pytest.mark.skipif(
 
 
 def copy_member(folder):
-    """A copy without anything that was built."""
+    """A copy of the package without build outputs."""
     ignored = shutil.ignore_patterns(
         "build", "*.egg-info", "__pycache__", "_native*", "_build.json"
     )
@@ -57,7 +57,7 @@ def status_of(source, **variables):
         ("c++ -fnonsense", "fnonsense"),
     ],
 )
-def test_a_build_that_fails_leaves_a_package_that_gives_the_reason(tmp_path, compiler, says):
+def test_a_failed_build_installs_a_package_that_gives_the_reason(tmp_path, compiler, says):
     if compiler.startswith("c++") and not shutil.which("c++"):
         pytest.skip("no c++")
     member = copy_member(tmp_path)
@@ -68,7 +68,7 @@ def test_a_build_that_fails_leaves_a_package_that_gives_the_reason(tmp_path, com
     assert says in status["reason"] and "C++17 compiler" in status["reason"]
 
 
-def test_a_wheel_without_a_library_carries_the_reason(tmp_path):
+def test_a_wheel_without_a_library_contains_the_reason(tmp_path):
     member = copy_member(tmp_path)
     run_setup(member, "bdist_wheel", "--dist-dir", str(tmp_path / "wheels"), CXX="/bin/false")
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
@@ -86,7 +86,7 @@ def test_a_wheel_without_a_library_carries_the_reason(tmp_path):
         (lambda content: b"", "cannot be loaded"),
     ],
 )
-def test_a_damaged_library_is_not_a_library(tmp_path, damage, says):
+def test_a_damaged_library_is_not_available(tmp_path, damage, says):
     package = Path(
         shutil.copytree(
             MEMBER / "src/dovetail_cpu_kernels", tmp_path / "src" / "dovetail_cpu_kernels"
@@ -99,7 +99,7 @@ def test_a_damaged_library_is_not_a_library(tmp_path, damage, says):
 
 
 @needs_library
-def test_the_environment_lowers_the_level():
+def test_the_environment_variable_lowers_the_level():
     source = MEMBER / "src"
     highest = status_of(source, DOVETAIL_CPU_LEVEL="")
     assert highest["available"] and not highest["reason"]
@@ -124,23 +124,23 @@ def test_an_older_library_is_refused(tmp_path):
 
 
 @needs_library
-def test_the_abi_of_the_header_is_that_of_the_package():
+def test_header_and_package_have_the_same_abi_version():
     header = (MEMBER / "include/dovetail_kernels.h").read_text("utf-8")
     assert f"#define DK_ABI_VERSION {native.library().dk_abi_version()}" in header
 
 
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
 def test_a_level_shares_no_function_with_other_levels(tmp_path):
-    """The linker would keep one copy, perhaps the one that an older CPU cannot run."""
+    """The linker would keep one copy, possibly one that an older CPU cannot run."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     objects = [one for one in setup["plan"](tmp_path) if one.path.name.endswith("_level.avx2.o")]
     setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))
     for one in objects:
         told = subprocess.run(["nm", "-C", one.path], capture_output=True, text=True).stdout
         shared = re.findall(r"^\w* +[WVu] (.*)$", told, re.M)
-        assert not shared, f"{one.source.name}: make these inline by force, or avoid them: {shared}"
+        assert not shared, f"{one.source.name}: always inline these, or avoid them: {shared}"
     assert bool(objects) == setup["is_x86"]()
 
 
-def test_nothing_is_compiled_for_the_machine_it_is_built_on():
+def test_no_source_is_compiled_for_the_build_machine():
     assert "-march" not in (MEMBER / "setup.py").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Packed linears at every level of this CPU, against float64 sums of the same quantised numbers."""
+"""Packed linears at every level of this CPU, against float64 sums of the same quantized numbers."""
 
 import ctypes
 import random
@@ -11,8 +11,8 @@ from dovetail_cpu_kernels import linear
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
 
-# Relative error in norm. bf16 outputs: 2^-9 at most an element. float32: sums of up to 1,024 terms;
-# int4 and gates add one rounding a group and a vector exponential.
+# Relative error in norm. bf16 outputs: at most 2^-9 per element. float32: sums of <= 1,024 terms;
+# int4 and gates add one rounding per group and a vector exponential.
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float32: 3e-6}
 LEVELS = range(native.library().dk_highest_level() + 1) if native.status().available else ()
 KINDS = [
@@ -40,7 +40,7 @@ def level(request):
 
 
 class Weight:
-    """A random weight [N, K], packed; `exact` is what the packed form stands for, in float64."""
+    """A random packed weight [N, K]; `exact` is the dequantized weight, in float64."""
 
     def __init__(self, kind, N, K, *, group=0, gate_up=False, seed=0, scale=0.0):
         self.shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group, gate_up=gate_up)
@@ -87,7 +87,7 @@ def in_groups(x, group):
 
 
 def quantised_bytes(x, group):
-    """int8 with a scale per row and group, as the kernels quantise."""
+    """int8 with a scale per row and group, quantized as in the kernels."""
     x = in_groups(x, group)
     largest = x.abs().amax(2, keepdim=True)
     q = torch.where(largest > 0, (x * divided(127.0, largest)).round(), torch.zeros_like(x))
@@ -154,8 +154,8 @@ def test_epilogues(level, kind, group, gate_up):
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
-def test_rows_lie_anywhere(level, kind, group):
-    """Odd addresses and strides; what lies between the rows of y is left alone."""
+def test_rows_may_have_any_address_and_stride(level, kind, group):
+    """Odd addresses and strides; memory between the rows of y is not changed."""
     N, K, rows = 45, 77, 14
     weight = Weight(kind, N, K, group=group)
     x = weight.random(rows, K + 6)[:, 3 : K + 3]
@@ -194,7 +194,7 @@ def test_levels_pack_the_same_bytes(kind, group):
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_bad_weights_are_counted(level, kind, group, bad):
+def test_weights_that_are_not_finite_are_counted(level, kind, group, bad):
     shape = linear.PackedLinear(kind=kind, N=50, K=70, group=group)
     weight = torch.ones(50, 70, dtype=torch.bfloat16)
     weight[3, 69] = weight[49, 0] = bad
@@ -204,7 +204,7 @@ def test_bad_weights_are_counted(level, kind, group, bad):
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_bad_inputs_stay_visible_and_alone(level, kind, group, bad):
+def test_inputs_that_are_not_finite_affect_only_their_row(level, kind, group, bad):
     weight = Weight(kind, 64, 128, group=group)
     x = weight.random(9, 128)
     good = weight.apply(x)
@@ -231,7 +231,7 @@ def test_zeros_and_tiny_numbers(level):
         assert weight.apply(x, dtype=torch.float32).abs().max() < 1e-35
 
 
-def test_replay_repeats_operations():
+def test_replay_repeats_the_operations():
     weight = Weight(linear.BF16, 64, 64)
     x, y = weight.random(2, 64), torch.zeros(2, 64, dtype=torch.bfloat16)
     args = linear.new_args(weight.shape, weight.packed)
@@ -253,6 +253,6 @@ def test_replay_repeats_operations():
         ({"kind": linear.BF16, "N": 5, "K": 8, "gate_up": True}, "even"),
     ],
 )
-def test_shapes_that_cannot_be(wrong, says):
+def test_invalid_shapes_are_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         linear.PackedLinear(**wrong)

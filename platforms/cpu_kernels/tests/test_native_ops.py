@@ -35,14 +35,14 @@ def num_threads(request):
 
 
 def call(name, **values):
-    """Fill the struct of an operation and call it; tensors give their addresses."""
+    """Fill the struct of an operation and call it; tensors are passed by address."""
     plain = {k: v.data_ptr() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
     args = OPS[name](**plain)  # alive during the call
     op(name)(ctypes.addressof(args))
 
 
 def numbers(*shape, seed=0, padding=0, scale=1.0):
-    """Random bf16, its rows `padding` numbers further apart than they are long."""
+    """Random bf16 rows with `padding` unused numbers after each."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(*shape[:-1], shape[-1] + padding, generator=generator) * scale
     return wide.bfloat16()[..., : shape[-1]]
@@ -71,7 +71,7 @@ def test_rms_norm_of_rows(num_threads, size):
         check(y, norm(x, weight, 1e-5, offset))
 
 
-def test_rms_norm_of_heads_within_a_fused_projection_in_place(num_threads):
+def test_rms_norm_in_place_of_heads_in_a_fused_projection(num_threads):
     qkv, weight = numbers(300, 24, 64), numbers(64, seed=1)
     before, heads = qkv.clone(), qkv[:, 16:20]
     strides = {"x_outer_stride": heads.stride(0), "x_inner_stride": heads.stride(1)}
@@ -144,7 +144,7 @@ def test_gates(num_threads, name, size):
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_gates_far_out(name):
+def test_gates_of_extreme_values(name):
     gate = torch.tensor([-1e30, -100.0, -20.0, 20.0, 100.0, 1e30, 0.0, torch.nan]).bfloat16()
     x, y = torch.cat((gate, torch.ones(8).bfloat16())), torch.zeros(8).bfloat16()
     call(name, x=x, y=y, num_rows=1, x_stride=16, y_stride=8, size=8)
@@ -167,7 +167,7 @@ def test_embedding(num_threads):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 7, 16, 1000, 1024, 5003])
-def test_argmax_takes_the_first_of_equals_and_any_nan(num_threads, dtype, size):
+def test_argmax_returns_the_first_maximum_or_nan(num_threads, dtype, size):
     logits = torch.randn(9, size + 3, generator=torch.Generator().manual_seed(0)).to(dtype)
     logits = logits[:, :size]
     logits[1] = -torch.inf
@@ -185,7 +185,7 @@ def test_argmax_takes_the_first_of_equals_and_any_nan(num_threads, dtype, size):
     torch.testing.assert_close(sums, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_rows_do_not_depend_on_their_neighbours():
+def test_rows_do_not_depend_on_other_rows():
     x, weight = numbers(64, 1000), numbers(1000, seed=1)
     y, alone = torch.zeros(64, 1000).bfloat16(), torch.zeros(1, 1000).bfloat16()
     fixed = {"weight": weight, "num_inner": 1, "size": 1000, "eps": 1e-5}
@@ -197,5 +197,5 @@ def test_rows_do_not_depend_on_their_neighbours():
 
 
 def test_unknown_operation_is_refused():
-    with pytest.raises(ValueError, match="no operation 'layer_norm': there are rms_norm"):
+    with pytest.raises(ValueError, match="no operation 'layer_norm': known are rms_norm"):
         op("layer_norm")

@@ -1,4 +1,4 @@
-"""Recording: native operations are noted with their structs, and done again from memory."""
+"""Recording: native operations are recorded with their structs, and replayed from memory."""
 
 import ctypes
 import gc
@@ -29,7 +29,7 @@ def tensors():
     return torch.randn(3, 64).bfloat16(), torch.empty(3, 32, dtype=torch.bfloat16)
 
 
-def test_a_replay_reads_what_is_in_memory_then(tensors):
+def test_a_replay_reads_the_current_contents_of_memory(tensors):
     x, y = tensors
     with Recording() as recording:
         gate_mul(x, y)
@@ -44,7 +44,7 @@ def test_a_replay_reads_what_is_in_memory_then(tensors):
     assert not torch.equal(y, first)
 
 
-def test_operations_are_replayed_in_their_order():
+def test_operations_are_replayed_in_order():
     spec = PackedLinear(kind=BF16, N=32, K=32)
     memory = torch.zeros(spec.num_bytes + 64, dtype=torch.uint8)
     packed = -(-memory.data_ptr() // 64) * 64
@@ -63,7 +63,7 @@ def test_operations_are_replayed_in_their_order():
     assert numbers[:, 0, 0].tolist() == [3, 6, 12, 24]
 
 
-def test_only_the_recording_thread_is_recorded_and_only_meanwhile(tensors):
+def test_only_operations_of_the_recording_thread_are_recorded(tensors):
     x, y = tensors
     with Recording() as recording:
         other = threading.Thread(target=gate_mul, args=(x, y))
@@ -74,7 +74,7 @@ def test_only_the_recording_thread_is_recorded_and_only_meanwhile(tensors):
     recording.replay()
 
 
-def test_a_recording_ends_with_its_block_in_every_case(tensors):
+def test_a_recording_ends_with_its_block_even_after_an_error(tensors):
     x, y = tensors
     with pytest.raises(RuntimeError, match="enough"), Recording():
         gate_mul(x, y)

@@ -39,7 +39,7 @@ def driver(tmp_path_factory):
 @pytest.mark.parametrize(
     "case", ["items", "ranges", "nested", "callers", "starved", "hog", "fork", "parked"]
 )
-def test_every_item_is_done_exactly_once(driver, case):
+def test_every_item_is_processed_exactly_once(driver, case):
     command = [str(driver), "20", case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,7 +47,7 @@ def test_every_item_is_done_exactly_once(driver, case):
 
 
 @needs_library
-def test_the_number_of_threads_is_kept_and_bounded():
+def test_the_number_of_threads_is_stored_and_bounded():
     try:
         native.set_num_threads(3)
         assert native.num_threads() == 3
@@ -61,7 +61,7 @@ def test_the_number_of_threads_is_kept_and_bounded():
 @pytest.mark.clock
 @needs_library
 def test_idle_workers_use_no_time():
-    """Workers spin for microseconds and then park: an idle second costs next to nothing."""
+    """Workers spin for microseconds and then park: idle workers use almost no CPU time."""
     from dovetail_cpu_kernels import probe
 
     native.set_num_threads(4)

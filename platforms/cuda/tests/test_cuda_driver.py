@@ -1,4 +1,4 @@
-"""What the driver's management library may answer on machines that are shared."""
+"""Answers of the driver's management library on shared machines."""
 
 from dovetail_cuda.driver import read_driver
 
@@ -6,7 +6,7 @@ NO_PERMISSION = 4
 
 
 class SharedMachine:
-    """The management library of a machine with three cards, of which the second one is ours."""
+    """The management library of a machine with three cards; this process may use the second."""
 
     def __getattr__(self, name):
         return lambda *_: 0
@@ -24,5 +24,5 @@ class SharedMachine:
         return 0
 
 
-def test_cards_of_others_are_left_out():
+def test_cards_of_other_users_are_skipped():
     assert [card.uuid for card in read_driver(SharedMachine()).cards] == ["GPU-1"]

@@ -1,4 +1,4 @@
-"""What the CUDA platform says of machines that are made up: each reason, each ability."""
+"""The CUDA platform on simulated machines: each reason against it, each capability."""
 
 import ctypes
 import os
@@ -53,16 +53,16 @@ REFUSED = {
     ),
     "old driver": (
         replace(MACHINE, driver=replace(DRIVER, version="535.104", cuda=(12, 2))),
-        r"CUDA 13\.0, the driver 535\.104 serves CUDA 12\.2 at most: install a driver",
+        r"CUDA 13\.0, the driver 535\.104 supports CUDA 12\.2 at most: install a driver",
     ),
     "no card": (with_cards(), "finds no device"),
-    "hidden": (with_cards(H200, visible=""), rf"{VISIBLE}='' shows none of the 1 devices"),
+    "hidden": (with_cards(H200, visible=""), rf"{VISIBLE}='' selects none of the 1 devices"),
     "old card": (with_cards(H200, P100), r"P100 has compute capability 6\.0, .* needs 7\.5"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_reason_is_reported_with_what_would_help(name):
+def test_each_reason_is_reported_with_advice(name):
     machine, expected = REFUSED[name]
     probe = platform_on(machine).probe()
     assert not probe.usable and re.search(expected, " ".join(probe.reasons))
@@ -80,7 +80,7 @@ def test_a_usable_machine_is_described():
     assert describe(replace(MACHINE, driver=None)) == ()
 
 
-def test_a_driver_of_the_same_major_version_serves():
+def test_a_driver_of_the_same_major_version_is_sufficient():
     for toolkit, cuda in (("12.8", (12, 2)), ("12.8", (13, 0)), ("13.2", (13, 0))):
         machine = replace(MACHINE, toolkit=toolkit, driver=replace(DRIVER, cuda=cuda))
         assert reasons_against(machine) == ()
@@ -100,7 +100,7 @@ def test_a_driver_of_the_same_major_version_serves():
         ("MIG-5f", ["a part of NVIDIA H200"]),
     ],
 )
-def test_the_environment_chooses_and_orders_cards(visible, names):
+def test_the_environment_selects_and_orders_cards(visible, names):
     assert [card.name for card in with_cards(H200, T4, visible=visible).cards] == names
 
 
@@ -114,29 +114,29 @@ def test_capabilities_follow_the_weakest_card():
     assert "dtype.bfloat16" not in platform_on(with_cards(a100, T4))().capabilities()
 
 
-def test_memory_is_each_cards_own():
+def test_total_memory_is_reported_for_each_card():
     platform = platform_on(with_cards(H200, T4))()
     assert platform.total_memory_bytes() == 141 * GIB
     assert platform.total_memory_bytes(1) == 15 * GIB
-    with pytest.raises(CapacityError, match="device 2"):
+    with pytest.raises(CapacityError, match="Device 2"):
         platform.total_memory_bytes(2)
 
 
-def test_what_the_cards_cannot_do_is_refused(tmp_path):
+def test_unsupported_configurations_are_refused(tmp_path):
     write_fake_config(tmp_path, num_attention_heads=8)
     h200, t4 = platform_on(MACHINE)(), platform_on(with_cards(T4))()
     with pytest.raises(ConfigError, match="bfloat16"):
         make_config(tmp_path, t4, dtype="bfloat16")
     with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8_e4m3' needs .* 8\.9.* has 7\.5"):
         make_config(tmp_path, t4, kv_cache_dtype="fp8")
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2 is asked, and there are 1"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 exceeds the number of devices"):
         make_config(tmp_path, h200, tensor_parallel_size=2)
     config = make_config(tmp_path, h200, kv_cache_dtype="fp8")
     assert config.cache.gpu_memory_utilization == 0.9 and config.scheduler.async_scheduling
     assert not make_config(tmp_path, h200, async_scheduling=False).scheduler.async_scheduling
 
 
-def test_it_is_taken_before_the_cpu_where_it_can_be_used(monkeypatch):
+def test_cuda_is_preferred_to_the_cpu_if_usable(monkeypatch):
     pytest.importorskip("dovetail_cpu")
     monkeypatch.setattr(CUDAPlatform, "look", staticmethod(lambda: MACHINE))
     assert isinstance(choose_platform(PluginRegistry(), "auto"), CUDAPlatform)
@@ -148,7 +148,7 @@ def test_it_is_taken_before_the_cpu_where_it_can_be_used(monkeypatch):
 
 
 class FakeLibrary:
-    """The management library of a machine with one card. failing: a function that gives 9."""
+    """The management library of a machine with one card. failing: a function that returns 9."""
 
     def __init__(self, failing=""):
         self.open, self.failing = 0, failing
@@ -197,7 +197,7 @@ class FakeLibrary:
         return 0
 
 
-def test_the_driver_is_asked_and_let_go():
+def test_the_library_is_initialized_and_shut_down():
     library = FakeLibrary()
     card = Card(uuid="GPU-1", name="NVIDIA L4", total_bytes=24 * GIB, capability=(8, 9))
     assert read_driver(library) == Driver(version="550.54", cuda=(12, 4), cards=(card,))
@@ -205,7 +205,7 @@ def test_the_driver_is_asked_and_let_go():
 
 
 @pytest.mark.parametrize("failing", ["nvmlInit_v2", "nvmlDeviceGetHandleByIndex_v2"])
-def test_a_driver_that_fails_is_a_reason(failing):
+def test_a_failing_driver_is_reported(failing):
     library = FakeLibrary(failing)
     machine = look(lambda: read_driver(library), lambda _: TorchBuild(version="2", toolkit="13.0"))
     assert re.search(f"{failing} with error 9", machine.driver_problem)
@@ -221,7 +221,7 @@ def test_without_a_driver_the_reason_names_what_is_missing(monkeypatch):
         read_driver()
 
 
-def test_looking_reads_the_build_and_the_environment(monkeypatch):
+def test_look_reads_the_build_and_the_environment(monkeypatch):
     monkeypatch.setenv(VISIBLE, "3")
     machine = look(lambda: DRIVER, lambda field: TorchBuild(version="2.11", toolkit=field))
     assert machine == replace(MACHINE, torch_version="2.11", toolkit="cuda", visible="3")

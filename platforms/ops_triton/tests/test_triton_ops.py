@@ -1,4 +1,4 @@
-"""Triton's ops where no GPU is: interpreted, compiled for GPUs, and refused with a reason."""
+"""Triton's ops without a GPU: interpreted, compiled for GPUs, and refused with a reason."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ NUM_INTERPRETED = 69
 
 
 @needs_triton
-def test_the_kernels_mean_what_they_should():
+def test_the_kernels_in_the_interpreter():
     folder = Path(__file__).parent / "interpreted"
     counts = run_interpreted(folder, timeout_s=240)
     assert (counts.failed, counts.skipped) == (0, 0), counts.told
@@ -43,10 +43,10 @@ def test_without_triton_the_reason_is_reported(monkeypatch):
     monkeypatch.setattr(availability, "find_spec", lambda name: None)
     probe = availability.probe()
     assert not probe.usable
-    assert probe.reasons == ("Triton is not installed: torch's builds for accelerators bring it",)
+    assert probe.reasons == ("Triton is not installed: torch builds for accelerators include it",)
 
 
-def test_the_class_loads_where_triton_is_not():
+def test_the_class_loads_without_triton():
     program = (
         "import sys\n"
         "sys.modules['triton'] = None\n"
@@ -56,7 +56,7 @@ def test_the_class_loads_where_triton_is_not():
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env={})
 
 
-def test_it_claims_the_host_only_when_interpreted():
+def test_the_cpu_is_supported_only_in_the_interpreter():
     assert "cpu" not in TritonOps.device_types
 
 

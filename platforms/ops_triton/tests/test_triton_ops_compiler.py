@@ -1,4 +1,4 @@
-"""What Triton needs beside itself to start kernels."""
+"""What Triton needs besides itself to launch kernels."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from dovetail_ops_triton import availability
     ("variables", "found", "usable"),
     [({}, None, False), ({}, "gcc", True), ({}, "clang", True), ({"CC": "cc1"}, None, True)],
 )
-def test_triton_is_refused_where_it_finds_no_compiler(monkeypatch, variables, found, usable):
+def test_triton_is_refused_without_a_c_compiler(monkeypatch, variables, found, usable):
     monkeypatch.setattr(availability, "find_spec", lambda name: object())
     monkeypatch.setattr(availability, "which", lambda name: name if name == found else None)
     monkeypatch.delenv("CC", raising=False)
@@ -17,4 +17,4 @@ def test_triton_is_refused_where_it_finds_no_compiler(monkeypatch, variables, fo
         monkeypatch.setenv(name, value)
     probe = availability.probe()
     assert probe.usable == usable
-    assert usable or "C compiler, and there is none: install gcc" in probe.reasons[0]
+    assert usable or "C compiler to launch kernels, and none was found" in probe.reasons[0]

@@ -1,4 +1,4 @@
-"""What the XPU platform says of machines that are made up."""
+"""The XPU platform on simulated machines."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ def platform_on(machine):
         look = staticmethod(lambda: machine)
 
         def total_memory_bytes(self, local_rank=0):
-            return 16 << 30  # only torch's module could tell, which is not built for it here
+            return 16 << 30  # only torch built for XPU could report it
 
     return Here
 

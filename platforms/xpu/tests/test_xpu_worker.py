@@ -1,4 +1,4 @@
-"""The XPU worker's whole life on the fake device: all of it but the device itself."""
+"""The whole life cycle of the XPU worker on the fake device."""
 
 import pytest
 
@@ -28,5 +28,5 @@ def test_the_worker_meets_its_contract(tmp_path):
     keeps_its_contract(Platform, XPUWorker, tmp_path)
 
 
-def test_an_engine_answers(tmp_path):
+def test_an_engine_generates_tokens(tmp_path):
     answers(Platform, XPUWorker, tmp_path)

@@ -1,4 +1,4 @@
-"""Whether the native library is there: asked before the backend is chosen. Imports no torch."""
+"""Whether the native library is available; checked before selection. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The attention backend `cpu`: what it claims, the shape of its cache, how its parts are made.
+"""The attention backend `cpu`: its capabilities, cache shape and parts.
 
-One native call a layer and step writes the keys and values and attends (dovetail_attention.h). What
-it does not claim is refused, so that another backend serves. It refuses to know the worker, the
-model and the scheduler.
+One native call per layer and step writes the keys and values and attends (dovetail_attention.h).
+Unsupported requirements are refused, so that another backend is used. Does not depend on the
+worker, the model or the scheduler.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dovetail_cpu_kernels.attention import BLOCK_MULTIPLE, attention_block_bytes
 class CPUAttentionBackend(AttentionBackend):
     """Native paged attention for CPUs: bf16 queries, a cache of bf16 or int8.
 
-    Prefill chunks and decodes may be mixed in a step. A token's output has the same bits whatever
-    its batch mates, the chunks of its prompt, the block size and the number of threads.
+    Prefill chunks and decodes may be mixed in a step. A token's output has the same bits for any
+    batch, chunks of its prompt, block size and number of threads.
     """
 
     name: ClassVar[str] = "cpu"
@@ -56,29 +56,29 @@ class CPUAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> CPUMetadataBuilder:
-        """Return the metadata builder of a group; ConfigError for a cache that is not claimed."""
+        """Return the metadata builder of a group; ConfigError for an unsupported cache."""
         spec = context.spec
         if spec.dtype not in CACHE_KINDS:
             raise ConfigError(
                 f"the attention backend 'cpu' was asked for a KV cache of {spec.dtype}; "
-                f"it does {', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
+                f"it supports {', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
             )
         block_bytes = attention_block_bytes(
             spec.num_kv_heads, spec.head_size, spec.block_size, CACHE_KINDS[spec.dtype]
         )
         if block_bytes != spec.page_size_bytes:
             raise ConfigError(
-                f"blocks of {spec.page_size_bytes} bytes are given to the attention backend 'cpu'; "
-                f"a block of {spec.dtype} takes {block_bytes}. Give the spec scale_bytes=4 for int8"
+                f"the attention backend 'cpu' was given blocks of {spec.page_size_bytes} bytes; "
+                f"a block of {spec.dtype} needs {block_bytes}. Set scale_bytes=4 in the int8 spec"
             )
         return CPUMetadataBuilder(context)
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> CPUAttentionLayer:
-        """Return the attention of a layer; ConfigError for what the kernels cannot do."""
+        """Return the attention of a layer; ConfigError if the kernels do not support it."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
-                f"{context.layer_name} asks for {context.num_heads} query heads over "
+                f"{context.layer_name} has {context.num_heads} query heads over "
                 f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
                 "second. Check num_attention_heads and num_key_value_heads in config.json"
             )

@@ -1,7 +1,7 @@
 """Attention of one layer: one native call that writes the step's keys and values, then attends.
 
-The arguments' struct is made once; a call sets the addresses of its tensors. The layer refuses to
-know blocks, rows and positions.
+The argument struct is created once; a call sets the addresses of its tensors. Does not depend on
+blocks, rows or positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size.
 """
@@ -25,7 +25,7 @@ _CHANGING = struct.Struct("@14q")
 class CPUAttentionLayer(AttentionLayer):
     """Attention of one layer over packed blocks.
 
-    args: the struct of its last call, at an address that stays: a recorder may keep it.
+    args: the struct of the last call, at a fixed address: a recorder may keep it.
     """
 
     def __init__(self, context: AttentionLayerContext) -> None:
@@ -53,8 +53,8 @@ class CPUAttentionLayer(AttentionLayer):
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        bf16; q, k, v and out may be strided, the last dimension excepted; blocks may lie apart.
-        Raises ContractError if the layer's window, heads or head size are not its KV-cache group's.
+        bf16; q, k, v and out may be strided except in the last dimension; blocks may be strided.
+        Raises ContractError if the layer's window, heads or head size differ from its group's.
         """
         if metadata is not self._metadata:
             self._bind(metadata)
@@ -81,14 +81,14 @@ class CPUAttentionLayer(AttentionLayer):
         self._operation(self._address)
 
     def _bind(self, metadata: CPUAttentionMetadata) -> None:
-        """Point the struct at the group's metadata, which stays where it is."""
+        """Point the struct at the group's metadata, whose address never changes."""
         context = self._context
         own = (context.sliding_window, context.num_kv_heads, context.head_size)
         group = (metadata.sliding_window, metadata.num_kv_heads, metadata.head_size)
         if own != group:
             raise ContractError(
                 f"{context.layer_name} has window, key-value heads and head size {own}, its "
-                f"KV-cache group {group}; give layers of different sorts groups of their own"
+                f"KV-cache group {group}; put layers that differ into different groups"
             )
         args = self.args
         args.batch = ctypes.addressof(metadata.size)

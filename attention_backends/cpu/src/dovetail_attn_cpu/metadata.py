@@ -1,9 +1,7 @@
-"""A step's shape at addresses that never change, filled once a step for all layers of a group.
+"""A step's shape at fixed addresses, filled once per step for all layers of a group.
 
-The kernels read it where it lies, so that a recorded call sees the next step's contents. The
-builder knows the group's cache; it refuses to know query heads, scales and soft caps, which are the
-layer's.
-
+The kernels read it in place, so a recorded call sees the next step's contents. The builder knows
+the group's cache, but not query heads, scales and soft caps, which belong to the layer.
 Shape legend: T tokens, R requests, M block-table width.
 """
 
@@ -24,16 +22,16 @@ from dovetail_cpu_kernels.attention import CACHE_BF16, CACHE_INT8, AttentionBatc
 
 CACHE_KINDS = {"bfloat16": CACHE_BF16, "int8": CACHE_INT8}
 
-# Partial results of a context that several threads share: 8 MiB, touched only as far as they go.
+# Partial results of a context that several threads share: 8 MiB, touched only when needed.
 WORKSPACE_FLOATS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CPUAttentionMetadata:
-    """Where a step's shape is found; the same object at every step.
+    """The addresses of a step's shape; the same object in every step.
 
-    size: numbers of runs and tokens. Of query_start_R1, seq_lens_R, block_table_RM (int32) and
-    slot_mapping_T (int64) the parts count that it says. workspace: float32, unused between calls.
+    size: numbers of runs and tokens. They bound the valid parts of query_start_R1, seq_lens_R,
+    block_table_RM (int32) and slot_mapping_T (int64). workspace: float32, unused between calls.
     """
 
     block_size: int
@@ -50,14 +48,14 @@ class CPUAttentionMetadata:
 
 
 def _lazy_zeros(num_rows: int, width: int) -> torch.Tensor:
-    """Return int32 zeros [num_rows, width] whose pages are taken when they are first written to."""
+    """Return int32 zeros [num_rows, width] whose pages are allocated when first written to."""
     num_bytes = num_rows * width * torch.int32.itemsize
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=torch.int32).view(num_rows, width)
 
 
 class CPUMetadataBuilder(AttentionMetadataBuilder):
-    """Copies each batch into the one `CPUAttentionMetadata` that it owns."""
+    """Copies each batch into its single `CPUAttentionMetadata`."""
 
     def __init__(self, context: AttentionGroupContext) -> None:
         spec, num_rows = context.spec, context.max_num_seqs
@@ -83,7 +81,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         """Return this step's metadata, in the memory of the last one. Only reads `batch`."""
         metadata, num_runs = self._metadata, batch.num_requests
         num_tokens = len(batch.slot_mapping_T)
-        # As arrays, of the same memory: a tensor's operations cost more than the copying.
+        # As numpy arrays on the same memory: operations on tensors cost more than the copy.
         table_RM = batch.block_table_RM.numpy()
         width = min(table_RM.shape[1], self._block_table_RM.shape[1])
         self._query_start_R1[: num_runs + 1] = batch.query_start_R1.numpy()
@@ -95,7 +93,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         return metadata
 
     def advance(self) -> None:
-        """Bring the last metadata, of runs of one token, to the next positions in their blocks."""
+        """Advance the last metadata, of runs of one token, to the next position in their blocks."""
         num_runs = self._metadata.size.num_runs
         increment(memoryview(self._seq_lens_R), num_runs)
         increment(memoryview(self._slot_mapping_T), num_runs)

@@ -1,1 +1,1 @@
-"""Paged attention in plain torch: the reference that other backends are held against."""
+"""Paged attention in plain torch: the reference for other backends."""

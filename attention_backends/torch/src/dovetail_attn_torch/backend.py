@@ -1,8 +1,7 @@
-"""The attention backend `torch`: what it claims, the shape of its cache, how its parts are made.
+"""The attention backend `torch`: its capabilities, cache shape and parts.
 
-It is clear before it is fast, and it is the one that other backends are compared with. It knows no
-device: it computes wherever its tensors are. It refuses to know the worker, the model and the
-scheduler.
+It favors clarity over speed, and is the reference for other backends. It runs on the device of its
+tensors. Does not depend on the worker, the model or the scheduler.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ class TorchAttentionBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, B, 2, K, D]: a token's key and value lie side by side.
+        """Return [N, B, 2, K, D]: a token's key and value are adjacent.
 
-        So one slot number finds both: a step's keys are written with one copy, its values with
-        another, and one gather fetches a row's keys and values.
+        So one slot number addresses both: a step's keys are written with one copy, its values with
+        another, and one gather reads a row's keys and values.
         """
         return (num_blocks, spec.block_size, 2, spec.num_kv_heads, spec.head_size)
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> TorchMetadataBuilder:
-        """Return the metadata builder of a group; ConfigError for a cache dtype not claimed."""
+        """Return the metadata builder of a group; ConfigError for an unsupported cache dtype."""
         if context.spec.dtype not in TORCH_DTYPES:
             raise ConfigError(
                 f"the attention backend 'torch' was asked for a KV cache of {context.spec.dtype}; "
-                f"it does {', '.join(TORCH_DTYPES)}. Choose kv_cache_dtype='auto'"
+                f"it supports {', '.join(TORCH_DTYPES)}. Choose kv_cache_dtype='auto'"
             )
         return TorchMetadataBuilder(context)
 
@@ -57,7 +56,7 @@ class TorchAttentionBackend(AttentionBackend):
         """Return the attention of a layer; ConfigError for heads that do not divide evenly."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
-                f"{context.layer_name} asks for {context.num_heads} query heads over "
+                f"{context.layer_name} has {context.num_heads} query heads over "
                 f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
                 "second. Check num_attention_heads and num_key_value_heads in config.json"
             )

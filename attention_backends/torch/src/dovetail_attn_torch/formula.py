@@ -1,9 +1,9 @@
-"""Attention spelled out in float32, for what torch's fused one does not know: soft caps and sinks.
+"""Attention with explicit scores in float32, for soft caps and sinks, which torch's lacks.
 
-Depends on no cache and no rows.
+Does not depend on the cache or on rows.
 
-Shape legend: H query heads, D head size; G rows, Q query tokens a row and head, Y query heads for
-each key-value head, L positions, X heads of either sort.
+Shape legend: H query heads, D head size; G rows, Q query tokens per row and head, Y query heads per
+key-value head, L positions, X query or key-value heads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 
 from dovetail_attn_torch.metadata import visible
 
-# Scores that are held at once, in float32: 16 MiB.
+# Maximum number of scores in memory at a time, in float32: 16 MiB.
 MAX_SCORES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitAttention:
-    """softmax(c · tanh(scale · q · k / c), sink) · v, the sink's weight left out.
+    """softmax(c · tanh(scale · q · k / c), sink) · v, without the weight of the sink.
 
     soft_cap: c; 0 for none (Gemma 2, arXiv:2408.00118).
     sinks_H: float32, or None (Xiao et al. 2023, arXiv:2309.17453).
@@ -41,7 +41,7 @@ class ExplicitAttention:
         """Return the outputs, of the shape and dtype of q.
 
         X · Q of q are either heads and their tokens, or key-value heads and their query heads.
-        Query tokens are taken a tile at a time, so that the scores stay within `MAX_SCORES`.
+        Query tokens are processed in tiles, so that the scores stay within `MAX_SCORES`.
         """
         num_rows, num_heads, query_len, _ = q_GXQD.shape
         num_kv_heads, length = k_GXLD.shape[1:3]
@@ -67,7 +67,7 @@ class ExplicitAttention:
         return out_GXQD
 
     def _weights(self, scores_GXYQL: torch.Tensor, start: int, query_len: int) -> torch.Tensor:
-        """Return the softmax of scores, of the queries from `start`, beside the heads' sinks."""
+        """Return the softmax of scores, of the queries from `start`, including the heads' sinks."""
         if self.sinks_H is None:
             return scores_GXYQL.softmax(-1)
         num_rows, num_kv_heads, group, num_queries, length = scores_GXYQL.shape

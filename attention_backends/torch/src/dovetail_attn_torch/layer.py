@@ -1,12 +1,12 @@
 """Attention of one layer: write the step's keys and values, then attend, batch by batch.
 
-Everything that is the same for all layers comes ready with the metadata. Without soft cap and
-sinks, torch's `scaled_dot_product_attention` computes; with them, the explicit formula in float32.
-The layer refuses to know blocks, rows and positions.
+Everything that is the same for all layers is part of the metadata. Without soft cap and sinks,
+torch's `scaled_dot_product_attention` computes; with them, the explicit formula in float32. Does
+not depend on blocks, rows or positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
-B block size; within a batch G rows, Q query tokens a row and head, L positions, X heads of either
-sort.
+B block size; within a batch G rows, Q query tokens per row and head, L positions, X query or
+key-value heads.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class TorchAttentionLayer(AttentionLayer):
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        q, k, v and out may be strided, the last dimension excepted. Only the cache's slots of this
+        q, k, v and out may be strided except in the last dimension. Only the cache's slots of this
         step and `out_THD` change. Raises ContractError if the layer's window is not the group's.
         """
         if metadata.sliding_window != self._window:
             raise ContractError(
                 f"{self._name} has a sliding window of {self._window}, its KV-cache group one of "
-                f"{metadata.sliding_window}; give layers of different windows groups of their own"
+                f"{metadata.sliding_window}; put layers of different windows into different groups"
             )
         slots_S2KD = kv_cache.view(-1, *kv_cache.shape[2:])
         slots_S2KD.select(1, 0).index_copy_(0, metadata.slots_T, k_TKD)
@@ -87,10 +87,10 @@ class TorchAttentionLayer(AttentionLayer):
         batch: GatheredBatch,
         out_THD: torch.Tensor,
     ) -> None:
-        """Attend with one query token a row.
+        """Attend with one query token per row.
 
-        The query heads that share a key-value head pose as that head's query tokens: nothing is
-        repeated, and a matrix product takes the place of one of vectors for each query head.
+        The query heads that share a key-value head are treated as its query tokens: nothing is
+        repeated, and one matrix product replaces a vector product per query head.
         """
         _gather(slots_S2KD, batch)
         q_GKQD = take(q_THD, batch.tokens).unflatten(1, self._groups)

@@ -1,9 +1,9 @@
-"""All index work of a step, done once for every layer of a KV-cache group.
+"""All index computations of a step, done once for every layer of a KV-cache group.
 
-A run of one token is a decode; decodes of similar length are computed together. A run that sees
-nothing but itself needs no cache: it is a prefill. Every other run is a chunk, whose keys and
-values are gathered first. The builder knows the group's cache; it refuses to know query heads,
-scales and soft caps, which are the layer's.
+A run of one token is a decode; decodes of similar length are computed together. A run without
+context needs no cache: it is a prefill. Every other run is a chunk, whose keys and values are
+gathered first. The builder knows the group's cache, but not query heads, scales and soft caps,
+which belong to the layer.
 
 Shape legend: T tokens, R requests, M block-table width, B block size, K key-value heads,
 D head size; within a gathered batch G rows, L positions each, Q query tokens, S = G · L slots.
@@ -29,28 +29,28 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 
-# Keys and values of a batch of decodes that are gathered at once. Small enough to stay in a cache
-# between the gather and its use: gathering 64 rows of 512 tokens at once took 1.7 times as long.
+# Size of the keys and values of a batch of decodes. Small enough to stay in a processor cache from
+# the gather to its use: gathering 64 rows of 512 tokens at once took 1.7 times as long.
 SCRATCH_BYTES = 4 << 20
 
 # A decode joins a batch if it is shorter than the longest there by at most this many tokens, or by
-# at most a quarter: padding beyond that costs more than a batch of its own.
+# at most a quarter: more padding costs more than a separate batch.
 MAX_PADDING = 128
 
 Tokens = slice | torch.Tensor
-"""Which tokens of the step, or which rows: a slice where they are neighbours, else int64 [n]."""
+"""Tokens of the step, or rows: a slice if they are consecutive, else int64 [n]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredBatch:
-    """Rows whose keys and values are gathered from the cache to be attended to.
+    """Rows whose keys and values are gathered from the cache.
 
-    tokens: of the step, whose queries these are: G · Q of them.
-    slots_S: int64; row g's L slots, from the first position that it sees. Beyond a row's end its
-        last slot is repeated, so that only memory of its own is ever read.
-    keys_values_S2KD: where to gather them: scratch that all layers share.
+    tokens: the query tokens in the step: G · Q of them.
+    slots_S: int64; row g's L slots, from the first visible position. Beyond a row's end its
+        last slot is repeated, so that only memory of that row is read.
+    keys_values_S2KD: where to gather them: scratch memory that all layers share.
     keys_GKLD, values_GKLD: views of it.
-    mask_G1QL: what to add to the scores, 0 or -inf, in the cache's dtype, broadcast along
+    mask_G1QL: added to the scores, 0 or -inf, in the cache's dtype, broadcast along
         dimensions of 1; None if every query sees all L positions.
     """
 
@@ -64,12 +64,12 @@ class GatheredBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchAttentionMetadata:
-    """A step as the layers of backend `torch` need it.
+    """The metadata of a step for the layers of backend `torch`.
 
-    slots_T: int64; where each token's key and value go.
-    decodes: batches of runs of one token. chunks: one longer run each, with keys gathered.
-    prefills: the tokens of runs that see only their own step's keys, all of them causally.
-    sliding_window: that the masks are made for; 0 for none.
+    slots_T: int64; the slots of each token's key and value.
+    decodes: batches of runs of one token. chunks: one longer run each, with gathered keys.
+    prefills: the tokens of runs that see only their own step's keys, with a causal mask.
+    sliding_window: the window of the masks; 0 for none.
     """
 
     slots_T: torch.Tensor
@@ -80,7 +80,7 @@ class TorchAttentionMetadata:
 
 
 class TorchMetadataBuilder(AttentionMetadataBuilder):
-    """Builds `TorchAttentionMetadata`; owns the scratch that gathered keys and values go to."""
+    """Builds `TorchAttentionMetadata`; owns the scratch memory of gathered keys and values."""
 
     def __init__(self, context: AttentionGroupContext) -> None:
         spec = context.spec
@@ -96,9 +96,9 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def build(self, batch: AttentionBatch) -> TorchAttentionMetadata:
-        """Return this step's metadata. Only reads `batch`; waits for no device.
+        """Return this step's metadata. Only reads `batch`; does not wait for a device.
 
-        The result shares scratch with the next one: it must not be used after the next call.
+        The result shares scratch memory with the next one: do not use it after the next call.
         """
         query_lens, seq_lens = batch.query_lens, batch.seq_lens
         starts = list(accumulate(query_lens, initial=0))
@@ -129,7 +129,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def _num_seen(self, seq_len: int, query_len: int) -> int:
-        """Return how many positions a row's last `query_len` tokens see between them."""
+        """Return how many positions a row's last `query_len` tokens see in total."""
         return min(seq_len, self._window + query_len - 1) if self._window else seq_len
 
     def _decode_batch(
@@ -139,7 +139,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         starts: Sequence[int],
         seen_lens: Sequence[int],
     ) -> GatheredBatch:
-        """Return one batch of decodes; `rows` go from the longest to the shortest."""
+        """Return one batch of decodes; `rows` are ordered from the longest to the shortest."""
         max_len = seen_lens[rows[0]]
         which = self._indices(rows)
         ends_G1 = take(batch.seq_lens_R, which).long().unsqueeze(1)
@@ -194,12 +194,12 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         return table_GM.long().gather(1, columns_GL).mul_(self._block_size).add_(offsets_GL)
 
     def _mask(self, visible_QL: torch.Tensor) -> torch.Tensor:
-        """Return what hides the positions that are not visible when added to scores."""
+        """Return a mask that hides invisible positions when it is added to scores."""
         mask_QL = torch.zeros(visible_QL.shape, dtype=self._dtype, device=self._device)
         return mask_QL.masked_fill_(visible_QL.logical_not_(), float("-inf"))
 
     def _indices(self, numbers: Sequence[int]) -> Tokens:
-        """Return numbers as a slice if they are neighbours in order, else as a tensor."""
+        """Return numbers as a slice if they are consecutive, else as a tensor."""
         first = numbers[0]
         if all(number == first + i for i, number in enumerate(numbers)):
             return slice(first, first + len(numbers))
@@ -208,7 +208,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
     def _grow_scratch(self, num_slots: int) -> None:
         if num_slots <= self._scratch_S2KD.shape[0]:
             return
-        # An ordinary tensor even within inference mode: a later step may run outside it.
+        # A normal tensor even in inference mode: a later step may run outside of it.
         with torch.inference_mode(False):
             self._scratch_S2KD = torch.empty(
                 (num_slots, *self._token_shape), dtype=self._dtype, device=self._device

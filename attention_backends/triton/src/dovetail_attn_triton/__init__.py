@@ -1,1 +1,1 @@
-"""Paged attention in Triton kernels of our own."""
+"""Paged attention in Triton kernels."""

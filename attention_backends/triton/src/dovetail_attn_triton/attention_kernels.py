@@ -1,16 +1,16 @@
-"""The kernels that attend, and that put the splits of an item together.
+"""The attention kernel, and the kernel that combines the splits of an item.
 
-One kernel attends, in two shapes: a tile holds the query heads that share a key-value head, for one
-token or a few (short runs) or for many (long ones), and goes once over the positions that its
-tokens see. Where tiles are few, each is cut along its positions into splits, whose results
-`combine` puts together. The softmax runs online, in float32 and powers of two (Milakov and
+The attention kernel has two shapes. A tile contains the query heads that share a key-value head,
+for one or a few tokens (short runs) or for many (long runs), and iterates once over the positions
+that its tokens see. If there are few tiles, each is cut along its positions into splits, which
+`combine` merges. The softmax is computed online, in float32 and powers of two (Milakov and
 Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; splits: Dao et al. 2023,
 Flash-Decoding).
 
-What is multiplied is first turned into COMPUTE: the model's dtype on a GPU, whose matrix units take
-it, and float32 in the interpreter, which cannot do arithmetic in bfloat16. Nothing is read that the
-row does not own. The cache is that of cache_kernel.py. Depends on no torch: what launches these
-stands in layer.py.
+Factors are first converted to COMPUTE: the model's dtype on a GPU, for its matrix units, and
+float32 in the interpreter, which has no bfloat16 arithmetic. Only memory of the row is read.
+The cache layout is that of cache_kernel.py. Does not depend on torch; layer.py launches the
+kernels.
 
 Shape legend: T tokens of the step, H query heads, D head size; within a program M rows of queries
 (tokens times heads), P positions, S splits, C splits of a chunk.
@@ -26,8 +26,8 @@ from dovetail_attn_triton.work_kernels import item_of, reach_of, span_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-# What changes from step to step must not make a step compile: small integers, and index tensors,
-# which may begin anywhere in a buffer.
+# Arguments that change from step to step must not cause a compilation: small integers, and index
+# tensors of any alignment.
 _STEP_SIZES = ["table_stride", "num_splits", "least_span", "item_tokens"]
 _STEP_TENSORS = ["query_start_ptr", "seq_lens_ptr", "table_ptr", "work_ptr"]
 
@@ -59,9 +59,9 @@ def _advance(
     COMPUTE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Attend to positions [begin, end), tile by tile; MASKED: not all rows see all of them.
+    """Attend to positions [begin, end), tile by tile. MASKED: not all rows see all of them.
 
-    oldest: the least position of a row.
+    oldest: the lowest position of a row.
     """
     d_D = tl.arange(0, PADDED_SIZE)
     n_P = tl.arange(0, TILE)
@@ -78,7 +78,7 @@ def _advance(
         places_P = head * BLOCK_SIZE + positions_P % BLOCK_SIZE
         keys_PD = (cache_ptr + blocks_P * block_stride + places_P * HEAD_SIZE)[:, None] + d_D[None]
         if MASKED:
-            if WINDOW > 0:  # before the oldest row's window, blocks may be others'
+            if WINDOW > 0:  # blocks before the oldest row's window may have other owners
                 is_here_P = is_here_P & (positions_P > oldest - WINDOW)
             mask_PD = is_here_P[:, None] & (d_D < HEAD_SIZE)[None]
             k_PD = tl.load(keys_PD, mask=mask_PD, other=0.0)
@@ -100,7 +100,7 @@ def _advance(
                 v_scale_P = tl.load(scale_ptrs_P + value_scale_offset)
             scores_MP *= k_scale_P[None]
         if cap is not None:
-            # c · tanh(x), as 1 - 2 / (e^2x + 1): `factor` holds the 2 and the way to powers of two.
+            # c · tanh(x), as 1 - 2 / (e^2x + 1): `factor` includes the 2 and the factor log2(e).
             scores_MP = cap * (1.0 - 2.0 / (tl.exp2(scores_MP) + 1.0))
         if MASKED:
             seen_MP = positions_P[None] <= positions_M[:, None]
@@ -108,13 +108,13 @@ def _advance(
                 seen_MP = seen_MP & (positions_P[None] > positions_M[:, None] - WINDOW)
             scores_MP = tl.where(seen_MP & is_here_P[None], scores_MP, float("-inf"))
         new_max_M = tl.maximum(max_M, tl.max(scores_MP, 1))
-        # A row that has seen nothing yet: any finite number will do.
+        # For a row that has seen nothing yet, any finite number works.
         base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
         fade_M = tl.exp2(max_M - base_M)
         p_MP = tl.exp2(scores_MP - base_M[:, None])
         sum_M = sum_M * fade_M + tl.sum(p_MP, 1)
         if scales_ptr is not None:
-            p_MP *= (v_scale_P * FP8_MAX)[None]  # not to leave the range of float16
+            p_MP *= (v_scale_P * FP8_MAX)[None]  # to stay in the range of float16
         acc_MD = acc_MD * fade_M[:, None]
         acc_MD = tl.dot(p_MP.to(COMPUTE), v_PD.to(COMPUTE), acc_MD, input_precision="ieee")
         max_M = new_max_M
@@ -157,9 +157,9 @@ def attend(
 ):
     """Attend with one item's tokens and one key-value head's queries; grid (items, heads, splits).
 
-    Row m is query head m % GROUP of token m // GROUP. An item that is not split goes to `out`; a
-    split leaves D weighted values and a logarithm for each row in `parts`, float32: [items,
-    item_tokens, H, num_splits, D], then [items, item_tokens, H, num_splits].
+    Row m is query head m % GROUP of token m // GROUP. An item without splits is written to `out`. A
+    split writes D weighted values and a logarithm per row to `parts`, float32: [items, item_tokens,
+    H, num_splits, D], then [items, item_tokens, H, num_splits].
     """
     item = tl.program_id(0)
     head = tl.program_id(1)
@@ -179,7 +179,7 @@ def attend(
 
     m_M = tl.arange(0, ROWS)
     d_D = tl.arange(0, PADDED_SIZE)
-    # Rows that stand for nothing repeat the last token, so that they see what it sees.
+    # Unused rows repeat the last token, so that they see the same positions.
     tokens_M = tl.minimum(first + m_M // GROUP, query_len - 1)
     heads_M = head * GROUP + m_M % GROUP
     is_row_M = (m_M // GROUP < TOKENS) & (first + m_M // GROUP < query_len)
@@ -200,7 +200,7 @@ def attend(
     table_ptr += run.to(tl.int64) * table_stride
     oldest = context_len + first
     middle = begin
-    if WINDOW == 0:  # all rows see all positions up to the oldest row's own
+    if WINDOW == 0:  # all rows see all positions up to the oldest row's position
         middle = tl.maximum(begin, tl.minimum(end, oldest + 1) // TILE * TILE)
         acc_MD, max_M, sum_M = _advance(
             q_MD, acc_MD, max_M, sum_M, begin, middle, oldest, positions_M,
@@ -213,7 +213,7 @@ def attend(
         NUM_HEADS, HEAD_SIZE, PADDED_SIZE, BLOCK_SIZE, TILE, WINDOW, COMPUTE, True,
     )  # fmt: skip
 
-    # A split may lie beyond all that an early token sees: its result is 0, its logarithm -inf.
+    # A split may contain no position that an early token sees: its result is 0, its logarithm -inf.
     sum_M = tl.where(sum_M == 0.0, 1.0, sum_M)
     result_MD = acc_MD / sum_M[:, None]
     if scales_ptr is not None:
@@ -254,7 +254,7 @@ def combine(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Put the splits of one token and query head together; grid (items, item_tokens, H)."""
+    """Combine the splits of one token and query head; grid (items, item_tokens, H)."""
     item = tl.program_id(0)
     token = tl.program_id(1)
     head = tl.program_id(2)

@@ -1,8 +1,8 @@
-"""The attention backend `triton`: what it claims, the shape of its cache, how its parts are made.
+"""The attention backend `triton`: its capabilities, cache shape and parts.
 
-What it does not claim is refused, so that another backend serves. Triton is imported when the first
-part is made, so that this module can say why where it is missing. It refuses to know the worker,
-the model and the scheduler.
+Unsupported requirements are refused, so that another backend is used. Triton is imported when the
+first part is created, so that this module can report that it is missing. Does not depend on the
+worker, the model or the scheduler.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TritonAttentionBackend(AttentionBackend):
     """Paged attention in Triton: prompts, chunks and decodes in any mixture.
 
     The cache has the dtype of the model, or is fp8 (e4m3) with a scale for each token and head.
-    Short runs over long contexts are cut into splits, so that few rows keep the device busy.
+    Short runs over long contexts are cut into splits, so that a few rows keep the device busy.
     """
 
     name: ClassVar[str] = "triton"
@@ -60,36 +60,36 @@ class TritonAttentionBackend(AttentionBackend):
         if requirements.kv_cache_dtype not in (requirements.dtype, FP8):
             reasons.append(
                 f"kv_cache_dtype {requirements.kv_cache_dtype}, dtype {requirements.dtype}; "
-                f"it keeps {requirements.dtype} or {FP8}"
+                f"it supports {requirements.dtype} or {FP8}"
             )
         if requirements.device_type == "xpu" and requirements.kv_cache_dtype == FP8:
-            reasons.append(f"a KV cache of {FP8} is done on CUDA devices only")
+            reasons.append(f"a KV cache of {FP8} is supported on CUDA devices only")
         if requirements.device_type == "cuda" and torch.cuda.is_available():
             reasons += _device_refusals(requirements)
         return reasons
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, 2, K, B, D]; with scales, [N, elements of a block], scales behind."""
+        """Return [N, 2, K, B, D]; with scales, [N, elements of a block] with the scales last."""
         if spec.scale_bytes:
             return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_size)
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> TritonMetadataBuilder:
-        """Return the metadata builder of a group; ConfigError for a cache that is not claimed."""
+        """Return the metadata builder of a group; ConfigError for an unsupported cache."""
         from dovetail_attn_triton.metadata import TritonMetadataBuilder
 
         spec = context.spec
         if spec.dtype not in TritonAttentionBackend.capabilities.kv_cache_dtypes:
             raise ConfigError(
-                f"the attention backend 'triton' was asked for a KV cache of {spec.dtype}; it does "
-                f"{', '.join(sorted(DTYPES))} and {FP8}. Choose kv_cache_dtype='auto'"
+                f"the attention backend 'triton' was asked for a KV cache of {spec.dtype}; it "
+                f"supports {', '.join(sorted(DTYPES))} and {FP8}. Choose kv_cache_dtype='auto'"
             )
         if spec.scale_bytes != (SCALE_BYTES[FP8] if spec.dtype == FP8 else 0):
             raise ConfigError(
-                f"a KV cache of {spec.dtype} with scale_bytes={spec.scale_bytes} is given to the "
-                f"attention backend 'triton'; {FP8} has scales of 4 bytes, other dtypes none"
+                f"the attention backend 'triton' was given a KV cache of {spec.dtype} with "
+                f"scale_bytes={spec.scale_bytes}; {FP8} has scales of 4 bytes, other dtypes none"
             )
         return TritonMetadataBuilder(context, device_facts(context.device).num_processors)
 
@@ -100,7 +100,7 @@ class TritonAttentionBackend(AttentionBackend):
 
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
-                f"{context.layer_name} asks for {context.num_heads} query heads over "
+                f"{context.layer_name} has {context.num_heads} query heads over "
                 f"{context.num_kv_heads} key-value heads; the first must be a multiple of the "
                 "second. Check num_attention_heads and num_key_value_heads in config.json"
             )
@@ -109,9 +109,9 @@ class TritonAttentionBackend(AttentionBackend):
 
 
 def _device_refusals(requirements: AttentionRequirements) -> list[str]:
-    """Return why this process's GPU cannot do what is asked."""
+    """Return why this process's GPU does not meet the requirements."""
     if torch.version.hip:
-        return ["torch is built for ROCm, whose GPUs the kernels' tiles are not made for"]
+        return ["torch is built for ROCm, which the kernels do not support"]
     found = device_facts(torch.device("cuda", torch.cuda.current_device()))
     shown = f"the GPU has compute capability {found.capability / 10}"
     if found.capability < LEAST_CAPABILITY:

@@ -1,10 +1,10 @@
-"""The kernel that writes keys and values to the cache, in its own element type or in fp8.
+"""The kernel that writes keys and values to the cache, in its element type or in fp8.
 
-It can rotate queries and keys on the way (rotary embedding).
+It can also rotate queries and keys (rotary embedding).
 
-Cache of a layer: [N, 2, K, B, D], keys before values, so that a program reads one head of a block
-in one piece. With scales (fp8), the block's scales follow its elements: float32 [2, K, B].
-Knows no torch: layer.py launches it.
+Cache of a layer: [N, 2, K, B, D], keys before values, so that one head of a block is contiguous.
+With scales (fp8), the block's scales follow its elements: float32 [2, K, B].
+Does not depend on torch; layer.py launches it.
 
 Shape legend: T tokens of a tile, K key-value heads, D head size, N blocks, B block size.
 """
@@ -33,10 +33,10 @@ def _put(
     PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
-    """Put keys (which = 0) or values (1) of one head into their slots.
+    """Write keys (which = 0) or values (1) of one head to their slots.
 
-    With scales, a token's numbers are divided by the greatest of them over `FP8_MAX`, which becomes
-    the scale. What is not finite stays with its token and head.
+    With scales, the numbers of a token are divided by the scale, which is their maximum over
+    `FP8_MAX`. NaN and infinities affect only their token and head.
     """
     d_D = tl.arange(0, PADDED_SIZE)
     blocks_T = slots_T // BLOCK_SIZE
@@ -62,7 +62,7 @@ def _rotated(
     PADDED_SIZE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Return one rotated head of each token: a feature and its partner lie HALF apart."""
+    """Return one rotated head of each token; paired features are HALF apart."""
     d_D = tl.arange(0, PADDED_SIZE)
     is_left_D = d_D < HALF
     is_rotated_D = d_D < 2 * HALF
@@ -113,11 +113,11 @@ def write_cache(
     TILE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Put keys and values into their slots; with HALF, rotate queries and keys first.
+    """Write keys and values to their slots; with HALF, rotate queries and keys first.
 
-    Grid (tiles of tokens, key-value heads), with HALF also the query heads, whose results go to
-    `rotated`. HALF: of the rotary size, 0 for no rotation; the pointers that only a rotation reads
-    are None then. Positions are int64, the table is float32 [P, rotary size].
+    Grid (tiles of tokens, key-value heads), with HALF also the query heads, whose results are
+    written to `rotated`. HALF: of the rotary size, 0 for no rotation; the pointers that only a
+    rotation reads are None then. Positions are int64, the table is float32 [P, rotary size].
     Source: Su et al. 2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)

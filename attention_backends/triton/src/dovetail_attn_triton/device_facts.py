@@ -1,4 +1,4 @@
-"""What the kernels' launches depend on of a device, asked once. Imports torch, not Triton."""
+"""The properties of a device that launches depend on, cached. Imports torch, not Triton."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-# Blocks of these compute capabilities · 10 have 99 KiB of shared memory; others, 163 and more.
+# Blocks of these compute capabilities · 10 have 99 KiB of shared memory, others 163 or more.
 _LITTLE_SHARED_MEMORY = frozenset({86, 87, 89, 120, 121})
 
-# The interpreter runs one program after another, and each costs it milliseconds.
+# The interpreter runs programs one after another, each for milliseconds.
 _INTERPRETED_PROCESSORS = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """What is known of a device.
+    """Properties of a device.
 
     capability: compute capability · 10, 0 where there is none. num_processors: multiprocessors.
     has_large_tiles: whether a block has 163 KiB of shared memory or more.
@@ -27,7 +27,7 @@ class DeviceFacts:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """Return what is known of `device`; asks its driver."""
+    """Return the properties of `device`; queries its driver."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         capability = 10 * found.major + found.minor

@@ -1,7 +1,7 @@
-"""The ways in which this package's kernels are launched, for compiling them without a GPU.
+"""All kinds of launches of this package's kernels, for compiling them without a GPU.
 
-Each layer and each step of an engine is one of these, but for what costs nothing to leave out: head
-sizes that are padded to the same tile, and features that are tried together.
+They cover each layer and step of an engine, except head sizes that are padded to the same tile, and
+some features that are compiled together.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _attend(
 ) -> KernelCase:
     """Return a case of `attend`.
 
-    given: optional arguments that are not None. capability: whose tiles are taken.
+    given: optional arguments that are not None. capability: selects the tiles.
     """
     heads = (_GROUP * _NUM_KV_HEADS, _NUM_KV_HEADS, head_size)
     shape = attention_shape(heads, wide=dtype == "*fp32", large=capability != 89)
@@ -117,7 +117,7 @@ def _attend(
         unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES, "table_ptr", "table_stride"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        # The conversion from fp8 is an instruction of 8.9 and newer; sm_80 has the tiles of sm_90.
+        # The conversion from fp8 needs 8.9 or newer; sm_80 uses the tiles of sm_90.
         capabilities=(80, 90) if capability == 90 and cache != _FP8 else (capability,),
     )
 

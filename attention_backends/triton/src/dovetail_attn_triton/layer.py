@@ -1,8 +1,8 @@
-"""Attention of one layer: launches of the kernels, with all that does not change bound beforehand.
+"""Attention of one layer: kernel launches, with all constant arguments bound in advance.
 
-A step is one launch that writes the cache, turning queries and keys on the way if that is asked,
-and one or two that attend, each with one more that puts splits together where there are any.
-Nothing is allocated and nothing is waited for. The layer refuses to know rows and positions.
+A step is one launch that writes the cache, and rotates queries and keys if requested, and one or
+two that attend, each followed by a launch that combines splits if there are any. Nothing is
+allocated and nothing is waited for. Does not depend on rows or positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size.
@@ -31,19 +31,19 @@ from dovetail_attn_triton.tiles import attention_shape, padded
 from dovetail_ops_triton.availability import INTERPRETED
 
 COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""What a GPU multiplies, by the dtype of the model."""
+"""The dtype in which a GPU multiplies, by the dtype of the model."""
 
 WRITE_TILE = 16
-"""Tokens that one program writes."""
+"""Tokens per program of the cache kernel."""
 
 COMBINE_CHUNK = 16
-"""Splits that `combine` takes at a time."""
+"""Splits that `combine` processes at a time."""
 
 COMBINE_WARPS = 4
 
 
 def compute_type(dtype: torch.dtype) -> tl.dtype:
-    """Return in what the kernels multiply: float32 in the interpreter, which knows no bfloat16."""
+    """Return the dtype in which the kernels multiply: float32 in the interpreter."""
     return tl.float32 if INTERPRETED else COMPUTE[dtype]
 
 
@@ -57,7 +57,7 @@ class TritonAttentionLayer(AttentionLayer):
         self._kv_cache: torch.Tensor | None = None
         self._scales: torch.Tensor | None = None
         heads = (context.num_heads, context.num_kv_heads, context.head_size)
-        # In the interpreter too the tiles are those of a GPU's matrix units.
+        # The interpreter also uses the tiles of a GPU's matrix units.
         wide = context.dtype == torch.float32 and not INTERPRETED
         self._shape = attention_shape(heads, wide=wide, large=device.has_large_tiles)
         self._factor = context.scale * log2(e)
@@ -90,29 +90,29 @@ class TritonAttentionLayer(AttentionLayer):
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        rotation: turns q and k first. q, k, v and out may be strided, the last dimension excepted;
-        blocks may lie apart. Raises ContractError if the layer's window, heads or head size are not
-        its KV-cache group's.
+        rotation: rotates q and k first. q, k, v and out may be strided except in the last
+        dimension; blocks may be strided. Raises ContractError if the layer's window, heads or head
+        size differ from its KV-cache group.
         """
         if kv_cache is not self._kv_cache:
             self._bind(kv_cache, metadata)
         self._write(q_THD, k_TKD, v_TKD, metadata.batch, rotary_args, out_THD)
         if rotary_args is not None:
-            # A program that attends has read its queries before it writes their results, and
-            # nobody else reads or writes them: `out` holds the one, then the other.
+            # A program of the attention kernel reads its queries before it writes their results,
+            # and no other program uses them: `out` holds first the queries, then the results.
             q_THD = out_THD
         for one in metadata.passes(self._shape):
             self._attend(q_THD, out_THD, metadata, one)
 
     def _bind(self, kv_cache: torch.Tensor, metadata: TritonAttentionMetadata) -> None:
-        """Take the layer's cache, which stays the same from now on, and find its scales."""
+        """Store the layer's cache, which never changes from now on, and find its scales."""
         context, spec = self._context, metadata.spec
         own = (context.sliding_window, context.num_kv_heads, context.head_size)
         group = (spec.sliding_window, spec.num_kv_heads, spec.head_size)
         if own != group:
             raise ContractError(
                 f"{context.layer_name} has window, key-value heads and head size {own}, its "
-                f"KV-cache group {group}; give layers of different sorts groups of their own"
+                f"KV-cache group {group}; put layers that differ into different groups"
             )
         self._scales = None
         if spec.scale_bytes:

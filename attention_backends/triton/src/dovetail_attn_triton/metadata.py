@@ -1,8 +1,8 @@
-"""A step's work for the kernels: which programs there are, from the host's own lengths.
+"""A step's work for the kernels: which programs to launch, from the host's lengths.
 
-The tensors of the step pass through untouched: nothing is copied, nothing is waited for, and all
-memory is taken before the first step. How work is cut depends on a layer's heads, which the builder
-refuses to know: so it is cut when the first layer of a step asks, once for all layers alike.
+The tensors of the step are passed on unchanged: nothing is copied or waited for, and all memory is
+allocated before the first step. How work is split depends on a layer's heads, which the builder
+does not know. So the first layer of a step splits it, once for all layers of the same shape.
 
 Shape legend: R requests, W items of work.
 """
@@ -24,14 +24,14 @@ from dovetail_attn_triton.options import TritonAttentionOptions
 from dovetail_attn_triton.tiles import AttentionShape, Tile
 from dovetail_attn_triton.work_kernels import list_work
 
-# Programs a processor has to choose from: few enough that each is worth its start, and so many that
-# the last ones to finish are a small part.
+# Programs per processor: few enough to amortize the start of each, and enough for the last ones to
+# finish to be a small part.
 PROGRAMS_PER_PROCESSOR = 6
 
-# Positions below which a split is not worth the work of putting it together again.
+# Splits with fewer positions are not worth combining.
 LEAST_SPAN = 128
 
-# Runs or tiles that a program of `list_work` looks at together.
+# Runs or tiles that a program of `list_work` processes together.
 CHUNK = 128
 
 
@@ -40,8 +40,8 @@ class Pass:
     """One launch over items of one tile.
 
     work_W2: int32 pairs (run, first token), or None where each run is an item.
-    num_items: W. item_tokens: that an item has at most in this step.
-    num_splits: of an item at most. least_span: positions of a split at least.
+    num_items: W. item_tokens: maximum per item in this step.
+    num_splits: maximum per item. least_span: minimum positions of a split.
     """
 
     tile: Tile
@@ -54,10 +54,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """What a group's steps share: memory, and the size of the device.
+    """Memory that the steps of a group share, and the size of the device.
 
     parts: float32, unused between two launches of a layer. max_work: pairs of a list.
-    num_processors: of the device. lists: of work, by the shape that they are made for.
+    num_processors: of the device. lists: work lists, by layer shape.
     """
 
     parts: torch.Tensor
@@ -67,10 +67,10 @@ class Workspace:
     lists: dict[AttentionShape, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def lists_for(self, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for a short and a long list; taken at a shape's first step (warm-up)."""
+        """Return memory for a short and a long list; allocated in a shape's first step."""
         found = self.lists.get(shape)
         if found is None:
-            # An ordinary tensor even within inference mode: a later step may run outside it.
+            # A normal tensor even in inference mode: a later step may run outside of it.
             with torch.inference_mode(False):
                 size = (2, self.max_work, 2)
                 both_2W2 = torch.empty(size, dtype=torch.int32, device=self.parts.device)
@@ -120,7 +120,7 @@ class TritonAttentionMetadata:
         return tuple(found)
 
     def _seen_lens(self) -> Sequence[int]:
-        """Return how many positions each run's tokens see between them."""
+        """Return how many positions each run's tokens see in total."""
         batch, window = self.batch, self.spec.sliding_window
         if not window:
             return batch.seq_lens
@@ -158,11 +158,11 @@ class TritonAttentionMetadata:
 def plan_splits(
     lengths: Sequence[int], *, num_heads: int, tile: int, num_programs: int, max_splits: int
 ) -> tuple[int, int]:
-    """Return into how many splits an item is cut at most, and how many positions one has at least.
+    """Return the maximum number of splits of an item, and the minimum number of positions of one.
 
-    lengths: positions of each item, which has a program for each of `num_heads`. The least span is
-    what each of `num_programs` would have if all had equally much, so that a long item among short
-    ones is cut and the short ones are not; a multiple of `tile`, and at least `LEAST_SPAN`.
+    lengths: positions of each item, which has a program for each of `num_heads`. The minimum is
+    an equal share of all positions for `num_programs`, so that a long item among short ones is
+    cut and the short ones are not. It is a multiple of `tile`, and at least `LEAST_SPAN`.
     """
     share = sum(lengths) * num_heads // num_programs
     span = max(LEAST_SPAN, -(-share // tile) * tile)
@@ -171,7 +171,7 @@ def plan_splits(
 
 
 class TritonMetadataBuilder(AttentionMetadataBuilder):
-    """Hands each step on, beside the memory that all steps share."""
+    """Passes each step on, together with the memory that all steps share."""
 
     def __init__(self, context: AttentionGroupContext, num_processors: int) -> None:
         options = TritonAttentionOptions(**context.options)
@@ -185,5 +185,5 @@ class TritonMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def build(self, batch: AttentionBatch) -> TritonAttentionMetadata:
-        """Return this step's metadata. Only reads `batch`; waits for no device."""
+        """Return this step's metadata. Only reads `batch`; does not wait for a device."""
         return TritonAttentionMetadata(batch=batch, spec=self._spec, workspace=self._workspace)

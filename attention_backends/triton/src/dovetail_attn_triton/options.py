@@ -1,4 +1,4 @@
-"""The options of the attention backend `triton`: a model that refuses what it does not know.
+"""The options of the attention backend `triton`. The model rejects unknown options.
 
 Imported when an engine is configured: pydantic only, no torch.
 """
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class TritonAttentionOptions(BaseModel):
     """Options of the attention backend `triton`.
 
-    max_splits: into how many parts a context is cut at most where a step has few rows.
-    workspace_mib: memory for their results, taken once for each KV-cache group; where it is too
-        small for a step, contexts are cut into fewer.
+    max_splits: maximum number of splits of a context in a step with few rows.
+    workspace_mib: memory for their results, allocated once per KV-cache group. If it is too
+        small for a step, there are fewer splits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

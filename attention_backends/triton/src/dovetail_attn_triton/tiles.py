@@ -1,9 +1,9 @@
-"""How large the tiles are: one static table, by head size, dtype and the GPU's shared memory.
+"""Tile sizes: one static table, by head size, dtype and the GPU's shared memory.
 
-No tuning at run time: a launch is the same in every process. The figures are what fits (the
-compile test holds them to registers and shared memory) and what keeps enough bytes under way:
-about 100 KiB a processor of keys and values for short runs, which wait for memory; large matrix
-products for long ones. Depends on no tensor and no Triton.
+There is no tuning at run time: a launch is the same in every process. The sizes fit registers and
+shared memory (checked by the compile test) and keep enough bytes in flight: about 100 KiB per
+processor of keys and values for short runs, which are memory-bound; large matrix products for long
+runs. Does not depend on tensors or Triton.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A program's part of an attention matrix, and how it is launched.
+    """A program's part of an attention matrix, and its launch parameters.
 
-    rows: of queries, tokens times the heads of a group. positions: taken at a time.
+    rows: of queries, tokens times the heads of a group. positions: processed at a time.
     """
 
     rows: int
@@ -26,9 +26,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What of a layer decides how a step's work is cut; equal for most layers of a model.
+    """The properties of a layer that decide how work is split; equal for most layers of a model.
 
-    short: the tile of runs whose tokens all fit into it. long: of all others.
+    short: the tile of runs whose tokens all fit into it. long: of all other runs.
     """
 
     num_heads: int
@@ -43,7 +43,7 @@ class AttentionShape:
         return self.num_heads // self.num_kv_heads
 
     def tokens_of(self, tile: Tile) -> int:
-        """Return how many tokens a tile holds."""
+        """Return how many tokens fit into a tile."""
         return tile.rows // self.group
 
 
@@ -66,10 +66,10 @@ _NARROW = {
         Tile(rows=64, positions=32, num_warps=8, num_stages=5),
     ),
 }
-"""Of elements of two bytes, by padded head size: short and long.
+"""For elements of two bytes, by padded head size: short and long.
 
-Five stages are two buffers of keys and values: Triton takes the block table, whose entries lead to
-them, as a stage of its own before theirs.
+Five stages are two buffers of keys and values: Triton loads the block table, which contains their
+addresses, as a separate stage before them.
 """
 
 _WIDE = {
@@ -86,14 +86,14 @@ _WIDE = {
         Tile(rows=16, positions=16, num_warps=8, num_stages=3),
     ),
 }
-"""Of float32, which matrix units do not take: for answers, not for speed."""
+"""For float32, which matrix units do not support: correct, but slow."""
 
 
 def attention_shape(heads: tuple[int, int, int], *, wide: bool, large: bool) -> AttentionShape:
     """Return the tiles of a layer.
 
-    heads: query heads, key-value heads, head size up to 256. wide: float32 is multiplied.
-    large: a block has 163 KiB of shared memory, as tiles want it; else they are halved for 99.
+    heads: query heads, key-value heads, head size up to 256. wide: products are float32.
+    large: a block has at least 163 KiB of shared memory; otherwise tiles are halved for 99 KiB.
     """
     num_heads, num_kv_heads, head_size = heads
     table = _WIDE if wide else _NARROW

@@ -1,7 +1,7 @@
-"""What a step's programs have to do: the list of a mixed step's items, and how items are cut.
+"""The work of a step's programs: the list of a mixed step's items, and the splits of an item.
 
-An item is a tile of one run's tokens. Where all runs are short, each run is an item and there is no
-list. Depends on no torch, no heads and no cache.
+An item is a tile of one run's tokens. If all runs are short, each run is an item and there is no
+list. Does not depend on torch, heads or the cache.
 
 Shape legend: C runs or tiles of a chunk.
 """
@@ -24,7 +24,7 @@ def list_work(
     """List the step's items, int32 pairs (run, first token); grid (runs,).
 
     Runs of up to SHORT tokens are one item of the short list; longer ones have an item of the long
-    list for each TILE tokens. Each program counts what the runs before its own take.
+    list per TILE tokens. Each program counts the items of the runs before its own.
     """
     run = tl.program_id(0)
     num_short = 0
@@ -79,7 +79,7 @@ def reach_of(
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return from where to where an item's tokens see; the beginning is a multiple of TILE."""
+    """Return the range of positions that an item's tokens see; it begins at a multiple of TILE."""
     end = context_len + tl.minimum(first + TOKENS, query_len)
     begin = end * 0
     if WINDOW > 0:

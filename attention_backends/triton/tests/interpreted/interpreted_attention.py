@@ -1,9 +1,9 @@
-"""The conformance suite, and what it does not ask of backend `triton`: splits, lists, fp8, NaN.
+"""The conformance suite, and cases that it does not cover: splits, lists, fp8, NaN.
 
-Runs in Triton's interpreter on the host, started by test_triton_attention.py, and as it is on a
-GPU: `pytest -o python_files='interpreted_*.py' attention_backends/triton/tests/interpreted`. Of the
-suite, all of float32 is run; of the other dtypes, which the interpreter multiplies in float32 too,
-what a load or a store could get wrong, and the rest with `-m ""`.
+Runs in Triton's interpreter on the host, started by test_triton_attention.py, and unchanged on a
+GPU: `pytest -o python_files='interpreted_*.py' attention_backends/triton/tests/interpreted`. All
+float32 cases of the suite are run. The interpreter multiplies other dtypes in float32 too, so only
+cases with special loads or stores are run for them; `-m ""` runs the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BLOCK_SIZE = 16
 
 
 class Rows:
-    """Rows of random tokens over a cache of which all else is NaN; each has blocks of its own."""
+    """Rows of random tokens with separate blocks, in a cache that is otherwise filled with NaN."""
 
     def __init__(self, lengths, *, cache_dtype="", window=0, padding=0, options=None, **changes):
         shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64} | changes
@@ -66,7 +66,7 @@ class Rows:
         order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
         self.blocks = [[order.pop() for _ in range(count)] for count in counts]
         self.done = [0] * len(lengths)
-        self.cos_sin_PR = None  # the layer turns by it
+        self.cos_sin_PR = None  # the layer rotates by it
         self.cache = self._new_cache(sum(counts) + 1, padding)
         self.scale = shape["head_size"] ** -0.5
         self.builder = TritonAttentionBackend.create_builder(
@@ -90,7 +90,7 @@ class Rows:
         self.layer = TritonAttentionBackend.create_layer(self.layer_context)
 
     def _new_cache(self, num_blocks, padding):
-        """Return a cache whose blocks lie `padding` bytes apart; bytes of 255 are NaN in all."""
+        """Return a cache with gaps of `padding` bytes between blocks; all bytes are 255 (NaN)."""
         dtype = torch.float8_e4m3fn if self.spec.dtype == FP8 else self.dtype
         shape = TritonAttentionBackend.kv_cache_shape(num_blocks, self.spec)
         used = self.spec.page_size_bytes
@@ -139,7 +139,7 @@ class Rows:
         )
 
     def kept(self, row):
-        """Return the keys and values that the cache holds of a row, float64 [L, K, D] each."""
+        """Return the keys and values of a row in the cache, float64 [L, K, D] each."""
         num_kv_heads, head_size = self.spec.num_kv_heads, self.spec.head_size
         shape = (2, num_kv_heads, BLOCK_SIZE, head_size)
         if self.spec.scale_bytes:
@@ -152,7 +152,7 @@ class Rows:
         return both[0, : self.done[row]], both[1, : self.done[row]]
 
     def want(self, row, num_tokens, **changes):
-        """Return what the last tokens of a row are to give, from what the cache holds."""
+        """Return the expected results of the last tokens of a row, from the cache's contents."""
         q = self.qkv[row][self.done[row] - num_tokens : self.done[row], : self.heads[0]]
         window = self.spec.sliding_window
         return reference_attention(
@@ -165,7 +165,7 @@ def assert_close(got, want, tolerance=1e-5):
 
 
 def num_splits(rows, counts):
-    """Return the splits of each launch of a step to come."""
+    """Return the number of splits of each launch of the next step."""
     runs = [(row, n) for row, n in enumerate(counts) if n]
     metadata = rows.builder.build(rows.batch(runs))
     return [one.num_splits for one in metadata.passes(rows.layer._shape)]
@@ -174,7 +174,7 @@ def num_splits(rows, counts):
 CASES = [
     case
     for case in standard_cases(TritonAttentionBackend.capabilities)
-    if not case.cache_dtype or case.dtype == "bfloat16"  # fp8 under the others: below
+    if not case.cache_dtype or case.dtype == "bfloat16"  # fp8 with other dtypes: see below
 ]
 
 
@@ -211,14 +211,14 @@ def test_random_batches(seed):
 
 @pytest.mark.parametrize("num_heads", [2, 6, 40])
 def test_groups_of_any_size(num_heads):
-    """One, three and twenty query heads to a key-value head: a tile of 16 rows, and a larger."""
+    """One, three and twenty query heads per key-value head: a tile of 16 rows, and a larger one."""
     case = AttentionCase(runs=((20, 1), (3, 9)), num_heads=num_heads, num_kv_heads=2)
     check_case(TritonAttentionBackend, case, DEVICE)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("window", [0, 400])
-def test_long_context_of_few_rows_is_split(window):
+def test_a_long_context_of_few_rows_is_split(window):
     rows = Rows([901, 140], window=window)
     rows.step([900, 139])
     assert num_splits(rows, [1, 1])[0] > 2
@@ -227,7 +227,7 @@ def test_long_context_of_few_rows_is_split(window):
     assert_close(second, rows.want(1, 1))
 
 
-def test_splits_hold_the_sinks_once():
+def test_splits_count_the_sinks_once():
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
     rows = Rows([700], sinks=sinks)
     rows.step([698])
@@ -235,14 +235,14 @@ def test_splits_hold_the_sinks_once():
     assert_close(rows.step([2])[0], rows.want(0, 2, sinks_H=sinks.cpu()))
 
 
-def test_chunk_of_a_long_prompt_is_split_and_its_early_tokens_see_less():
+def test_a_chunk_of_a_long_prompt_is_split_with_a_causal_mask():
     rows = Rows([340], num_heads=4, num_kv_heads=1)
     rows.step([300])
     assert num_splits(rows, [40])[0] > 1
     assert_close(rows.step([40])[0], rows.want(0, 40))
 
 
-def test_splits_keep_within_their_options_and_their_memory():
+def test_splits_stay_within_options_and_workspace():
     for max_splits in (64, 2):
         rows = Rows([900], options={"max_splits": max_splits})
         rows.done = [899]
@@ -255,8 +255,8 @@ def test_splits_keep_within_their_options_and_their_memory():
     assert [one.num_splits for one in metadata.passes(rows.layer._shape)] == [2]
 
 
-def test_mixed_step_with_many_runs_lists_its_work():
-    """More runs than `list_work` counts at a time, short and long ones by turns."""
+def test_a_mixed_step_with_many_runs_lists_its_work():
+    """More runs than `list_work` counts at a time, alternately short and long."""
     lengths = [(1, 6, 2)[row % 3] for row in range(150)]
     rows = Rows(lengths, num_heads=4, num_kv_heads=1, head_size=32)
     results = rows.step(lengths)
@@ -265,7 +265,7 @@ def test_mixed_step_with_many_runs_lists_its_work():
 
 
 def test_layers_of_two_shapes_share_a_step():
-    """Each has a list of its own, and the next layer of the first shape finds its own again."""
+    """Each shape has its own list; later layers of the first shape reuse its list."""
     rows = Rows([60, 41], num_heads=2, num_kv_heads=1)
     wide = TritonAttentionBackend.create_layer(replace(rows.layer_context, num_heads=32))
     rows.step([20, 32])
@@ -284,14 +284,14 @@ def test_layers_of_two_shapes_share_a_step():
     assert_close(out[:40], reference_attention(q[:40], k, v, scale=rows.scale))
 
 
-def test_blocks_may_lie_apart():
+def test_blocks_may_be_strided():
     rows = Rows([50, 33], padding=64, dtype=torch.float16)
     rows.step([49, 20])
     for row, result in enumerate(rows.step([1, 13])):
         assert_close(result, rows.want(row, len(result)), 4e-3)
 
 
-def test_nan_of_one_row_stays_with_it():
+def test_nan_of_one_row_does_not_spread():
     rows = Rows([40, 40], dtype=torch.bfloat16)
     rows.qkv[0][20] = torch.nan
     rows.step([39, 39])
@@ -300,7 +300,7 @@ def test_nan_of_one_row_stays_with_it():
     assert second.isfinite().all()
 
 
-def test_runs_without_tokens_are_passed_over():
+def test_runs_without_tokens_are_skipped():
     rows = Rows([20, 20])
     rows.step([20, 20])
     batch = rows.batch([(0, 0), (1, 0)])
@@ -320,7 +320,7 @@ def test_fp8_cache_is_read_with_its_scales(dtype):
         assert_close(result / magnitude, rows.want(row, len(result)) / magnitude, tolerance)
 
 
-def test_fp8_cache_holds_the_nearest_numbers():
+def test_fp8_cache_rounds_to_nearest():
     rows = Rows([40], cache_dtype=FP8, dtype=torch.bfloat16)
     rows.qkv[0][3] = 0.0
     rows.step([40])
@@ -336,8 +336,8 @@ def test_fp8_cache_holds_the_nearest_numbers():
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rotary_size", [64, 20])
 @pytest.mark.parametrize("cache_dtype", ["", FP8])
-def test_turning_leaves_what_turned_rows_leave(cache_dtype, rotary_size):
-    """In splits and in prefills, whole heads and parts of them, the cache's scales too."""
+def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
+    """In splits and in prefills, for whole and partial heads, including the cache's scales."""
     cos_sin_PR = rotary_table(rotary_size, DEVICE)
     turning = Rows([700, 30], cache_dtype=cache_dtype, padding=64)
     before = Rows([700, 30], cache_dtype=cache_dtype, padding=64)
@@ -357,8 +357,8 @@ def test_turning_leaves_what_turned_rows_leave(cache_dtype, rotary_size):
 
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
-def test_an_engine_says_the_same_with_it(tmp_path, cache_dtype):
-    """Prompts and decodes, mixed: tokens are those of backend `torch`; with fp8, the first are."""
+def test_an_engine_generates_the_same_tokens(tmp_path, cache_dtype):
+    """For mixed steps, tokens equal those of backend `torch`; with fp8, the first tokens do."""
     model = write_tiny_llama(tmp_path, head_dim=32)
     answers = []
     for name, dtype in (("torch", "auto"), ("triton", cache_dtype)):
@@ -377,7 +377,7 @@ def test_an_engine_says_the_same_with_it(tmp_path, cache_dtype):
     assert answers[0] == answers[1]
 
 
-def test_layer_refuses_a_group_that_is_not_its_own():
+def test_a_layer_refuses_the_metadata_of_another_group():
     rows = Rows([4])
     other = replace(rows.layer_context, sliding_window=4)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has window"):

@@ -1,8 +1,7 @@
-"""Memory for what a recorded run makes on its way: at the same addresses whenever it is replayed.
+"""Memory for the activations of a recorded run, at the same addresses in every replay.
 
-All recordings share one piece: only one is under way at a time. Within a recording memory is used
-again as soon as its tensors are gone, as a replay will do in the same order. Depends on no
-operation.
+All recordings share one arena, because only one is active at a time. A recording reuses memory as
+soon as its tensors are freed; a replay does so in the same order.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _ALIGNMENT_BYTES = 64
 
 
 class ActivationArena:
-    """One piece of memory of `num_bytes`; its pages are taken when they are first written to."""
+    """An arena of `num_bytes`. The system allocates its pages when they are first written to."""
 
     def __init__(self, num_bytes: int) -> None:
         self.memory = NativeMemory(num_bytes)
 
 
 class ArenaLease:
-    """One recording's use of the arena, from its beginning."""
+    """The allocations of one recording, from the start of the arena."""
 
     def __init__(self, arena: ActivationArena) -> None:
         self._memory = arena.memory
@@ -34,9 +33,9 @@ class ArenaLease:
         self._free: dict[int, list[int]] = defaultdict(list)
 
     def take(self, num_bytes: int) -> torch.Tensor | None:
-        """Return uninitialised memory, uint8 [num_bytes], above 0; None if no more is left.
+        """Return uninitialized memory, uint8 [num_bytes], or None if the arena is full.
 
-        It is free again when the tensor and all its views are gone.
+        num_bytes: above 0. The memory is free again when the tensor and all its views are freed.
         """
         size = -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         free = self._free[size]
@@ -47,7 +46,7 @@ class ArenaLease:
             self._used += size
         address = free.pop()
         block = (ctypes.c_uint8 * num_bytes).from_address(address)
-        # Held by the tensor's storage; what it does not own lives as long as itself.
+        # The tensor's storage keeps it alive. It does not own the memory.
         block.owner = self._memory
         weakref.finalize(block, free.append, address).atexit = False
         return torch.frombuffer(block, dtype=torch.uint8)

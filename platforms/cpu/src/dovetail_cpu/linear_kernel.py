@@ -1,6 +1,6 @@
-"""One layer's packed weights: their memory, and the native call that multiplies by them.
+"""The packed weights of one layer: their memory, and the native call that multiplies by them.
 
-Knows memory and the call; not what a layer or a model is, nor how weights are packed.
+Does not depend on layers, models or the packing format.
 Legend: T tokens, I input features, O output features.
 """
 
@@ -21,13 +21,13 @@ from dovetail_cpu_kernels.linear import pack as pack_linear
 _GIB = 1 << 30
 
 ALIGNMENT_BYTES = 4096
-"""Where packed weights begin: a page, as in the files that keep them."""
+"""Alignment of packed weights: one page, as in cached files."""
 PANEL_FEATURES = 32
-"""Output features that are packed together; panels follow one another and share nothing."""
+"""Output features that are packed together. Panels are contiguous and independent."""
 
 
 class NativeMemory:
-    """Zeroed memory of the native library, in huge pages where there are some; freed at the end."""
+    """Zeroed memory of the native library, in huge pages if available; freed with the object."""
 
     def __init__(self, num_bytes: int) -> None:
         self._library = library()
@@ -35,7 +35,7 @@ class NativeMemory:
         self.address = self._library.dk_alloc(num_bytes) or 0
         if not self.address:
             raise CapacityError(
-                f"There is no memory for {num_bytes / _GIB:.2f} GiB of packed weights; free "
+                f"Cannot allocate {num_bytes / _GIB:.2f} GiB for packed weights; free "
                 "memory, or choose a smaller model or quantization."
             )
 
@@ -45,7 +45,7 @@ class NativeMemory:
 
 
 class Arena:
-    """Gives memory for packed weights, many layers from one piece: huge pages are not for one."""
+    """Allocates packed weights of many layers from one block of memory, to get huge pages."""
 
     def __init__(self) -> None:
         self._reserved = 0
@@ -53,11 +53,11 @@ class Arena:
         self._pieces: list[NativeMemory] = []
 
     def reserve(self, num_bytes: int) -> None:
-        """Say that `num_bytes` will be taken."""
+        """Announce that `num_bytes` will be allocated."""
         self._reserved += _aligned(num_bytes)
 
     def take(self, num_bytes: int) -> memoryview:
-        """Return zeroed memory that lives as long as the view; raise CapacityError."""
+        """Return zeroed memory that is freed with the view; raise CapacityError if none is left."""
         size = _aligned(num_bytes)
         if not self._pieces or self._used + size > self._pieces[-1].num_bytes:
             self._pieces = [NativeMemory(max(size, self._reserved))]
@@ -85,7 +85,7 @@ class LinearKernel:
         self._call = operation(spec.kind)
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return x · Wᵀ + b, a new tensor [T, O]; x is bfloat16, its rows may lie apart."""
+        """Return x · Wᵀ + b, a new tensor [T, O]. x is bfloat16; its rows may be strided."""
         if x_TI.stride(1) != 1:
             x_TI = x_TI.contiguous()
         num_tokens = x_TI.shape[0]
@@ -100,10 +100,10 @@ class LinearKernel:
 
 
 def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview) -> int:
-    """Fill `form` from bfloat16 weights [O, I] that stand one above the other.
+    """Fill `form` from bfloat16 weights [O, I] that are stacked along O.
 
     All parts but the last have a multiple of PANEL_FEATURES output features. Returns how many
-    values are NaN or infinite; if any are, `form` is not to be used.
+    values are NaN or infinite; if there are any, do not use `form`.
     """
     num_nonfinite = 0
     address = address_of(form)
@@ -116,13 +116,13 @@ def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview)
 
 
 def address_of(form: memoryview) -> int:
-    """Return where the bytes are."""
+    """Return the address of the bytes."""
     return int(np.frombuffer(form, np.uint8).ctypes.data)
 
 
 def _view(memory: NativeMemory, offset: int, num_bytes: int) -> memoryview:
     block = (ctypes.c_uint8 * num_bytes).from_address(memory.address + offset)
-    # The array does not own the memory; held by it, the owner lives as long as any view of it.
+    # The array does not own the memory. Its reference keeps the owner alive for any view of it.
     block.owner = memory
     return memoryview(block).cast("B")
 

@@ -1,4 +1,4 @@
-"""Giving memory back: pages of mapped files that were read, and what the allocator keeps free."""
+"""Release memory: pages of mapped files that were read, and free memory of the allocator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def forget_pages(mapped: torch.Tensor) -> None:
-    """Let go of the pages that lie wholly within `mapped`; whoever reads them maps them again.
+    """Release the pages that lie wholly within `mapped`. A later read maps them again.
 
-    mapped: of a private mapping of a file that nobody has written to; of other memory the contents
-    would be lost. Where rows lie apart, what is between them is let go, too. A kernel that
-    refuses is no error: the pages only stay.
+    mapped: memory of a private mapping of a file that has not been written to; the contents of
+    other memory would be lost. If its rows are strided, the memory between them is released too.
+    If the kernel refuses, the pages stay; this is not an error.
     """
     page = mmap.PAGESIZE
     pairs = zip(mapped.shape, mapped.stride(), strict=True)
@@ -28,7 +28,7 @@ def forget_pages(mapped: torch.Tensor) -> None:
 
 
 def release_free_memory() -> None:
-    """Let the C library give freed memory back to the system, where it can (glibc)."""
+    """Return free memory of the C library to the system, where possible (glibc)."""
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)

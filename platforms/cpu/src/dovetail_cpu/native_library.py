@@ -1,6 +1,6 @@
-"""Whether native kernels can serve here: found once, told with its reason.
+"""Find out whether native kernels can be used, and if not, why.
 
-Imports no torch: `explain`, `list` and `doctor` ask these probes.
+Does not import torch, because `explain`, `list` and `doctor` call these probes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SLOW_LEVEL = "portable"
 
 
 def probe_any() -> Probe:
-    """Return whether there are native kernels at all, of any instruction set."""
+    """Return whether there are native kernels of any instruction set."""
     kernels = _import_kernels()
     if kernels is None:
         return Probe(usable=False, reasons=("dovetail-cpu-kernels is not installed",))
@@ -28,9 +28,9 @@ def probe_any() -> Probe:
 
 
 def probe_fast() -> Probe:
-    """Return whether there are native kernels that are faster than torch's own.
+    """Return whether there are native kernels that are faster than torch.
 
-    Those of the portable level are not, and serve only where DOVETAIL_CPU_LEVEL asks for them.
+    Kernels of the portable level are not, and are used only if DOVETAIL_CPU_LEVEL selects them.
     """
     probe = probe_any()
     kernels = _import_kernels()
@@ -40,13 +40,13 @@ def probe_fast() -> Probe:
         return probe
     text = (
         "there are only portable kernels for this processor, and torch's are faster; "
-        f"{LEVEL_VARIABLE}={_SLOW_LEVEL} takes them all the same"
+        f"to use them, set {LEVEL_VARIABLE}={_SLOW_LEVEL}"
     )
     return Probe(usable=False, reasons=(text,))
 
 
 def find_library() -> ctypes.CDLL | None:
-    """Return the library of native kernels, or None where there is none."""
+    """Return the library of native kernels, or None if there is none."""
     kernels = _import_kernels()
     if kernels is None or not kernels.status().available:
         return None
@@ -57,7 +57,7 @@ def _import_kernels() -> ModuleType | None:
     try:
         import dovetail_cpu_kernels
     except ModuleNotFoundError as error:
-        # Another module that is missing within the package is a mistake, and no "not installed".
+        # If another module is missing within the package, that is a bug, not "not installed".
         if error.name != "dovetail_cpu_kernels":
             raise
         return None

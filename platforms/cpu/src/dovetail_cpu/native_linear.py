@@ -1,8 +1,8 @@
-"""The linear method `native`: bfloat16 weights in the native kernels' panels.
+"""The linear method `native`: bfloat16 weights packed for the native kernels.
 
-Weights are packed after loading, layer by layer, over the team; the plain ones are let go. What
-the kernels do not compute (other dtypes) is served by the method below this one. The base of the
-quantised methods, which pack the same weights into fewer bits.
+Weights are packed after loading, layer by layer, by the thread team; the plain weights are then
+freed. For other dtypes the method falls back to its base class. The base of the quantized methods,
+which pack the same weights into fewer bits.
 Legend: T tokens, I input features, O output features.
 """
 
@@ -25,10 +25,10 @@ from dovetail_cpu_kernels.linear import BF16, PackedLinear
 
 
 class NativeLinearMethod(OneDNNLinearMethod):
-    """Parameters as the checkpoint has them; after `pack` only the packed weight is left.
+    """Parameters as in the checkpoint. After `pack` only the packed weight is left.
 
-    A head tied to an embedding is packed too: the embedding keeps its table, of which few rows are
-    read, so that a mapped one costs next to nothing.
+    A head tied to an embedding is packed too. The embedding keeps its table, of which only a few
+    rows are read, so a mapped table needs almost no memory.
     """
 
     provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM})
@@ -38,7 +38,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         self._arena = Arena()
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
-        """Register `weight` and `bias` as the checkpoint has them."""
+        """Register `weight` and `bias` as in the checkpoint."""
         super().create(layer, shape)
         layer.kernel = None
         layer.packed_shape, layer.packed_spec = shape, self._spec(layer, shape)
@@ -47,7 +47,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
             self._arena.reserve(layer.packed_spec.num_bytes)
 
     def pack(self, layer: nn.Module) -> None:
-        """Pack the weight and let the plain one go; raise WeightError for NaN and infinities."""
+        """Pack the weight and free the plain one; raise WeightError for NaN and infinities."""
         spec = layer.packed_spec
         if spec is None:
             super().pack(layer)
@@ -59,7 +59,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         del layer.weight
 
     def _fill(self, layer: nn.Module, form: memoryview) -> None:
-        """Pack the layer's parts one after the other, each from where the loader left it."""
+        """Pack the layer's parts one after the other, each from where the loader stored it."""
         spec, shape = layer.packed_spec, layer.packed_shape
         borrowed: dict[int, torch.Tensor] = getattr(layer, "borrowed", {})
         own = layer.weight.detach().split(shape.part_sizes)
@@ -69,7 +69,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         if num_nonfinite:
             raise WeightError(
                 f"{num_nonfinite} values of {_not_finite(shape, parts_OI)} are NaN or infinite: "
-                "the checkpoint is damaged; fetch it again"
+                "the checkpoint is damaged; download it again"
             )
         for mapped in borrowed.values():
             forget_pages(mapped)
@@ -84,11 +84,11 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return product_TO
 
     def packed_format(self) -> str:
-        """Return the form's name and version, which the library's version is."""
+        """Return the name of the format and the library's version."""
         return f"{type(self).__name__}/{ABI_VERSION}"
 
     def packed_bytes(self, layer: nn.Module) -> int:
-        """Return the bytes of the layer's packed weights; 0 where it is not packed natively."""
+        """Return the size of the layer's packed weights; 0 if it is not packed natively."""
         return 0 if layer.packed_spec is None else layer.packed_spec.num_bytes
 
     def packed_form(self, layer: nn.Module) -> memoryview:
@@ -97,19 +97,19 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return form
 
     def restore(self, layer: nn.Module, form: memoryview) -> None:
-        """Take the packed weights from `form`, and mark the plain ones as not to be loaded."""
+        """Use the packed weights in `form`, and mark the plain ones as not to be loaded."""
         layer.kernel = LinearKernel(layer.packed_spec, form, layer.bias)
         layer.settled = frozenset({"weight"})
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
-        """Return how the layer's weights are packed; None for a dtype that kernels do not have."""
+        """Return how the layer's weights are packed; None for a dtype without kernels."""
         if shape.dtype != torch.bfloat16:
             return None
         return PackedLinear(kind=BF16, N=shape.out_features, K=shape.in_features)
 
 
 def _not_finite(shape: LinearShape, parts_OI: Sequence[torch.Tensor]) -> str:
-    """Return the checkpoint's names of the parts that hold NaN or infinities."""
+    """Return the checkpoint's names of the parts that contain NaN or infinities."""
     parent, dot, _ = shape.name.rpartition(".")
     return ", ".join(
         f"{parent}{dot}{name}.weight"

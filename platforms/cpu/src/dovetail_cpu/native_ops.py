@@ -1,8 +1,8 @@
 """The op provider `native`: norms, rotary embedding and activation by the native kernels.
 
-They compute in bfloat16 on rows whose features lie side by side, with any distance between rows;
-everything else is torch's. Structs of arguments are kept and filled again for each call: an
-instance serves one model, which one thread runs.
+They compute in bfloat16 on rows with contiguous features and any stride between rows. Other cases
+use torch. The argument structs are reused for each call, so an instance serves one model that one
+thread runs.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions, N query and key-value heads together; R rows and V width of logits or of a table.
 """
@@ -23,7 +23,7 @@ _LOGITS = (torch.bfloat16, torch.float32)
 
 
 class NativeOps(Ops):
-    """bfloat16 in and out, float32 within."""
+    """bfloat16 inputs and outputs, float32 arithmetic."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -57,7 +57,7 @@ class NativeOps(Ops):
     def add_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (rms_norm(x + residual), x + residual); the sum is made in `residual_TD`."""
+        """Return (rms_norm(x + residual), x + residual); the sum is stored in `residual_TD`."""
         if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
             return _TORCH.add_rms_norm(x_TD, residual_TD, weight_D, eps)
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
@@ -113,7 +113,7 @@ class NativeOps(Ops):
         return y_TD
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the table's rows by id, a new tensor."""
+        """Return the rows of the table with these ids, a new tensor."""
         if not (_is_served(table_VD) and ids_T.is_contiguous()):
             return _TORCH.embedding(ids_T, table_VD)
         size = table_VD.shape[1]
@@ -126,7 +126,7 @@ class NativeOps(Ops):
         return y_TD
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of each row's greatest number, the first of several, int64 [R]."""
+        """Return the column of the maximum of each row, the first one of equals, int64 [R]."""
         if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
             return _TORCH.best_tokens(logits_RV)
         ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)

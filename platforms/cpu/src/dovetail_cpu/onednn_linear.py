@@ -1,9 +1,8 @@
-"""Linear layers on weights in oneDNN's own order, brought there once after loading.
+"""Linear layers with weights in oneDNN's packed order, reordered once after loading.
 
-A product with a plain weight makes oneDNN reorder it on the way, each time: most of the cost of a
-step of few tokens. Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300 µs
-packed, 16 tokens 1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
-Legend: T tokens, I input features, O output features.
+For a plain weight oneDNN reorders it in each call, which is most of the cost of a step with few
+tokens. Measured on one core (bf16, 1,024 → 6,144): one token 845 µs plain and 300 µs packed, 16
+tokens 1,168 and 690, 1,024 tokens 28.2 ms and 26.3.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from torch import nn
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 
 _TOKENS_HINT = 16
-"""The number of tokens that oneDNN is told to choose the order for; it serves others as well."""
+"""The number of tokens for which oneDNN chooses the order; other numbers work as well."""
 
 
 class OneDNNLinearMethod(TorchLinearMethod):
-    """Parameters as the checkpoint has them; after `pack` only the packed weight is left.
+    """Parameters as in the checkpoint. After `pack` only the packed weight is left.
 
-    Where this processor has no oneDNN product in the model's dtype, the plain weight stays and
-    serves.
+    If oneDNN cannot multiply in the model's dtype on this processor, the plain weight is kept and
+    used.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
@@ -31,7 +30,7 @@ class OneDNNLinearMethod(TorchLinearMethod):
     def pack(self, layer: nn.Module) -> None:
         """Reorder the weight and drop the plain one.
 
-        A head tied to an embedding only lets go of the weight, which is the embedding's.
+        A head tied to an embedding only drops its reference; the embedding owns the weight.
         """
         weight_OI = layer.weight
         if not packs(weight_OI.dtype):

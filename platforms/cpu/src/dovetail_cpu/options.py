@@ -1,4 +1,4 @@
-"""The options of this package's plugins, each a model that refuses what it does not know.
+"""The options of this package's plugins. Each model rejects unknown options.
 
 Imported when an engine is configured: pydantic only, no torch.
 """
@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 class CPUWorkerOptions(BaseModel):
     """Options of the worker `cpu`.
 
-    packed_cache: where packed weights are kept from one start to the next: "auto" (what
-        DOVETAIL_PACKED_CACHE says, else $XDG_CACHE_HOME/dovetail/packed), "off", or a folder.
-    packed_cache_gib: how large it may grow; those not used for longest go first.
-    packed_cache_min_mib: smaller models are not kept.
+    packed_cache: where packed weights are cached between starts: "auto" (the value of
+        DOVETAIL_PACKED_CACHE, else $XDG_CACHE_HOME/dovetail/packed), "off", or a folder.
+    packed_cache_gib: maximum size. The least recently used files are deleted first.
+    packed_cache_min_mib: smaller models are not cached.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,7 +27,7 @@ class CPUWorkerOptions(BaseModel):
 
 
 class Int8Options(BaseModel):
-    """Options of the linear method `int8`. head: the form of the layer that makes logits."""
+    """Options of the linear method `int8`. head: the format of the layer that computes logits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,7 +37,7 @@ class Int8Options(BaseModel):
 class Int4Options(BaseModel):
     """Options of the linear method `int4`.
 
-    group_size: input features that share a scale. head: the form of the layer that makes logits.
+    group_size: input features per scale. head: the format of the layer that computes logits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

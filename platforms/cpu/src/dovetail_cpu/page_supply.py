@@ -1,9 +1,9 @@
-"""Pages of lazily taken memory, taken by a thread of its own before they are needed.
+"""Allocate pages of lazily allocated memory in a background thread before they are needed.
 
-The first write to a page waits for the system: up to milliseconds for a huge page, with all threads
-of the team behind it. The thread keeps a stretch ahead of what has been used, at the lowest
-priority, and holds no interpreter lock meanwhile. It changes no byte. What it is late for is taken
-on first use, as ever. Depends on no blocks' owners and nothing of what the memory is for.
+The first write to a page waits for the system: up to milliseconds for a huge page, while all
+threads of the team wait. The background thread stays a fixed number of bytes ahead of the used
+rows, at the lowest priority and without the interpreter lock. It changes no contents. Pages that it
+has not reached are allocated on first use, as usual.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _LOWEST_PRIORITY = 19
 _PIECE_BYTES = 4 << 20
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14: take pages as a write would, and write nothing."""
+"""Linux 5.14: allocate pages as a write would, without writing."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,13 +30,13 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class PageSupply:
-    """Keeps the rows of some buffers ready, from the first on, `ahead_bytes` beyond the last used.
+    """Keeps `ahead_bytes` of some buffers allocated beyond the last used row.
 
     Used from one thread. Owns one thread, from the first `use` until `close`.
     """
 
     def __init__(self, buffers_NP: Sequence[torch.Tensor], ahead_bytes: int) -> None:
-        """buffers_NP: uint8, of equally many rows, each contiguous; kept alive until `close`."""
+        """buffers_NP: uint8, equal numbers of rows, each contiguous; kept alive until `close`."""
         self._buffers = buffers_NP
         row_bytes = sum(buffer_NP.stride(0) for buffer_NP in buffers_NP)
         self._num_rows = min((len(buffer_NP) for buffer_NP in buffers_NP), default=0)
@@ -48,7 +48,7 @@ class PageSupply:
         self._thread: threading.Thread | None = None
 
     def use(self, row: int) -> None:
-        """Note that `row` is used; costs next to nothing where enough is ready beyond it."""
+        """Note that `row` is used. Almost free if enough pages beyond it are allocated."""
         if row + self._rows_ahead // 2 < self._wanted or self._wanted == self._num_rows:
             return
         self._wanted = min(self._num_rows, row + self._rows_ahead)
@@ -60,7 +60,7 @@ class PageSupply:
         self._wake.release()
 
     def close(self) -> None:
-        """End the thread, within a piece. May be called twice."""
+        """Stop the thread after its current piece. May be called twice."""
         self._closing = True
         self._wake.release()
         if self._thread is not None:
@@ -81,10 +81,10 @@ class PageSupply:
 
 
 def _take(part: torch.Tensor) -> bool:
-    """Take the pages of `part`, contiguous; return False where the system does not do that."""
+    """Allocate the pages of `part`, contiguous; return False if the system does not support it."""
     start = part.data_ptr() // _PAGE_BYTES * _PAGE_BYTES
     num_bytes = part.data_ptr() + part.nbytes - start
     if _libc.madvise(start, num_bytes, _MADV_POPULATE_WRITE) == 0:
         return True
-    logger.info("Pages are taken on first use: %s.", os.strerror(ctypes.get_errno()))
+    logger.info("Pages are allocated on first use: %s.", os.strerror(ctypes.get_errno()))
     return False

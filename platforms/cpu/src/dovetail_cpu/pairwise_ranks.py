@@ -1,10 +1,10 @@
-"""Ranks on one machine's CPUs: every two exchange their tensors, and each adds up for itself.
+"""Ranks on the CPUs of one machine: each pair exchanges tensors, and each rank adds them up.
 
-One message each way instead of a ring's rounds, which is what a layer waits for: the sums of a step
-are small. Each rank adds in the order of the ranks, so that all have the same bits, wherever in a
-tensor a number stands. Exchanges (size - 1) tensors, more than a ring does beyond two ranks. The
-way is a unix socket between every two (`rank_sockets`); what is too large for its buffer goes
-through shared memory (`rank_memory`). Implements `dovetail.interfaces.RankGroup`.
+This takes one message in each direction instead of the rounds of a ring. Latency matters, because
+the sums of a step are small. Each rank adds in rank order, so all ranks get the same bits, at any
+offset of a tensor. It transfers (size - 1) tensors, more than a ring does beyond two ranks. Each
+pair has a unix socket (`rank_sockets`); tensors larger than its buffer use shared memory
+(`rank_memory`). Implements `dovetail.interfaces.RankGroup`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SIZE = Struct("=Q")
 """Of a tensor in shared memory."""
 
 _SHARED_BYTES = 64 << 10
-"""Tensors from this size on go through shared memory, up to a slot's size."""
+"""Tensors of at least this size use shared memory, up to the size of a slot."""
 
 _NUM_SPINS = 30
-"""Looks at the sockets before going to sleep."""
+"""Polls of the sockets before sleeping."""
 
 Buffers = list[memoryview]
 
@@ -48,9 +48,9 @@ class PairwiseRanks:
         rank: int,
         timeout: timedelta,
     ) -> None:
-        """ends: a connected socket to each other rank, none of which blocks; owned by this group.
+        """ends: a connected non-blocking socket to each other rank; owned by this group.
 
-        memory: of each rank, two slots. timeout: of each exchange.
+        memory: two slots of each rank. timeout: of each exchange.
         """
         self.rank = rank
         self.size = len(ends) + 1
@@ -71,11 +71,11 @@ class PairwiseRanks:
         return total
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' tensors side by side along the last dimension, a new tensor."""
+        """Return the ranks' tensors concatenated along the last dimension, a new tensor."""
         return torch.cat(self._exchange(x), dim=-1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's tensor, in the memory of `x` where it is contiguous."""
+        """Return rank 0's tensor, in the memory of `x` if it is contiguous."""
         x = x.contiguous()
         view = _bytes_of(x)
         if self.rank == 0:
@@ -85,7 +85,7 @@ class PairwiseRanks:
         return x
 
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor, in their order; they hold until the exchange after next."""
+        """Return every rank's tensor, in rank order; valid until the exchange after the next."""
         x = x.contiguous()
         if _SHARED_BYTES <= x.nbytes <= SLOT_BYTES:
             return self._exchange_in_memory(x)
@@ -112,14 +112,14 @@ class PairwiseRanks:
         for other, answer in answers.items():
             if answer != told:
                 raise PeerLostError(
-                    f"rank {other} of {self.size} exchanges a tensor of {_SIZE.unpack(answer)[0]} "
+                    f"rank {other} of {self.size} sent a tensor of {_SIZE.unpack(answer)[0]} "
                     f"bytes, rank {self.rank} one of {x.nbytes}: they do not run the same step."
                 )
         parts[self.rank] = x
         return parts
 
     def _move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:
-        """Send and fill these buffers; raise PeerLostError if a rank is gone or does not come."""
+        """Send and fill these buffers; raise PeerLostError if a rank exited or does not answer."""
         moves: list[_Sending | _Receiving] = [
             _Sending(self._ends[other], view) for other, view in out.items()
         ]
@@ -133,7 +133,7 @@ class PairwiseRanks:
         except (OSError, RuntimeError) as error:
             raise PeerLostError(
                 f"rank {self.rank} of {self.size} cannot exchange tensors with the others "
-                f"({error}): one of them has ended, or hangs; its own error tells why."
+                f"({error}): one of them has exited or hangs; see the error in its log."
             ) from error
 
     def _wait_for(self, moves: list[_Sending | _Receiving]) -> None:
@@ -141,7 +141,7 @@ class PairwiseRanks:
         while moves:
             left_ms = (deadline_ns - self._clock.now_ns()) / 1e6
             if left_ms <= 0:
-                raise TimeoutError(f"nothing came within {self._timeout_ns / 1e9:g} s")
+                raise TimeoutError(f"no data within {self._timeout_ns / 1e9:g} s")
             poll = select.poll()
             events: dict[int, int] = {}
             for move in moves:
@@ -153,7 +153,7 @@ class PairwiseRanks:
 
 
 class _Sending:
-    """A tensor's bytes on their way to a rank, behind their number."""
+    """A tensor that is being sent to a rank, after its size."""
 
     event = select.POLLOUT
 
@@ -162,7 +162,7 @@ class _Sending:
         self._left: Buffers = [memoryview(_HEADER.pack(len(content))), content]
 
     def go_on(self) -> bool:
-        """Send what the socket takes; return whether that was all."""
+        """Send as many bytes as the socket accepts; return whether all were sent."""
         try:
             sent = self.end.sendmsg(self._left)
         except BlockingIOError:
@@ -172,7 +172,7 @@ class _Sending:
 
 
 class _Receiving:
-    """A tensor's bytes on their way from a rank."""
+    """A tensor that is being received from a rank."""
 
     event = select.POLLIN
 
@@ -184,7 +184,7 @@ class _Receiving:
         self._is_checked = False
 
     def go_on(self) -> bool:
-        """Take in what has come; return whether that was all. Raises RuntimeError at the end."""
+        """Receive the available bytes; return whether that was all. Raises RuntimeError at EOF."""
         try:
             received = self.end.recvmsg_into(self._left)[0]
         except BlockingIOError:
@@ -200,11 +200,11 @@ class _Receiving:
         self._is_checked = True
         (given,) = _HEADER.unpack(self._header)
         if given != self._num_bytes:
-            raise RuntimeError(f"{given} bytes came where {self._num_bytes} are due")
+            raise RuntimeError(f"received {given} bytes, expected {self._num_bytes}")
 
 
 def _without(buffers: Buffers, count: int) -> Buffers:
-    """Return what is left of buffers after their first `count` bytes."""
+    """Return the buffers without their first `count` bytes."""
     for index, buffer in enumerate(buffers):
         if count < len(buffer):
             return [buffer[count:], *buffers[index + 1 :]]
@@ -213,7 +213,7 @@ def _without(buffers: Buffers, count: int) -> Buffers:
 
 
 def _bytes_of(x: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor, which has to outlive the view."""
+    """Return the memory of a contiguous tensor, which must outlive the view."""
     array = (ctypes.c_char * x.nbytes).from_address(x.data_ptr())
     return memoryview(array).cast("B")
 

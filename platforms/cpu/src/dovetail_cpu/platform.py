@@ -1,4 +1,4 @@
-"""The CPU platform: always there, and modest with memory that others need, too."""
+"""The CPU platform. It is always usable and leaves memory to other programs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class CPUPlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return that it can be used: there is no machine without one."""
+        """Return a usable probe: every machine has a CPU."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes that torch computes in on a CPU, and that ranks exchange tensors."""
+        """Return the dtypes that torch computes in on a CPU, and support for tensor exchange."""
         return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "collectives"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
@@ -41,16 +41,16 @@ class CPUPlatform(Platform):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return the plugin names that suit here, best first."""
+        """Return the plugin names that this platform prefers, best first."""
         return _PREFERENCES.get(kind, ())
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
-        """Wish for a share of the memory that leaves the machine to its other users."""
-        reason = "main memory is shared with everything else that runs on the machine"
+        """Propose a share of memory that leaves room for other programs."""
+        reason = "main memory is shared with all other programs of the machine"
         return ConfigPatch(changes={"cache.gpu_memory_utilization": (_MEMORY_SHARE, reason)})
 
     def runtime(self) -> CPURuntime:
-        """Return the device operations of this process."""
+        """Return the device runtime of this process."""
         from dovetail_cpu.runtime import CPURuntime  # imports torch: only for a worker
 
         return CPURuntime()

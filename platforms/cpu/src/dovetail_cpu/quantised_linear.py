@@ -1,8 +1,8 @@
-"""The linear methods `int8` and `int4`: weights quantised when they are loaded.
+"""The linear methods `int8` and `int4`: weights are quantized when they are loaded.
 
-int8: a scale an output feature, activations rounded to int8 as they come, a scale a token. int4: a
-scale for each group of input features, of weights as of activations. Rounding is to nearest; the
-kernels' header states the forms. Computes in bfloat16 around the products.
+int8: one scale per output feature; activations are rounded to int8 with one scale per token. int4:
+one scale per group of input features, for weights and activations. Rounds to nearest; the kernels'
+header defines the formats. Inputs and outputs are bfloat16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = {"bfloat16": BF16, "int8": INT8, "int4": INT4}
 
 
 class QuantisedLinearMethod(NativeLinearMethod):
-    """The base of both. name: as in `quantization`. group_size: 0 where a form has no groups."""
+    """The base of both. name: as in `quantization`. group_size: 0 for a format without groups."""
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -34,20 +34,20 @@ class QuantisedLinearMethod(NativeLinearMethod):
         self._head, self._group_size = head, group_size
 
     def packed_format(self) -> str:
-        """Return form, version and options."""
+        """Return format, version and options."""
         return f"{super().packed_format()}/{self._group_size}/{self._head}"
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear:
-        """Return the layer's packed form; raise ConfigError for a dtype that is not bfloat16."""
+        """Return the layer's packed format; raise ConfigError for a dtype other than bfloat16."""
         if shape.dtype != torch.bfloat16:
             raise ConfigError(
-                f"quantization={self.name!r} computes in bfloat16 around its products, and "
-                f"dtype={str(shape.dtype).removeprefix('torch.')!r} is asked: give "
-                "dtype='bfloat16', or leave quantization out"
+                f"quantization={self.name!r} needs dtype='bfloat16', but "
+                f"dtype={str(shape.dtype).removeprefix('torch.')!r} was given: set "
+                "dtype='bfloat16', or remove quantization"
             )
         kind = _KINDS[self._head if isinstance(layer, ParallelLMHead) else self.name]
         if kind == INT8 and shape.in_features > MAX_INT8_K:
-            kind = BF16  # sums of int8 products could leave 32 bits
+            kind = BF16  # sums of int8 products could overflow 32 bits
         return PackedLinear(
             kind=kind,
             N=shape.out_features,
@@ -57,7 +57,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
 
 
 class Int8LinearMethod(QuantisedLinearMethod):
-    """Eight bits a weight, one scale an output feature; activations in eight bits, too."""
+    """Eight bits per weight, one scale per output feature; 8-bit activations."""
 
     name: ClassVar[str] = "int8"
     error: ClassVar[float] = 0.05
@@ -67,7 +67,7 @@ class Int8LinearMethod(QuantisedLinearMethod):
 
 
 class Int4LinearMethod(QuantisedLinearMethod):
-    """Four bits a weight and a scale a group; activations in eight bits, a scale a group."""
+    """Four bits per weight and a scale per group; 8-bit activations, a scale per group."""
 
     name: ClassVar[str] = "int4"
     error: ClassVar[float] = 0.6

@@ -1,8 +1,8 @@
 """Shared memory between the ranks of one machine, for tensors too large for a socket's buffer.
 
-Each rank writes into memory of its own, which all others map and read. There are two slots, used in
-turn: whoever begins an exchange has ended the last but one, so that its slot is free when all ranks
-have told that they began the last one. Depends on no tensor and no exchange.
+Each rank writes to its own memory, which all other ranks map and read. There are two slots, used in
+turn. A rank that starts an exchange has finished the one before the last; its slot is free when all
+ranks have reported that they started the last one. Does not depend on tensors or exchanges.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _NUM_BYTES = 2 * SLOT_BYTES
 
 
 def share_memory(ends: Mapping[int, socket.socket], rank: int) -> list[mmap.mmap]:
-    """Return the memory of every rank, in their order; pages are taken when they are written.
+    """Return the memory of every rank, in rank order; pages are allocated on first write.
 
-    ends: a connected socket to each other rank. Raises OSError if one is gone, or sends none.
+    ends: a connected socket to each other rank. Raises OSError if a rank has exited or sends none.
     """
     own = anonymous_file(_NUM_BYTES)
     try:

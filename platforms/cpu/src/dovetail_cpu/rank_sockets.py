@@ -1,8 +1,8 @@
-"""Unix sockets between the ranks of one machine: how they are made, and who is turned away.
+"""Unix sockets between the ranks of one machine: creation and authentication.
 
-A rank listens in a folder that only its user may enter, until all others have connected; who does
-not know the token of this meeting is turned away at once. After that nobody listens: no network
-port is opened at any time, and there is nothing that another process could connect to.
+A rank listens in a folder that only its user may enter, until all other ranks have connected. A
+connection without the token of this group is closed at once. After that no rank listens. No network
+port is opened at any time, and no other process can connect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TOKEN_BYTES = 16
 _HELLO_BYTES = _TOKEN_BYTES + 2
 _HELLO_S = 5.0
-"""How long a connection may take to tell who it is."""
+"""How long a connection may take to identify itself."""
 
 _BUFFER_BYTES = 1 << 20
 _MEETING = "dovetail_ranks"
@@ -34,10 +34,10 @@ _MEETING = "dovetail_ranks"
 def connect_ranks(
     store: Store, *, rank: int, size: int, timeout: timedelta
 ) -> dict[int, socket.socket]:
-    """Return a connected socket to each other rank, by rank, with `timeout` as their own.
+    """Return a connected socket to each other rank, by rank, with this `timeout`.
 
-    store: where the ranks tell each other the folder and the token. Raises RuntimeError where the
-    others do not come within `timeout`.
+    store: where rank 0 publishes the folder and the token. Raises RuntimeError if the other ranks
+    do not connect within `timeout`.
     """
     clock = MonotonicClock()
     deadline_ns = clock.now_ns() + int(timeout.total_seconds() * 1e9)
@@ -51,12 +51,12 @@ def connect_ranks(
         listener.listen(size)
         store.set(place.name, b"listens")
         for other in range(rank):
-            store.get(f"rank{other}")  # waits until that one listens
+            store.get(f"rank{other}")  # waits until that rank listens
             ends[other] = _connect(folder / f"rank{other}", rank, token)
         while len(ends) < size - 1:
             left_s = (deadline_ns - clock.now_ns()) / 1e9
             if left_s <= 0:
-                raise TimeoutError("they have not come in time")
+                raise TimeoutError("they did not connect in time")
             listener.settimeout(left_s)
             end, _ = listener.accept()
             _admit(end, token, ends, range(rank + 1, size))
@@ -68,7 +68,7 @@ def connect_ranks(
     finally:
         listener.close()
         place.unlink(missing_ok=True)
-        with suppress(OSError):  # others' files are still there: the last one removes it
+        with suppress(OSError):  # other ranks' files still exist: the last rank removes it
             folder.rmdir()
     for end in ends.values():
         end.settimeout(timeout.total_seconds())
@@ -85,9 +85,9 @@ def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
 
 
 def _make_folder(store: Store) -> Path:
-    """Return a new folder for sockets: beside the store if that place is private, or else its own.
+    """Return a new folder for sockets: beside the store if that place is private, else elsewhere.
 
-    Beside the store it is removed with the engine, should the ranks end before they do it.
+    A folder beside the store is removed with the engine if the ranks exit without removing it.
     """
     given = getattr(store, "path", "")
     parent = Path(given).parent
@@ -110,7 +110,7 @@ def _connect(place: Path, rank: int, token: bytes) -> socket.socket:
 def _admit(
     end: socket.socket, token: bytes, ends: dict[int, socket.socket], expected: range
 ) -> None:
-    """Keep a connection that knows the token, under its rank; close any other one."""
+    """Keep a connection that sends the token, under its rank; close any other."""
     end.settimeout(_HELLO_S)
     try:
         hello = end.recv(_HELLO_BYTES, socket.MSG_WAITALL)
@@ -126,6 +126,6 @@ def _admit(
 
 
 def _enlarge(end: socket.socket) -> None:
-    """Ask for room for a step's tensors; the system gives what it allows."""
+    """Request buffers for a step's tensors; the system grants what it allows."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         end.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)

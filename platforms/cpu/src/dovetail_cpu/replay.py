@@ -1,10 +1,10 @@
-"""The CPU's provider of graphs: the native operations of a run, recorded once, without Python then.
+"""The CPU's graph provider: record the native operations of a run once, then replay them.
 
-A run is recorded while torch's own operations are watched: allocations are given memory that stays
-where it is, views are let pass, and any other operation means that a replay would leave something
-out, so that there is none. Knows the shape of no model.
-Memory: one arena of ARENA_BYTES for all recordings and for steps that are not recorded, taken as it
-is used, and the operations' structs, below 64 KiB for a model of 40 layers and a size of batch.
+While a run is recorded, torch operations are intercepted: allocations get memory at fixed
+addresses, views are allowed, and any other operation makes the recording unusable, because a replay
+would skip it. Does not depend on a model's shape.
+Memory: one arena of ARENA_BYTES for all recordings and for steps that are not recorded, allocated
+on use, and the operations' structs, below 64 KiB for a model of 40 layers and one batch size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail_torch.graph_provider import BatchDescriptor, Capture, Forward
 
 ARENA_BYTES = 256 << 20
 MAX_TOKENS = 256
-"""A larger step computes so long that what Python does beside it does not count."""
+"""For larger steps the Python overhead is negligible."""
 
 _aten = torch.ops.aten
 _ALLOCATIONS = frozenset(
@@ -42,19 +42,19 @@ class ReplayProvider:
         self._arena = ActivationArena(ARENA_BYTES)
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
-        """Return the number of tokens, and whether head and choice of tokens are part of it.
+        """Return the number of tokens, and whether the head and sampling are part of the step.
 
-        How many requests share the tokens stands in the attention's metadata, not in a recording.
+        The number of requests is part of the attention metadata, not of a recording.
         """
         if descriptor.num_tokens > MAX_TOKENS:
             return None
         return descriptor.num_tokens, descriptor.uniform, descriptor.greedy
 
     def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:
-        """Run `forward` with what it allocates in the arena.
+        """Run `forward` with its allocations in the arena.
 
-        Memory that the allocator gives back to the system comes again page by page, in the middle
-        of a kernel.
+        Memory that the allocator returns to the system would cause page faults in the middle of a
+        kernel.
         """
         with _Lending(ArenaLease(self._arena)):
             return forward()
@@ -69,15 +69,15 @@ class ReplayProvider:
             return Capture(outputs=outputs, obstacle=f"the operation {watch.foreign}")
         if watch.is_full:
             room = ARENA_BYTES >> 20
-            obstacle = f"what it computes on its way takes more than {room} MiB"
+            obstacle = f"its activations need more than {room} MiB"
             return Capture(outputs=outputs, obstacle=obstacle, lasting=False)
         return Capture(outputs=outputs, graph=recording)
 
 
 class _Lending(TorchDispatchMode):
-    """Sees torch's operations, and gives new tensors the arena's memory, while there is any.
+    """Intercepts torch operations and allocates new tensors in the arena while there is room.
 
-    is_full: whether there was none left.
+    is_full: whether the arena ran out of room.
     """
 
     def __init__(self, lease: ArenaLease) -> None:
@@ -87,7 +87,7 @@ class _Lending(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Else torch imports its compiler, which takes a second, to keep it away from here.
+        # Otherwise torch imports its compiler, which takes a second.
         return False
 
     def __torch_dispatch__(
@@ -97,7 +97,7 @@ class _Lending(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do the operation, in the arena's memory where it allocates."""
+        """Run the operation, in the arena's memory if it allocates."""
         keywords = dict(kwargs or {})
         if func in _ALLOCATIONS:
             return self._allocate(func, args, keywords)
@@ -119,7 +119,7 @@ class _Lending(TorchDispatchMode):
 
 
 class _Watch(_Lending):
-    """Looks for what a recording would not have. foreign: the first such operation, or ""."""
+    """Looks for operations that a recording would miss. foreign: the first one, or ""."""
 
     def __init__(self, lease: ArenaLease) -> None:
         super().__init__(lease)
@@ -127,7 +127,7 @@ class _Watch(_Lending):
 
     def _do(self, func: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
         with self:
-            # What is made of other operations is judged by those: reshaping may copy, or not.
+            # Composite operations are judged by their parts: reshape may or may not copy.
             parts = func.decompose(*args, **keywords)
         if parts is not NotImplemented:
             return parts

@@ -1,4 +1,4 @@
-"""The CPU as a torch device: threads, and memory as the process's resident set."""
+"""The CPU as a torch device: threads, and memory measured as the resident set."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PROFILE_TOKENS = 64
-"""Activations grow in proportion to tokens; running more would only make the start slower."""
+"""Activations grow in proportion to tokens; more tokens would only slow down the start."""
 _MAX_TEAM = 64
-"""Threads that a team of native kernels can have."""
+"""Maximum number of threads of the native kernels' team."""
 _HUGE_PAGE_BYTES = 2 << 20
 
 
 class CPURuntime:
     """Implements `dovetail_torch.device_runtime.DeviceRuntime`.
 
-    num_sharing: processes of the engine on this machine; each has its part of cores and memory.
+    num_sharing: the engine's processes on this machine; each gets a part of cores and memory.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class CPURuntime:
         self.num_sharing = 1
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Set torch's and the native kernels' threads to `num_threads`.
+        """Set the threads of torch and the native kernels to `num_threads`.
 
-        None: to the cores that this process may use, divided by the processes that share them.
-        Raises CapacityError where the system does not give so many.
+        None: the cores that this process may use, divided by the processes that share them.
+        Raises CapacityError if the system cannot start that many.
         """
         num_cores = len(os.sched_getaffinity(0))
         self.num_threads = num_threads or max(1, num_cores // self.num_sharing)
@@ -56,12 +56,12 @@ class CPURuntime:
         return torch.device("cpu")
 
     def leave_cores_to_team(self) -> None:
-        """Let torch compute on one thread from now on: two teams that spin cost twice the time."""
+        """Restrict torch to one thread: two teams of spinning threads double the time."""
         torch.set_num_threads(1)
         logger.info("Native kernels on %d threads, torch on 1.", self.num_threads)
 
     def total_memory_bytes(self) -> int:
-        """Return this process's part of the machine's memory, or of what its group may have."""
+        """Return this process's part of the memory of the machine or of its cgroup."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         limit = Path("/sys/fs/cgroup/memory.max")
         text = limit.read_text().strip() if limit.exists() else "max"
@@ -73,16 +73,16 @@ class CPURuntime:
         return _status_bytes("VmRSS")
 
     def address_space_left_bytes(self) -> int:
-        """Return what this process may still map (ulimit -v); a great number without a limit."""
+        """Return how much more this process may map (ulimit -v); a huge number without a limit."""
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit == resource.RLIM_INFINITY:
             return 1 << 62
         return max(0, limit - _status_bytes("VmSize"))
 
     def reset_peak(self) -> None:
-        """Let the kernel forget the peak so far, and remember where the next one begins.
+        """Reset the kernel's peak, and remember the current use as its base.
 
-        Where the kernel does not allow that, the peak of the whole life so far is the base.
+        If the kernel does not allow that, the base is the peak since the process started.
         """
         clear_refs = Path("/proc/self/clear_refs")
         if os.access(clear_refs, os.W_OK):
@@ -90,24 +90,24 @@ class CPURuntime:
         self._base_bytes = _status_bytes("VmRSS" if os.access(clear_refs, os.W_OK) else "VmHWM")
 
     def peak_bytes(self) -> int:
-        """Return how far resident memory has risen since `reset_peak`."""
+        """Return how much resident memory has grown at most since `reset_peak`."""
         return max(0, _status_bytes("VmHWM") - self._base_bytes)
 
     def max_profile_tokens(self) -> int:
-        """Return a number of tokens that is quick to run."""
+        """Return a number of tokens that runs quickly."""
         return _PROFILE_TOKENS
 
     def synchronize(self) -> None:
-        """Do nothing: every call has returned when it is done."""
+        """Do nothing: every call is synchronous."""
 
     def asynchronous(self) -> None:
-        """Return None: the host does the computing."""
+        """Return None: the host computes."""
         return None
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> PairwiseRanks:
-        """Return the group of ranks, who exchange tensors over unix sockets and shared memory.
+        """Return the group of ranks, which exchange tensors over unix sockets and shared memory.
 
-        Raises RuntimeError where others do not come.
+        Raises RuntimeError if other ranks do not connect.
         """
         ends = connect_ranks(store, rank=rank, size=size, timeout=timeout)
         try:
@@ -122,9 +122,9 @@ class CPURuntime:
 
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:
-    """Return zeroed memory, uint8, on a huge page's boundary; untouched pages are not taken."""
-    # A mapping of its own: the allocator's zeros would be written, page by page. Not a shared one,
-    # as `mmap` makes by itself: those have no huge pages.
+    """Return zeroed memory, uint8, aligned to a huge page; unused pages are not allocated."""
+    # A separate mapping, because zeros of the allocator would be written page by page. It is
+    # private, because shared mappings, the default of `mmap`, have no huge pages.
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=kind)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,7 +1,7 @@
-"""Threads that torch computes on, started while it can still be told that there is no room.
+"""Start torch's threads early, while a lack of memory can still be reported.
 
-OpenMP, which torch computes with, ends the process where a thread's stack cannot be had. So room
-is looked for first, and the threads are started before the model takes the rest.
+OpenMP aborts the process if it cannot allocate a thread's stack. So the room for stacks is checked
+first, and the threads are started before the model uses the rest.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from dovetail.errors import CapacityError
 
 _LEAST_PER_THREAD = 1 << 15
-"""Elements from which on torch takes a further thread."""
+"""Number of elements per torch thread."""
 _USUAL_STACK_BYTES = 8 << 20
 _MARGIN_BYTES = 4 << 20
 _GIB = 1 << 30
 
 
 def start_threads(num_threads: int) -> None:
-    """Let torch compute on `num_threads` threads; raise CapacityError where they have no room."""
+    """Start `num_threads` torch threads; raise CapacityError if their stacks do not fit."""
     torch.set_num_threads(num_threads)
     if num_threads > 1:
         _check_room(num_threads)
@@ -37,6 +37,6 @@ def _check_room(num_threads: int) -> None:
         mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ).close()
     except OSError as error:
         raise CapacityError(
-            f"num_threads={num_threads} takes {room / _GIB:.2f} GiB of address space for stacks, "
-            f"which cannot be had ({error}): lower num_threads, or raise the limit (ulimit -v)."
+            f"num_threads={num_threads} needs {room / _GIB:.2f} GiB of address space for stacks, "
+            f"which is not available ({error}): lower num_threads, or raise the limit (ulimit -v)."
         ) from error

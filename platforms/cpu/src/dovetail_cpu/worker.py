@@ -1,8 +1,8 @@
 """The CPU worker: the torch worker on the CPU platform's runtime.
 
-What is its own: packed weights are kept from one start to the next, torch leaves the cores to the
-native kernels' team where that serves, steps are replayed from recordings, and the KV cache takes
-no page before it is used.
+It adds: packed weights are cached between starts, torch leaves the cores to the thread team of the
+native kernels, steps are replayed from recordings, and the pages of the KV cache are allocated only
+when they are used.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OFF = "off"
 _GIB = 1 << 30
 _MIB = 1 << 20
 _MAX_READY_BYTES = 256 << 20
-"""Pages of the KV cache that are taken ahead of their use, at most."""
+"""Maximum number of bytes of the KV cache that are allocated ahead of use."""
 _STEPS_AHEAD = 4
-"""Full steps for which pages are taken ahead."""
+"""Number of full steps for which pages are allocated ahead."""
 
 
 class CPUWorker(TorchWorker):
@@ -57,19 +57,19 @@ class CPUWorker(TorchWorker):
         self._pages = PageSupply((), 0)
 
     def init_device(self) -> None:
-        """Take the part of cores and memory that the engine's other workers leave."""
+        """Set up threads and memory, as a share of what the engine's workers use together."""
         cast(CPURuntime, self._runtime).num_sharing = self._context.world_size
         super().init_device()
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
-        """Fill and pack the weights; what is kept packed is mapped and never read."""
+        """Load and pack the weights; cached packed weights are mapped instead."""
         runtime = cast(CPURuntime, self._runtime)
         self._cache = _make_cache(self._options(), model, loader)
         if self._cache is not None:
             self._is_restored = self._cache.restore(num_threads=runtime.num_threads)
         num_bytes = loader.load(model)
         if not self._is_restored:
-            # What was kept had been looked at when it was packed.
+            # Cached weights were checked when they were packed.
             check_finite(model)
         pack_linears(model)
         for module in model.modules():
@@ -83,33 +83,33 @@ class CPUWorker(TorchWorker):
         return num_bytes
 
     def graph_provider(self) -> GraphProvider | None:
-        """Return who records and replays native operations.
+        """Return the provider that records and replays native operations.
 
-        None where torch multiplies, and where ranks exchange sums in between.
+        None if torch multiplies, or if ranks exchange tensors within the step.
         """
         if not self._is_native:
             return None
         if self._context.world_size > 1:
-            logger.info("Steps are not replayed: ranks exchange what they computed in between.")
+            logger.info("Steps are not replayed: ranks exchange tensors within each step.")
             return None
         from dovetail_cpu.replay import ReplayProvider  # needs the native kernels
 
         return ReplayProvider()
 
     def determine_available_memory(self) -> int:
-        """Return what is left of the share of memory, and of the address space where it is limited.
+        """Return the rest of the worker's share of memory, limited by the free address space.
 
-        The cache takes address space at once and memory as it is used.
+        The cache reserves address space at once and memory as it is used.
         """
         left = super().determine_available_memory()
         return min(left, cast(CPURuntime, self._runtime).address_space_left_bytes() // 2)
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed memory whose pages are taken when they are first written to."""
+        """Return zeroed memory whose pages are allocated on first write."""
         return lazy_zeros(num_bytes)
 
     def compile_or_warm_up_model(self) -> None:
-        """Run the model once; then keep the packed weights, beside the first requests."""
+        """Run the model once, then write the packed weights in the background."""
         super().compile_or_warm_up_model()
         if self._cache is not None and not self._is_restored:
             self._cache.save()
@@ -117,21 +117,21 @@ class CPUWorker(TorchWorker):
         self._pages.use(0)
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Run the model, and see to it that the cache has pages for the next steps."""
+        """Run the model, and allocate pages of the cache for the next steps."""
         for grown in plan.blocks:
             if grown.rows:
                 self._pages.use(max(grown.block_ids))
         super().execute_model(plan)
 
     def _ready_bytes(self) -> int:
-        """Return the bytes of the cache to be taken ahead: those that a few full steps write."""
+        """Return how many bytes of the cache to allocate ahead: what a few full steps write."""
         limits, block_size = self._limits, self._context.config.cache.block_size
         num_blocks = -(-limits.max_num_batched_tokens // block_size) + limits.max_num_seqs
         block_bytes = sum(pages_NP.stride(0) for pages_NP in self._runner.cache_pages)
         return min(_MAX_READY_BYTES, _STEPS_AHEAD * num_blocks * block_bytes)
 
     def shutdown(self) -> None:
-        """Let go of weights and cache, when the packed weights are written."""
+        """Free weights and cache, after the packed weights are written."""
         self._pages.close()
         if self._cache is not None:
             self._cache.wait()
@@ -139,7 +139,7 @@ class CPUWorker(TorchWorker):
         super().shutdown()
 
     def _options(self) -> CPUWorkerOptions:
-        """Return this worker's options; a subclass may have a model with other options beside."""
+        """Return this worker's options. A subclass may use a model with more options."""
         own = CPUWorkerOptions.model_fields.keys() & self._context.options.keys()
         return CPUWorkerOptions(**{name: self._context.options[name] for name in own})
 
@@ -147,7 +147,7 @@ class CPUWorker(TorchWorker):
 def _make_cache(
     options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader
 ) -> PackedCache | None:
-    """Return this model's place in the cache; None where nothing is to be kept."""
+    """Return this model's cache entry; None if nothing is cached."""
     place = options.packed_cache
     if place == "auto":
         place = os.environ.get(CACHE_VARIABLE) or str(default_folder())

@@ -1,7 +1,7 @@
 """Paged attention as ctypes structs: the layout of `dovetail_attention.h`.
 
-An `AttentionArgs` is filled once for a layer; between calls only what changed is set. Addresses are
-integers, such as `tensor.data_ptr()`; whoever owns the memory keeps it alive.
+An `AttentionArgs` is filled once for a layer; between calls only changed fields are set. Addresses
+are integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dovetail_cpu_kernels.library import library
 
 CACHE_BF16, CACHE_INT8 = 0, 1
 BLOCK_MULTIPLE = 16
-"""Block sizes are multiples of it, head sizes too."""
+"""Block sizes and head sizes are multiples of it."""
 MAX_HEAD_SIZE = 512
 
 
@@ -26,7 +26,7 @@ class AttentionBatchSize(ctypes.Structure):
 
 
 class AttentionArgs(ctypes.Structure):
-    """`dk_attention_args`. What changes from call to call stands first, as 14 integers."""
+    """`dk_attention_args`. Fields that change from call to call come first, as 14 integers."""
 
     _fields_ = (
         ("q", ctypes.c_void_p),
@@ -72,7 +72,7 @@ def attention_operation() -> ctypes._NamedFuncPointer:
 def attention_block_bytes(
     num_kv_heads: int, head_size: int, block_size: int, cache_kind: int
 ) -> int:
-    """Return the bytes of one block of one layer's cache."""
+    """Return the size of one block of one layer's cache."""
     function = library().dk_attention_block_bytes
     function.argtypes, function.restype = [ctypes.c_int64] * 4, ctypes.c_int64
     return int(function(num_kv_heads, head_size, block_size, cache_kind))

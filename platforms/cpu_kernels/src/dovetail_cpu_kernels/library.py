@@ -1,7 +1,7 @@
-"""The native library as this process sees it: found or not, its level, its threads.
+"""The native library in this process: whether it is available, its level, its threads.
 
-Loaded once, on first use. Depends on no tensor library: memory is given as addresses. Operations
-check nothing (see `dovetail_kernels.h`); who fills their structs answers for shapes and addresses.
+Loaded once, on first use. Depends on no tensor library: memory is passed as addresses. Operations
+do not validate arguments (see `dovetail_kernels.h`); the caller must check shapes and addresses.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 class NativeUnavailableError(ImportError):
-    """There is no native library here; the message says why and what to do."""
+    """The native library is not available; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeStatus:
-    """What the native library is here.
+    """The status of the native library.
 
-    available: it can be used. level: the instruction set in use, one of LEVELS, or "".
+    available: whether it can be used. level: the instruction set in use, one of LEVELS, or "".
     reason: why it is not available, or why the level is not the CPU's highest; else "".
     compiler: the command that built it, or "".
     """
@@ -59,7 +59,7 @@ class NativeStatus:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the native library, loaded once, at the level that the environment asks for.
+    """Return the native library, loaded once, at the level that the environment selects.
 
     Operations, `void dk_<op>(const dk_<op>_args*)`, are called with one pointer: set `argtypes` to
     `[ctypes.c_void_p]` and pass `ctypes.addressof(args)` or the struct's own byref. Calls release
@@ -79,7 +79,7 @@ def library() -> ctypes.CDLL:
     found = loaded.dk_abi_version()
     if found != ABI_VERSION:
         raise NativeUnavailableError(
-            f"{LIBRARY.name} has ABI version {found}, and this package needs {ABI_VERSION}: "
+            f"{LIBRARY.name} has ABI version {found}, but this package needs {ABI_VERSION}: "
             "install dovetail-cpu-kernels again"
         )
     wish = _wished_level()
@@ -89,30 +89,30 @@ def library() -> ctypes.CDLL:
 
 
 def status() -> NativeStatus:
-    """Say whether the native library can be used, at which level, and if not, why."""
+    """Return whether the native library can be used, at which level, and if not, why."""
     compiler = _build_report().get("compiler", "")
     try:
         loaded = library()
     except NativeUnavailableError as error:
         return NativeStatus(available=False, level="", reason=str(error), compiler=compiler)
     level, highest = loaded.dk_level(), loaded.dk_highest_level()
-    lowered = f"{LEVEL_VARIABLE} or a caller chose it; this CPU can run {LEVELS[highest]}"
+    lowered = f"{LEVEL_VARIABLE} or a caller selected it; this CPU supports {LEVELS[highest]}"
     reason = lowered if level < highest else ""
     return NativeStatus(available=True, level=LEVELS[level], reason=reason, compiler=compiler)
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Give the team `num_threads` threads, the caller among them; ends those there were.
+    """Set the number of threads of the team, including the caller; stops the previous workers.
 
     Raises ValueError outside 1 to 64.
     """
     if not 1 <= num_threads <= MAX_THREADS:
-        raise ValueError(f"{num_threads} threads asked: the team has 1 to {MAX_THREADS}")
+        raise ValueError(f"{num_threads} threads requested: the team has 1 to {MAX_THREADS}")
     library().dk_set_num_threads(num_threads)
 
 
 def num_threads() -> int:
-    """Return the number of threads of the team, the caller among them."""
+    """Return the number of threads of the team, including the caller."""
     return int(library().dk_num_threads())
 
 

@@ -1,7 +1,7 @@
 """Packed linears as ctypes structs, laid out as in `dovetail_kernels.h`, and packing with checks.
 
-A `LinearArgs` is filled once and used again; between calls only what changed is set. Addresses are
-integers, such as `tensor.data_ptr()`; whoever owns the memory keeps it alive.
+A `LinearArgs` is filled once and reused; between calls only changed fields are set. Addresses are
+integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PackedLinear:
     """Shape of a packed weight [N, K].
 
     kind: BF16, INT8 or INT4. group: k of one scale, INT4 only. gate_up: the first half of the rows
-    are gates and the second ups, and the linear gives silu(gate) * up of N / 2 columns.
+    are gates and the second ups, and the linear returns silu(gate) * up of N / 2 columns.
     """
 
     kind: int
@@ -75,13 +75,13 @@ class PackedLinear:
         if self.gate_up and self.N % 2:
             raise ValueError(f"gate and up need an even number of rows, not {self.N}")
         if self.kind == INT4 and self.group not in INT4_GROUPS:
-            raise ValueError(f"int4 groups are of 32, 64 or 128 weights, not of {self.group}")
+            raise ValueError(f"int4 groups have 32, 64 or 128 weights, not {self.group}")
         if self.kind == INT8 and self.K > MAX_INT8_K:
-            raise ValueError(f"{name} takes at most {MAX_INT8_K} inputs, not {self.K}")
+            raise ValueError(f"{name} supports at most {MAX_INT8_K} inputs, not {self.K}")
 
     @property
     def flags(self) -> int:
-        """The flags that packing and operation must agree on."""
+        """The flags that must be the same for packing and operation."""
         return GATE_UP if self.gate_up else 0
 
     @property
@@ -91,7 +91,7 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the packed weight; its buffer begins on a 64 byte boundary."""
+        """Size of the packed weight; its buffer must be aligned to 64 bytes."""
         args = (self.kind, self.N, self.K, self.group, self.flags)
         return int(library().dk_packed_bytes(*args))
 
@@ -99,9 +99,9 @@ class PackedLinear:
 def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None) -> int:
     """Pack bf16 `weight` [N, K] into `packed`, on the team; return how many weights are not finite.
 
-    weight, packed: addresses; `packed` on a 64 byte boundary, with `shape.num_bytes` bytes.
-    ld: elements from one row to the next, K by default. If the result is not 0, `packed` is of no
-    use.
+    weight, packed: addresses; `packed` aligned to 64 bytes, with `shape.num_bytes` bytes.
+    ld: elements from one row to the next, K by default. If the result is not 0, `packed` is
+    unusable.
     """
     num_nonfinite = ctypes.c_int64(0)
     args = PackLinearArgs(
@@ -120,7 +120,7 @@ def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None
 
 
 def new_args(shape: PackedLinear, packed: int) -> LinearArgs:
-    """Return a struct for `shape` and contiguous rows; x, y and M must be set, the rest may."""
+    """Return a struct for `shape` and contiguous rows; x, y and M must be set."""
     args = LinearArgs(packed=packed, N=shape.N, K=shape.K, ldx=shape.K)
     args.ldy = args.ld_residual = shape.num_outputs
     args.group, args.flags = shape.group, shape.flags

@@ -1,7 +1,7 @@
 """The small operations as ctypes structs: `dovetail_ops.h` and `dovetail_sampling.h`.
 
-A struct is filled once and used again; between calls only what changed is set. Addresses are
-integers, such as `tensor.data_ptr()`; whoever owns the memory keeps it alive.
+A struct is filled once and reused; between calls only changed fields are set. Addresses are
+integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ OPS: dict[str, type[ctypes.Structure]] = {
 def op(name: str) -> ctypes._NamedFuncPointer:
     """Return the operation `name` of `OPS`: call it with the address of its struct."""
     if name not in OPS:
-        raise ValueError(f"no operation {name!r}: there are {', '.join(OPS)}")
+        raise ValueError(f"no operation {name!r}: known are {', '.join(OPS)}")
     function = getattr(library(), f"dk_{name}")
     function.argtypes, function.restype = [ctypes.c_void_p], None
     return function

@@ -1,6 +1,6 @@
-"""Probes: how fast this machine reads memory and multiplies, by the team and level in use.
+"""Probes: how fast this machine reads memory and multiplies, with the current team and level.
 
-For benchmarks: measure them beside a kernel, in the same run; bandwidth comes and goes.
+For benchmarks: run them in the same process as a kernel, because bandwidth varies.
 """
 
 from __future__ import annotations

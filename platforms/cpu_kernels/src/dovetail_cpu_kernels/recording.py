@@ -1,7 +1,7 @@
-"""Recording: the native operations of one thread, noted while they are done, and done again.
+"""Record the native operations of one thread while they run, and replay them.
 
-A recording keeps each operation's struct. It refuses to know what the structs point to: whoever
-records keeps that memory where it is, for as long as the recording may be replayed.
+A recording keeps a copy of each operation's struct. The caller must keep the memory that the
+structs point to at the same addresses for as long as the recording may be replayed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dovetail_cpu_kernels.library import library
 class Recording:
     """Operations called within the `with` block, on its thread. Blocks do not nest.
 
-    num_calls: how many there were, after the block.
+    num_calls: the number of recorded operations, set at the end of the block.
     """
 
     def __init__(self) -> None:
@@ -23,20 +23,20 @@ class Recording:
         self.num_calls = 0
 
     def __enter__(self) -> Recording:
-        """Begin to note."""
+        """Start recording."""
         self._library.dk_record_begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End; raise MemoryError where there is no room for what was noted."""
+        """Stop recording; raise MemoryError if there was no room for the recording."""
         num_calls = ctypes.c_int64(0)
         self._calls = self._library.dk_record_end(ctypes.byref(num_calls))
         self.num_calls = num_calls.value
         if self._calls is None:
-            raise MemoryError("there is no memory for a recording")
+            raise MemoryError("out of memory for a recording")
 
     def replay(self) -> None:
-        """Do all operations again, in their order, with what is in their memory now."""
+        """Run all operations again, in order, with the current contents of their memory."""
         self._library.dk_replay(self._calls, self.num_calls)
 
     def __del__(self) -> None:

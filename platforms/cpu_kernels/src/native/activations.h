@@ -1,9 +1,8 @@
-// Packing of activations: rows of bf16 or quantised int8 into tiles [unit][row], zeros for padding.
+// Packing of activations: rows of bf16 or quantized int8 into tiles [unit][row], zeros for padding.
 //
-// Quantisation is symmetric: scale = max |x| / 127, q = x * (127 / max |x|) to nearest even. A
-// group whose largest value is below 1e-30 becomes zeros with scale 0; one with a NaN or an
-// infinity becomes zeros with scale NaN, so that what it reaches is NaN and not a plausible
-// number.
+// Quantization is symmetric: scale = max |x| / 127, q = x * (127 / max |x|) to nearest even. A
+// group whose maximum is below 1e-30 becomes zeros with scale 0. One with a NaN or an infinity
+// becomes zeros with scale NaN, so that its results are NaN and not plausible numbers.
 #pragma once
 #include "linear.h"
 #include "simd.h"
@@ -40,7 +39,7 @@ DK_INLINE uint32_t largest_of(const uint16_t* x, int64_t n) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + k));
     most = _mm256_max_epu16(most, _mm256_and_si256(v, magnitude));
   }
-  // The one horizontal instruction finds the least: of the complement.
+  // The only horizontal instruction finds the minimum: apply it to the complement.
   const __m128i low = _mm256_castsi256_si128(most), high = _mm256_extracti128_si256(most, 1);
   const __m128i complement = _mm_xor_si128(_mm_max_epu16(low, high), _mm_set1_epi16(-1));
   const __m128i least = _mm_minpos_epu16(complement);
@@ -73,7 +72,7 @@ DK_INLINE int32_t round_group(const uint16_t* x, int64_t n, float inverse, int8_
     const VI a = round_to_int(mul(load_bf16(x + k), set1(inverse)));
     const VI b = round_to_int(mul(load_bf16(x + k + 8), set1(inverse)));
     sum = add_int(sum, add_int(a, b));
-    // Packing works within halves: 4-byte pieces come out as a0 b0 . . a1 b1 . .
+    // Packing works within 128-bit halves: 4-byte pieces come out as a0 b0 . . a1 b1 . .
     const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), zero_int());
     const __m256i sorted = _mm256_permutevar8x32_epi32(bytes, order);
     const __m128i low = _mm256_castsi256_si128(sorted), high = _mm256_extracti128_si256(sorted, 1);
@@ -90,7 +89,7 @@ DK_INLINE int32_t round_group(const uint16_t* x, int64_t n, float inverse, int8_
   return total;
 }
 
-// Quantise x[0, n) into q; returns the scale, and the sum of q in `sum`.
+// Quantize x[0, n) into q; returns the scale, and the sum of q in `sum`.
 DK_INLINE float quantise_group(const uint16_t* x, int64_t n, int8_t* q, int32_t* sum) {
   const GroupScale group = scale_of(largest_of(x, n) << 16);
   if (group.inverse == 0.0f) {
@@ -132,7 +131,7 @@ DK_INLINE void transpose_16(__m512i* r) {
 #endif
 
 // Transpose `rows` rows of num_bytes bytes each, `stride` bytes apart, into out[unit][tile_rows]
-// words of 4 bytes; bytes behind num_bytes and rows behind `rows` (at most tile_rows <= 12) become
+// words of 4 bytes. Bytes after num_bytes and rows after `rows` (at most tile_rows <= 12) become
 // zero.
 DK_INLINE void transpose_words(const char* in, int64_t stride, int64_t num_bytes, int64_t rows,
                                uint32_t* out, int64_t tile_rows, int64_t num_units) {

@@ -1,9 +1,9 @@
-// Attention of a step: cut the batch into items, and let the team do them.
+// Attention of a step: split the batch into items that the team processes.
 //
-// A run of few rows is one item for all its heads, or several where there are fewer such runs than
-// the threads need: then its context is cut between chunks (their results are kept and combined in
+// A run of few rows is one item for all its heads, or several if there are fewer such runs than
+// threads: then its context is split between chunks (their results are stored and combined in
 // order afterwards, Dao et al. 2023, "Flash-Decoding"), and then its heads. A run of many rows is
-// cut into tiles of rows per head. How it is cut never shows in the result (attention.h).
+// split into tiles of rows per head. The split never affects the result (attention.h).
 #include "attention.h"
 
 #include <algorithm>
@@ -15,18 +15,18 @@
 namespace dk {
 namespace {
 
-constexpr int64_t kStreamRows = 24;     // of a head: up to here reading is what takes the time
+constexpr int64_t kStreamRows = 24;     // of a head: up to here reading dominates
 constexpr int64_t kItemRows = 96;       // of a head, in an item that does not stream
 constexpr int64_t kIntegerRows = 144;   // the same for int8, which is widened for each item
 constexpr int64_t kMaxStreamRows = 96;  // of all heads of an item that streams: they stay in L2
 constexpr int64_t kItemsPerThread = 4;
 constexpr int64_t kTokensPerWrite = 64;
-constexpr int64_t kAloneBytes = 48 << 10;  // of keys and values: less is not worth waking anybody
+constexpr int64_t kAloneBytes = 48 << 10;  // of keys and values: less runs on one thread
 
 struct Run {
   int64_t first_token, query_len, seq_len;
   int64_t first_chunk, end_chunk;
-  int64_t num_seen;  // positions that its tokens see, all together
+  int64_t num_seen;  // positions that its tokens see in total
 };
 
 struct Plan {
@@ -127,7 +127,7 @@ class Planner {
         item.writes = run.query_len == 1 && end == run.end_chunk;
         item.partial = partial;
         item.kept_from = static_cast<int32_t>(run.first_chunk);
-        // Compared with rows that are multiplied: a position of a head costs about as much as 4.
+        // Relative to multiplied rows: a position of a head costs about as much as 4 rows.
         item.cost = (std::min(end * kChunk, run.seq_len) - c * kChunk) * item.num_heads * 4;
         add(item);
       }
@@ -176,8 +176,8 @@ class Planner {
     return piece;
   }
 
-  // Give each thread's share of the items (team.h) its own falling row of costs: the greatest are
-  // begun first, and what is stolen in the end is small.
+  // Order the items of each thread's share (team.h) by falling cost: the most expensive are
+  // started first, so that pieces stolen at the end are small.
   void deal(int64_t threads) {
     std::vector<AttentionItem>& items = plan_.items;
     const int64_t n = static_cast<int64_t>(items.size());

@@ -1,10 +1,10 @@
-// What the planner of attention (attention.cpp) hands to the kernels of a level
+// The interface from the planner of attention (attention.cpp) to the kernels of a level
 // (attention_level.cpp).
 //
-// The context is cut at multiples of kChunk positions. Each chunk gives every query row a maximum,
-// a sum and a weighted sum of values; chunks are combined in their order, always by the same
-// formula. So the same bits come out wherever the work was cut: for one token or a prompt, on one
-// thread or many. Masked positions have weight 0 and change nothing.
+// The context is split at multiples of kChunk positions. Each chunk gives every query row a
+// maximum, a sum and a weighted sum of values; chunks are combined in order, always by the same
+// formula. So the bits do not depend on the split: for one token or a prompt, on one thread or
+// many. Masked positions have weight 0 and change nothing.
 #pragma once
 #include <cstdint>
 
@@ -24,7 +24,7 @@ struct AttentionShape {
   int64_t head_bytes;       // keys (or values) of one head in a block
   int64_t values_offset;
   int64_t key_scales_offset, value_scales_offset;
-  int64_t block_bytes;      // of what is used of a block
+  int64_t block_bytes;      // of the used part of a block
 
   DK_INLINE explicit AttentionShape(const dk_attention_args& a)
       : group(a.num_heads / a.num_kv_heads), element_bytes(a.cache_kind == DK_CACHE_INT8 ? 1 : 2) {
@@ -43,15 +43,15 @@ struct AttentionItem {
   int32_t first_token, num_tokens;  // of the run's tokens in this step
   int32_t first_head, num_heads;    // key-value heads
   int32_t first_chunk, end_chunk;
-  bool streams;  // few rows: go through the blocks once for all heads, in the order of memory
+  bool streams;  // few rows: process the blocks once for all heads, in memory order
   bool writes;   // the run has one token, and this item has its chunk: write it to the cache first
-  float* partial;  // where the results of chunks go, from chunk kept_from on; NULL: combined here
+  float* partial;  // results of chunks, from chunk kept_from on; NULL: combined here
   int32_t kept_from;
   int64_t cost;
 };
 
-// Results of the chunks of a run, to be combined: for a row of the run (head, token, query head of
-// the group) and a chunk, maximum, sum and D weighted values.
+// Results of the chunks of a run, before they are combined: for a row of the run (head, token,
+// query head of the group) and a chunk: maximum, sum and D weighted values.
 struct AttentionSplit {
   int32_t run;
   int32_t first_chunk, end_chunk;

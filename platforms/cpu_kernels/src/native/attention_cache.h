@@ -1,14 +1,14 @@
-// The cache of attention: writing a step's keys and values, and finding those of a chunk.
+// The cache of attention: write a step's keys and values, and locate those of a chunk.
 //
-// Blocks are as dovetail_attention.h says. int8 is widened to bf16 before it is multiplied: an int8
-// is exactly a bf16, so the scales are all that is left to apply. Knows no queries and no scores.
+// The block layout is in dovetail_attention.h. int8 is widened to bf16 before it is multiplied: an
+// int8 is exactly a bf16, so only the scales remain to be applied. Independent of queries.
 #pragma once
 #include "attention.h"
 #include "attention_simd.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Neighbouring tokens of a chunk in one block: first_token (of the chunk, a multiple of 16) and on.
+// Consecutive tokens of a chunk in one block, from first_token (of the chunk, a multiple of 16).
 struct Segment {
   int first_token, num_tokens;
   int64_t offset;  // of the first token in the block
@@ -16,8 +16,8 @@ struct Segment {
 };
 constexpr int kMaxSegments = kChunk / kPanel + 1;
 
-// Cut positions first .. end of a chunk into segments, `first` being a multiple of 16; return how
-// many.
+// Split positions first .. end of a chunk into segments, `first` being a multiple of 16; return
+// their number.
 static DK_INLINE int cut_segments(const dk_attention_args& a, int64_t run, int64_t chunk_start,
                                   int first, int end, Segment* segments) {
   const int32_t* const table = a.block_table + run * a.block_table_stride;
@@ -34,7 +34,7 @@ static DK_INLINE int cut_segments(const dk_attention_args& a, int64_t run, int64
   return n;
 }
 
-// The scales of a head's keys or values by position of the chunk; 0 where no token is.
+// The scales of a head's keys or values by position of the chunk; 0 for positions without a token.
 static DK_INLINE void gather_scales(const Segment* segments, int n, int64_t scales_offset,
                                     float* scales) {
   for (int i = 0; i < kChunk; ++i) scales[i] = 0.f;
@@ -44,7 +44,7 @@ static DK_INLINE void gather_scales(const Segment* segments, int n, int64_t scal
   }
 }
 
-// n (a multiple of 32) int8 as bf16; asks for as much memory at `ahead`.
+// Convert n (a multiple of 32) int8 to bf16; prefetches as much memory at `ahead`.
 static DK_INLINE void widen(const int8_t* from, uint16_t* to, int64_t n, const char* ahead) {
   for (int64_t i = 0; i < n; i += 2 * kLanes) {
     if (i % 64 == 0) prefetch(ahead + i);
@@ -52,14 +52,14 @@ static DK_INLINE void widen(const int8_t* from, uint16_t* to, int64_t n, const c
   }
 }
 
-// One token's features: quantised, and the scale that brings them back. Where one of them is not
-// finite the scale is not either, and so what comes out.
+// One token's features: quantized, and the scale that restores them. If a feature is not finite,
+// neither are the scale and the result.
 static DK_INLINE float quantise(const uint16_t* from, int64_t n, int8_t* to) {
   Vec greatest = zero(), doubt = zero();
   for (int64_t i = 0; i < n; i += kLanes) {
     const Vec x = load_bf16(from + i);
     greatest = max(max(greatest, x), sub(zero(), x));
-    doubt = add(doubt, sub(x, x));  // NaN for what is not finite
+    doubt = add(doubt, sub(x, x));  // NaN if x is not finite
   }
   const float most = reduce_max(greatest), unsure = reduce_add(doubt);
   if (!(unsure == 0.f)) {
@@ -74,7 +74,7 @@ static DK_INLINE float quantise(const uint16_t* from, int64_t n, int8_t* to) {
   return most / 127.f;
 }
 
-// Where a token goes: in a block at `offset`.
+// The destination of a token: a block, at `offset`.
 struct Slot {
   char* block;
   int64_t offset;
@@ -84,7 +84,7 @@ static DK_INLINE Slot slot_of(const dk_attention_args& a, int64_t token) {
   return {static_cast<char*>(a.cache) + slot / a.block_size * a.block_stride, slot % a.block_size};
 }
 
-// Put a pair of features of keys, or one feature of values, at the place of a token.
+// Write a pair of features of keys, or one feature of values, of one token.
 template <class Element>
 static DK_INLINE void scatter_key(const Element* from, int64_t size, char* head, int64_t offset) {
   Element* to = reinterpret_cast<Element*>(head);
@@ -133,13 +133,13 @@ static void write_value(const dk_attention_args& a, const AttentionShape& shape,
   memcpy(slot.block + shape.value_scales_offset + place, &scale, 4);
 }
 
-// 16 neighbours that fill a panel, in bf16: whole lines instead of a word to each.
+// 16 consecutive tokens that fill a panel, in bf16: whole cache lines instead of single words.
 static void write_panel(const dk_attention_args& a, const AttentionShape& shape, int64_t token,
                         int64_t head) {
   const int64_t size = a.head_size;
   const Slot slot = slot_of(a, token);
-  // Rows of a fused projection lie a power of two apart, all in one set of the first cache: read
-  // each of them once, in a piece.
+  // Rows of a fused projection are a power of two apart, all in one set of the L1 cache: read
+  // each of them once, completely.
   uint16_t k[kPanel][kMaxHeadSize], v[kPanel][kMaxHeadSize];
   const uint16_t* from_k = row_of(a.k, token, a.k_token_stride, head, a.k_head_stride);
   const uint16_t* from_v = row_of(a.v, token, a.v_token_stride, head, a.v_head_stride);

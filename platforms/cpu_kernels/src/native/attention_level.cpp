@@ -1,9 +1,9 @@
-// Attention of one item at a level: through the chunks of the context, in their order.
+// Attention of one item at a level: iterate over the chunks of the context in order.
 //
-// Two ways through a chunk give the same bits. Few rows stream: block by block as memory lies, all
-// heads of a block, because the reading is what takes the time. Many rows go head by head, so that
-// a head's chunk stays in the cache for all tiles of rows, because the multiplying is what takes
-// the time. Knows one item at a time; who shares out the items is attention.cpp.
+// Two ways through a chunk give the same bits. Few rows stream: block by block in memory order, all
+// heads of a block, because reading dominates. Many rows go head by head, so that a head's chunk
+// stays in the cache for all tiles of rows, because multiplication dominates. This file processes
+// one item at a time; attention.cpp distributes the items.
 #include "attention_cache.h"
 #include "attention_tiles.h"
 
@@ -13,20 +13,20 @@ namespace {
 int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Takes pieces of a scratch one after the other; without memory it only counts.
+// Allocates consecutive pieces of a scratch buffer; without memory it only counts.
 struct Carver {
   char* memory;
   int64_t used = 0;
   template <class T>
   T* take(int64_t n) {
-    // By way of an integer: without memory there is nothing to point into.
+    // Computed as integers: without memory there is no valid pointer.
     T* const piece = reinterpret_cast<T*>(reinterpret_cast<intptr_t>(memory) + used);
     used += (n * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64 + 64;  // + 64: reads past the end
     return piece;
   }
 };
 
-// An item at work.
+// An item being processed.
 struct Work {
   const dk_attention_args& a;
   const AttentionItem& item;
@@ -88,9 +88,9 @@ Part part_of(const Work& w, int64_t chunk, int64_t first_row, int64_t end_row) {
   return {start, static_cast<int>(first / kPanel * kPanel), static_cast<int>(end)};
 }
 
-// Where the keys and values of a segment lie for one head, in bf16.
+// The addresses of a segment's keys and values for one head, in bf16.
 struct Place {
-  const uint32_t* keys;    // panels of 16 tokens, one after the other
+  const uint32_t* keys;    // contiguous panels of 16 tokens
   const uint32_t* values;  // [D / 16][panel_stride / 16][16]
   int64_t panel_stride;    // words
 };
@@ -105,7 +105,7 @@ void widen_keys(const Work& w, const Segment& s, int64_t head, uint16_t* to, con
   const char* const from = s.block + head * w.shape.head_bytes + s.offset * w.a.head_size;
   widen(reinterpret_cast<const int8_t*>(from), to, panels * kPanel * w.a.head_size, ahead);
 }
-// Pairs of tokens of each panel follow each other; return the stride of panels in words.
+// Pairs of tokens of each panel are contiguous; return the stride of panels in words.
 int64_t widen_values(const Work& w, const Segment& s, int64_t head, uint16_t* to,
                      const char* ahead) {
   const int64_t n = (s.num_tokens + 1) / 2 * 2 * kLanes;
@@ -119,8 +119,8 @@ int64_t widen_values(const Work& w, const Segment& s, int64_t head, uint16_t* to
   return n / 2;
 }
 
-// Append the segment's values to a tile's segments; a token without a partner gets a pair of its
-// own, with nothing in its other half: the slot beside it may hold a NaN.
+// Append the segment's values to a tile's segments. A token without a partner gets a separate pair
+// with zeros in the other half: the slot beside it may contain a NaN.
 int add_values(const Work& w, const Place& place, int first_token, int num_tokens,
                const char* ahead, ValueSegment* segments) {
   int n = 0;
@@ -202,7 +202,7 @@ void score_segment(const Work& w, const Segment& s, int64_t head, const uint32_t
 }
 
 // writes: the last segment's last key is this step's. It is written just before it is read: its
-// lines, one for each pair of features, have been asked for by then.
+// cache lines, one per pair of features, have been prefetched by then.
 void stream_keys(const Work& w, const Segment* segments, int n, bool writes) {
   const bool integers = w.a.cache_kind == DK_CACHE_INT8;
   const int64_t heads = w.item.num_heads, head_bytes = w.shape.head_bytes;
@@ -265,7 +265,7 @@ void stream_values(const Work& w, const Segment* segments, int n, bool writes, c
   }
 }
 
-// Add a chunk's results to those so far.
+// Merge a chunk's results into the previous ones.
 void merge_chunk(const Work& w) {
   const int64_t all = w.item.num_heads * w.rows, size = w.a.head_size;
   for (int64_t row = 0; row < all; row += kLanes) {
@@ -305,7 +305,7 @@ void stream_chunk(const Work& w, int64_t chunk) {
             w.chunk_max + row, w.chunk_sum + row);
     }
   }
-  // What comes after this chunk's values: the next chunk's keys, or nothing that is known.
+  // The memory after this chunk's values: the next chunk's keys, or unknown.
   const int64_t next = part.chunk_start + kChunk;
   const bool last = chunk + 1 == w.item.end_chunk || next >= w.end_of(w.rows - 1);
   const int32_t* const table = w.a.block_table + w.item.run * w.a.block_table_stride;
@@ -317,7 +317,7 @@ void stream_chunk(const Work& w, int64_t chunk) {
 
 // --- head by head: many rows --------------------------------------------------------------------
 
-// Where a chunk's segments lie for a head, widened where need be. places: by segment.
+// The addresses of a chunk's segments for a head, widened if necessary. places: by segment.
 void locate(const Work& w, const Segment* segments, int n, int64_t head, Place* places) {
   uint16_t* to = w.wide;
   for (int s = 0; s < n; ++s) {
@@ -343,7 +343,7 @@ void score_part(const Work& w, const Part& part, const Segment* segments, const 
     while (t >= segments[s].first_token + segments[s].num_tokens) ++s;
     panels[n] = places[s].keys + (t - segments[s].first_token) / kPanel * pairs * kPanel;
   }
-  panels[n] = panels[n - 1];  // what comes ahead of the last ones
+  panels[n] = panels[n - 1];  // what to prefetch for the last ones
   ScoreTile t{};
   t.queries = reinterpret_cast<const uint32_t*>(queries);
   t.query_stride = t.num_pairs = pairs;
@@ -376,7 +376,7 @@ void attend_tile(const Work& w, int64_t chunk, const Segment* segments, int num_
     Place place = places[s];
     place.values += skipped / 2 * kLanes;
     const char* const here = reinterpret_cast<const char*>(place.values);
-    // The piece before asks for this one: each is too short for a processor to see it coming.
+    // Prefetch explicitly from the previous piece: pieces are too short for the hardware.
     if (n) pieces[n - 1].ahead = here;
     n += add_values(w, place, start + skipped, end - skipped, here, pieces + n);
   }
@@ -454,7 +454,7 @@ void forget(const Work& w) {
   memset(w.out, 0, all * w.a.head_size * sizeof(float));
 }
 
-// Let a chunk's results go to their place among the partial ones: for each row maximum, sum,
+// Store a chunk's results among the partial ones: for each row maximum, sum and
 // values.
 void keep_partial(const Work& w, int64_t chunk) {
   const int64_t row_floats = partial_row_floats(w.a), size = w.a.head_size;

@@ -1,9 +1,9 @@
 // Vectors of 16 floats and of 16 words (pairs of bf16) at the level that a source is compiled for.
 //
-// Only for level sources (see dispatch.h): attention, the small operations, sampling. One name for
-// each operation, so that a kernel is written once; a result may differ between levels, never
-// between two uses at one level: every function here is a fixed sequence of operations, and fused
-// where it says so. Knows nothing of attention.
+// Only for level sources (see dispatch.h): attention, the small operations, sampling. Each
+// operation has one name at all levels, so that a kernel is written once. A result may differ
+// between levels, never between two uses at one level: every function here is a fixed sequence of
+// operations, fused only where stated. Independent of attention.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -32,7 +32,7 @@ static DK_INLINE float float_of_bf16(uint16_t x) {
   return value;
 }
 
-// Round to nearest even; a NaN stays one.
+// Rounds to nearest even; NaN stays NaN.
 static DK_INLINE uint16_t bf16_of_float(float x) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
@@ -69,7 +69,7 @@ static DK_INLINE Vec keep_lanes(Vec x, int first, int end, Vec other) {
                          _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end));
   return _mm512_mask_mov_ps(other, kept, x);
 }
-// p * 2^r; exactly 0 where x < -126, x being NaN or not below that elsewhere.
+// p * 2^r; exactly 0 where x < -126; elsewhere x is NaN or at least -126.
 static DK_INLINE Vec scale_by_power(Vec p, Vec r, Vec x) {
   const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.f), _CMP_NLT_UQ);
   return _mm512_maskz_scalef_ps(kept, p, r);
@@ -86,7 +86,7 @@ static DK_INLINE Vec load_int8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
-// Whole numbers from -127 to 127.
+// Integers from -127 to 127.
 static DK_INLINE void store_int8(int8_t* p, Vec x) {
   const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
@@ -280,7 +280,7 @@ static DK_INLINE Vec div(Vec a, Vec b) DK_EACH_LANE(a.lane[i] / b.lane[i])
 static DK_INLINE Vec fma(Vec a, Vec b, Vec c) DK_EACH_LANE(a.lane[i] * b.lane[i] + c.lane[i])
 static DK_INLINE Vec max(Vec a, Vec b) DK_EACH_LANE(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i])
 static DK_INLINE Vec min(Vec a, Vec b) DK_EACH_LANE(a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i])
-// For |a| < 2^22, anything beyond; a NaN stays one.
+// For |a| < 2^22, undefined beyond; NaN stays NaN.
 static DK_INLINE Vec round_even(Vec a) DK_EACH_LANE((a.lane[i] + 12582912.f) - 12582912.f)
 static DK_INLINE float reduce_max(Vec a) {
   float best = a.lane[0];
@@ -331,8 +331,8 @@ static DK_INLINE void store_bf16_pair(uint16_t* p, Vec first, Vec second) {
 
 #endif
 
-// 2^x for x <= 127, exactly 0 below -126 (-infinity too); a NaN stays one. Relative error 1e-7 (a
-// polynomial of degree 5, best on [-1/2, 1/2]).
+// 2^x for x <= 127, exactly 0 below -126 (also -infinity); NaN stays NaN. Relative error 1e-7 (a
+// polynomial of degree 5, the best one on [-1/2, 1/2]).
 static DK_INLINE Vec exp2_of(Vec x) {
   const Vec r = round_even(x);
   const Vec f = sub(x, r);
@@ -346,7 +346,7 @@ static DK_INLINE Vec exp2_of(Vec x) {
 }
 static constexpr float kLog2E = 1.44269504f;
 
-// 1 / (1 + exp(-x)); 0 and 1 far out, a NaN stays one.
+// 1 / (1 + exp(-x)); saturates at 0 and 1; NaN stays NaN.
 static DK_INLINE Vec sigmoid_of(Vec x) {
   const Vec bounded = min(set(80.f), max(set(-80.f), x));
   return div(set(1.f), add(set(1.f), exp2_of(mul(bounded, set(-kLog2E)))));

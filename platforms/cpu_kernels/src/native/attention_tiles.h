@@ -1,8 +1,8 @@
 // The micro-kernels of attention: scores of a tile of rows, their softmax, their weighted values.
 //
-// A tile has 1 .. kMaxRows query rows. Each score is one chain of dots over the pairs of features
-// in order, each output element one over the pairs of tokens in order, whatever the tile: the bits
-// of a row do not depend on which rows share its tile. Knows panels and weights, no blocks and no
+// A tile has 1 .. kMaxRows query rows. Each score is one chain of dot products over the pairs of
+// features in order, each output element one over the pairs of tokens in order, for every tile
+// size: the bits of a row do not depend on the other rows of its tile. Independent of blocks and
 // runs.
 #pragma once
 #include "attention.h"
@@ -10,7 +10,7 @@
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Registers: rows x panels sums, the panels' operands, one broadcast (or two, in halves, without
+// Registers: rows x panels sums, the panels' operands, one broadcast (or two halves without
 // bf16).
 #if DK_LEVEL >= 2
 constexpr int kMaxRows = 12, kMaxPanels = 2, kMaxSums = 24;
@@ -22,13 +22,13 @@ constexpr int kMaxRows = 2, kMaxPanels = 1, kMaxSums = 2;
 constexpr float kMasked = -__builtin_inff();
 constexpr float kLowest = -1e30f;  // below every score; finite, so that no difference is NaN
 
-// Rows of queries against up to kMaxPanels panels of 16 keys; scores not scaled.
+// Rows of queries against up to kMaxPanels panels of 16 keys; scores are not scaled.
 struct ScoreTile {
-  const uint32_t* queries;  // a row's pairs of features, side by side
+  const uint32_t* queries;  // a row's pairs of features, contiguous
   int64_t query_stride;     // words
   int64_t num_pairs;
   const uint32_t* keys[kMaxPanels];
-  const char* ahead;  // memory that comes next, as much as this tile reads
+  const char* ahead;  // memory to prefetch, as much as this tile reads
   float* scores;      // row stride kChunk
 };
 
@@ -52,11 +52,11 @@ static void score_tile(const ScoreTile& t) {
     store(t.scores + r * kChunk + j * kPanel, sum[r][j]);
 }
 
-// Values of neighbouring tokens of a chunk.
+// Values of consecutive tokens of a chunk.
 struct ValueSegment {
   const uint32_t* values;  // [D / 16][panel_stride / 16][16 features], a word per pair of tokens
   int64_t panel_stride;    // words
-  int64_t first_pair, num_pairs;  // where the weights of these tokens are; how many
+  int64_t first_pair, num_pairs;  // the weights of these tokens; their number
   const char* ahead;
 };
 
@@ -138,17 +138,17 @@ static const TileFunctions kTiles[kMaxRows + 1] = {
 };
 #undef DK_TILE
 
-// Turn scores of a chunk into weights. Panels first_panel .. end_panel are there.
+// Turn scores of a chunk into weights. Panels first_panel .. end_panel exist.
 struct SoftmaxTile {
   float* scores;      // changed; row stride kChunk
   uint16_t* weights;  // bf16, row stride kChunk
   int num_rows, first_panel, end_panel;
   const int* first;  // positions that row r sees, within the chunk: first[r] .. end[r]
   const int* end;
-  const float* key_scales;  // by position of the chunk, finite; NULL where keys are no integers
+  const float* key_scales;  // by position of the chunk, finite; NULL if keys are not integers
   const float* value_scales;
   float scale, soft_cap;
-  float* max;  // out, by row: the greatest score times log2(e), kLowest where nothing is seen
+  float* max;  // out, by row: the greatest score times log2(e), kLowest if it sees no position
   float* sum;  // out, by row: of the weights, before they are rounded
 };
 
@@ -163,7 +163,7 @@ static DK_INLINE void shape_scores(const SoftmaxTile& t, float* scores) {
   }
 }
 
-// Return the greatest score that the row sees; hide the others.
+// Return the maximum score that the row sees; hide the other scores.
 static DK_INLINE Vec mask_scores(const SoftmaxTile& t, float* scores, int first, int end) {
   Vec best = set(kLowest);
   if (first <= t.first_panel * kPanel && end >= t.end_panel * kPanel) {
@@ -183,7 +183,7 @@ static DK_INLINE void softmax_tile(const SoftmaxTile& t) {
   const float factor = (t.soft_cap > 0.f ? 1.f : t.scale) * kLog2E;
   const bool shaped = t.key_scales || t.soft_cap > 0.f;
   Vec best[kMaxRows];
-  // All maxima first, then all exponentials: what waits in one row overlaps with the next.
+  // All maxima first, then all exponentials: latencies of different rows overlap.
   for (int r = 0; r < t.num_rows; ++r) {
     if (shaped) shape_scores(t, t.scores + r * kChunk);
     best[r] = mask_scores(t, t.scores + r * kChunk, t.first[r], t.end[r]);
@@ -213,8 +213,8 @@ static DK_INLINE void softmax_tile(const SoftmaxTile& t) {
   }
 }
 
-// What is left of the results so far, and what a chunk's count, when rows' maxima are put together:
-// keep and take, by row; the maxima and sums are brought forward. n <= 16 rows.
+// The factors of the previous results and of a chunk's results when the maxima of rows are merged:
+// keep and take, by row. The maxima and sums are updated. n <= 16 rows.
 static DK_INLINE void merge_rows(int n, float* max_so_far, float* sum_so_far,
                                  const float* chunk_max, const float* chunk_sum, float* keep,
                                  float* take) {

@@ -1,4 +1,4 @@
-// What the CPU can do, the level in use, and what else of the ABI is not an operation.
+// The CPU's features, the level in use, and the functions of the ABI that are not operations.
 #include "dispatch.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ namespace dk {
 namespace {
 
 #if DK_X86
-// Bits of cpuid and xgetbv as the processor manuals number them.
+// Bits of cpuid and xgetbv as numbered in the processor manuals.
 bool has(unsigned word, int bit) { return word >> bit & 1; }
 
 uint64_t enabled_state() {
@@ -68,7 +68,7 @@ int64_t dk_set_level(int64_t level) {
 }
 
 void* dk_alloc(int64_t num_bytes) {
-  // Map a huge page more than asked and give back what lies before and behind the aligned part.
+  // Map a huge page more than requested and unmap the parts before and after the aligned part.
   const int64_t size = dk::whole_pages(num_bytes), mapped = size + dk::kHugePage;
   const int protection = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS;
   char* const base = static_cast<char*>(mmap(nullptr, mapped, protection, kind, -1, 0));
@@ -77,7 +77,7 @@ void* dk_alloc(int64_t num_bytes) {
   if (before) munmap(base, before);
   munmap(base + before + size, dk::kHugePage - before);
 #ifdef MADV_HUGEPAGE
-  madvise(base + before, size, MADV_HUGEPAGE);  // a wish: refused, small pages serve
+  madvise(base + before, size, MADV_HUGEPAGE);  // a hint: if refused, small pages are used
 #endif
   return base + before;
 }

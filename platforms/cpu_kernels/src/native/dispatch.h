@@ -1,4 +1,4 @@
-// Levels: how a kernel is compiled once for each instruction set, and how the right one is found.
+// Levels: how a kernel is compiled once for each instruction set, and how one is selected.
 //
 // A source named `*_level.cpp` is compiled once per level with that level's flags and with
 //     DK_LEVEL            0 portable, 1 avx2, 2 avx512 (f, bw, vl, dq), 3 avx512_bf16 (vnni, bf16)
@@ -12,9 +12,9 @@
 //     namespace dk::DK_LEVEL_NAMESPACE { const OpsTable ops_table = {...}; }       // ops_level.cpp
 //     DK_PICK(ops_table).rms_norm(job, 0, n);                                       // ops.cpp
 //
-// A level source must not leave code behind that other sources may share: no std containers, no
-// inline functions of other namespaces but those forced inline. The linker keeps one copy of such a
-// function, and a copy made for AVX-512 would end an older CPU. (Lower levels are linked first.)
+// A level source must not emit code that other sources may share: no std containers, and inline
+// functions of other namespaces only if always inlined. The linker keeps one copy of such a
+// function; a copy compiled for AVX-512 would crash an older CPU. (Lower levels are linked first.)
 #pragma once
 #include <cstdint>
 
@@ -47,7 +47,7 @@ namespace dk {
 // The level in use, one of DK_PORTABLE ... DK_AVX512_BF16.
 int current_level();
 
-// The table of the level in use, from one pointer per level that was compiled, lowest first.
+// The table of the level in use, from one pointer per compiled level, lowest first.
 template <class Table, class... Pointers>
 DK_INLINE const Table& pick(const Table* lowest, Pointers... higher) {
   const Table* tables[] = {lowest, higher...};

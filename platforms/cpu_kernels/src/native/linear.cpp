@@ -1,9 +1,8 @@
-// Packed linears: passes over the rows, packing of activations, panels spread over the team.
+// Packed linears: passes over the rows, packing of activations, distribution of panels.
 //
-// Results do not depend on the batch: how rows are cut into passes and tiles, and which thread
-// computes a panel, changes neither the order in which a sum is made (linear_level.cpp,
-// linear_int4_level.cpp) nor the quantisation of a row (activations.h). DK_BATCH_INVARIANT
-// therefore asks for nothing more.
+// Results do not depend on the batch: neither the split of rows into passes and tiles nor the
+// thread of a panel changes the order of a sum (linear_level.cpp, linear_int4_level.cpp) or the
+// quantization of a row (activations.h). So DK_BATCH_INVARIANT has no effect.
 #include "linear.h"
 
 #include <algorithm>
@@ -19,7 +18,7 @@ constexpr int64_t kSharedPackingRows = 16;  // fewer are packed by the caller al
 
 int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// The tile height with the least work: padding counts as rows, and each tile costs some more.
+// The tile height with the least work: padding counts as rows, and each tile has a fixed cost.
 int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
   const int64_t highest = kernels.max_tile_rows;
   if (num_rows <= highest) return num_rows;
@@ -36,7 +35,7 @@ int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
   return best;
 }
 
-// Run one pass. Scratch holds packed activations, scales and corrections, one after the other.
+// Run one pass. Scratch contains packed activations, scales and corrections, one after the other.
 void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_groups,
               int64_t num_panels) {
   const int64_t num_tiles = job.num_tiles(), rows = num_tiles * job.tile_rows;
@@ -56,7 +55,7 @@ void run_pass(const LinearKernels& kernels, LinearJob& job, int64_t num_groups,
   parallel_for(num_panels, 1, compute);
 }
 
-// How rows are cut into passes, of whole tiles.
+// How rows are split into passes of whole tiles.
 struct Cut {
   int64_t tile_rows, num_tiles, num_passes;
   Cut(const LinearKernels& kernels, int64_t num_rows, int64_t row_bytes) {

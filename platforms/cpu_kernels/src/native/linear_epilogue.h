@@ -1,14 +1,15 @@
 // The end of a packed linear, for one tile of rows and one panel: bias, silu(gate) * up, residual,
-// rounding, and the store into rows of any stride. Knows no kind of weights: sums come as floats.
+// rounding, and the store into rows of any stride. Independent of the kind of weights: sums are
+// floats.
 #pragma once
 #include "linear.h"
 #include "simd.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Where the outputs of one panel go.
+// The destination of one panel's outputs.
 struct PanelOutput {
-  int64_t first_column, num_columns;  // of the output; what exists of the panel
+  int64_t first_column, num_columns;  // of the output; the existing part of the panel
   const uint16_t* bias;               // of the first column, or null
   const uint16_t* up_bias;            // with DK_GATE_UP
 };
@@ -39,15 +40,14 @@ DK_INLINE void store_output(const dk_linear_args& args, int64_t row, int64_t col
   }
 }
 
-// Finish rows [0, num_rows) of a tile that begins at `first_row` of y; sum(row, vector) gives
-// kWidth columns of the scaled sums. Elements are finished each by itself: neighbours do not
-// matter.
+// Finish rows [0, num_rows) of a tile that begins at `first_row` of y; sum(row, vector) returns
+// kWidth columns of the scaled sums. Elements are independent of each other.
 template <class Sum>
 DK_INLINE void finish_tile(const dk_linear_args& args, const PanelOutput& out, int64_t first_row,
                            int64_t num_rows, Sum sum) {
   const bool whole = out.num_columns == kColumns;
   if (whole && !args.bias && !args.residual && !(args.flags & (DK_GATE_UP | DK_OUT_F32))) {
-    // The usual case, straight: it is a tenth of the work where k is small.
+    // Fast path of the usual case: the epilogue is a tenth of the work for small k.
     auto* y = static_cast<uint16_t*>(args.y) + first_row * args.ldy + out.first_column;
     for (int64_t r = 0; r < num_rows; ++r, y += args.ldy) {
       DK_UNROLL for (int v = 0; v < kVectorsPerPanel; ++v) store_bf16(y + v * kWidth, sum(r, v));

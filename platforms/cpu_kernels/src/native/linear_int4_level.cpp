@@ -1,8 +1,8 @@
 // Packed linear in int4 by groups, one level: integer sums within a group, floats over the groups.
 //
-// A nibble is q + 8 and unsigned, an activation a signed byte; the sum of a group begins at -8 *
-// sum(x), so that it ends as the sum of q * x, exactly. Groups are added in ascending order by one
-// fused multiply-add each, whatever the tile's height: a row's bits do not depend on the batch.
+// A nibble is q + 8 and unsigned, an activation a signed byte. The sum of a group starts at -8 *
+// sum(x), so that it becomes exactly the sum of q * x. Groups are added in ascending order by one
+// fused multiply-add each, for any tile height: a row's bits do not depend on the batch.
 #include <utility>
 
 #include "activations.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kStreamAhead = 8192;    // bytes of weights prefetched ahead in one pass over k
 constexpr int64_t kBlockK = 512;      // k of a block: 16 KiB unpacked, kept in the L1 cache
-constexpr int64_t kAheadTiles = 12;   // so many tiles share the prefetching of the next block
+constexpr int64_t kAheadTiles = 12;   // number of tiles that share the prefetch of the next block
 constexpr int kMaxRows = DK_LEVEL >= 2 ? 6 : DK_LEVEL == 1 ? 2 : 1;
 
 template <int kGroup>
@@ -25,8 +25,8 @@ constexpr int64_t kGroupBytes = kGroup / 8 * kUnitBytes + kColumns * 2;
 // --- integer sums of a group: sums[row][vector] += q + 8 times x --------------------------------
 
 #if DK_LEVEL >= 3
-// Few rows leave registers for a second set of sums, which hides the instruction's latency; that
-// set takes the high nibbles where they are, as 16 times their value.
+// With few rows there are registers for a second set of sums, which hides the instruction's
+// latency. That set uses the high nibbles in place, as 16 times their value.
 template <int kRows, int kGroup, bool kUnpacked>
 DK_INLINE void add_group(const char* weights, const uint32_t* x, VI (*sums)[kVectorsPerPanel]) {
   constexpr bool kTwoSets = kRows <= 4;
@@ -129,7 +129,7 @@ DK_INLINE void add_group(const char* weights, const uint32_t* x, VI (*sums)[kVec
 
 // --- tiles -------------------------------------------------------------------------------------
 
-// A block of groups as a tile needs it.
+// The inputs of a tile for a block of groups.
 struct Block {
   const char* weights;   // packed, with scales
   const char* unpacked;  // nibbles as bytes, or null

@@ -1,9 +1,8 @@
 // Packed linear in bf16 and int8, one level. A tile of up to kMaxRows rows and 32 columns stays in
-// registers; activations are broadcast, weights are read once a tile in one stream.
+// registers; activations are broadcast, weights are read once per tile in one stream.
 //
-// A sum is made of its units in ascending k, by one accumulator, whatever the tile's height and
-// the blocks over k: a row's bits depend neither on the other rows nor on how panels are spread
-// over threads.
+// A sum adds its units in ascending k, with one accumulator, for any tile height and blocks over
+// k: a row's bits depend neither on the other rows nor on the distribution of panels over threads.
 #include <utility>
 
 #include "activations.h"
@@ -23,8 +22,8 @@ DK_INLINE void keep_in_registers(Vector (*sums)[kVectorsPerPanel]) {
   }
 }
 
-// Half of a unit, where one instruction cannot do all of it: sums += weight(words) * input(row).
-// Two wide vectors of weights stay in registers and inputs pass; of narrow ones the inputs stay.
+// Half of a unit, if one instruction cannot process all of it: sums += weight(words) * input(row).
+// Two wide vectors of weights stay in registers while inputs change; with narrow ones inputs stay.
 template <int kRows, class Vector, class Weight, class Input, class Multiply>
 DK_INLINE void add_half(Vector (*sums)[kVectorsPerPanel], const char* weights, Weight weight,
                         Input input, Multiply multiply) {
@@ -150,8 +149,8 @@ DK_INLINE void store_sum(float* p, VI v) { store_int(reinterpret_cast<int32_t*>(
 DK_INLINE VF clear_sum(const VF*) { return zero(); }
 DK_INLINE VI clear_sum(const VI*) { return zero_int(); }
 
-// Add num_units units (a multiple of 4) to the sums [kRows][32]; those of the first block begin at
-// zero. kLines < 0: prefetch the weights' own stream; otherwise kLines lines of `ahead` with every
+// Add num_units units (a multiple of 4) to the sums [kRows][32], which start at zero in the first
+// block. kLines < 0: prefetch the stream of weights; otherwise kLines lines of `ahead` per
 // 4 units.
 template <class Kind, int kRows, int kLines>
 __attribute__((noinline)) void add_units(const typename Kind::Unit* x, const char* weights,
@@ -213,8 +212,8 @@ void compute_one_tile(const LinearJob& job, int64_t panel, const char* weights, 
   finish<Kind>(job, panel_output(*job.args, panel), 0, sums, weights + job.num_units * kUnitBytes);
 }
 
-// Many tiles: blocks over k, all tiles on a block before the next; each prefetches its share of the
-// next block, the last block's tiles that of the next panel.
+// Many tiles: blocks over k, all tiles on a block before the next. Each tile prefetches a share of
+// the next block; tiles of the last block prefetch the next panel.
 template <class Kind, int kRows>
 void compute_tiles(const LinearJob& job, int64_t panel, const char* weights, float* sums) {
   const auto* x = reinterpret_cast<const typename Kind::Unit*>(job.activations);
@@ -229,7 +228,7 @@ void compute_tiles(const LinearJob& job, int64_t panel, const char* weights, flo
     for (int64_t t = 0; t < num_tiles; ++t) {
       const auto* a = x + (t * job.num_units + u) * kRows;
       float* const c = sums + t * tile_sums;
-      // 2 lines a unit are to be fetched: n / 4 steps of num_tiles tiles bring kLines lines each.
+      // 2 lines per unit are needed: n / 4 steps of num_tiles tiles prefetch kLines lines each.
       if (num_tiles <= 2) {
         add_units<Kind, kRows, 4>(a, block, n, c, u == 0, ahead + t * n * 64);
       } else if (num_tiles <= 4) {
@@ -239,7 +238,7 @@ void compute_tiles(const LinearJob& job, int64_t panel, const char* weights, flo
       } else {
         add_units<Kind, kRows, 0>(a, block, n, c, u == 0, ahead);
       }
-      // At once: what is stored now is on its way while the next tile is multiplied.
+      // Immediately: the store overlaps with the multiplication of the next tile.
       if (u + n == job.num_units) finish<Kind>(job, out, t, c, scales);
     }
   }
@@ -264,7 +263,7 @@ void compute_rows(const LinearJob& job, int64_t first_panel, int64_t end_panel) 
 // --- activations -------------------------------------------------------------------------------
 
 struct TileRows {
-  int64_t first, count;  // rows of the pass that a tile really has
+  int64_t first, count;  // rows of the pass that a tile contains
 };
 TileRows rows_of(const LinearJob& job, int64_t tile) {
   const int64_t row = tile * job.tile_rows, left = job.num_rows - row;
@@ -296,7 +295,7 @@ void pack_rows_bf16(const LinearJob& job, int64_t first_tile, int64_t end_tile) 
 }
 
 #if DK_LEVEL == 1 || DK_LEVEL == 2
-// Like transpose_words, with the bytes of a word widened to 16 bits: k 0 and 2, then k 1 and 3.
+// Like transpose_words, with bytes widened to 16 bits: k 0 and 2, then k 1 and 3.
 void pack_pairs(const int8_t* q, int64_t K, int64_t rows, Int8::Unit* out, int64_t tile_rows,
                 int64_t num_units) {
   const auto pair = [](int32_t low, int32_t high) { return (low & 0xffff) | high * 65536; };

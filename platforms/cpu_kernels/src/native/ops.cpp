@@ -1,4 +1,4 @@
-// The small operations: rows are shared out over the team where there are enough of them.
+// The small operations: rows are distributed over the team if there are enough of them.
 #include "ops.h"
 
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace {
 
-// Numbers that a thread takes at a time: some microseconds' work, so that few rows wake nobody.
+// Numbers per piece of work: some microseconds, so that few rows run on one thread.
 constexpr int64_t kNumbersPerPiece = 32 << 10;
 
 int64_t rows_per_piece(int64_t row_numbers) {

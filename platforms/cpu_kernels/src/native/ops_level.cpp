@@ -1,13 +1,13 @@
-// The small operations at a level: 16 numbers at a time, the last ones of a row in a padded vector.
+// The small operations at a level: 16 numbers at a time, the rest of a row in a padded vector.
 //
-// Sums of squares are two chains of fused products, then one: the same for every row of a size.
+// Sums of squares use two chains of fused products, then add both, for every row of a size.
 #include "attention_simd.h"
 #include "ops.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
 namespace {
 
-// The first n < 16 numbers; zeros behind them.
+// The first n < 16 numbers, followed by zeros.
 Vec load_bf16_first(const uint16_t* p, int64_t n) {
   uint16_t room[kLanes] = {};
   memcpy(room, p, n * 2);
@@ -75,7 +75,7 @@ void add_rms_norm(const dk_add_rms_norm_args& a, int64_t begin, int64_t end) {
   }
 }
 
-// One head: features of the first half with their partners of the second.
+// One head: features of the first half with their partners in the second.
 void turn(const uint16_t* x, const float* cosines, int64_t half, int64_t passed, uint16_t* y) {
   const float* const sines = cosines + half;
   int64_t i = 0;

@@ -1,8 +1,8 @@
-// Packing of weights: row-major bf16 [N, K] into the panels of linear.h, with quantisation.
+// Packing of weights: row-major bf16 [N, K] into the panels of linear.h, with quantization.
 //
-// To nearest even: int8 symmetric with scale = max |w| / 127 per output column, int4 with a bf16
-// scale of either sign per column and group, the one of least squares. Levels give the same bytes:
-// every step is a single rounded operation. Plain loops, which compilers vectorise; packing
+// Rounds to nearest even. int8: symmetric, scale = max |w| / 127 per output column. int4: a bf16
+// scale of either sign per column and group, by least squares. Levels give the same bytes: every
+// step is a single rounded operation. Plain loops that compilers vectorize, because packing
 // happens once.
 #include "activations.h"
 #include "linear.h"
@@ -11,7 +11,7 @@
 namespace dk::DK_LEVEL_NAMESPACE {
 namespace {
 
-// The weight row that column n of a panel holds, or null for padding.
+// The weight row in column n of a panel, or null for padding.
 DK_INLINE const uint16_t* column_row(const dk_pack_linear_args& args, int64_t panel, int64_t n) {
   const auto* const weight = static_cast<const uint16_t*>(args.weight);
   if (!(args.flags & DK_GATE_UP)) {
@@ -108,17 +108,17 @@ int64_t pack_int8_panels(const dk_pack_linear_args& args, int64_t first_panel, i
   return nonfinite;
 }
 
-// What the weight of greatest magnitude of a group is scaled to before rounding, in turn: its sign
-// is the scale's, so that all of -8..7 is used; beyond -8 it is cut off and the others are finer.
+// Candidates for the scaled value of a group's greatest magnitude. Its sign is the scale's, so that
+// all of -8..7 is used; beyond -8 it is clipped and the other weights get a finer resolution.
 constexpr float kGreatest[] = {-7.5f, -8.0f, -8.6f};
 constexpr float kSteps = 2048.0f;
 constexpr int64_t kMaxGroup = 128;
 
-// Quantise a group of n weights to q + 8 in 0..15; returns the bits of its bf16 scale.
+// Quantize a group of n weights to q + 8 in 0..15; returns the bits of its bf16 scale.
 //
-// Of three roundings that with the least squared error is taken, each with the scale that suits it
-// best: sum(w q) / sum(q q). The weights enter as whole 2,048ths of the greatest, so that sums are
-// exact in any order.
+// Of three roundings the one with the least squared error is used, each with its best scale:
+// sum(w q) / sum(q q). The weights are whole 2,048ths of the greatest one, so that sums are exact
+// in any order.
 uint16_t quantise_int4(const uint16_t* w, int64_t n, uint8_t* q) {
   const uint32_t largest = largest_of(w, n);
   int64_t place = 0;

@@ -1,5 +1,5 @@
-// Probes for benchmarks: the bounds that a kernel is measured against, by the same team at the
-// same time.
+// Probes for benchmarks: the limits that a kernel is compared with, measured with the same team at
+// the same time.
 #include "probe.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Kernels of the probes, per level: each returns something that depends on all it did.
+// Kernels of the probes, per level. Each returns a value that depends on all of its work.
 #pragma once
 #include "dispatch.h"
 

@@ -1,4 +1,4 @@
-// What the machine can do at this level: how fast memory is read, and how fast registers multiply.
+// The limits of the machine at this level: memory bandwidth, and multiplication in registers.
 #include "probe.h"
 #include "simd.h"
 

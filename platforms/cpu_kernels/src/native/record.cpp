@@ -1,4 +1,4 @@
-// Recording: operations noted on one thread, given out as one piece of memory that can be replayed.
+// Recording: the operations of one thread, stored in one block of memory that can be replayed.
 #include "record.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// Noting operations while they are done: the first line of each exported operation is
-// dk::note(dk_<op>, args). Costs one look at a flag where nobody records.
+// Record operations while they run: the first line of each exported operation is
+// dk::note(dk_<op>, args). It only tests a flag if nothing is recorded.
 #pragma once
 #include <cstddef>
 
@@ -9,7 +9,7 @@ namespace dk {
 
 extern thread_local bool is_recording;
 
-// Keep the operation and a copy of its struct, on this thread's record.
+// Store the operation and a copy of its struct in this thread's record.
 void note_call(void (*operation)(const void*), const void* args, size_t num_bytes);
 
 template <class Args>

@@ -1,4 +1,4 @@
-// Choosing tokens: rows are shared out over the team.
+// Sampling: rows are distributed over the team.
 #include "sampling.h"
 
 #include "record.h"

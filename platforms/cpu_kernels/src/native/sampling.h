@@ -1,4 +1,4 @@
-// Choosing tokens at a level, for a range of rows.
+// Sampling at a level, for a range of rows.
 #pragma once
 #include "dispatch.h"
 #include "dovetail_sampling.h"

@@ -1,5 +1,5 @@
-// Choosing tokens at a level: one pass finds the block of the greatest number, a look into it the
-// place.
+// Sampling at a level: one pass finds the block of the maximum, a second look the place in the
+// block.
 #include "attention_simd.h"
 #include "sampling.h"
 
@@ -16,7 +16,7 @@ float number(float x) { return x; }
 float number(uint16_t x) { return float_of_bf16(x); }
 bool is_nan(float x) { return x != x; }
 
-// Up to 16 numbers, -infinity behind them.
+// Up to 16 numbers, followed by -infinity.
 template <class T>
 Vec load_some(const T* p, int64_t n) {
   if (n >= kLanes) return load_numbers(p);
@@ -40,7 +40,7 @@ Best best_of_row(const T* row, int64_t size) {
     for (int64_t i = start; i < end; i += kLanes) {
       const Vec x = load_some(row + i, end - i);
       best = max(best, x);
-      // In this order both leave a NaN alone; infinities become finite, so that x - x is 0.
+      // This order preserves a NaN; infinities become finite, so that x - x is 0.
       const Vec bounded = max(set(-kLargest), min(set(kLargest), x));
       doubt = add(doubt, sub(bounded, bounded));
     }

@@ -17,8 +17,8 @@
 
 #define DK_UNROLL _Pragma("GCC unroll 16")
 
-// Says that a vector is in a register here. At the end of a loop's body it keeps compilers from
-// copying and spilling sums that would fit.
+// Marks a vector as held in a register. At the end of a loop body it keeps compilers from copying
+// and spilling sums that would fit.
 #if DK_LEVEL >= 2
 #define DK_IN_REGISTER(v) asm("" : "+v"(v))
 #elif DK_X86
@@ -29,8 +29,8 @@
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Fetch what is read once a step, past the last-level cache: whoever works between the kernels (the
-// engine's own step) finds its memory there again.
+// Prefetch data that is read once per step, bypassing the last-level cache, so that the cache keeps
+// the data of code that runs between kernels (the engine's step).
 DK_INLINE void prefetch_once(const void* address) { __builtin_prefetch(address, 0, 0); }
 
 DK_INLINE float bf16_to_float(uint16_t value) {
@@ -237,8 +237,8 @@ DK_INLINE void store_bf16_n(uint16_t* p, VF v, int64_t n) {
 #endif
 
 // e to the power of each element, relative error below 2e-7 in [-87, 88]; clamped outside, so
-// never 0 and never infinite; NaN gives a finite number. 2^n times a polynomial of the rest (the
-// Cephes scheme).
+// never 0 and never infinite; NaN gives a finite number. 2^n times a polynomial of the remainder
+// (the Cephes scheme).
 DK_INLINE VF exp(VF x) {
   x = min(max(x, set1(-87.3f)), set1(88.3f));
   const VI n_int = round_to_int(mul(x, set1(1.44269504f)));

@@ -1,5 +1,5 @@
-// The thread team: one word holds the region's number, whether it is open, and how many workers are
-// in it, so that joining is one compare-and-swap which fails once the region is closed.
+// The thread team. One word contains the region's number, whether it is open, and how many workers
+// are in it, so that joining is one compare-and-swap that fails once the region is closed.
 #include "team.h"
 
 #include <linux/futex.h>
@@ -23,9 +23,9 @@ namespace {
 constexpr uint64_t kOpen = 1 << 15;         // below: workers inside; above: the region's number
 constexpr uint64_t kInside = kOpen - 1;
 constexpr int kNumberShift = 16;
-constexpr int kWorkerSpins = 2000;          // some 25 us, then the worker parks
-constexpr int kCallerSpins = 400;           // then the caller gives up its core to the straggler
-constexpr int64_t kStallNs = 200'000;       // waiting longer means that a core is contended
+constexpr int kWorkerSpins = 2000;          // about 25 us, then the worker parks
+constexpr int kCallerSpins = 400;           // then the caller yields its core to the last worker
+constexpr int64_t kStallNs = 200'000;       // a longer wait means that a core is contended
 constexpr int64_t kBackOffFactor = 10;      // then work alone for this multiple of the wait
 constexpr int64_t kMaxBackOffNs = 20'000'000;
 
@@ -57,7 +57,7 @@ struct Team {
   alignas(64) std::atomic<uint32_t> wake{0};
   std::atomic<uint32_t> sleepers{0};
   alignas(64) std::atomic<uint32_t> caller_waits{0};
-  alignas(64) std::atomic<bool> busy{false};  // held by whoever runs a region or changes the team
+  alignas(64) std::atomic<bool> busy{false};  // locked to run a region or change the team
   std::atomic<bool> quit{false};
   std::atomic<int> wanted{1};
   RegionFunction fn = nullptr;
@@ -82,7 +82,7 @@ void leave_region() {
 void park_worker(uint64_t last) {
   const uint32_t seen = team.wake.load();
   team.sleepers.fetch_add(1);
-  // A region opened before `sleepers` rose is seen here; one opened later raises `wake`.
+  // A region opened before `sleepers` increased is visible here; one opened later sets `wake`.
   if (!joinable(team.state.load(), last) && !team.quit.load()) park(team.wake, seen);
   team.sleepers.fetch_sub(1);
 }
@@ -118,8 +118,8 @@ void stop_workers() {
   team.quit.store(false);
 }
 
-// In the child of a fork only the forking thread exists: begin anew, workers come when first
-// needed.
+// In the child of a fork only the forking thread exists: reset the team; workers are started on
+// first use.
 void forget_workers() {
   team.state.store(0);
   team.sleepers.store(0);
@@ -133,7 +133,7 @@ void forget_workers() {
 bool acquire_team() { return !team.busy.exchange(true, std::memory_order_acquire); }
 void release_team() { team.busy.store(false, std::memory_order_release); }
 
-// Make the workers that are missing. Signals are for the threads of the host program.
+// Start missing workers, with signals blocked: they are handled by threads of the host program.
 void start_workers() {
   sigset_t all, before;
   sigfillset(&all);
@@ -142,7 +142,7 @@ void start_workers() {
     const intptr_t thread = team.num_workers + 1;
     pthread_t* const handle = &team.workers[team.num_workers];
     if (pthread_create(handle, nullptr, run_worker, reinterpret_cast<void*>(thread)) != 0) {
-      team.wanted.store(team.num_workers + 1);  // the system gives no more: make do
+      team.wanted.store(team.num_workers + 1);  // out of threads: continue with fewer
       break;
     }
     ++team.num_workers;
@@ -150,8 +150,8 @@ void start_workers() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// Wait until no worker is inside the closed region. One that is late was preempted in a piece: the
-// core is contended, so the next regions are run alone for a while.
+// Wait until no worker is inside the closed region. A late worker was preempted within a piece: the
+// core is contended, so the next regions run on the caller only for a while.
 void wait_for_workers() {
   int spins = 0;
   int64_t began_ns = 0;
@@ -175,13 +175,13 @@ __attribute__((constructor)) void prepare_for_forks() {
   pthread_atfork(nullptr, nullptr, forget_workers);
 }
 
-// Idle workers are ended with the library; a region that still runs is left to the process's end.
+// Idle workers are stopped with the library; a region that is still running is left to the exit.
 __attribute__((destructor)) void end_team() {
   if (acquire_team()) stop_workers();
 }
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr bool kExactScratch = true;  // so that its ends are watched
+constexpr bool kExactScratch = true;  // so that sanitizers detect overruns
 #else
 constexpr bool kExactScratch = false;
 #endif
@@ -232,7 +232,7 @@ char* scratch(ScratchSlot slot, size_t num_bytes) {
   free(memory);
   size = kExactScratch ? num_bytes : num_bytes + num_bytes / 2 + 4096;
   void* fresh = nullptr;
-  // An operation has no way to say that there is no memory, and nothing to go on with.
+  // An operation cannot report that there is no memory, and cannot continue without it.
   if (posix_memalign(&fresh, 64, size) != 0) abort();
   return memory = static_cast<char*>(fresh);
 }

@@ -1,11 +1,11 @@
-// The thread team of the process: how an operation is spread over the cores.
+// The thread team of the process: distributes an operation over the cores.
 //
-// A region is a function that the caller and every worker which comes in time run together, each
-// claiming pieces of a common range: first of its own contiguous share, so that memory is read in
-// streams, then of the others'. A worker may join only while the region is open, and the caller
-// never waits for one that has not joined: who is descheduled delays nobody, unless in the middle
-// of a piece. Regions of several callers do not mix: whoever finds the team busy (also a region
-// inside a region) does all the work alone. The team knows nothing about what it runs.
+// A region is a function that the caller and every worker that joins in time run together. Each
+// thread claims pieces of a common range: first of its own contiguous share, so that memory is read
+// in streams, then of other shares. A worker may join only while the region is open, and the caller
+// never waits for a worker that has not joined: a descheduled thread causes a delay only in the
+// middle of a piece. Regions of several callers do not mix: a caller that finds the team busy (also
+// a region inside a region) does all the work alone. Independent of the functions that it runs.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -17,21 +17,21 @@ namespace dk {
 
 constexpr int kMaxThreads = 64;
 
-// Threads of the team, the caller among them.
+// Threads of the team, including the caller.
 int num_threads();
 
-// Run fn(body) on the caller and on the workers that join; return when all have left it. Each gets
-// its own index in [0, num_threads()).
+// Run fn(body) on the caller and on the workers that join; return when all have finished. Each has
+// an index in [0, num_threads()).
 using RegionFunction = void (*)(void* body, int thread);
 void run_region(RegionFunction fn, void* body);
 
-// Memory of the calling thread on a 64 byte boundary, contents undefined, valid until its next
-// call with the same slot, kept for the thread's life. What the caller of an operation gets may be
-// shared with workers during a region; within a region take another slot.
+// Memory of the calling thread, aligned to 64 bytes, uninitialized, valid until its next call with
+// the same slot, freed with the thread. Memory of an operation's caller may be shared with workers
+// during a region; within a region use another slot.
 enum ScratchSlot { kOperationScratch, kRegionScratch, kOtherScratch, kNumScratchSlots };
 char* scratch(ScratchSlot slot, size_t num_bytes);
 
-// The pieces of [0, num_items) that are still to do: a counter per thread on its own cache line.
+// The pieces of [0, num_items) that are left: a counter per thread on a separate cache line.
 class Pieces {
  public:
   DK_INLINE Pieces(int64_t num_items, int64_t grain, int threads)
@@ -42,7 +42,7 @@ class Pieces {
     }
   }
 
-  // Claim the next piece for `thread`; false when nothing is left. Touches no floating point.
+  // Claim the next piece for `thread`; false if nothing is left. Uses no floating point.
   DK_INLINE bool claim(int thread, int64_t& begin, int64_t& end) {
     for (int k = 0; k < threads_; ++k) {
       Share& share = shares_[thread + k < threads_ ? thread + k : thread + k - threads_];
@@ -66,8 +66,8 @@ class Pieces {
 };
 
 // Run body(next) once on each thread that joins; `next(begin, end)` claims its pieces of [0,
-// num_items), `grain` items at most, until it returns false. For bodies that prepare something
-// first.
+// num_items), at most `grain` items each, until it returns false. For bodies with a setup step
+// per thread.
 template <class F>
 void parallel_ranges(int64_t num_items, int64_t grain, F body) {
   const int threads = num_threads();

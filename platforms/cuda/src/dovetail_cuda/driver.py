@@ -1,6 +1,6 @@
-"""The NVIDIA driver, asked through its management library, which makes no context on a device.
+"""Query the NVIDIA driver through its management library, which creates no context on a device.
 
-The CUDA library itself is left alone: a process that has initialised it cannot be forked any more.
+The CUDA library itself is not used: a process that has initialized it can no longer be forked.
 Functions and constants are those of nvml.h. Does not depend on torch.
 """
 
@@ -17,7 +17,7 @@ from dovetail.errors import PluginError
 LIBRARY = "libnvidia-ml.so.1"
 _TEXT_BYTES = 96
 _NO_PERMISSION = 4
-"""NVML_ERROR_NO_PERMISSION: of devices that are counted, but are others' to use."""
+"""NVML_ERROR_NO_PERMISSION: for devices that are counted but belong to other users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """What the driver says. cuda: the newest CUDA that it serves.
+    """What the driver reports. cuda: the newest CUDA version that it supports.
 
     cards: all that this process is allowed to use, in the driver's order.
     """
@@ -51,7 +51,7 @@ class _Memory(ctypes.Structure):
 
 
 def read_driver(library: Any = None) -> Driver:
-    """Return what the driver says; raise PluginError, with what would help, where it cannot be.
+    """Return what the driver reports; raise PluginError with advice if that fails.
 
     library: the management library; None for the system's.
     """
@@ -61,7 +61,7 @@ def read_driver(library: Any = None) -> Driver:
         except OSError as error:
             raise PluginError(
                 f"no NVIDIA driver was found ({LIBRARY} cannot be loaded): install one; in a "
-                "container, start it with the driver (such as `--gpus all`)"
+                "container, start it with access to the driver (such as `--gpus all`)"
             ) from error
     with _session(library):
         cuda = _number(library, "nvmlSystemGetCudaDriverVersion_v2")
@@ -83,7 +83,7 @@ def _session(library: Any) -> Iterator[None]:
 
 
 def _card(library: Any, index: int) -> Card | None:
-    """Return the device, or None if this process is not allowed to use it: CUDA skips it, too."""
+    """Return the device, or None if this process may not use it; CUDA skips it, too."""
     handle, memory = ctypes.c_void_p(), _Memory()
     major, minor = ctypes.c_int(), ctypes.c_int()
     asked = "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)
@@ -113,11 +113,11 @@ def _text(library: Any, function: str, *subject: Any) -> str:
 
 
 def _call(library: Any, function: str, *arguments: Any, allowed: int = 0) -> int:
-    """Return the status: 0, or `allowed`; raise PluginError for any other."""
+    """Call a function and return its status, 0 or `allowed`; else raise PluginError."""
     status: int = getattr(library, function)(*arguments)
     if status not in (0, allowed):
         raise PluginError(
-            f"the NVIDIA driver answers {function} with error {status}: look whether `nvidia-smi` "
-            "works; after an update of the driver, restart the machine"
+            f"the NVIDIA driver answers {function} with error {status}: check that `nvidia-smi` "
+            "works; after a driver update, restart the machine"
         )
     return status

@@ -1,6 +1,6 @@
-"""What of a machine decides whether CUDA can be used here, and the words for each reason.
+"""The facts of a machine that decide whether CUDA is usable, and the reasons if it is not.
 
-`look` gathers facts; everything else decides on facts that it is given. Imports no torch.
+`look` collects the facts; all other functions only evaluate given facts. Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GIB = 1 << 30
 _PART = "MIG-"
 _LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
-"""The oldest devices that a major version of CUDA still serves (its release notes)."""
+"""The lowest compute capability that a major version of CUDA supports (its release notes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Facts of a machine.
 
-    toolkit: the CUDA that torch was built for, "" for none. driver: None if it does not answer;
-    `driver_problem` says why. visible: the environment's choice, None for all devices.
+    toolkit: the CUDA version that torch was built for, "" for none. driver: None if the query
+    failed; `driver_problem` says why. visible: CUDA_VISIBLE_DEVICES, None for all devices.
     """
 
     torch_version: str
@@ -47,7 +47,7 @@ def look(
     read: Callable[[], Driver] = read_driver,
     build: Callable[[str], TorchBuild] = read_torch_build,
 ) -> Machine:
-    """Return this machine's facts. read, build: where they come from."""
+    """Return this machine's facts. read, build: the sources of driver and torch facts."""
     found = build("cuda")
     driver, problem = None, ""
     try:
@@ -64,7 +64,7 @@ def look(
 
 
 def reasons_against(machine: Machine) -> tuple[str, ...]:
-    """Return why CUDA cannot be used, each with what would help; () if it can."""
+    """Return why CUDA cannot be used, each with advice; () if it can."""
     reasons = []
     if not machine.torch_version:
         reasons.append("torch is not installed: install a build of it for CUDA")
@@ -81,7 +81,7 @@ def reasons_against(machine: Machine) -> tuple[str, ...]:
 
 
 def describe(machine: Machine) -> tuple[str, ...]:
-    """Return a line for each device that can be used."""
+    """Return a line for each usable device."""
     version = machine.driver.version if machine.driver else ""
     return tuple(
         f"{card.name}, {card.total_bytes / _GIB:.1f} GiB, compute capability "
@@ -95,29 +95,29 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
     if major > driver.cuda[0]:
         return [
             f"torch {machine.torch_version} is built for CUDA {machine.toolkit}, the driver "
-            f"{driver.version} serves CUDA {_dotted(driver.cuda)} at most: install a driver for "
+            f"{driver.version} supports CUDA {_dotted(driver.cuda)} at most: install a driver for "
             f"CUDA {major}, or a torch built for CUDA {driver.cuda[0]}"
         ]
     if not driver.cards:
-        return [f"the driver {driver.version} finds no device: look at `nvidia-smi -L`"]
+        return [f"the driver {driver.version} finds no device: check `nvidia-smi -L`"]
     if not machine.cards:
         return [
-            f"{VISIBLE}={machine.visible!r} shows none of the {len(driver.cards)} devices: unset "
-            f"it, or give it some of 0 to {len(driver.cards) - 1}"
+            f"{VISIBLE}={machine.visible!r} selects none of the {len(driver.cards)} devices: unset "
+            f"it, or list numbers from 0 to {len(driver.cards) - 1}"
         ]
     least = _LEAST_CAPABILITY.get(major, (0, 0))
     old = [card for card in machine.cards if card.capability < least]
     return [
         f"{card.name} has compute capability {_dotted(card.capability)}, CUDA {machine.toolkit} "
-        f"needs {_dotted(least)}: hide it by {VISIBLE}, or install a torch for an older CUDA"
+        f"needs {_dotted(least)}: hide it with {VISIBLE}, or install a torch for an older CUDA"
         for card in old
     ]
 
 
 def _chosen(cards: Sequence[Card], visible: str | None) -> tuple[Card, ...]:
-    """Return the devices that CUDA would show, up to the first entry that names none.
+    """Return the devices that CUDA would show, up to the first invalid entry.
 
-    Numbers are the driver's; where devices differ, CUDA counts the fastest first, unless
+    Numbers are the driver's. If devices differ, CUDA numbers the fastest first, unless
     CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
     """
     if visible is None:
@@ -135,7 +135,7 @@ def _named(cards: Sequence[Card], entry: str) -> Card | None:
     if entry.isdecimal():
         return cards[int(entry)] if int(entry) < len(cards) else None
     if entry.startswith(_PART) and cards:
-        # A part of some card; of which one, and how much it has, is not asked.
+        # A partition (MIG) of an unknown card, with an unknown share of its memory.
         return replace(cards[0], uuid=entry, name=f"a part of {cards[0].name}")
     found = [card for card in cards if entry and card.uuid.startswith(entry)]
     return found[0] if len(found) == 1 else None

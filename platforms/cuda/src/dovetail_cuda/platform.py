@@ -1,8 +1,8 @@
-"""The CUDA platform: what NVIDIA devices can do, and what suits them.
+"""The CUDA platform: the capabilities of NVIDIA devices and the plugins that they prefer.
 
-Everything that it says of the machine comes from `machine.look`; it imports no torch and touches no
-device. What it refuses, it refuses at the start, with the reason: another platform is never taken
-in its place after the user has asked for this one.
+All facts come from `machine.look`. The platform imports no torch and uses no device. It refuses
+unsupported configurations at the start, with the reason. If the user has selected it explicitly, no
+other platform is used instead.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PREFERENCES = {
     "ops": ("triton", "torch"),
 }
 _WISHES = {
-    "cache.gpu_memory_utilization": (0.9, "the device's memory is there for this engine"),
-    "scheduler.async_scheduling": (True, "the host has time while the device computes"),
+    "cache.gpu_memory_utilization": (0.9, "the device's memory is used by this engine only"),
+    "scheduler.async_scheduling": (True, "the host is idle while the device computes"),
 }
 _SINCE = {"dtype.bfloat16": (8, 0), "dtype.fp8_e4m3": (8, 9), "dtype.fp8_e5m2": (8, 9)}
-"""Compute capability from which on devices do it in hardware."""
+"""Minimum compute capability with hardware support."""
 _FP8 = "fp8"
 
 
@@ -41,7 +41,7 @@ class CUDAPlatform(Platform):
     info: ClassVar[PlatformInfo] = PlatformInfo(name="cuda", device_type="cuda")
     rank: ClassVar[int] = 100
     look: ClassVar[Callable[[], Machine]] = staticmethod(look)
-    """Where the facts come from."""
+    """Returns the facts of this machine."""
 
     @classmethod
     def probe(cls) -> Probe:
@@ -56,49 +56,49 @@ class CUDAPlatform(Platform):
 
     @property
     def _capability(self) -> tuple[int, int]:
-        """What every device can do: ranks of one engine have to be alike."""
+        """The lowest compute capability of all devices: the ranks of an engine must be alike."""
         return min((card.capability for card in self._machine.cards), default=(0, 0))
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes of these devices; that memory is pinned and ranks exchange tensors."""
+        """Return the dtypes of these devices, and support for pinned memory and tensor exchange."""
         dtypes = {name for name, since in _SINCE.items() if self._capability >= since}
         always = {"dtype.float32", "dtype.float16", "pin_memory", "collectives"}
         return frozenset(always | dtypes)
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
-        """Return the device's memory; CapacityError where there is no such device."""
+        """Return the device's memory; raise CapacityError if there is no such device."""
         cards = self._machine.cards
         if not 0 <= local_rank < len(cards):
-            raise CapacityError(f"device {local_rank} was requested, and there are {len(cards)}.")
+            raise CapacityError(f"Device {local_rank} was requested, but there are {len(cards)}.")
         return cards[local_rank].total_bytes
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return the plugin names that suit here, best first."""
+        """Return the plugin names that this platform prefers, best first."""
         return _PREFERENCES.get(kind, ())
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
-        """Wish for most of the device, and for steps that are planned while one runs."""
+        """Propose most of the device's memory, and asynchronous scheduling."""
         return ConfigPatch(changes=_WISHES)
 
     def problems(self, config: EngineConfig) -> Sequence[str]:
-        """Return what these devices cannot do of what is configured."""
+        """Return why these devices cannot run this configuration."""
         problems = []
         num_cards, num_ranks = len(self._machine.cards), config.parallel.tensor_parallel_size
         if num_ranks > num_cards:
             problems.append(
-                f"tensor_parallel_size={num_ranks} is asked, and there are {num_cards} devices; "
-                "give as many at most."
+                f"tensor_parallel_size={num_ranks} exceeds the number of devices ({num_cards}); "
+                "reduce it."
             )
         dtype, major_minor = config.cache.kv_cache_dtype, self._capability
         if dtype.startswith(_FP8) and f"dtype.{dtype}" not in self.capabilities():
             problems.append(
                 f"kv_cache_dtype={dtype!r} needs compute capability 8.9, the device has "
-                f"{major_minor[0]}.{major_minor[1]}; give kv_cache_dtype='auto'."
+                f"{major_minor[0]}.{major_minor[1]}; set kv_cache_dtype='auto'."
             )
         return problems
 
     def runtime(self) -> CUDARuntime:
-        """Return the device operations of this process."""
+        """Return the device runtime of this process."""
         from dovetail_cuda.runtime import CUDARuntime  # imports torch: only for a worker
 
         return CUDARuntime()

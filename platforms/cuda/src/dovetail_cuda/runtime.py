@@ -1,6 +1,6 @@
-"""CUDA devices as torch workers need them: what differs from other accelerators.
+"""The CUDA device runtime: the differences from other accelerators.
 
-NCCL joins the ranks; a device that torch has no code for is refused before a kernel fails on it.
+Ranks use NCCL. A device for which torch contains no code is refused at the start.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class CUDARuntime(AcceleratorRuntime):
         super().__init__("cuda")
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Take the device; raise PluginError where torch has no code for it."""
+        """Select the device; raise PluginError if torch contains no code for it."""
         device = super().activate(local_rank, num_threads=num_threads)
         capability = torch.cuda.get_device_capability(device)
         if not has_code(torch.cuda.get_arch_list(), capability):
             raise PluginError(
                 f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}."
                 f"{capability[1]}, and torch {torch.__version__} has code for "
-                f"{', '.join(torch.cuda.get_arch_list())}: install a build for this device."
+                f"{', '.join(torch.cuda.get_arch_list())} only: install a build for this device."
             )
         return device
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
-        """Return the group of ranks, who exchange tensors by NCCL."""
+        """Return the group of ranks, which exchange tensors with NCCL."""
         from torch import distributed
 
         if not distributed.is_nccl_available():
@@ -53,9 +53,9 @@ class CUDARuntime(AcceleratorRuntime):
 def has_code(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:
     """Return whether some code in a build of torch runs on a device.
 
-    arch_list: as torch tells it. Binary code ("sm_80") runs on later devices of its major version,
-    intermediate code ("compute_90") on all later ones; the variants with a letter ("sm_90a") on
-    their own device only.
+    arch_list: as reported by torch. Binary code ("sm_80") runs on later devices of its major
+    version, intermediate code ("compute_90") on all later ones; code with a letter suffix
+    ("sm_90a") runs on exactly that device.
     """
     for arch in arch_list:
         kind, _, number = arch.partition("_")

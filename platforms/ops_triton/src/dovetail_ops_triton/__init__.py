@@ -1,1 +1,1 @@
-"""The small fused operations between matrix products, in Triton kernels of our own."""
+"""Triton kernels for the small fused operations between matrix products."""

@@ -1,6 +1,6 @@
-"""Whether Triton can start kernels: for these ops and for attention. Imports no torch.
+"""Whether Triton kernels can be used, by these ops and by attention. Imports no torch.
 
-Whether a device is here on which they run is the platform's to know.
+Whether there is a suitable device is checked by the platform.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from shutil import which
 from dovetail.interfaces import Probe
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-"""Whether kernels run in Triton's interpreter, on the host: as Triton reads it, once."""
+"""Whether kernels run in Triton's interpreter, on the host. Triton reads this variable once."""
 
 
 def probe() -> Probe:
-    """Return whether Triton is installed and can start kernels, and if not, what would help."""
+    """Return whether Triton is installed and can launch kernels, and advice if not."""
     if find_spec("triton") is None:
-        text = "Triton is not installed: torch's builds for accelerators bring it"
+        text = "Triton is not installed: torch builds for accelerators include it"
         return Probe(usable=False, reasons=(text,))
     if INTERPRETED or _has_compiler():
         return Probe(usable=True)
-    text = "Triton builds what starts a kernel with a C compiler, and there is none: install gcc"
+    text = "Triton needs a C compiler to launch kernels, and none was found: install gcc"
     return Probe(usable=False, reasons=(text,))
 
 
 def _has_compiler() -> bool:
-    """Return whether there is one where Triton looks for it."""
+    """Return whether Triton would find a C compiler."""
     return "CC" in os.environ or any(map(which, ("gcc", "clang")))

@@ -1,7 +1,7 @@
-"""In which ways the kernels are launched, for whoever compiles them where no GPU is.
+"""The launches of all kernels, for compiling them without a GPU.
 
-Sizes are those of models with 0.6 B and 8 B parameters; the dtype is bfloat16, and float32 where it
-takes most of a program. Imports Triton.
+Sizes are those of models with 0.6 B and 8 B parameters. The dtype is bfloat16, and float32 where
+a program needs the most resources with it. Imports Triton.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         _norm("8192, float32", 8192, "*fp32"),
         _add_norm(4096, "*bf16"),
         _rotary("128", 128, 128),
-        _rotary("128, of which 64 turn", 128, 64),
+        _rotary("128, 64 of them rotated", 128, 64),
         KernelCase(
             name="silu_and_mul 3072",
             kernel=silu.silu_and_mul_kernel,

@@ -1,7 +1,7 @@
-"""The op provider `triton`: the small fused operations in Triton kernels of our own.
+"""The op provider `triton`: small fused operations in Triton kernels.
 
-It knows no model and no platform. Triton is imported when the ops are made, not with this module,
-so that they can be described, and refused with a reason, where Triton is not.
+It depends on no model and no platform. Triton is imported when the ops are created, not with this
+module, so that they can be described, or refused with a reason, without Triton.
 Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions; R rows and V width of logits or of an embedding's table.
 """
@@ -17,10 +17,10 @@ from dovetail_ops_triton.availability import INTERPRETED
 
 
 class TritonOps(Ops):
-    """bfloat16, float16 or float32 in and out, float32 within; every result is contiguous.
+    """bfloat16, float16 or float32 inputs and outputs, float32 arithmetic; contiguous results.
 
-    No call waits for the device, or allocates more than its results where features lie side by
-    side; otherwise they are copied first. A row's result has the same bits whatever the other rows.
+    No call waits for the device, or allocates more than its results if features are contiguous;
+    otherwise they are copied first. The bits of a row do not depend on the other rows.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset(("cuda", "xpu") + ("cpu",) * INTERPRETED)
@@ -38,7 +38,7 @@ class TritonOps(Ops):
     def add_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (rms_norm(x + residual), x + residual); the sum is made in `residual_TD`."""
+        """Return (rms_norm(x + residual), x + residual); the sum is stored in `residual_TD`."""
         return self._kernels.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def rotary_embedding(
@@ -56,20 +56,20 @@ class TritonOps(Ops):
         return self._kernels.silu_and_mul(x_T2D)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
-        """Return the table's rows by id, a new tensor."""
+        """Return the rows of the table with these ids, a new tensor."""
         return self._kernels.look_up(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the column of each row's greatest number, the first of several, int64 [R]."""
+        """Return the column of the maximum of each row, the first one of equals, int64 [R]."""
         return self._kernels.find_best(logits_RV)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-        """Return a token a row, int64 [R]: as the contract says. Logits are only read.
+        """Return one token per row, int64 [R], as the contract says. Logits are only read.
 
-        A NaN is drawn like the best token; probabilities below 2^-32 are not distinguished.
+        A NaN is sampled like the best token; probabilities below 2^-32 are not distinguished.
         """
         return self._kernels.draw_columns(logits_RV, columns)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Write what `columns` names as made, as the contract says."""
+        """Fill the output fields of `columns`, as the contract says."""
         self._kernels.prepare_inputs(columns)

@@ -1,4 +1,4 @@
-"""The kit's suite of ops on Triton's, in the interpreter: all cases, with fewer draws."""
+"""The conformance suite for Triton's ops in the interpreter: all cases, with fewer draws."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Triton's ops in the interpreter: what the kit's suite does not look at."""
+"""Triton's ops in the interpreter: cases that the conformance suite does not cover."""
 
 import pytest
 import torch
@@ -30,9 +30,9 @@ def reference_norm(x, weight):
         normal(3, 16).T,
         normal(3, 8, 64)[:, 2:5, 16:32],
     ],
-    ids=["four dimensions", "one", "features apart", "heads of a product"],
+    ids=["four dimensions", "one dimension", "strided features", "heads of a product"],
 )
-def test_rows_lie_anywhere(ops, x):
+def test_rows_may_have_any_strides(ops, x):
     weight = normal(x.shape[-1], seed=2)
     got = ops.rms_norm(x, weight, 1e-6)
     assert got.is_contiguous() and got.shape == x.shape
@@ -43,7 +43,7 @@ def test_rows_lie_anywhere(ops, x):
     assert torch.allclose(gate, torch.nn.functional.silu(x) * x, atol=1e-5)
 
 
-def test_the_residual_is_summed_where_it_lies(ops):
+def test_the_residual_is_summed_in_place(ops):
     x, wide, weight = normal(5, 24), normal(5, 48, seed=3), normal(24, seed=4)
     residual, want = wide[:, :24], wide[:, :24] + x
     normed, summed = ops.add_rms_norm(x, residual, weight, 1e-6)
@@ -51,7 +51,7 @@ def test_the_residual_is_summed_where_it_lies(ops):
     assert torch.allclose(normed.double(), reference_norm(want, weight), atol=1e-5)
 
 
-def test_more_heads_than_a_program_turns(ops):
+def test_more_heads_than_a_program_rotates(ops):
     q, k = normal(2, 20, 128), normal(2, 11, 128, seed=2)
     positions, cos_sin = torch.tensor([3, 1]), normal(5, 96, seed=3)
     got = ops.rotary_embedding(q, k, positions, cos_sin)
@@ -59,7 +59,7 @@ def test_more_heads_than_a_program_turns(ops):
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
 
 
-def test_nothing_in_nothing_out(ops):
+def test_empty_inputs_give_empty_outputs(ops):
     nothing, weight = torch.empty(0, 16), torch.ones(16)
     assert ops.rms_norm(nothing, weight, 1e-6).shape == (0, 16)
     assert ops.add_rms_norm(nothing, nothing.clone(), weight, 1e-6)[0].shape == (0, 16)
@@ -73,7 +73,7 @@ def test_nothing_in_nothing_out(ops):
     assert (q.shape, k.shape) == ((0, 4, 16), (0, 2, 16))
 
 
-def test_a_foreign_dtype_is_refused_with_what_would_work(ops):
+def test_an_unsupported_dtype_is_refused_with_advice(ops):
     wide = torch.ones(2, 16, dtype=torch.float64)
     weight = torch.ones(16, dtype=torch.float64)
     calls = [
@@ -87,7 +87,7 @@ def test_a_foreign_dtype_is_refused_with_what_would_work(ops):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_a_row_has_the_same_bits_beside_others(ops, dtype):
+def test_the_bits_of_a_row_do_not_depend_on_other_rows(ops, dtype):
     x, residual = normal(9, 96, dtype=dtype), normal(9, 96, dtype=dtype, seed=5)
     weight = normal(96, dtype=dtype, seed=6)
     alone = slice(4, 5)

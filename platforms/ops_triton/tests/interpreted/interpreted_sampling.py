@@ -1,4 +1,4 @@
-"""Order, cuts and noise of Triton's draws in the interpreter, each against plain Python."""
+"""Order, cuts and noise of Triton's sampling in the interpreter, compared with plain Python."""
 
 import math
 from itertools import pairwise
@@ -48,7 +48,7 @@ def order_kernel(x_ptr, image_ptr, number_ptr, column_ptr, SIZE: tl.constexpr):
     tl.store(column_ptr + lanes, column_of(place_of(image, lanes)))
 
 
-def test_images_keep_the_order_and_lead_back():
+def test_images_preserve_the_order_and_are_invertible():
     numbers = torch.tensor([*SPECIAL, *[-math.nan] * 4])
     image = torch.zeros(16, dtype=torch.int32)
     back, column = torch.zeros(16), torch.zeros(16, dtype=torch.int64)
@@ -61,7 +61,7 @@ def test_images_keep_the_order_and_lead_back():
 
 
 def kept_by_cuts(logits_RV, all_settings):
-    """The columns that the kernel's cuts leave of each row."""
+    """The columns of each row that the kernel's cuts keep."""
     num_rows, vocab_size = logits_RV.shape
     columns = columns_of(all_settings, vocab_size=vocab_size)
     cuts = torch.zeros(num_rows, dtype=torch.int64)
@@ -98,13 +98,13 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_cuts_leave_what_the_law_leaves(row):
+def test_cuts_keep_the_tokens_of_the_definition(row):
     logits_RV = ROWS[row].expand(len(SETTINGS), -1).contiguous()
     kept = kept_by_cuts(logits_RV, SETTINGS)
     for settings, columns in zip(SETTINGS, kept, strict=True):
         probs = probabilities(ROWS[row].tolist(), settings)
         due = {column for column, prob in enumerate(probs) if prob > 0}
-        # What has no probability may stay; it is never drawn.
+        # Tokens of probability 0 may be kept; they are never sampled.
         extra = {column for column in columns - due if probs[column] == 0}
         weightless = {
             c for c in extra if ROWS[row][c] < ROWS[row].max() - 80 * settings.temperature
@@ -115,7 +115,7 @@ def test_cuts_leave_what_the_law_leaves(row):
 
 
 def test_cuts_among_equals_of_several_tiles():
-    """One of many equals stays after top-k, and top-p may drop it, but not call others back."""
+    """Top-k keeps one of many equals; top-p may drop it, but must not restore others."""
     row = normal(1, 2 * drawing.CUT_BLOCK + 100, seed=11)[0].round()
     num_better = int((row > 1).sum())
     all_settings = [
@@ -129,7 +129,7 @@ def test_cuts_among_equals_of_several_tiles():
     assert kept[0] == better | {equals[0]} and kept[1] == better | set(equals[:1500])
     probs = probabilities(row.tolist(), all_settings[2])
     due = {column for column, prob in enumerate(probs) if prob > 0}
-    # A sum of float32 may be a token off.
+    # A float32 sum may be off by one token.
     assert len(kept[2] ^ due) <= 1 and better < kept[2] < kept[1]
 
 
@@ -141,7 +141,7 @@ def test_cuts_of_a_whole_vocabulary():
     (likely,) = kept_by_cuts(logits_RV, [DrawParams(top_p=0.6)])
     probs, order = logits_RV[0].double().softmax(-1).sort(descending=True)
     wanted = int((probs.cumsum(0) < 0.6).sum()) + 1
-    # Sums of float32 may move the edge by a token or two among ten thousand.
+    # Float32 sums may move the limit by one or two of ten thousand tokens.
     assert abs(len(likely) - wanted) <= 2
     assert likely <= set(order[: wanted + 2].tolist())
 
@@ -183,7 +183,7 @@ def philox(counter, key):
     return [c0, c1, c2, c3]
 
 
-def test_the_generator_is_the_published_one():
+def test_the_generator_equals_the_published_one():
     assert philox((0, 0, 0, 0), (0, 0)) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     seeds, positions = [0, 7, -1, 1 << 40], [0, 3, 1 << 33, 12]
     words, _ = noise_of(seeds, positions, 8)
@@ -194,12 +194,12 @@ def test_the_generator_is_the_published_one():
             assert words[r, :, counter].tolist() == want
 
 
-def test_noise_is_gumbels_and_makes_draws_by_probability():
+def test_noise_is_gumbel_distributed_and_samples_by_probability():
     num_rows, size, vocab_size = 24, 1024, 16
     seeds = [5] * (num_rows // 2) + list(range(num_rows // 2))
     _, noise = noise_of(seeds, range(num_rows), size)
     natural = noise.double() * math.log(2)
-    # Mean Euler's constant, variance pi squared over six; 4 standard errors of 98304 numbers.
+    # The mean is Euler's constant, the variance pi²/6; 4 standard errors of 98304 numbers.
     count = natural.numel()
     assert abs(natural.mean() - 0.5772156649) < 4 * 1.2825 / count**0.5
     assert abs(natural.var() - math.pi**2 / 6) < 4 * 1.6449 * (4.4 / count) ** 0.5
@@ -210,8 +210,8 @@ def test_noise_is_gumbels_and_makes_draws_by_probability():
     assert abs(chi_squared(counts, logits.double().softmax(-1).tolist())) < 4
 
 
-def test_the_greatest_noise_has_no_grain():
-    """The words nearest 0 make noise that differs, up to that of 2^-33."""
+def test_the_greatest_noise_has_fine_resolution():
+    """The words nearest 0 give distinct noise values, up to that of 2^-33."""
     words = torch.tensor([0, 1, 2, 3, 1000, 2**31, M32 - 1, M32])
     got = torch.zeros(8)
     gumbel_kernel[(1,)](words, got, SIZE=8)
@@ -229,10 +229,10 @@ def gumbel_kernel(words_ptr, noise_ptr, SIZE: tl.constexpr):
 
 
 @pytest.mark.parametrize("parts", [(1, 5), (2, 3), (5, 1)], ids=str)
-def test_parts_of_a_row_change_nothing(parts, monkeypatch):
+def test_splitting_a_row_does_not_change_results(parts, monkeypatch):
     vocab_size = 4 * best_columns.TILE + 100
     logits_RV = normal(3, vocab_size, seed=15)
-    # Equals in other tiles, among them one of the same lane.
+    # Equals in other tiles, one of them in the same lane.
     logits_RV[0, [7, 7 + 2 * best_columns.TILE, 9000, 16000]] = 9.0
     logits_RV[1, -1] = 9.5
     all_settings = [
@@ -249,26 +249,26 @@ def test_parts_of_a_row_change_nothing(parts, monkeypatch):
     assert torch.equal(ops.draw_tokens(logits_RV, columns), drawn)
 
 
-def test_each_tile_has_noise_of_its_own():
+def test_tiles_have_independent_noise():
     vocab_size, num_rows = 3 * best_columns.TILE, 12
     columns = columns_of([DrawParams()] * num_rows, vocab_size=vocab_size)
     drawn = TritonOps().draw_tokens(torch.zeros(num_rows, vocab_size), columns)
-    # Of three alike, twelve draws leave one out once in 40 times, two once in 170,000 times.
+    # Of three equal tokens, twelve draws miss one once in 40 times, two once in 170,000 times.
     assert len((drawn // best_columns.TILE).unique()) >= 2
-    # A generator's four words go to the quarters of a tile.
+    # The four words of a counter are used by the quarters of a tile.
     assert len((drawn % best_columns.TILE * 4 // best_columns.TILE).unique()) >= 2
     assert len((drawn % best_columns.TILE).unique()) >= 10
 
 
-def test_rows_are_shared_out_whole():
+def test_parts_cover_whole_rows():
     for num_rows in (1, 2, 7, 100, 5000):
         for vocab_size in (1, 4096, 4097, 32_000, 151_936, 1_000_000):
             num_parts, num_tiles = best_columns.share_out(num_rows, vocab_size)
             covered = num_parts * num_tiles * best_columns.TILE
             assert covered >= vocab_size and num_parts <= best_columns.MAX_PARTS
-            assert covered - num_tiles * best_columns.TILE < vocab_size, "a part has nothing"
+            assert covered - num_tiles * best_columns.TILE < vocab_size, "a part is empty"
 
 
-def test_best_tokens_see_zeros_of_both_signs_as_equal():
+def test_best_tokens_treats_zeros_of_both_signs_as_equal():
     logits_RV = torch.tensor([[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0]])
     assert TritonOps().best_tokens(logits_RV).tolist() == [0, 0]

@@ -1,7 +1,7 @@
-"""The XPU platform: Intel devices through `torch.xpu`, as far as can be said without one.
+"""The XPU platform: Intel devices through `torch.xpu`. It has not been run on a device.
 
-The probe looks for a torch built for them, the Level Zero loader and a render node; it imports no
-torch and makes no context.
+The probe looks for a torch built for XPU, the Level Zero loader and a render node. It imports no
+torch and creates no context.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _PREFERENCES = {
     "ops": ("triton", "torch"),
 }
 _WISHES = {
-    "cache.gpu_memory_utilization": (0.9, "the device's memory is there for this engine"),
-    "scheduler.async_scheduling": (True, "the host has time while the device computes"),
+    "cache.gpu_memory_utilization": (0.9, "the device's memory is used by this engine only"),
+    "scheduler.async_scheduling": (True, "the host is idle while the device computes"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Facts. toolkit: what torch was built for, "" for none. num_nodes: render nodes there are."""
+    """Facts. toolkit: what torch was built for, "" for none. num_nodes: number of render nodes."""
 
     torch_version: str
     toolkit: str
@@ -61,7 +61,7 @@ def look() -> Machine:
 
 
 def reasons_against(machine: Machine) -> tuple[str, ...]:
-    """Return why XPUs cannot be used, each with what would help; () if they may be."""
+    """Return why XPUs cannot be used, each with advice; () if they can."""
     reasons = []
     if not machine.toolkit:
         reasons.append(
@@ -71,7 +71,7 @@ def reasons_against(machine: Machine) -> tuple[str, ...]:
     if not machine.has_loader:
         reasons.append(f"no driver was found ({_LOADER} cannot be loaded): install Level Zero")
     if not machine.num_nodes:
-        reasons.append(f"no device was found (no render node in {_NODES}): look at `ls {_NODES}`")
+        reasons.append(f"no device was found (no render node in {_NODES}): check `ls {_NODES}`")
     return tuple(reasons)
 
 
@@ -81,34 +81,34 @@ class XPUPlatform(Platform):
     info: ClassVar[PlatformInfo] = PlatformInfo(name="xpu", device_type="xpu")
     rank: ClassVar[int] = 90
     look: ClassVar[Callable[[], Machine]] = staticmethod(look)
-    """Where the facts come from."""
+    """Returns the facts of this machine."""
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return whether a device may be used; creates no context."""
+        """Return whether a device is usable; creates no context."""
         reasons = reasons_against(cls.look())
         return Probe(usable=not reasons, reasons=reasons)
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes that torch computes in on these devices, and that memory is pinned."""
+        """Return the dtypes of torch on these devices, and support for pinned memory."""
         return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "pin_memory"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
-        """Return the device's memory, which only torch tells."""
-        import torch  # dear: only when asked
+        """Return the device's memory, which only torch can report."""
+        import torch  # imported here because it is slow
 
         return int(torch.xpu.get_device_properties(local_rank).total_memory)
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return the plugin names that suit here, best first."""
+        """Return the plugin names that this platform prefers, best first."""
         return _PREFERENCES.get(kind, ())
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
-        """Wish for most of the device, and for steps that are planned while one runs."""
+        """Propose most of the device's memory, and asynchronous scheduling."""
         return ConfigPatch(changes=_WISHES)
 
     def runtime(self) -> AcceleratorRuntime:
-        """Return the device operations of this process."""
+        """Return the device runtime of this process."""
         from dovetail_torch.accelerator.runtime import AcceleratorRuntime  # imports torch
 
         return AcceleratorRuntime(self.info.device_type)

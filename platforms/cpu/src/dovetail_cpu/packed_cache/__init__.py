@@ -1,7 +1,7 @@
-"""Packed weights kept on disk from one start to the next: mapped instead of made again.
+"""Packed weights cached on disk: a later start maps them instead of packing again.
 
-`PackedCache` is all that others need. The threat model: the folder is the user's own and nobody
-else may write there (checked), so that files are held against accidents, not against forgery.
+Other modules need only `PackedCache`. Threat model: the folder belongs to the user and nobody else
+may write there (checked), so files are protected against accidents, not against forgery.
 Everything in it may be deleted at any time, also while an engine runs.
 """
 

@@ -1,7 +1,7 @@
-"""The cache of packed weights, as the worker uses it: restore before loading, save after packing.
+"""The cache of packed weights as the worker uses it: restore before loading, save after packing.
 
-It never stops a start: whatever is wrong with folder or file is told once, and the weights are
-packed again. Depends on no format of packing: linear methods give and take bytes (`HasPackedForm`).
+It never prevents a start: a problem with a folder or file is logged once, and the weights are
+packed again. Does not depend on a packing format: linear methods exchange bytes (`HasPackedForm`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _LOADING_VERSION = 2
-"""Raise it where the same files are loaded into other weights than before.
+"""Increase it when the same files are loaded into other weights than before.
 
 2: a tied head that differs from the embedding in the files is loaded instead of being dropped.
 """
 
 
 class PackedCache:
-    """One model's place in the cache.
+    """The cache entry of one model.
 
-    fingerprint: of the weights. min_bytes: smaller models are packed faster than they are found.
+    fingerprint: of the weights. min_bytes: smaller models are packed faster than they are mapped.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class PackedCache:
         self._saving: threading.Thread | None = None
 
     def restore(self, *, num_threads: int) -> bool:
-        """Give all layers their packed weights; return False if there are none to be had."""
+        """Give all layers their packed weights; return False if none are cached."""
         if not self._is_used:
             return False
         try:
             forms = self._read(num_threads)
         except (FolderError, PackedFileError, OSError) as error:
             logger.warning(
-                "Packed weights in %s are not used: %s. They are made again from the checkpoint.",
+                "Packed weights in %s are not used: %s. They are packed again from the checkpoint.",
                 self._folder.path,
                 error,
             )
@@ -85,7 +85,7 @@ class PackedCache:
         return bool(forms)
 
     def save(self) -> None:
-        """Begin to write all packed weights in a thread; `wait` waits for it."""
+        """Start a thread that writes all packed weights; `wait` waits for it."""
         if not self._is_used:
             return
         entries = [
@@ -98,19 +98,19 @@ class PackedCache:
         self._saving.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written any more."""
+        """Wait until the writer thread has finished."""
         if self._saving is not None:
             self._saving.join()
 
     def _read(self, num_threads: int) -> dict[str, memoryview]:
-        """Return the forms of all layers; {} if there is no file."""
+        """Return the packed weights of all layers; {} if there is no file."""
         fd = self._folder.open(self._name)
         if fd is None:
             return {}
         try:
             forms = read_packed(fd, self._key, num_threads=num_threads)
             if {name: len(form) for name, form in forms.items()} != self._sizes:
-                raise PackedFileError("it has other layers")
+                raise PackedFileError("it contains other layers")
         except PackedFileError as error:
             self._folder.drop(self._name)
             raise PackedFileError(f"{self._name}: {error}") from error
@@ -125,17 +125,19 @@ class PackedCache:
         try:
             self._folder.store(self._name, self._num_bytes, write)
         except (FolderError, OSError) as error:
-            logger.warning("Packed weights are not kept in %s: %s.", self._folder.path, error)
+            logger.warning("Packed weights cannot be cached in %s: %s.", self._folder.path, error)
         else:
             logger.info(
-                "Kept %.2f GiB of packed weights in %s.", self._num_bytes / _GIB, self._folder.path
+                "Cached %.2f GiB of packed weights in %s.",
+                self._num_bytes / _GIB,
+                self._folder.path,
             )
 
 
 def default_folder() -> Path:
-    """Return where packed weights are kept where nobody says otherwise (XDG base directories)."""
+    """Return the default folder of packed weights (XDG base directories)."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification: a path that is not absolute is to be ignored.
+    # The XDG specification: ignore a path that is not absolute.
     root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
     return root / "dovetail" / "packed"
 
@@ -152,7 +154,7 @@ def _key(
         [
             name,
             layer.shape.part_names,
-            # Ranks have parts of the same size, and each its own.
+            # The shards of all ranks have the same size and different contents.
             [astuple(shard) for shard in (layer.in_shard, *layer.part_shards)],
             sizes[name],
         ]

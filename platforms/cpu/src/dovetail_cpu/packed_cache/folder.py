@@ -1,7 +1,7 @@
-"""The folder of packed weights: where it is, whose it is, what is in it, how much may be.
+"""The folder of packed weights: its path, owner, files and size limit.
 
-Knows names, sizes and times of files, not what they hold. A folder or file that somebody else
-could have written is refused, and so is a symbolic link.
+Handles names, sizes and times of files, not their contents. Rejects symbolic links, and folders and
+files that another user could have written.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FolderError(Exception):
-    """The folder or a file in it is not to be trusted; the message says why."""
+    """The folder or a file in it cannot be trusted; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedFolder:
-    """A folder that only this user writes to. max_bytes: of all files together."""
+    """A folder that only this user writes to. max_bytes: limit for all files together."""
 
     path: Path
     max_bytes: int
@@ -32,7 +32,7 @@ class PackedFolder:
     def open(self, name: str) -> int | None:
         """Return a descriptor for reading the file `name`, or None if there is none.
 
-        Marks it as used now. Raises FolderError for what is not ours, OSError for the rest.
+        Marks it as used now. Raises FolderError for a file of another user, otherwise OSError.
         """
         if not self.path.exists():
             return None
@@ -43,7 +43,7 @@ class PackedFolder:
             return None
         try:
             _check_owner(os.fstat(fd), stat.S_ISREG, f"{name}{ENDING}")
-            with suppress(OSError):  # a disk that cannot be written to: it is read all the same
+            with suppress(OSError):  # on a read-only disk the file is still readable
                 os.utime(fd)
         except BaseException:
             os.close(fd)
@@ -51,13 +51,13 @@ class PackedFolder:
         return fd
 
     def store(self, name: str, num_bytes: int, write: Callable[[int], None]) -> None:
-        """Make the file `name` by `write(descriptor)`, all of it or nothing; drop the oldest.
+        """Create the file `name` by `write(descriptor)` atomically; delete the oldest files.
 
-        Raises FolderError for a folder that is not ours or a file beyond the limit, OSError where
-        the disk refuses.
+        Raises FolderError for a folder of another user or a file beyond the limit, OSError if the
+        disk fails.
         """
         if num_bytes > self.max_bytes:
-            raise FolderError(f"{num_bytes} bytes are more than the limit of {self.max_bytes}")
+            raise FolderError(f"{num_bytes} bytes exceed the limit of {self.max_bytes}")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check()
         self._drop_leftovers()
@@ -75,7 +75,7 @@ class PackedFolder:
             os.close(fd)
 
     def drop(self, name: str) -> None:
-        """Delete the file `name`, if that can be."""
+        """Delete the file `name`, if possible."""
         with suppress(OSError):
             (self.path / (name + ENDING)).unlink()
 
@@ -83,7 +83,7 @@ class PackedFolder:
         _check_owner(os.lstat(self.path), stat.S_ISDIR, str(self.path))
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete files, those not used for longest first, until `num_bytes` more are allowed."""
+        """Delete the least recently used files until `num_bytes` more fit."""
         files = [(path.stat(), path) for path in self.path.glob(f"*{ENDING}")]
         files.sort(key=lambda pair: pair[0].st_mtime_ns)
         total = sum(facts.st_size for facts, _ in files)
@@ -94,7 +94,7 @@ class PackedFolder:
             total -= facts.st_size
 
     def _drop_leftovers(self) -> None:
-        """Delete what processes left that ended while they wrote."""
+        """Delete incomplete files of processes that have exited."""
         for path in self.path.glob(f"*{_PART_ENDING}"):
             pid = path.stem.rpartition(".")[2]
             if pid.isdigit() and int(pid) != os.getpid() and not Path(f"/proc/{pid}").exists():
@@ -103,8 +103,8 @@ class PackedFolder:
 
 def _check_owner(facts: os.stat_result, is_kind: Callable[[int], bool], name: str) -> None:
     if not is_kind(facts.st_mode):
-        raise FolderError(f"{name} is a link or something else than it should be")
+        raise FolderError(f"{name} is a link or has an unexpected type")
     if facts.st_uid != os.geteuid():
         raise FolderError(f"{name} belongs to user {facts.st_uid}, not to you")
     if facts.st_mode & _OTHERS_MAY_WRITE:
-        raise FolderError(f"others may write to {name}: chmod go-w it, or delete it")
+        raise FolderError(f"other users may write to {name}: run chmod go-w, or delete it")

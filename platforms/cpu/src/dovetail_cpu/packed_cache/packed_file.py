@@ -3,10 +3,10 @@
     magic            16 bytes
     version, length and CRC-32 of the index, 0        four little-endian uint32
     index            JSON: {"key": …, "size": …, "entries": [[name, offset, bytes, CRC-32], …]}
-    entries          each on a page's boundary
+    entries          each aligned to a page
 
-The index states the whole size, and every byte is under a checksum. Reading checks all of them:
-CRC-32 runs at 6 GB/s a thread, and the pages that it touches are those that the first step needs.
+The index states the total size, and checksums cover every byte. Reading verifies all of them:
+CRC-32 runs at 6 GB/s per thread, and it touches the pages that the first step needs anyway.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _PIECE_BYTES = 4 << 20
 
 
 class PackedFileError(Exception):
-    """A file that cannot be used; the message is a phrase that says why."""
+    """The file cannot be used. The message is a phrase that says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedEntry:
-    """The packed weights of one layer. form: read-only, on a page's boundary in the file."""
+    """The packed weights of one layer. form: read-only, aligned to a page of the file."""
 
     name: str
     form: memoryview
 
 
 def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]) -> None:
-    """Write a whole file and bring it to the disk. OSError where that fails."""
+    """Write a whole file and flush it to the disk; raise OSError if that fails."""
     forms = list(entries)
-    # Offsets stand in the index before them: its length is found with numbers of full width.
+    # The index contains offsets that depend on its length: measure it with full-width numbers.
     widest = [[entry.name, 1 << 62, len(entry.form), (1 << 32) - 1] for entry in forms]
     room = len(_index(key, 1 << 62, widest))
     rows: list[list[Any]] = []
@@ -59,15 +59,15 @@ def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]
     for entry, (_, offset, _, _) in zip(forms, rows, strict=True):
         _write(fd, entry.form, offset)
     os.ftruncate(fd, end)
-    # Without this, a crash of the machine can leave the name with zeros behind it.
+    # Without this, a crash of the machine can leave a file of zeros under this name.
     os.fsync(fd)
 
 
 def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[str, memoryview]:
-    """Map a file and return the forms by name; the mapping lives as long as they do.
+    """Map a file and return the packed weights by name; they keep the mapping alive.
 
-    num_threads: that check. Raises PackedFileError for a file that is not of `key` or not whole,
-    OSError where it cannot be read.
+    num_threads: for the checksums. Raises PackedFileError for a file that does not match `key` or
+    is incomplete, and OSError if it cannot be read.
     """
     size = os.fstat(fd).st_size
     if size < _HEAD.size:
@@ -78,7 +78,7 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
     sums: list[int] = []
     for name, offset, num_bytes, checksum in rows:
         if offset % PAGE_BYTES or not 0 < offset <= offset + num_bytes <= size:
-            raise PackedFileError(f"its index puts {name} outside of it")
+            raise PackedFileError(f"its index places {name} outside of the file")
         forms[name] = mapped[offset : offset + num_bytes]
         sums.append(checksum)
     with ThreadPoolExecutor(num_threads) as pool:
@@ -94,7 +94,7 @@ def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, i
     if magic != MAGIC:
         raise PackedFileError("it is not a file of packed weights")
     if version != VERSION:
-        raise PackedFileError(f"it is of version {version}, this is version {VERSION}")
+        raise PackedFileError(f"it has version {version}, expected version {VERSION}")
     text = bytes(mapped[_HEAD.size : _HEAD.size + min(length, _MAX_INDEX_BYTES)])
     if len(text) != length or zlib.crc32(text) != checksum:
         raise PackedFileError("its index is damaged")
@@ -103,11 +103,11 @@ def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, i
         rows = [(str(n), int(o), int(b), int(c)) for n, o, b, c in index["entries"]]
         size, found = int(index["size"]), index["key"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PackedFileError(f"its index cannot be understood ({error})") from error
+        raise PackedFileError(f"its index cannot be parsed ({error})") from error
     if size != len(mapped):
-        raise PackedFileError(f"it has {len(mapped)} bytes of {size}")
+        raise PackedFileError(f"it has {len(mapped)} bytes, expected {size}")
     if found != key:
-        raise PackedFileError("it is of other weights")
+        raise PackedFileError("it contains other weights")
     return rows
 
 

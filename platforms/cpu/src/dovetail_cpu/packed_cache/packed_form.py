@@ -1,4 +1,4 @@
-"""What a linear method must offer so that its packed weights can be kept: bytes out, bytes in."""
+"""The interface of linear methods whose packed weights can be cached: bytes out, bytes in."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ PACKED_FORM = "packed_form"
 
 
 class HasPackedForm(Protocol):
-    """Capability "packed_form": the packed weights of a layer are bytes and nothing else.
+    """Capability "packed_form": the packed weights of a layer are plain bytes.
 
-    Biases stay parameters, and are loaded as ever.
+    Biases stay parameters and are loaded as usual.
     """
 
     def packed_format(self) -> str:
-        """Return all that the packed bytes depend on beside the weights: form, version, options."""
+        """Return all that the packed bytes depend on besides weights: format, version, options."""
 
     def packed_bytes(self, layer: nn.Module) -> int:
-        """Return the bytes of the layer's packed weights, packed already or not; 0 for none."""
+        """Return the size of the layer's packed weights, packed or not; 0 for none."""
 
     def packed_form(self, layer: nn.Module) -> memoryview:
-        """Return the packed weights, after `pack`: read-only, valid as long as it is held."""
+        """Return the packed weights, after `pack`: read-only, valid as long as the view exists."""
 
     def restore(self, layer: nn.Module, form: memoryview) -> None:
-        """Take the packed weights from `form`, which begins on a page's boundary, and keep it.
+        """Use the packed weights in `form`, which is aligned to a page, and keep a reference to it.
 
-        Before weights are loaded: marks them as settled on the layer. `pack` comes all the same,
-        and has only to let go of the plain weight. The form is not written to.
+        Called before weights are loaded; marks the weights of the layer as loaded. `pack` is still
+        called and only has to free the plain weight. The form is not written to.
         """

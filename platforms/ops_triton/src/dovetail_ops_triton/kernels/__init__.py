@@ -1,6 +1,6 @@
 """Kernels, and the functions that launch them: tensors in, tensors out. Imports Triton.
 
-Depends on no contract and no choice of a provider.
+Does not depend on contracts or on the choice of a provider.
 """
 
 from dovetail_ops_triton.kernels.best_columns import find_best

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""The best column of each row: of few rows in parts, so that the whole device takes part.
+"""Argmax of each row. A few rows are split into parts, so that the whole device is used.
 
-Results and parts share an allocation, so that their addresses are aligned by chance; counts of
-parts go with the number of rows. Neither makes a new kernel.
+Results and parts share an allocation, so the alignment of their addresses varies; the number of
+parts depends on the number of rows. Neither compiles a new kernel.
 Legend: R rows, V vocabulary, S parts of a row.
 """
 
@@ -16,10 +16,10 @@ from dovetail_ops_triton.kernels.order import LEAST, LOWEST, column_of, image_of
 from dovetail_ops_triton.kernels.row_layout import RowLayout, row_layout
 
 TILE = 4096
-"""Columns that a program looks at together."""
+"""Columns that a program processes together."""
 MAX_PARTS = 64
 _NUM_PROGRAMS = 512
-"""How many programs keep a large device busy."""
+"""Number of programs that keep a large device busy."""
 NUM_WARPS = 8
 
 
@@ -36,7 +36,7 @@ def best_columns_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Find the best of `num_tiles` tiles of a row: its id, or the place of a part's best."""
+    """Find the best of `num_tiles` tiles of a row: its id, or the place of the part's best."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
     place = best_place(logits_ptr + row * row_stride, first, num_tiles, vocab_size, TILE)
@@ -45,7 +45,7 @@ def best_columns_kernel(
 
 @triton.jit
 def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
-    """Return the place of the best number of a row from column `first` on."""
+    """Return the place of the maximum of a row from column `first` on."""
     lanes = tl.arange(0, TILE)
     best = tl.full([TILE], LEAST, tl.int32)
     best_columns = tl.zeros([TILE], tl.int32)
@@ -54,7 +54,7 @@ def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
         inside = columns < vocab_size
         x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
         image = tl.where(inside, image_of(x), LEAST)
-        # Each lane goes through rising columns: the first of equals stays.
+        # Each lane processes increasing columns: the first of equals is kept.
         best_columns = tl.where(image > best, columns, best_columns)
         best = tl.maximum(best, image)
     return tl.max(place_of(best, best_columns), axis=0)
@@ -62,7 +62,7 @@ def best_place(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
 
 @triton.jit
 def store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
-    """Store the place of a part's best, or if the part is the whole row, the best's id."""
+    """Store the place of a part's best, or, if the part is the whole row, the id of the best."""
     if IS_WHOLE:
         tl.store(ids_ptr + row, column_of(place))
     else:
@@ -73,7 +73,7 @@ def store_place(place, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
     do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["ids_ptr", "parts_ptr"]
 )
 def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
-    """Store the id of the best of a row's parts; PARTS is their greatest number."""
+    """Store the id of the best of a row's parts. PARTS: upper bound of their number."""
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PARTS)
     places = tl.load(parts_ptr + row * num_parts + parts, mask=parts < num_parts, other=LOWEST)
@@ -81,7 +81,7 @@ def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
 
 
 def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return the column of each row's greatest number, the first of several, int64 [R].
+    """Return the column of the maximum of each row, the first one of equals, int64 [R].
 
     Any float dtype up to float32; a NaN is the greatest.
     """
@@ -109,7 +109,7 @@ def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
 
 
 def share_out(num_rows: int, vocab_size: int) -> tuple[int, int]:
-    """Return how many parts each row has, and how many tiles a part. No result depends on it."""
+    """Return the parts per row and the tiles per part. Results do not depend on them."""
     num_tiles = triton.cdiv(vocab_size, TILE)
     wished = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
     tiles_of_part = triton.cdiv(num_tiles, wished)

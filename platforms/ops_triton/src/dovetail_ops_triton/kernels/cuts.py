@@ -1,12 +1,11 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Where min-p, top-k and top-p cut a row: the place from which on its tokens stay.
+"""Apply min-p, top-k and top-p to a row: find the lowest place that is kept.
 
-The order of `order.py` is that of the cut: top-k keeps exactly k, top-p then the fewest that make
-up the mass. Nothing is sorted: the image is searched for, between one that leaves enough and one
-above which there is not enough. A pass over the row counts and weighs what is at or above three
-images between them, which quarters the rest at least, and finds the lowest and the highest image
-that really occur. When one token or one image is left, the cut is known: of equals, the first so
-many stay.
+The order of `order.py` is used: top-k keeps exactly k tokens, top-p then the fewest that reach the
+mass. Nothing is sorted. A search narrows an interval of images: its lower end keeps enough tokens,
+its upper end does not. A pass over the row counts and weighs the tokens at or above three images in
+the interval, which reduces it to a quarter or less, and finds the lowest and the highest image
+that occur. The search ends with one token or one image; of equal tokens the first ones are kept.
 Sources: Nguyen et al. 2024 (min-p); Fan, Lewis, Dauphin 2018 (top-k); Holtzman et al. 2020 (top-p).
 """
 
@@ -21,7 +20,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _MOST = tl.constexpr(2**31 - 1)
 
 
-# Columns of one number a row share a packet, so that their addresses are aligned by chance.
+# Columns with one number per row share a buffer, so the alignment of their addresses varies.
 _COLUMNS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "cuts_ptr"]
 
 
@@ -37,13 +36,13 @@ def cuts_kernel(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Store for one row the lowest place that stays."""
+    """Store the lowest kept place of one row."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
     min_p = tl.load(min_p_ptr + row)
-    # One type on both sides of the `if`, whatever the search's would be.
+    # Both branches of the `if` must have the same type.
     cut = tl.full([], LOWEST, tl.int64)
     if (temperature > 0) & ((top_k < vocab_size) | (top_p < 1) | (min_p > 0)):
         row_ptr = logits_ptr + row * row_stride
@@ -53,7 +52,7 @@ def cuts_kernel(
 
 @triton.jit
 def _cut(row_ptr, vocab_size, scale, top_k, top_p, min_p, BLOCK: tl.constexpr):
-    """Return the place from which on tokens stay. scale: of logits to powers of two."""
+    """Return the lowest kept place. scale: converts logits to powers of two."""
     best, mean = _survey(row_ptr, vocab_size, BLOCK)
     low, count, mass = _likely(row_ptr, vocab_size, best, scale, tl.log2(min_p), BLOCK)
     low, equals, count, mass = _search(
@@ -71,7 +70,7 @@ def _cut(row_ptr, vocab_size, scale, top_k, top_p, min_p, BLOCK: tl.constexpr):
 
 @triton.jit
 def _survey(row_ptr, vocab_size, BLOCK: tl.constexpr):
-    """Return the image of the row's best number, and the mean of those that are finite."""
+    """Return the image of the row's maximum, and the mean of the finite logits."""
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], LEAST, tl.int32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -89,16 +88,16 @@ def _survey(row_ptr, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weigh(x, image, best, scale):
-    """Return numbers' probabilities over the best one's, from 0 to 1."""
+    """Return probabilities relative to that of the best token, from 0 to 1."""
     weight = tl.exp2((x - number_of(best)) * scale)
-    # The best is 1 also where it is infinite; what then is no number has no weight beside it.
+    # The best has weight 1 even if it is infinite; NaN has no weight then.
     weight = tl.where(weight <= 1.0, weight, 0.0)
     return tl.where(image == best, 1.0, weight)
 
 
 @triton.jit
 def _likely(row_ptr, vocab_size, best, scale, log2_min_p, BLOCK: tl.constexpr):
-    """Return least image, number and mass of what min-p leaves."""
+    """Return the least image, the count and the mass of the tokens that min-p keeps."""
     lanes = tl.arange(0, BLOCK)
     least = tl.full([BLOCK], _MOST, tl.int32)
     count = tl.zeros([BLOCK], tl.int32)
@@ -130,16 +129,16 @@ def _search(
     wanted_mass,
     BLOCK: tl.constexpr,
 ):
-    """Return the highest image that leaves enough, and how many equal to it stay.
+    """Return the highest image that keeps enough, and how many tokens equal to it are kept.
 
-    low, equals: what leaves enough so far; count, mass: what it leaves. All four are returned
+    low, equals: keep enough so far; count, mass: of the kept tokens. All four are returned
     again.
     """
     first, first_equals = low, equals
     top = best
     count_above = count * 0
     mass_above = mass * 0.0
-    # The first pass looks at numbers evenly spaced between the lowest, or the mean, and the best.
+    # The first pass tests numbers evenly spaced between the lowest, or the mean, and the best.
     gap = (number_of(best) - tl.maximum(mean, number_of(low))) * 0.25
     a = image_of(number_of(best) - 3 * gap)
     b = image_of(number_of(best) - 2 * gap)
@@ -167,13 +166,13 @@ def _search(
         )
         top = tl.where(a_does, tl.where(b_does, tl.where(c_does, highest, c - 1), b - 1), a - 1)
         top = tl.minimum(top, highest)
-        quarter = (top >> 2) - (low >> 2)  # their distance may be more than an int32 holds
+        quarter = (top >> 2) - (low >> 2)  # their distance may overflow int32
         a = low + quarter
         b = a + quarter
         c = top - quarter
     equals = tl.where(low == first, first_equals, _MOST)
     if (count > wanted_count) & (count - count_above > 1):
-        # Equals alone are left: as many stay as make it enough.
+        # Only equal tokens are left: keep as many as needed.
         weight = _weigh(number_of(low), low, best, scale)
         missing = tl.minimum(tl.maximum((wanted_mass - mass_above) / weight, 1.0), 1e9)
         equals = tl.maximum(tl.ceil(missing).to(tl.int32), wanted_count - count_above)
@@ -187,7 +186,7 @@ def _search(
 def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.constexpr):
     """Return the least and the greatest image from low to top, and what is at or above a, b and c.
 
-    Three numbers of tokens, then their three masses.
+    The latter are three counts of tokens, then their three masses.
     """
     lanes = tl.arange(0, BLOCK)
     lowest = tl.full([BLOCK], _MOST, tl.int32)
@@ -225,7 +224,7 @@ def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.
 
 @triton.jit
 def _column_of_equal(row_ptr, vocab_size, image, number, BLOCK: tl.constexpr):
-    """Return the column at which the `number`-th number with this image stands, counted from 1."""
+    """Return the column of the `number`-th token with this image, counted from 1."""
     lanes = tl.arange(0, BLOCK)
     found = tl.zeros([BLOCK], tl.int32)
     num_seen = number * 0

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Tokens at random: the column of the greatest logit plus Gumbel noise, among those that stay.
+"""Sample tokens: the column with the greatest logit plus Gumbel noise, among the kept ones.
 
-First min-p, top-k and top-p cut the rows (`cuts.py`); then each column's noise is a function of its
-row's seed and position and of the column alone, made where it is used. So rows are independent, a
-row may be looked at in parts, and no random state exists. Source: Gumbel 1954; Maddison, Tarlow and
-Minka 2014, arXiv:1411.0030; the generator: Salmon et al. 2011 (Philox4x32-10).
+First min-p, top-k and top-p are applied (`cuts.py`). The noise of a column is a function of the
+row's seed and position and of the column, computed where it is used. So rows are independent, a
+row may be processed in parts, and there is no random state. Source: Gumbel 1954; Maddison, Tarlow
+and Minka 2014, arXiv:1411.0030; the generator: Salmon et al. 2011 (Philox4x32-10).
 Legend: R rows, V vocabulary, S parts of a row.
 """
 
@@ -33,7 +33,7 @@ CUT_BLOCK = 4096
 CUT_WARPS = 16
 
 
-# Columns of one number a row share a packet, so that their addresses are aligned by chance.
+# Columns with one number per row share a buffer, so the alignment of their addresses varies.
 _COLUMNS = ["temperature_ptr", "seeds_ptr", "positions_ptr", "cuts_ptr", "ids_ptr", "parts_ptr"]
 
 
@@ -52,9 +52,9 @@ def draw_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Draw among `num_tiles` tiles of a row: the token, or the place of a part's best.
+    """Sample from `num_tiles` tiles of a row: store the token, or the place of the part's best.
 
-    A place is that of logit and noise together. TILE: part of what a column's noise is.
+    A place here orders the sum of logit and noise. TILE: the noise of a column depends on it.
     """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
@@ -77,14 +77,14 @@ def draw_kernel(
 def _drawn_place(
     row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE: tl.constexpr
 ):
-    """Return the place of the token that a row draws from column `first` on."""
+    """Return the place of the token that a row samples from column `first` on."""
     QUARTER: tl.constexpr = TILE // 4
     lanes = tl.arange(0, QUARTER)
     best = tl.full([QUARTER], LEAST, tl.int32)
     best_columns = tl.zeros([QUARTER], tl.int32)
     for tile in range(0, num_tiles):
         start = first + tile * TILE
-        # One counter gives four numbers: those of four columns, a quarter of the tile apart.
+        # One counter gives four numbers, for four columns that are a quarter of the tile apart.
         words = noise_words(seed, position, start // 4 + lanes)
         for i in tl.static_range(4):
             columns = start + i * QUARTER + lanes
@@ -99,7 +99,7 @@ def _drawn_place(
 
 @triton.jit
 def noise_words(seed, position, counters):
-    """Return four uint32 at random for each counter, of a row's seed and position, int64."""
+    """Return four random uint32 per counter, from a row's seed and position, int64."""
     low = (position & 0xFFFFFFFF).to(tl.uint32)
     high = (position >> 32).to(tl.uint32)
     return tl.philox(seed, counters.to(tl.uint32), low, high, low * 0)
@@ -109,8 +109,8 @@ def noise_words(seed, position, counters):
 def gumbel(words):
     """Return Gumbel noise over log(2) from uniform uint32: -log2(-ln(1 - u)).
 
-    u keeps its relative precision near 0, where the greatest noise comes from: the 2^-32 between
-    two words, not float32's grain near 1, is what limits how rare a token can be drawn rightly.
+    u keeps its relative precision near 0, which gives the greatest noise. So the probability of
+    rare tokens is limited by the 2^-32 between two words, not by float32's resolution near 1.
     """
     u = words.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
     u = tl.minimum(u, 1.0 - 5.9604644775390625e-08)
@@ -119,10 +119,10 @@ def gumbel(words):
 
 
 def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
-    """Return the token that each row draws, int64 [R]. The logits are only read.
+    """Return a sampled token per row, int64 [R]. The logits are only read.
 
-    One allocation, of which the result is the beginning; a launch for the cuts, one for the draw,
-    and one to join parts where rows are so few that they have some.
+    One allocation, which starts with the result; one launch for the cuts, one to sample, and one
+    to join parts if rows are split.
     """
     num_rows, vocab_size = logits_RV.shape
     num_parts, num_tiles = share_out(num_rows, vocab_size)

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """Root mean square norms of rows, with and without a residual.
 
-A row is read once and stays in registers; its sum is made in one order whatever other rows there
-are. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+A row is read once and stays in registers. Its sum is computed in an order that does not depend on
+other rows. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 Legend: T rows, D features.
 """
 
@@ -17,7 +17,7 @@ import triton.language as tl
 from dovetail_ops_triton.kernels.row_layout import row_layout
 
 _TILE = 2048
-"""Numbers that a program takes at least, of several rows where rows are short."""
+"""Minimum number of elements per program; short rows are grouped to reach it."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -60,7 +60,7 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Add x to the residual, in place, and norm what then stands there."""
+    """Add x to the residual, in place, and normalize the sum."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
@@ -68,7 +68,7 @@ def add_rms_norm_kernel(
     residual_ptrs = residual_ptr + rows[:, None] * residual_stride + columns[None, :]
     x = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
-    # The sum is rounded first: whoever reads the residual later sees what the norm saw.
+    # The sum is rounded first, so that later readers of the residual see the normalized value.
     total = (x + residual).to(residual_ptr.dtype.element_ty)
     tl.store(residual_ptrs, total, mask=mask)
     x = total.to(tl.float32)
@@ -104,9 +104,9 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
 def add_rms_norm(
     x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (the norm of x + residual, contiguous, and the sum, made in `residual_TD`).
+    """Return (the norm of x + residual, contiguous, and the sum, stored in `residual_TD`).
 
-    Where the residual's rows do not lie one behind the other, the sum is made in a copy.
+    If the residual's rows are not contiguous, the sum is stored in a copy.
     """
     size = x_TD.shape[-1]
     x = row_layout(x_TD.reshape(-1, size))
@@ -133,7 +133,7 @@ def add_rms_norm(
 
 @cache
 def tile_of(size: int) -> tuple[int, int, int]:
-    """Return for rows of `size` features: the block, how many rows together, how many warps."""
+    """Return for rows of `size` features: block size, rows per program, warps."""
     block = triton.next_power_of_2(size)
     num_together = max(1, _TILE // block)
     return block, num_together, min(16, max(4, block * num_together // 512))

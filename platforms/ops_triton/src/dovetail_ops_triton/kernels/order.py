@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """One order for numbers and columns: the greater number first, the lower column among equals.
 
-A float32 number has an image in int32 that grows with it; image and column together are one int64,
-different for every column of a row. What is asked of a row (its best, its best k, the most likely
-that make up a mass) is then a question about whole numbers that are all different.
+A float32 number has an int32 image that preserves the order. Image and column together form an
+int64 place, which is unique within a row. So argmax, top-k and top-p become searches over unique
+integers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST = tl.constexpr(-(2**31))
 LOWEST = tl.constexpr(-(2**63))
 """Below the place of every column."""
 NAN = tl.constexpr(2**31 - 2)
-"""The image of what is not a number: above all numbers, and not the greatest int32."""
+"""The image of NaN: above all numbers, but not the greatest int32."""
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""Rotary embedding of queries and keys in one launch, read wherever they lie.
+"""Rotary embedding of queries and keys in one launch, for any strides.
 
 Source: Su et al. 2021, arXiv:2104.09864.
 Legend: T tokens, H query heads, K key-value heads, S head size, P positions, F half of the rotary
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 _TILE = 1024
-"""Numbers that a program turns."""
+"""Elements that a program rotates."""
 
 
 @triton.jit
@@ -39,9 +39,10 @@ def rotary_kernel(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Turn HEADS heads of one token: the first blocks of heads are queries, then come keys.
+    """Rotate HEADS heads of one token: the first blocks of heads are queries, then come keys.
 
-    HALF: of the rotary size. REST_BLOCK: a power of two not below what passes through; 0 for none.
+    HALF: of the rotary size. REST_BLOCK: a power of two not below the number of features that
+    are copied unchanged; 0 for none.
     """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -98,7 +99,7 @@ def _turn(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Turn the heads from `first_head` on of one token, whose heads begin at the pointers."""
+    """Rotate the heads from `first_head` on of one token, whose heads begin at the pointers."""
     heads = first_head + tl.arange(0, HEADS)[:, None]
     features = tl.arange(0, HALF_BLOCK)[None, :]
     mask = (heads < NUM_HEADS) & (features < HALF)
@@ -121,7 +122,7 @@ def rotate(
     positions_T: torch.Tensor,
     cos_sin_PS: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q and k turned by their positions in halves, two new contiguous tensors."""
+    """Return q and k rotated by their positions in halves, two new contiguous tensors."""
     q_THS, k_TKS = _features_together(q_THS), _features_together(k_TKS)
     num_tokens, num_heads, head_size = q_THS.shape
     heads = (num_heads, k_TKS.shape[1])
@@ -150,7 +151,7 @@ def rotate(
 
 @cache
 def kernel_constants(heads: tuple[int, int], head_size: int, rotary_size: int) -> dict[str, int]:
-    """Return what the kernel is compiled for. heads: of queries, of keys."""
+    """Return the constants that the kernel is compiled for. heads: of queries, of keys."""
     half_block = triton.next_power_of_2(rotary_size // 2)
     rest = head_size - rotary_size
     num_together = min(triton.next_power_of_2(max(heads)), max(1, _TILE // (2 * half_block)))

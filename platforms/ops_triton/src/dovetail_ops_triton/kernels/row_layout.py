@@ -1,4 +1,4 @@
-"""How the rows of a tensor lie in memory, as kernels are told it.
+"""The memory layout of a tensor's rows, as passed to kernels.
 
 Legend: D features of the last dimension.
 """
@@ -12,14 +12,14 @@ import torch
 from dovetail.errors import ContractError
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Those that the kernels compute with; float32 within, in all of them."""
+"""Dtypes of inputs and outputs; all kernels compute in float32."""
 
 
 class RowLayout(NamedTuple):
     """Rows of a tensor, in num_rows // num_inner times num_inner places.
 
     Row i begins at i // num_inner · outer_stride + i % num_inner · inner_stride.
-    tensor: keeps the memory alive; it is the one asked about, or a copy if its rows lie otherwise.
+    tensor: keeps the memory alive; it is the given tensor, or a copy if its layout is unsupported.
     """
 
     tensor: torch.Tensor
@@ -32,7 +32,7 @@ class RowLayout(NamedTuple):
 def row_layout(x_D: torch.Tensor) -> RowLayout:
     """Return the layout of the rows of `x_D`, of any leading dimensions.
 
-    Raises ContractError for a dtype that the kernels do not know.
+    Raises ContractError for a dtype that the kernels do not support.
     """
     if x_D.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)

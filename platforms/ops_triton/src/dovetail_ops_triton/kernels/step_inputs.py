@@ -1,9 +1,8 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""What a step reads, made on the device: ids, positions, lengths, slots and block tables.
+"""Inputs of a step, computed on the device: ids, positions, lengths, slots and block tables.
 
-Each run's tokens are looked after by programs of its own, so that nothing has to be known on the
-host but the longest run. Index pointers lie anywhere in a packet, and counts change from step to
-step: neither makes a new kernel.
+Each run has its own programs, so the host only needs to know the longest run. Index pointers have
+any alignment, and counts change from step to step; neither compiles a new kernel.
 Legend: R runs, T tokens, M blocks of a table's row.
 """
 
@@ -62,7 +61,7 @@ def blocks_kernel(
 ):
     """Write the slots of BLOCK tokens of a run, and BLOCK columns of its block table.
 
-    width: columns of the table that is made, whose rows lie one behind the other.
+    width: columns of the output table, whose rows are contiguous.
     """
     run = tl.program_id(0)
     row_ptr = table_ptr + tl.load(rows_ptr + run).to(tl.int64) * table_stride
@@ -81,7 +80,7 @@ def blocks_kernel(
 
 
 def prepare_inputs(columns: StepColumns) -> None:
-    """Write what `columns` names as made: one launch, and one for each KV-cache group."""
+    """Fill the output fields of `columns`: one launch, and one for each KV-cache group."""
     told = (columns.rows_R, columns.starts_R, columns.query_start_R1)
     num_runs = columns.rows_R.shape[0]
     if not num_runs:
