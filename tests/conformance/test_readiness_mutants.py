@@ -5,18 +5,19 @@ import pytest
 from dovetail.interfaces import PauseScope, Policy
 from dovetail.kv_cache.encoder_cache import EncoderCacheManager
 from dovetail.kv_cache.manager import KVCacheManager
-from dovetail.scheduling import Scheduler
+from dovetail.request import Request
+from dovetail.scheduling import Scheduler, scheduler
 from dovetail.scheduling.admission_gates import AdmissionGates
 from dovetail.scheduling.draft import StepRecord
 from dovetail.scheduling.encoder_budget import EncoderBudget
 from dovetail.scheduling.held_requests import HeldRequests
-from dovetail.scheduling.lookahead import DraftCounts, VerifyingDraft
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.remote_loads import RemoteLoads
+from dovetail.scheduling.step_result import settle
 from dovetail_devkit.scheduler.program import Referee, play
 from dovetail_devkit.scheduler.random_programs import random_program
 
-NUM_PROGRAMS = 60
+NUM_PROGRAMS = 100
 
 
 class Urgent(Policy):
@@ -43,38 +44,27 @@ def do_nothing(*args, **kwargs):
     return None
 
 
-emit_runs, settle, reach = VerifyingDraft._emit_runs, DraftCounts.settle, EncoderBudget.reach
+reach = EncoderBudget.reach
 evict, withdraw = Mechanism.evict, Mechanism.withdraw
 enter, add = HeldRequests.enter, RemoteLoads.add
 
 
-def follow_runs_that_verify(draft, builder):
-    emit_runs(draft, builder)
-    for request in draft.counts:
-        if request.num_computed_tokens >= request.num_tokens:
-            request.num_tokens_with_pending = request.num_computed_tokens + 1
+def keep_wrong_drafts_in_flight(request, num_wrong):
+    request.num_computed_tokens -= num_wrong
 
 
-def never_fall_back(counts, requests, plan, output):
-    before = [request.num_computed_tokens for request in requests]
-    settle(counts, requests, plan, output)
-    for request, computed in zip(requests, before, strict=True):
+def ask_for_one_draft_more(record, plan, output):
+    step_result = settle(record, plan, output)
+    for request in record.counts:
         if request.row >= 0:
-            request.num_computed_tokens = computed
-
-
-def ask_for_one_draft_more(counts, requests, plan, output):
-    settle(counts, requests, plan, output)
-    for request in requests:
-        room = request.max_total_tokens - 1 - request.num_tokens_with_pending
-        if request.row >= 0 and room > 0 and not request.status.finished:
-            request.num_tokens_with_pending += 1
+            request.num_drafts += 1
+    return step_result
 
 
 def keep_drafts_of_the_evicted(mechanism, request):
-    pending = request.num_tokens_with_pending
+    num_drafts = request.num_drafts
     evict(mechanism, request)
-    request.num_tokens_with_pending = pending
+    request.num_drafts = num_drafts
 
 
 def pause_nothing(scheduler, scope):
@@ -85,8 +75,8 @@ def pause_for_good(scheduler):
     scheduler._pause = None
 
 
-def let_all_pass(held_requests, request, gates):
-    return enter(held_requests, request, [])
+def let_all_pass(held_requests, request, gates, now_ns):
+    return enter(held_requests, request, [], now_ns)
 
 
 def trust_every_load(loads, answer):
@@ -106,15 +96,19 @@ def withdraw_what_was_computed(mechanism, request):
 
 
 MISTAKES = {
-    "follows runs that verify": (VerifyingDraft, "_emit_runs", follow_runs_that_verify),
-    "never falls back": (DraftCounts, "settle", never_fall_back),
-    "asks for one draft more": (DraftCounts, "settle", ask_for_one_draft_more),
+    "keeps wrong drafts in flight": (Request, "take_back", keep_wrong_drafts_in_flight),
+    "keeps wrong drafts as tokens": (Request, "take_back", do_nothing),
+    "asks for one draft more": (scheduler, "settle", ask_for_one_draft_more),
     "keeps drafts of the evicted": (Mechanism, "evict", keep_drafts_of_the_evicted),
     "pauses nothing": (Scheduler, "pause", pause_nothing),
     "pauses for good": (Scheduler, "resume", pause_for_good),
     "lets all pass the gates": (HeldRequests, "enter", let_all_pass),
-    "opens no gate": (AdmissionGates, "take_ready", lambda house: []),
-    "is notified of no failure at a gate": (AdmissionGates, "take_failed", lambda house: []),
+    "opens no gate": (AdmissionGates, "take_ready", lambda gates: []),
+    "is notified of no failure at a gate": (
+        AdmissionGates,
+        "take_failed",
+        lambda gates, now_ns: [],
+    ),
     "forgets whom a pause held": (HeldRequests, "reopen", lambda held_requests: []),
     "encodes without limits": (EncoderBudget, "reach", lambda budget, request, start, end: end),
     "encodes for the evicted": (EncoderBudget, "revoke", do_nothing),

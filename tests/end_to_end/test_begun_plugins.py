@@ -11,25 +11,20 @@ import tomllib
 import pytest
 
 from dovetail import LLM, SamplingParams
+from dovetail.plugin_kinds import KINDS, Cardinality
 from dovetail_devkit.scaffold import BLUEPRINTS, write_package
 from end_to_end.checkpoints import OPTIONS, make_checkpoint
 
 PROMPTS = [list(range(5, 45)), list(range(60, 90)), [7, 8, 9] * 11]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-FIELDS = {
-    "attention": "attention_backend",
-    "executor": "executor_backend",
-    "platform": "platform",
-    "policy": "scheduler_cls",
-    "scheduler": "scheduler_cls",
-}
+WITHOUT_OPTIONS = {"command", "worker_extension"}
 WITH_OPTIONS = """
 
 # Appended by the test: the plugin takes an option, and what its class is given is kept.
 from pydantic import BaseModel
 
 
-class Knobs(BaseModel, extra="forbid"):
+class Knobs(globals().get("Options", BaseModel), extra="forbid"):
     knob: int = 1
 
 
@@ -42,9 +37,13 @@ def _watched(make):
 
 
 SEEN = []
-{cls}.options_model = Knobs
+Options = {cls}.options_model = Knobs
 if "{kind}" == "attention":
     {cls}.create_layer = staticmethod(_watched({cls}.create_layer))
+elif "{kind}" == "kv_connector":
+    {cls}.create_worker_side = staticmethod(_watched({cls}.create_worker_side))
+elif "{kind}" == "tokenizer":
+    {cls}.from_directory = staticmethod(_watched({cls}.from_directory))
 else:
     {cls}.__init__ = _watched({cls}.__init__)
 """
@@ -112,20 +111,20 @@ def answers(model, **options):
         return [list(one.outputs[0].token_ids) for one in outputs]
 
 
-@pytest.mark.parametrize("kind", BLUEPRINTS)
-def test_an_option_reaches_the_part(kind, begin, model_dir, tmp_path):
+@pytest.mark.parametrize("kind", [kind for kind in BLUEPRINTS if kind not in WITHOUT_OPTIONS])
+def test_an_option_reaches_the_part(kind, begin, model_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some plugins write files
     name, module = begin(kind, WITH_OPTIONS)
     given = {"plugin_options": {f"{kind}:{name}": {"knob": 7}}}
     if kind == "model":
         model_dir = shutil.copytree(model_dir, tmp_path / "model")
         config = json.loads((model_dir / "config.json").read_text())
         (model_dir / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
-    elif kind == "logits_processor":
-        given["logits_processors"] = (name,)
     else:
-        given[FIELDS[kind]] = name
+        option = KINDS[kind].field.rpartition(".")[2]
+        given[option] = (name,) if KINDS[kind].cardinality is Cardinality.MANY else name
     assert all(answers(model_dir, **given))
-    assert module.SEEN and all(seen == {"knob": 7} for seen in module.SEEN)
+    assert module.SEEN and all(seen["knob"] == 7 for seen in module.SEEN)
 
 
 def test_an_executor_hands_the_workers_options_on(begin, model_dir, tmp_path):

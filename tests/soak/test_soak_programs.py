@@ -6,7 +6,8 @@ from soak.random_programs import LEAST, find_missing, show
 
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.manager import KVCacheManager
-from dovetail.scheduling.lookahead import DraftCounts
+from dovetail.scheduling import scheduler
+from dovetail.scheduling.step_result import settle
 from dovetail.scheduling.waiting_queue import HeapQueue
 
 NUM_STEPS, MAX_SEATS = 72, 8
@@ -31,7 +32,7 @@ def test_a_full_run_reports_missing_coverage():
 
 
 free, defer = KVCacheManager.free, HeapQueue.defer
-settle, advance, allocate = DraftCounts.settle, KVCacheManager.advance, BlockPool.allocate
+advance, allocate = KVCacheManager.advance, BlockPool.allocate
 
 
 def free_twice(manager, request, *, last_step):
@@ -56,12 +57,12 @@ def lose_every_third(queue, request):
         defer(queue, request)
 
 
-def keep_the_drafts_of_others(counts, requests, plan, output):
-    settle(counts, requests, plan, output)
-    for request in requests:
-        if request.row >= 0 and not request.status.finished and output.num_drafts:
-            most = min(request.num_tokens + max(output.num_drafts), request.max_total_tokens)
-            request.num_tokens_with_pending = max(request.num_tokens_with_pending, most)
+def count_the_drafts_of_others(record, plan, output):
+    step_result = settle(record, plan, output)
+    for request in record.counts:
+        if request.row >= 0 and output.num_drafts:
+            request.num_drafts = max(output.num_drafts)
+    return step_result
 
 
 def shed_one_too_many(manager, request):
@@ -85,7 +86,7 @@ FAULTS = {
     "frees what others share": (BlockPool, "free", free_what_others_share),
     "leaks a block": (KVCacheManager, "free", leak_the_last_block),
     "loses a request": (HeapQueue, "defer", lose_every_third),
-    "asks for stale drafts": (DraftCounts, "settle", keep_the_drafts_of_others),
+    "asks for stale drafts": (scheduler, "settle", count_the_drafts_of_others),
     "sheds a block that a window shows": (KVCacheManager, "advance", shed_one_too_many),
     "leaves a stale key": (BlockPool, "allocate", forget_that_it_is_cached),
 }

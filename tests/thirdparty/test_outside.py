@@ -95,7 +95,7 @@ def python(tmp_path_factory):
     """The interpreter of an environment with the core, the packages, what they need; no torch."""
     folder = tmp_path_factory.mktemp("outside")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    run(*PIP, "wheel", "-q", ROOT / "core", BIGRAM, TURNS, *options)
+    run(*PIP, "wheel", "-q", ROOT / "core", ROOT / "plugins/devkit", BIGRAM, TURNS, *options)
     return make_environment(folder / "environment", folder.glob("*.whl"))
 
 
