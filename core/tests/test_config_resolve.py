@@ -181,10 +181,10 @@ def test_dtype_auto_is_resolved(
 
 def test_unsupported_dtypes_are_rejected() -> None:
     message = refusal(config_of(model__dtype="float16"), FakePlatform(("float32",)))
-    assert "dtype='float16'" in message and "'fake' computes in float32" in message
+    assert "dtype='float16'" in message and "'fake' supports float32" in message
     assert 'dtype="auto"' in message
     message = refusal(config_of({"dtype": "float64"}))
-    assert "'float64'" in message and "say which" in message
+    assert "'float64'" in message and "set dtype to one of them" in message
     message = refusal(config_of(), FakePlatform(("int8",)))
     assert "does not compute in bfloat16" in message and "another platform" in message
 
@@ -358,15 +358,15 @@ def test_defaults_that_are_not_accepted_are_contract_errors_of_the_platform() ->
         ({"model.architecture": ("X", "")}, "not a field that a platform may set"),
         (
             {"cache.block_size": (0, "why not")},
-            "default that is not accepted: block_size=0",
+            "sets an invalid default: block_size=0",
         ),
         (
             {"model.dtype": ("int4", "small")},
-            "default that is not accepted: dtype='int4'",
+            "sets an invalid default: dtype='int4'",
         ),
         (
             {"cache.block_size": (16, " ")},
-            r"the default \(16, ' '\); write \(value, reason\)",
+            r"cache.block_size to \(16, ' '\); write \(value, reason\)",
         ),
         ({"cache.block_size": 16}, r"default 16; write \(value, reason\)"),
     ):

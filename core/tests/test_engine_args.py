@@ -208,7 +208,7 @@ def test_given_values_are_passed_to_the_config(model: Path) -> None:
     [
         ("trust_remote_code", True, "install a plugin"),
         ("trust_remote_code", 1, "install a plugin"),
-        ("revision", "main", "put that revision there"),
+        ("revision", "main", "download this revision"),
         ("tensor_parallel_size", 0, "an integer from 1 to 64"),
         ("pipeline_parallel_size", 2, "Set it to 1"),
         ("data_parallel_size", 0, "Set it to 1"),
@@ -250,7 +250,7 @@ def test_given_values_are_passed_to_the_config(model: Path) -> None:
         ("plugin_options", {1: 2}, "a mapping with strings as keys"),
         ("generation_config", "no/such/place", "give"),
         ("generation_config", 5, "path of a local directory"),
-        ("tokenizer", "no/such/place", "holds tokenizer.json"),
+        ("tokenizer", "no/such/place", "has tokenizer.json"),
         ("tokenizer", 5, "path of a local directory"),
         ("model", "", "path of a local directory"),
         ("model", 5, "path of a local directory"),

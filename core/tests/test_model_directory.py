@@ -118,7 +118,7 @@ def test_bad_json_names_the_file(tmp_path: Path, text: str) -> None:
 
 def test_config_json_must_be_an_object(tmp_path: Path) -> None:
     message = refusal(make(tmp_path / "tiny", config="[1]"))
-    assert "must hold a JSON object, but holds a list" in message
+    assert "must contain a JSON object, got list" in message
 
 
 def test_bad_generation_config_names_the_file(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_invalid_architectures_are_rejected(tmp_path: Path, names: object) -> No
 
 
 def test_missing_architectures_are_rejected(tmp_path: Path) -> None:
-    assert "states no architectures" in refusal(make(tmp_path / "tiny", config={}))
+    assert "has no architectures" in refusal(make(tmp_path / "tiny", config={}))
 
 
 def test_auto_map_is_recorded_and_rejected_with_trust_remote_code(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_only_an_allocated_row_can_be_freed(times):
     if times == 2:
         rows.acquire()
         rows.release(0, last_step=3)
-    with pytest.raises(ValueError, match="row 0 is not held"):
+    with pytest.raises(ValueError, match="row 0 is not in use"):
         rows.release(0, last_step=3)
 
 

@@ -96,7 +96,7 @@ def test_a_working_directory_with_a_long_path_is_rejected(model, tmp_path):
         for _ in range(20):
             os.mkdir("d" * 200)
             os.chdir("d" * 200)
-        with pytest.raises(ConfigError, match=r"path of 4\d\d\d bytes; 3840 is the most"):
+        with pytest.raises(ConfigError, match=r"path of 4\d\d\d bytes; the maximum is 3840"):
             LLM(model, **SMALL_ENGINE)
     finally:
         os.fchdir(before)

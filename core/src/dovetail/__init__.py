@@ -1,6 +1,6 @@
 """Dovetail: LLM inference in which every part is a plugin.
 
-The names below are loaded when they are first used, so that importing this package is light.
+Public names are imported when they are first used, so that importing this package is fast.
 """
 
 from importlib import import_module
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used."""
+    """Import a public name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -62,5 +62,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
+    """List the public names, imported or not."""
     return sorted([*globals(), *_HOMES])

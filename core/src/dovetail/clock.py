@@ -1,7 +1,7 @@
-"""Time, injected. The only module of the core that may call `time.*`.
+"""Clocks, which are passed as arguments. Only this module of the core may call `time.*`.
 
-Every time is an integer count of nanoseconds from an arbitrary, monotonic origin, so that a
-scheduler decides the same in production, in a test and in a simulator.
+Times are integers: nanoseconds from an arbitrary, monotonic origin. So a scheduler makes the same
+decisions in production, in a test and in a simulator.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Protocol
 
 
 def sleep(seconds: float) -> None:
-    """Let this thread wait."""
+    """Block this thread."""
     time.sleep(seconds)
 
 
 class Clock(Protocol):
-    """Where the engine reads the time."""
+    """The interface of a clock."""
 
     def now_ns(self) -> int:
         """Return a monotonic time in nanoseconds."""
@@ -24,23 +24,23 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's own monotonic clock."""
+    """The monotonic clock of the machine."""
 
     now_ns = staticmethod(time.monotonic_ns)
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move; for tests and simulators."""
+    """A clock that only `advance` moves, for tests and simulators."""
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns
 
     def now_ns(self) -> int:
-        """Return the time last set, in nanoseconds."""
+        """Return the current time in nanoseconds."""
         return self._now_ns
 
     def advance(self, delta_ns: int) -> None:
-        """Move on by `delta_ns` nanoseconds; raise ValueError if that is backwards."""
+        """Advance by `delta_ns` nanoseconds; raise ValueError if it is negative."""
         if delta_ns < 0:
-            raise ValueError(f"a clock cannot go back: advance({delta_ns})")
+            raise ValueError(f"delta_ns={delta_ns} must not be negative")
         self._now_ns += delta_ns

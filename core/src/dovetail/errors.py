@@ -1,28 +1,28 @@
-"""The one tree of errors. Everything that Dovetail raises on purpose is below `DovetailError`.
+"""The hierarchy of errors. Every error that Dovetail raises on purpose is a `DovetailError`.
 
     DovetailError
-    ├── UserError                 somebody asked for what cannot be; also a ValueError
-    │   ├── ConfigError           an engine option is unknown, wrong or contradicts another
-    │   ├── RequestError          one request is refused; every other request continues
-    │   └── ModelError            a model directory, its weights or its architecture
-    │       └── WeightError       a file or a weight: missing, truncated, unexpected, wrong shape
-    ├── PluginError               a plugin could not be found, loaded or trusted with its contract
-    │   ├── UnfitPluginError      named by the user, and cannot do this; also a ConfigError
-    │   ├── AttentionUnknownError only loading a model can tell what it asks of attention
-    │   ├── PluginNotFoundError   no candidate of that name
-    │   ├── PluginLoadError       found, but importing or constructing it failed
-    │   └── ContractError         loaded, but it does not do what its contract demands
-    ├── PolicyError               a scheduling policy wished for what cannot be; in strict mode only
-    ├── CapacityError             it would be right, but it does not fit (memory, blocks)
-    ├── TransportError            a message did not get from one process to another
-    │   ├── MessageError          bytes that are not a message, or none of this version
-    │   └── PeerLostError         the other process is gone
-    ├── StartError                the engine could not start, and nobody knows better why
-    ├── UnavailableError          the engine is being started again; ask later
-    ├── StalledError              a process does not respond; it may come back
-    └── EngineDeadError           the engine cannot go on; carries a prompt-free digest
+    ├── UserError                 an input is invalid; also a ValueError
+    │   ├── ConfigError           an engine option is unknown, invalid or contradicts another
+    │   ├── RequestError          one request is refused; other requests continue
+    │   └── ModelError            a model directory or its architecture cannot be used
+    │       └── WeightError       a weight or its file is missing, truncated, unexpected or invalid
+    ├── PluginError               a plugin cannot be found, loaded or used
+    │   ├── UnfitPluginError      the plugin that the user named is not suitable; also a ConfigError
+    │   ├── AttentionUnknownError the attention requirements are unknown until the model is loaded
+    │   ├── PluginNotFoundError   no plugin has that name
+    │   ├── PluginLoadError       importing or constructing a plugin failed
+    │   └── ContractError         a plugin violates its contract
+    ├── PolicyError               a scheduling policy violates its contract; in strict mode only
+    ├── CapacityError             a valid request or configuration does not fit (memory, blocks)
+    ├── TransportError            a message between processes was not delivered
+    │   ├── MessageError          the bytes are not a message of this version
+    │   └── PeerLostError         the other process has exited
+    ├── StartError                the engine could not start, for a reason without its own class
+    ├── UnavailableError          the engine is restarting; retry later
+    ├── StalledError              a process does not respond; it may recover
+    └── EngineDeadError           the engine has failed; includes a digest without prompts
 
-Messages say what was asked, what was found and what would do. `assert` is for invariants only.
+A message gives the value, the problem and the remedy. `assert` is for invariants only.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from difflib import get_close_matches
 
 
 class DovetailError(Exception):
-    """The root: catch this to catch everything that Dovetail raises on purpose.
+    """The base class of all errors that Dovetail raises on purpose.
 
-    phase: of an engine's start in which it was raised, or "".
+    phase: the start-up phase in which it was raised, or "".
     """
 
     phase: str = ""
 
     def __str__(self) -> str:
-        """Return the message, with the phase if there is one."""
+        """Return the message and the start-up phase, if any."""
         text = super().__str__()
         return f"{text} (start-up phase: {self.phase})" if self.phase else text
 
 
 class UserError(DovetailError, ValueError):
-    """Somebody asked for what cannot be."""
+    """An input of the user is invalid."""
 
 
 class ConfigError(UserError):
-    """An engine option is unknown, wrong or contradicts another."""
+    """An engine option is unknown, invalid or contradicts another."""
 
 
 class RequestError(UserError):
-    """One request is refused; every other request continues unharmed.
+    """One request is refused. Other requests are not affected.
 
-    `parameter` names the field at fault, or is empty where it is the request as a whole.
+    parameter: the invalid field, or "" if the whole request is refused.
     """
 
     def __init__(self, message: str, *, parameter: str = "") -> None:
@@ -70,59 +70,59 @@ class ModelError(UserError):
 
 
 class WeightError(ModelError):
-    """A weight file or a weight in it is missing, truncated, unexpected or of another shape."""
+    """A weight or its file is missing, truncated, unexpected or has a wrong shape."""
 
 
 class PluginError(DovetailError):
-    """A plugin could not be found, loaded or trusted with its contract."""
+    """A plugin cannot be found, loaded or used."""
 
 
 class UnfitPluginError(ConfigError, PluginError):
-    """A plugin that the user named cannot do what this configuration and model need of it."""
+    """A plugin that the user named does not support this configuration or model."""
 
 
 class PluginNotFoundError(PluginError, LookupError):
-    """No candidate goes by that name."""
+    """No plugin has that name."""
 
 
 class PluginLoadError(PluginError, ImportError):
-    """The plugin was found, but importing or constructing it failed."""
+    """A plugin was found, but importing or constructing it failed."""
 
 
 class ContractError(PluginError, TypeError):
-    """The plugin was loaded, but it does not do what its contract demands."""
+    """A plugin violates its contract."""
 
 
 class AttentionUnknownError(PluginError):
-    """What a model asks of attention is known only once it is loaded."""
+    """The attention requirements of a model are not known before it is loaded."""
 
 
 class PolicyError(DovetailError):
-    """A scheduling policy did what its contract forbids; raised by strict schedulers only."""
+    """A scheduling policy violates its contract. Only strict schedulers raise it."""
 
 
 class CapacityError(DovetailError):
-    """The wish is right, but it does not fit; the message states the figure that would."""
+    """A valid request or configuration does not fit. The message states what would fit."""
 
 
 class TransportError(DovetailError):
-    """A message did not get from one process to another."""
+    """A message between processes was not delivered."""
 
 
 class MessageError(TransportError, ValueError):
-    """Bytes that are not a message, or none of this version; nothing of them was used."""
+    """Received bytes are not a message of this version. Nothing of them was used."""
 
 
 class PeerLostError(TransportError, ConnectionError):
-    """The process at the other end is gone."""
+    """The other process of a connection has exited."""
 
 
 class StartError(DovetailError):
-    """The engine could not start: a phase failed in an unforeseen way, or took too long."""
+    """The engine could not start: a phase timed out or failed for an unexpected reason."""
 
 
 class UnavailableError(DovetailError):
-    """The engine is being started again; nothing was done. Ask again in `retry_after_s` seconds."""
+    """The engine is restarting and ignored the call. Retry after `retry_after_s` seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -130,13 +130,13 @@ class UnavailableError(DovetailError):
 
 
 class StalledError(DovetailError):
-    """A process lives and shows no sign of it; whether it comes back is not known."""
+    """A process is alive but does not respond. It may recover."""
 
 
 class EngineDeadError(DovetailError):
-    """The engine cannot go on.
+    """The engine has failed and cannot be used any more.
 
-    `digest` tells what ran when it died (rows, counts, sizes), never what was in the prompts.
+    digest: the state when it failed (rows, counts, sizes), without contents of prompts.
     """
 
     def __init__(self, message: str, *, digest: str = "") -> None:
@@ -145,13 +145,13 @@ class EngineDeadError(DovetailError):
 
 
 _MAX_TYPED = 200
-"""Characters of a name that somebody typed; longer ones are compared with nothing."""
+"""Maximum length of a name that is compared with known names."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the nearest known name, or an empty string.
+    """Return " Did you mean 'x'?" for the most similar known name, or an empty string.
 
-    A name that differs in case and separators alone ("deadline_fair", "Deadline-Fair") goes first.
+    Prefers a name that differs only in case and separators ("deadline_fair", "Deadline-Fair").
     """
     if len(name) > _MAX_TYPED:
         return ""
@@ -168,7 +168,7 @@ def _letters(name: str) -> str:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return what was raised and where, on one line: "KeyError: 'a', in acme.queue:Fair.rank"."""
+    """Return an error and its place on one line: "KeyError: 'a', in acme.queue:Fair.rank"."""
     text = type(error).__name__
     if lines := str(error).splitlines():
         text = f"{text}: {lines[0]}"

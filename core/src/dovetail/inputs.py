@@ -1,4 +1,4 @@
-"""What a prompt may be. Depends on no tokenizer and no model."""
+"""The types of prompts. They do not depend on a tokenizer or model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TypedDict
 
 
 class PromptTraits(TypedDict, total=False):
-    """What may stand beside a prompt, for caches and schedulers.
+    """Optional fields of a prompt for the prefix cache and the scheduler.
 
-    cache_salt: cached prefixes are shared only with prompts of the same salt. tenant: on whose
-    account it runs, for policies that share out by tenant. deadline_s: seconds from now until its
-    first token is due, for policies that look at it; `AsyncLLM` ends it if there is none by then.
+    cache_salt: cached prefixes are shared only with prompts of the same salt. tenant: the tenant of
+    the request, for policies that are fair to tenants. deadline_s: seconds from now until the
+    deadline of the first token, for policies that use it. `AsyncLLM` ends a request that has no
+    token by then.
     """
 
     cache_salt: str
@@ -26,7 +27,7 @@ class TextPrompt(PromptTraits):
 
 
 class TokensPrompt(PromptTraits):
-    """A prompt as token ids, taken as they are: no BOS is added."""
+    """A prompt as token ids. No BOS is added."""
 
     prompt_token_ids: Sequence[int]
 

@@ -1,7 +1,7 @@
-"""Columns of integers that are added to, or compared with a limit, as one long number.
+"""Operations on a column of integers, which treat it as one large Python integer.
 
-One operation, whatever their number, and none of the code of a library for arrays, which would have
-to be fetched again after each forward pass. Does not depend on what is counted.
+One operation processes the whole column. An array library would be slower here, because each
+forward pass evicts its code from the CPU's caches.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from array import array
 from functools import lru_cache
 
 _NUM_COMPARED = 1024
-"""Integers in one comparison."""
+"""Number of integers in one comparison."""
 
 
 def increment(column: memoryview, num: int) -> None:
     """Add one to each of the first `num` integers of `column`, in place.
 
-    column: writable, contiguous, of native integers, none negative and none the greatest of their
-    size, so that none overflows into the next.
+    column: writable, contiguous, of native integers. Each must be at least 0 and below the maximum
+    of its type, so that no carry reaches the next one.
     """
     column_bytes = column[:num].cast("B")
     total = int.from_bytes(column_bytes, sys.byteorder) + _ones(num, column.itemsize)
@@ -26,16 +26,17 @@ def increment(column: memoryview, num: int) -> None:
 
 
 def all_below(column: array[int], limit: int) -> bool:
-    """Return whether each integer of `column`, of 32 bits, is from 0 to `limit` - 1.
+    """Return whether each 32-bit integer of `column` is from 0 to `limit` - 1.
 
-    limit: from 1 to 2**31. A fifteenth of the time of `min` and `max`.
+    limit: from 1 to 2**31. It takes a fifteenth of the time of `min` and `max`.
     """
     signs, room = _signs_and_room(limit)
     with memoryview(column) as view:
         for start in range(0, len(view), _NUM_COMPARED):
             with view[start : start + _NUM_COMPARED] as part:
                 number = int.from_bytes(part.cast("B"), sys.byteorder)
-            # What is added carries whatever reaches the limit into its sign, and no further.
+            # The addition sets the sign bit of each integer that reaches the limit; no carry
+            # passes to the next one.
             if (number | (number + room)) & signs:
                 return False
     return True

@@ -1,7 +1,7 @@
-"""Log-probabilities of a sequence as it grows: kept as columns, objects are made on access.
+"""Log-probabilities of a growing sequence, stored as columns; objects are created on access.
 
 A long prompt with many log-probabilities has millions of entries. As objects they would take
-gigabytes, and the garbage collector would scan all of them again and again.
+gigabytes, and the garbage collector would scan them repeatedly.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dovetail.result import LogprobColumns
 
 @dataclass(slots=True)
 class Logprob:
-    """How likely a token was.
+    """The log-probability of a token.
 
-    logprob: natural logarithm. rank: 1 is the most likely token of the vocabulary.
-    decoded_token: the token's own text, or None where nothing is detokenised.
+    logprob: natural logarithm. rank: 1 for the most likely token of the vocabulary.
+    decoded_token: the text of the token, or None without detokenization.
     """
 
     logprob: float
@@ -30,22 +30,22 @@ class Logprob:
 
 
 TokenLogprobs = dict[int, Logprob]
-"""Token id to how likely it was: the token that stands there first, then the best, best first."""
+"""Token id to `Logprob`: first the token at this position, then the most likely ones in order."""
 
 
 class LogprobSequence(Sequence[Any]):
-    """The log-probabilities of successive tokens: a read-only sequence of `TokenLogprobs`.
+    """The log-probabilities of consecutive tokens: a read-only sequence of `TokenLogprobs`.
 
-    They are kept as columns of numbers, 8 bytes an entry; each access makes a new dictionary of
-    `Logprob` objects. An entry is None where nothing is known: the first token of a prompt.
-    Compares equal to a list of the same entries; a slice, and a sum with a list, is a list.
+    They are stored as columns of numbers, 8 bytes per entry. Each access creates a dictionary of
+    `Logprob` objects. The entry of the first token of a prompt is None.
+    It compares equal to a list of the same entries. A slice, and a sum with a list, is a list.
     """
 
     __slots__ = ("_num_positions", "_store")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, store: LogprobStore) -> None:
-        """store: is shown as it is now; what is added to it later is not shown."""
+        """Create a view of the current positions of `store`; later ones are not included."""
         self._store = store
         self._num_positions = len(store)
 
@@ -80,12 +80,12 @@ class LogprobSequence(Sequence[Any]):
 
 
 class LogprobStore:
-    """Append-only columns of log-probabilities, one position a token."""
+    """Append-only columns of log-probabilities, one position per token."""
 
     __slots__ = ("_ends", "_logprobs", "_ranks", "_texts", "_token_ids")
 
     def __init__(self, texts: Mapping[int, str | None]) -> None:
-        """texts: the text of each token; read on access."""
+        """Create an empty store. texts: the text of each token, read on access."""
         self._texts = texts
         self._ends = array("q")  # of each position's entries in the two columns of entries
         self._ranks = array("i")
@@ -96,11 +96,11 @@ class LogprobStore:
         return len(self._ends)
 
     def empty(self) -> LogprobStore:
-        """Return a store of the same texts without positions."""
+        """Return a store with the same texts and without positions."""
         return LogprobStore(self._texts)
 
     def add_unknown(self) -> None:
-        """Append a position of which nothing is known."""
+        """Append a position without log-probabilities."""
         self._ends.append(len(self._token_ids))
         self._ranks.append(0)
 
@@ -118,7 +118,7 @@ class LogprobStore:
         self._logprobs.extend(columns.logprobs)
 
     def at(self, position: int) -> TokenLogprobs | None:
-        """Return the entries at a position: the token that stands there, then the best."""
+        """Return the entries at a position: its token, then the most likely ones."""
         start, end = self._ends[position - 1] if position else 0, self._ends[position]
         if start == end:
             return None

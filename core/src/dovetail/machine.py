@@ -1,7 +1,7 @@
-"""Facts of this machine: cores, memory, compilers and devices, as the system and its tools tell.
+"""Cores, memory, compilers and devices of this machine, as the system and its tools report them.
 
-Imports no tensor library, judges nothing and keeps nothing. What this system does not tell is None
-or empty.
+Imports no tensor library and caches nothing. Values that the system does not report are None or
+empty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LIMIT_BYTES = 1 << 60
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """Processor cores. logical: of the machine. usable: by this process. quota: of the group."""
+    """CPU cores. logical: of the machine. usable: by this process. quota: of the cgroup."""
 
     logical: int
     usable: int
@@ -34,7 +34,7 @@ class Cores:
 
 
 def read_cores() -> Cores:
-    """Return how many cores there are, and how many of them are ours."""
+    """Return the number of cores of the machine, of this process, and of its cgroup."""
     logical = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     quota, _, period = read_system_file("/sys/fs/cgroup/cpu.max").strip().partition(" ")
@@ -43,7 +43,7 @@ def read_cores() -> Cores:
 
 
 def read_memory() -> Mapping[str, int]:
-    """Return bytes by "total", "available", "swap" and, where there is one, "limit"."""
+    """Return bytes by "total", "available", "swap" and, if there is a limit, "limit"."""
     facts: dict[str, int] = {}
     for line in read_system_file("/proc/meminfo").splitlines():
         key, _, value = line.partition(":")
@@ -58,24 +58,24 @@ def read_memory() -> Mapping[str, int]:
 
 
 def read_resident_bytes() -> int:
-    """Return the bytes of memory that this process holds, or 0 where that is not told."""
+    """Return the resident memory of this process in bytes, or 0 if it is not known."""
     pages = read_system_file("/proc/self/statm").split()
     return int(pages[1]) * os.sysconf("SC_PAGESIZE") if len(pages) > 1 else 0
 
 
 def find_compilers() -> list[tuple[str, str]]:
-    """Return (command, what it says of its version) of each C++ compiler."""
+    """Return (command, version text) of each C++ compiler."""
     told = [(compiler, tool_output(compiler, "--version")) for compiler in _COMPILERS]
     return [(compiler, lines[0]) for compiler, lines in told if lines]
 
 
 def find_devices() -> list[tuple[str, str]]:
-    """Return (tool, line) of each device that its vendor's tool reports."""
+    """Return (tool, line) for each device that a vendor's tool reports."""
     return [(tool[0], line) for tool in _DEVICE_TOOLS for line in tool_output(*tool)[:_MAX_DEVICES]]
 
 
 def read_system_file(path: str) -> str:
-    """Return a system file's text, or "" where this system has none."""
+    """Return the text of a system file, or "" if it does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -83,7 +83,7 @@ def read_system_file(path: str) -> str:
 
 
 def tool_output(command: str, *arguments: str) -> list[str]:
-    """Return the lines that a tool prints, or [] if it is not there, fails or hangs."""
+    """Return the output lines of a tool, or [] if it is missing, fails or hangs."""
     path = shutil.which(command)
     if path is None:
         return []

@@ -1,9 +1,9 @@
-"""Reads the files of a model directory, which may come from a stranger.
+"""Reads the files of a model directory, which are not trusted.
 
-Every file must be a regular file (symbolic links are followed, as hub caches use them) within a
-size limit. JSON must be UTF-8 without duplicate keys, NaN, lone surrogates, huge integers or deep
-nesting. Whatever is wrong is a ModelError that names the file and the limit. Opening never blocks:
-a FIFO, socket, device or directory is refused. Standard library only.
+Every file must be a regular file (symbolic links are followed, because hub caches use them) within
+a size limit. JSON must be UTF-8 without duplicate keys, NaN, lone surrogates, huge integers or deep
+nesting. Violations raise ModelError with the file and the limit. Opening never blocks: a FIFO,
+socket, device or directory is refused. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_BYTES = {
     "tokenizer.json": 256 * MIB,
     "model.safetensors.index.json": 128 * MIB,
 }
-"""Size limit by file name, several times the largest that published models have."""
+"""Size limit by file name, several times the largest size in published models."""
 MAX_OTHER_BYTES = 16 * MIB
 MAX_TEMPLATE_BYTES = MIB
 MAX_JSON_DEPTH = 64
 MAX_INTEGER_DIGITS = 100
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-"""A JSON string, or one that the end of the file cuts off: every byte is looked at once."""
+"""A JSON string, possibly truncated by the end of the file. Matching is linear in the length."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _KINDS = {
@@ -50,18 +50,18 @@ _KINDS = {
 
 
 def file_exists(path: Path) -> bool:
-    """Return whether anything has the name `path`, a dangling link included; never raise."""
+    """Return whether `path` exists, including a dangling link; never raise."""
     return os.path.lexists(path)
 
 
 @contextmanager
 def open_model_file(path: Path) -> Iterator[int]:
-    """Open a regular file for reading and give its descriptor.
+    """Open a regular file for reading and yield its descriptor.
 
     Raises ModelError for a file that is absent, unreadable or not a regular file.
     """
-    # The kind is checked before the file is opened, since opening a device can have effects, and
-    # again after it, since the name can mean another file by then.
+    # The type is checked before opening, because opening a device can have side effects, and again
+    # afterwards, because the file may have been replaced.
     try:
         facts = os.stat(path)
     except (OSError, ValueError) as error:
@@ -81,15 +81,15 @@ def open_model_file(path: Path) -> Iterator[int]:
 def read_model_file(path: Path, *, max_bytes: int | None = None) -> bytes:
     """Return the content of a regular file.
 
-    max_bytes: None for the limit of that file name. Raises ModelError for a file that cannot be
-    read, is too large, or changes while it is read.
+    max_bytes: None for the limit of that file name. Raises ModelError if the file cannot be read,
+    is too large, or changes while it is read.
     """
     limit = MAX_BYTES.get(path.name, MAX_OTHER_BYTES) if max_bytes is None else max_bytes
     with open_model_file(path) as descriptor:
         before = os.fstat(descriptor)
         if before.st_size > limit:
             raise ModelError(
-                f"{path} has {before.st_size} bytes; at most {limit} are read from such a file."
+                f"{path} has {before.st_size} bytes; the limit for this file is {limit}."
             )
         try:
             content = _read(descriptor, before.st_size + 1)
@@ -99,8 +99,8 @@ def read_model_file(path: Path, *, max_bytes: int | None = None) -> bytes:
     same_time = before.st_mtime_ns == after.st_mtime_ns
     if len(content) != before.st_size or after.st_size != before.st_size or not same_time:
         raise ModelError(
-            f"{path} changed while it was read ({before.st_size} bytes were expected, "
-            f"{len(content)} were read).\nStart again when nothing writes to it."
+            f"{path} changed while it was read ({before.st_size} bytes expected, "
+            f"{len(content)} read).\nStart again when no program writes to it."
         )
     return content
 
@@ -115,10 +115,10 @@ def read_model_text(path: Path, *, max_bytes: int | None = None) -> str:
 
 
 def read_json_object(path: Path, *, max_bytes: int | None = None) -> dict[str, Any]:
-    """Return the JSON object in a file; raise ModelError naming the file and what is wrong."""
+    """Return the JSON object in a file; raise ModelError with the file and the problem."""
     value = parse_json(path, read_model_file(path, max_bytes=max_bytes))
     if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object, but holds a {type(value).__name__}.")
+        raise ModelError(f"{path} must contain a JSON object, got {type(value).__name__}.")
     return value
 
 
@@ -156,7 +156,7 @@ def check_json_depth(path: Path, content: bytes) -> None:
 
 
 def list_model_files(folder: Path, ending: str, *, at_most: int) -> list[Path]:
-    """Return the files in `folder` with an ending, sorted; none if there is no such folder.
+    """Return the sorted files of `folder` with an ending; none if the folder does not exist.
 
     Raises ModelError if there are more than `at_most`.
     """
@@ -183,8 +183,8 @@ def _read(descriptor: int, num_bytes: int) -> bytes:
 
 def _check_regular(path: Path, facts: os.stat_result) -> None:
     if not stat.S_ISREG(facts.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "no regular file")
-        raise ModelError(f"{path} is {kind}; a regular file is needed.")
+        kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "not a regular file")
+        raise ModelError(f"{path} is {kind}; it must be a regular file.")
 
 
 def _refuse_unreadable(path: Path, error: OSError | ValueError) -> NoReturn:
@@ -205,7 +205,7 @@ def _parse_int(text: str) -> int:
 def _parse_constant(text: str) -> float:
     if text == "NaN":
         raise ValueError("NaN is not a JSON value")
-    return float(text)  # Infinity stands in configs of Mamba 2: {"time_step_limit": [0, Infinity]}
+    return float(text)  # Configs of Mamba 2 have {"time_step_limit": [0, Infinity]}
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What a user gets for a request. Names and meaning are those that the users of vLLM know.
+"""The outputs of a request, with the names and meanings of vLLM.
 
-These objects belong to whoever receives them. The outputs of one request share the list of the
-prompt's tokens. They are not frozen, and take their fields by position too, only because streaming
-makes many of them: a frozen one takes three times as long to make, keywords twice as long.
+The receiver owns these objects. The outputs of one request share the list of prompt tokens. For
+speed in streaming they are not frozen and accept positional fields: creating a frozen object takes
+three times as long, keyword arguments twice as long.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = [
 
 
 class RequestOutputKind(Enum):
-    """How much each RequestOutput of a request holds.
+    """The content of each RequestOutput of a request.
 
-    CUMULATIVE: everything so far. DELTA: what is new. FINAL_ONLY: everything, once, at the end.
+    CUMULATIVE: everything so far. DELTA: only new content. FINAL_ONLY: everything, at the end.
     """
 
     CUMULATIVE = 0
@@ -39,12 +39,13 @@ class RequestOutputKind(Enum):
 class CompletionOutput:
     """One completion of a prompt.
 
-    index: its number among the `n` of the request. text: without what ended it, unless asked for.
-    token_ids: with the token that ended it. cumulative_logprob: sum over all tokens so far.
-    logprobs: one entry a token, a `LogprobSequence`. Both are None unless log-probabilities were
-        asked for.
-    finish_reason: "stop", "length", "abort" or "error"; None while it continues.
-    stop_reason: the stop string, or the stop token's id, that ended it; None for EOS.
+    index: its number among the `n` completions of the request.
+    text: without the stop string or stop token, unless `include_stop_str_in_output`.
+    token_ids: including the stop token. cumulative_logprob: sum over all tokens so far.
+    logprobs: one entry per token, a `LogprobSequence`. Both are None unless log-probabilities were
+        requested.
+    finish_reason: "stop", "length", "abort" or "error"; None while it is running.
+    stop_reason: the stop string or the id of the stop token that ended it; None for EOS.
     """
 
     index: int
@@ -56,15 +57,15 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
-        """Tell whether nothing more will come."""
+        """Return whether the completion has ended."""
         return self.finish_reason is not None
 
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in nanoseconds of the engine's clock.
+    """Times of a request, in nanoseconds of the engine's clock.
 
-    first_token_ns, finished_ns: None if it has not happened.
+    first_token_ns, finished_ns: None before the event.
     """
 
     arrival_ns: int
@@ -74,14 +75,14 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What there is to say of one request.
+    """The output of one request.
 
-    prompt: its text, or None if it was given as token ids.
-    outputs: completions by rising index; with DELTA only those that have something new.
-    prompt_logprobs: one entry a prompt token, None for the first, which follows nothing; with DELTA
-        only in the first RequestOutput.
+    prompt: the text, or None if token ids were given.
+    outputs: completions in the order of their index; with DELTA only those with new content.
+    prompt_logprobs: one entry per prompt token, None for the first one; with DELTA only in the
+        first RequestOutput.
     num_cached_tokens: prompt tokens found in the prefix cache.
-    error: what went wrong, where a completion finished with "error".
+    error: the error message if a completion finished with "error".
     """
 
     request_id: str

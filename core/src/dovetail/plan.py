@@ -1,8 +1,8 @@
-"""The plan of one step: what the scheduler hands to the executor, as columns.
+"""The plan of one step, which the scheduler sends to the executor, as columns.
 
-A plan says, for each run, (row, first position, number of tokens): prefill, chunk, decode and
-verification of drafts are the same thing. Per-request objects appear only for requests that join.
-A plan is immutable once built. Does not depend on policies, blocks' owners or tensors.
+A plan has (row, first position, number of tokens) for each run. Prefills, chunks, decodes and
+verification of drafts have the same form. Only requests that join are described by objects.
+A plan is immutable. It contains no tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dovetail.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """A request that joins a row with this plan, for life: until it finishes or is preempted.
+    """A request that gets a row with this plan and keeps it until it ends or is preempted.
 
-    row, generation: the row and how many requests have had it before; a worker may assert that
-        the generation of a row only grows.
-    token_ids: int32, everything known: the prompt, then what was generated before a preemption.
+    row, generation: the row, and how many requests have had it before. A worker may assert that the
+        generation of a row only increases.
+    token_ids: int32, all known tokens: the prompt, then the tokens generated before a preemption.
     The other fields are those of `EngineCoreRequest`.
     """
 
@@ -38,7 +38,7 @@ class NewRequest:
 
     @classmethod
     def of(cls, request: Request) -> NewRequest:
-        """Take from `request`, whose row is set, what a worker has to know; copies the tokens."""
+        """Return the worker's part of `request`, whose row is set. Copies the tokens."""
         return cls(
             request_id=request.request_id,
             row=request.row,
@@ -55,10 +55,10 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockColumns:
-    """Blocks appended to rows' block tables, for one KV-cache group.
+    """Blocks to append to the block tables of rows, for one KV-cache group.
 
-    rows[i] gets the next counts[i] ids of `block_ids`. Typecode "i" (int32) throughout. A row may
-    appear more than once; its ids are appended in order.
+    rows[i] gets the next counts[i] ids of `block_ids`. All typecodes are "i" (int32). A row may
+    occur more than once; its ids are appended in order.
     """
 
     rows: array[int]
@@ -68,7 +68,7 @@ class BlockColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderRun:
-    """Content to be encoded: that of `encoder_inputs[index]` of the request which has the row."""
+    """Content to encode: `encoder_inputs[index]` of the request that has the row."""
 
     row: int
     index: int
@@ -76,21 +76,21 @@ class EncoderRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
-    """What is to run in one step. Columns of equal length, one entry a run, in plan order.
+    """The plan of one step: columns of equal length, one entry per run, in plan order.
 
-    step_id: grows by one with each plan of a scheduler.
-    rows, starts, num_tokens: int32; tokens [start, start + n) of the row are brought forward.
-    samples: uint8; 1 where the run reaches the last known token: the step samples the next.
-    joins: requests that take a row with this plan, each before its first run.
-    leaves: int32; rows given up since the last plan. A worker applies leaves, joins, blocks,
-        encoder_frees, encoder, runs.
-    blocks: one entry a KV-cache group.
-    num_drafts: int32; how many of a run's last tokens are drafts, held by the worker, that the run
-        verifies: the first ones of that row, as many as it holds. Such a run samples. Empty where
-        no run has any.
-    encoder: content to be encoded in this step; each hash once, and only if it is not kept already.
-    encoder_frees: hashes of content whose encoder output is no longer kept.
-    kv_transfer: what the KV connector's scheduler side tells its worker side; empty for nothing.
+    step_id: increases by one with each plan of a scheduler.
+    rows, starts, num_tokens: int32; the run computes tokens [start, start + n) of the row.
+    samples: uint8; 1 if the run includes the last known token, so that the step samples the next.
+    joins: requests that get a row with this plan, each before its first run.
+    leaves: int32; rows released since the last plan. A worker applies leaves, joins, blocks,
+        encoder_frees, encoder and runs in this order.
+    blocks: one entry per KV-cache group.
+    num_drafts: int32; how many of a run's last tokens are drafts to verify. They are the first
+        drafts that the worker holds for the row, at most so many. Such a run samples. Empty if no
+        run has drafts.
+    encoder: content to encode in this step; each hash once, and only if its output is not cached.
+    encoder_frees: hashes of content whose encoder output is dropped.
+    kv_transfer: message of the KV connector's scheduler side to its worker side; empty for none.
     """
 
     step_id: int
@@ -114,11 +114,11 @@ class SchedulerOutput:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to run. Such a plan still carries leaves and transfers."""
+        """Whether the plan has no runs. It may still have leaves and transfers."""
         return not self.rows
 
     def describe(self) -> str:
-        """Return a digest of shapes, for an error message; never a token."""
+        """Return a summary without tokens, for error messages."""
         head = f"step {self.step_id}: {len(self.rows)} runs, {self.total_num_tokens} tokens, "
         tail = f"{len(self.joins)} joins, {len(self.leaves)} leaves"
         runs = list(zip(self.rows, self.starts, self.num_tokens, strict=True))[:16]
@@ -126,10 +126,10 @@ class SchedulerOutput:
 
 
 class StepBuilder:
-    """Builds plans without knowledge of their columns; the one way to make a `SchedulerOutput`.
+    """Builds plans; the only way to create a `SchedulerOutput`.
 
-    Use one builder for the life of a scheduler: it numbers the plans, and `build` leaves it empty.
-    `build` raises ValueError for a plan that no worker could execute.
+    A scheduler uses one builder, which numbers the plans. `build` raises ValueError for a plan that
+    no worker can execute, and resets the builder.
     step_id: the number of the plan that is being built.
     """
 
@@ -153,11 +153,11 @@ class StepBuilder:
         self._kv_transfer = b""
 
     def leave(self, row: int) -> None:
-        """Give up `row`: whoever has it has finished or is preempted."""
+        """Release `row`: its request has finished or is preempted."""
         self._leaves.append(row)
 
     def join(self, request: NewRequest) -> None:
-        """Let `request` take its row."""
+        """Assign its row to `request`."""
         self._joins.append(request)
 
     def grow(self, row: int, block_ids: Sequence[int], *, group: int = 0) -> None:
@@ -176,23 +176,23 @@ class StepBuilder:
         ids.extend(block_ids)
 
     def encode(self, row: int, index: int) -> None:
-        """Have the row's content number `index` encoded before the runs."""
+        """Encode content number `index` of the row before the runs."""
         self._encoder.append(EncoderRun(row=row, index=index))
 
     def free_encoded(self, content_hash: bytes) -> None:
-        """Keep the encoder output of this content no longer."""
+        """Drop the encoder output of this content."""
         self._encoder_frees.append(content_hash)
 
     def transfer(self, kv_transfer: bytes) -> None:
-        """Tell this to the KV connector's worker side; the last word counts."""
+        """Set the message to the KV connector's worker side; the last call wins."""
         self._kv_transfer = kv_transfer
 
     def run(
         self, row: int, start: int, num_tokens: int, *, samples: bool, num_drafts: int = 0
     ) -> None:
-        """Bring tokens [start, start + num_tokens) of `row` forward; sample after them if asked.
+        """Compute tokens [start, start + num_tokens) of `row`, and sample after them if requested.
 
-        num_drafts: how many of them, the last ones, are drafts to be verified.
+        num_drafts: how many of the last tokens are drafts to verify.
         """
         if num_drafts:
             self._pad_drafts()
@@ -210,7 +210,7 @@ class StepBuilder:
         samples: Iterable[int],
         num_drafts: Iterable[int] = (),
     ) -> None:
-        """Do what `run` does, for columns of equal length at once; no `num_drafts`: none."""
+        """Add several runs as columns of equal length. Without `num_drafts` they have no drafts."""
         if num_drafts:
             self._pad_drafts()
             self._num_drafts.extend(num_drafts)
@@ -220,10 +220,10 @@ class StepBuilder:
         self._samples.extend(samples)
 
     def run_decodes(self, rows: array[int], starts: array[int]) -> None:
-        """Bring each of `rows` one token forward from its start, and sample after it.
+        """Compute one token of each of `rows` at its start, and sample after it.
 
-        Called once, before any other run. The rows must be distinct, and in no other run of this
-        step: that is not checked, so that a step costs nothing for those that only go on.
+        Called once, before any other run. The rows must be distinct and in no other run of this
+        step. For speed this is not checked.
         """
         self._num_decodes = len(rows)
         self._rows.extend(rows)
@@ -232,7 +232,7 @@ class StepBuilder:
         self._samples.extend(array("B", (1,)) * len(rows))
 
     def build(self) -> SchedulerOutput:
-        """Return the plan and begin the next; raise ValueError if it could not be executed."""
+        """Return the plan and start the next; raise ValueError if it cannot be executed."""
         if self._num_drafts:
             self._pad_drafts()
         self._check()
@@ -259,7 +259,7 @@ class StepBuilder:
         return plan
 
     def _pad_drafts(self) -> None:
-        """Note that the runs without an entry so far verify nothing."""
+        """Add zeros for the runs without an entry."""
         self._num_drafts.extend(bytes(len(self._rows) - len(self._num_drafts)))
 
     def _check(self) -> None:

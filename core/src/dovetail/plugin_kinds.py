@@ -1,4 +1,4 @@
-"""The table of plugin kinds: one row says everything that the engine knows about a kind.
+"""The table of plugin kinds. One row has everything that the engine knows about a kind.
 
 The options and configuration fields, selection, `dovetail plugins`, the conformance kit and the
 scaffolds are derived from these rows or tested against them. A new kind is a row here, a contract
@@ -22,7 +22,7 @@ FRONTEND, ENGINE, WORKER = ROLES = ("frontend", "engine", "worker")
 
 
 class Cardinality(StrEnum):
-    """How many plugins of a kind an engine has, and what its option accepts."""
+    """How many plugins of a kind an engine has, which determines the type of the option."""
 
     ONE = "one"
     """Exactly one; "auto" leaves the choice to the engine."""
@@ -35,14 +35,14 @@ class Cardinality(StrEnum):
 class Kind:
     """One kind of plugin.
 
-    interface: the class of its contract, in `dovetail.interfaces.<name>`. summary: what it is.
-    field: "section.field" of the configuration that names its plugins; "" if nothing selects them
-        yet. The engine option has the name of the field. has_option: no for models, which the
+    interface: the class of its contract, in `dovetail.interfaces.<name>`. summary: a description.
+    field: "section.field" of the configuration that names its plugins; "" if no option exists yet.
+        The engine option has the name of the field. has_option: False for models, which the
         checkpoint names. other_options: further names of the option. also_accepts: other kinds
         whose plugins the option accepts.
     roles: the processes that load it. is_probed: whether selection runs the probe of its manifest.
-    takes_context: whether it is made from a context, which brings its options; else they are the
-        keyword `options`. declares: attributes of its classes that are frozensets of names.
+    takes_context: whether the constructor takes a context, which includes the options; otherwise
+        it takes the keyword `options`. declares: class attributes that are frozensets of names.
     fake: its class in `dovetail_devkit.fakes.<name>`; "" for a sketch. A kind with a fake has the
         suite `dovetail_devkit.suites.<name>:check_<name>`.
     distribution: a distribution that provides plugins of this kind.
@@ -75,22 +75,22 @@ class Kind:
 
     @property
     def option(self) -> str:
-        """The engine option that names its plugins; "" if there is none."""
+        """The engine option that names its plugins; "" for none."""
         return self.field.rpartition(".")[2] if self.has_option else ""
 
     @property
     def is_sketch(self) -> bool:
-        """Whether its contract has no suite yet, so that its first implementer may change it."""
+        """Whether the contract is a draft: it has no suite, and the first plugin may change it."""
         return not self.fake
 
     @property
     def suite_path(self) -> str:
-        """Its conformance suite as "module:function"; "" for a sketch."""
+        """Its conformance suite as "module:function"; "" for a draft contract."""
         return "" if self.is_sketch else f"dovetail_devkit.suites.{self.name}:check_{self.name}"
 
     @property
     def fake_path(self) -> str:
-        """Its fake as "module:Class"; "" for a sketch."""
+        """Its fake as "module:Class"; "" for a draft contract."""
         return "" if self.is_sketch else f"dovetail_devkit.fakes.{self.name}:{self.fake}"
 
     @property
@@ -324,7 +324,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS}
 
 
 def get_kind(name: str) -> Kind:
-    """Return the kind called `name`; raise PluginNotFoundError naming the kinds there are."""
+    """Return the kind called `name`; raise PluginNotFoundError with all kinds if it is unknown."""
     kind = KINDS.get(name)
     if kind is None:
         raise PluginNotFoundError(

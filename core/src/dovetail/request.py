@@ -1,7 +1,7 @@
-"""A request inside the engine: its tokens, how far they are computed, and where it stands.
+"""A request in the engine core: its tokens, their computation, and its status.
 
-One object per request, mutable, slotted, owned by the scheduler that it was added to: nobody else
-writes to it. Policies see it as a read-only `RequestView` (`dovetail.interfaces.policy`).
+The object is mutable and slotted. The scheduler owns it; no other code writes to it. Policies get
+it as a read-only `RequestView` (`dovetail.interfaces.policy`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dovetail.sampling_params import SamplingParams
 
 
 class RequestStatus(IntEnum):
-    """Where a request stands. Everything from FINISHED_STOPPED on is final."""
+    """The status of a request. FINISHED_STOPPED and all greater values are final."""
 
     WAITING = 0
     WAITING_FOR_FSM = 1
@@ -31,12 +31,12 @@ class RequestStatus(IntEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen to the request."""
+        """Whether the status is final."""
         return self >= RequestStatus.FINISHED_STOPPED
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended, in the words of the OpenAI interface."""
+    """The reason for the end of a completion, with the values of the OpenAI API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -54,10 +54,10 @@ FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInput:
-    """Multimodal content whose encoder output takes the place of some prompt tokens.
+    """Multimodal content whose encoder output replaces some prompt tokens.
 
     position, num_tokens: the placeholder tokens [position, position + num_tokens) of the prompt.
-    content_hash: names the content; equal hashes promise equal encoder outputs. Not empty.
+    content_hash: not empty; equal hashes mean equal encoder outputs.
     """
 
     position: int
@@ -67,18 +67,18 @@ class EncoderInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
-    """One request as a front end hands it to the engine core. Immutable; crosses the wire.
+    """A request as the front end sends it to the engine core. Immutable and serializable.
 
     prompt_token_ids: int32 ids, at least one. max_tokens: resolved, ≥ 1.
-    stop_token_ids: tokens that end it, EOS among them unless it is ignored.
-    bad_words_token_ids: token sequences that may not be completed.
-    seed: 64 bit; always set, so that the tokens do not depend on the batch mates.
-    priority: lower is served first, by schedulers that look at it.
-    cache_salt: requests share cached prefixes only with those of the same salt.
-    tenant: on whose behalf it runs, for policies that share out by tenant; "" for no tenant.
-    deadline_ns: when its first token is due, on the engine's clock, for policies that look at it;
-        0: never.
-    lora_id: the adapter that it runs with; "" for the bare model.
+    stop_token_ids: tokens that end it, including EOS unless `ignore_eos` is set.
+    bad_words_token_ids: token sequences that must not be generated.
+    seed: 64 bits; always set, so that the tokens do not depend on the rest of the batch.
+    priority: lower is served first, by policies that use it.
+    cache_salt: requests share cached prefixes only with requests of the same salt.
+    tenant: the tenant, for policies that are fair to tenants; "" for none.
+    deadline_ns: deadline of the first token on the engine's clock, for policies that use it; 0 for
+        none.
+    lora_id: its LoRA adapter; "" for none.
     encoder_inputs: multimodal content, by position; placeholders do not overlap.
     """
 
@@ -99,7 +99,7 @@ class EngineCoreRequest:
 
 
 class SharedStepCounter:
-    """Steps that requests have run side by side, one token each: one counter for all of them."""
+    """A counter of steps, shared by requests that compute one token in every step."""
 
     __slots__ = ("num_steps",)
 
@@ -108,31 +108,30 @@ class SharedStepCounter:
 
 
 STATIC_COUNTER = SharedStepCounter()
-"""Of requests that keep their own count; it never moves."""
+"""The counter of requests outside of the decode batch. It never changes."""
 
 
 class Request:
-    """A request in a scheduler's hands.
+    """The scheduler's state of a request.
 
     token_ids: int32; the prompt, then the generated tokens.
-    num_computed_tokens: tokens whose keys and values are in the cache once the plans handed out so
-        far are executed, if every draft that they verify is right.
-    num_tokens_with_pending: its tokens once the results of those plans are in, if every draft is
-        right. The count in flight, `num_in_flight`, is what that is more than `num_tokens`. When a
-        result reports wrong drafts, both counts go back by their number.
-    max_drafts: most drafts that a worker holds for it. num_drafts: those that it held after the
-        last result.
-    max_total_tokens: the length at which it is finished, prompt included.
-    row: the worker's row while it runs, -1 otherwise.
-    encoder_end: the position after its last placeholder token; 0 if it has none.
+    num_computed_tokens: tokens whose keys and values are in the cache after all plans in flight, if
+        every draft is accepted.
+    num_tokens_with_pending: known tokens after all plans in flight, if every draft is accepted.
+        `num_in_flight` is the difference to `num_tokens`. When drafts are rejected, both counts
+        decrease by their number.
+    max_drafts: maximum number of drafts of the row. num_drafts: drafts after the last result.
+    max_total_tokens: maximum length, prompt included.
+    row: its row while it runs, -1 otherwise.
+    encoder_end: the position after its last placeholder token; 0 for none.
     num_cached_tokens: prompt tokens found in the prefix cache at its first admission, or -1.
-    num_lost_tokens: computed before its last eviction; 0 while it runs.
-    num_prompt_logprobs: prompt positions whose log-probabilities have been handed out.
-    blocks, capacity, block_hashes, num_committed_blocks, num_dropped_blocks: the KV cache
-        manager's; one list of block ids a group, and the tokens that they hold.
-    pace: of those that it runs side by side with; both counts of tokens move with it.
-    admission, event_step: place in the order of admissions, and the step of the pace at which
-        something happens to it that is not the same for all.
+    num_lost_tokens: tokens computed before its last preemption; 0 while it runs.
+    num_prompt_logprobs: prompt positions whose log-probabilities were returned.
+    blocks, capacity, block_hashes, num_committed_blocks, num_dropped_blocks: belong to the KV cache
+        manager; one list of block ids per group, and the number of tokens that they hold.
+    step_counter: the shared counter of its decode batch; both token counts increase with it.
+    admission, event_step: number in the order of admissions, and the value of the step counter at
+        which the request needs individual processing.
     """
 
     __slots__ = (
@@ -224,7 +223,7 @@ class Request:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose keys and values are in the cache, or on their way."""
+        """Tokens whose keys and values are in the cache or are computed by plans in flight."""
         return self._computed + self.step_counter.num_steps
 
     @num_computed_tokens.setter
@@ -233,7 +232,7 @@ class Request:
 
     @property
     def num_tokens_with_pending(self) -> int:
-        """Tokens known or in flight."""
+        """Tokens that are known or in flight."""
         return self._with_pending + self.step_counter.num_steps
 
     @num_tokens_with_pending.setter
@@ -241,7 +240,7 @@ class Request:
         self._with_pending = count - self.step_counter.num_steps
 
     def use_counter(self, step_counter: SharedStepCounter) -> None:
-        """Move with `step_counter` from now on; the counts are what they were."""
+        """Use `step_counter` from now on. The token counts do not change."""
         behind = self.step_counter.num_steps - step_counter.num_steps
         self._computed += behind
         self._with_pending += behind
@@ -249,24 +248,24 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far: prompt and output."""
+        """Number of known tokens, prompt and output."""
         return len(self.token_ids)
 
     @property
     def num_in_flight(self) -> int:
-        """Tokens that plans in flight may still bring."""
+        """Maximum number of tokens that plans in flight may add."""
         return self._with_pending + self.step_counter.num_steps - len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens known or in flight, and drafts, to be computed; 0 if its last is in flight.
+        """Known and pending tokens and drafts that are not computed; 0 if the last is in flight.
 
-        How many drafts there are is known when nothing is in flight; else as many as there can be.
+        While plans are in flight, the maximum number of drafts is counted.
         """
         pending = self._with_pending + self.step_counter.num_steps
         room = self.max_total_tokens - pending
@@ -279,9 +278,9 @@ class Request:
         return uncomputed + min(self.max_drafts if in_flight else self.num_drafts, room - 1)
 
     def take_back(self, num_wrong: int) -> None:
-        """Note that so many of the drafts that were in flight are wrong."""
+        """Subtract `num_wrong` rejected drafts from the token counts."""
         self._with_pending -= num_wrong
-        if self.row >= 0:  # else it was preempted, and nothing of it is computed
+        if self.row >= 0:  # a preempted request has no computed tokens
             self._computed -= num_wrong
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
-"""What a worker hands back for one plan, as columns in plan order.
+"""The result of one plan from a worker, as columns in plan order.
 
-Immutable once handed over. Log-probabilities are objects, since only the requests that asked for
-them pay for them.
+Results are immutable. Log-probabilities are stored per run, because few requests ask for them.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobColumns:
-    """Log-probabilities at some successive positions of one request, flat.
+    """Log-probabilities at consecutive positions of one request, as flat columns.
 
-    Position i owns the next counts[i] entries: first the token that stands there, then the best
-    tokens, best first (the token itself may be among them again).
+    Position i has the next counts[i] entries: first its own token, then the most likely tokens in
+    order (the own token may occur again).
     counts: int32. token_ids: int32. logprobs: float32, natural logarithm.
-    ranks: int32, one a position: how many tokens are at least as likely as the one that stands
-        there, itself included, so 1 is the best.
+    ranks: int32, one per position: number of tokens that are at least as likely as its own token,
+        itself included. 1 for the most likely token.
     """
 
     counts: array[int]
@@ -28,7 +27,7 @@ class LogprobColumns:
     ranks: array[int]
 
     def first(self, num_positions: int) -> LogprobColumns:
-        """Return the columns of their first `num_positions` positions."""
+        """Return the columns of the first `num_positions` positions."""
         end = sum(self.counts[:num_positions])
         return LogprobColumns(
             counts=self.counts[:num_positions],
@@ -38,7 +37,7 @@ class LogprobColumns:
         )
 
     def after(self, num_positions: int) -> LogprobColumns:
-        """Return the columns without their first `num_positions` positions."""
+        """Return the columns without the first `num_positions` positions."""
         first = sum(self.counts[:num_positions])
         return LogprobColumns(
             counts=self.counts[num_positions:],
@@ -50,20 +49,20 @@ class LogprobColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
-    """The tokens that a step sampled.
+    """The result of a step.
 
-    step_id: the plan's.
-    num_sampled: uint8, one a run, in plan order: tokens sampled by it (0 where `samples` was 0;
-        more than 1 only where drafts were verified).
-    token_ids: int32; the sampled tokens of all runs, one after the other.
-    logprobs: run index to the log-probabilities of its sampled tokens, where they were requested.
-    prompt_logprobs: run index to those of the prompt tokens that follow the positions the run
-        computed, in order: a run over [s, e) reports positions s + 1 to min(e, num_prompt - 1).
-    num_drafts: uint8, one a run: drafts that the worker now holds for its row, to be verified by
-        the row's next run or dropped; 0 where nothing was sampled. Empty if no row has any.
-    kv_transfer: what the KV connector's worker side tells its scheduler side; empty for nothing.
-    errors: run index to why its request cannot go on, a sentence for the user. The request ends
-        with an error, and what the run sampled is dropped; the other runs are not affected.
+    step_id: the step_id of the plan.
+    num_sampled: uint8, one per run, in plan order: number of sampled tokens (0 if `samples` was 0;
+        more than 1 only if drafts were verified).
+    token_ids: int32; the sampled tokens of all runs, concatenated.
+    logprobs: run index to the log-probabilities of its sampled tokens, if requested.
+    prompt_logprobs: run index to the log-probabilities of prompt tokens: a run over [s, e) reports
+        positions s + 1 to min(e, num_prompt - 1).
+    num_drafts: uint8, one per run: drafts that the worker now holds for its row, for the row's next
+        run; 0 if nothing was sampled. Empty if no row has drafts.
+    kv_transfer: message of the KV connector's worker side to its scheduler side; empty for none.
+    errors: run index to a message for the user. The request ends with this error and the run's
+        sampled tokens are ignored; other runs are not affected.
     """
 
     step_id: int

@@ -1,6 +1,6 @@
-"""The names that this release renamed, and the errors that give the new name.
+"""The names that this release renamed, and errors that give the new name.
 
-Only a person who still writes an old name reaches this code. Nothing else looks names up here.
+Only code that uses an old name reaches this module.
 """
 
 from __future__ import annotations

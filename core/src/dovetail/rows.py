@@ -1,7 +1,7 @@
-"""Rows: the small integers by which scheduler and worker name the requests that run.
+"""Rows: small integers by which scheduler and worker identify running requests.
 
-A request has its row for life. A row given up is reused only when the last plan that names it has
-been executed, and each reuse raises its generation, so that a stale result can be told.
+A request keeps its row while it runs. A released row is reused after the last plan that contains
+it has been executed. Each reuse increments its generation, so that outdated results are detected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 
 
 class RowAllocator:
-    """Hands out rows 0 .. num_rows - 1; lowest first while none was ever returned."""
+    """Allocates rows 0 .. num_rows - 1, the lowest first until a row is reused."""
 
     def __init__(self, num_rows: int) -> None:
         if num_rows < 1:
@@ -24,30 +24,30 @@ class RowAllocator:
 
     @property
     def num_free(self) -> int:
-        """Rows that `acquire` could hand out now."""
+        """Number of free rows."""
         return len(self._free)
 
     @property
     def num_retiring(self) -> int:
-        """Rows given back that a step which is out still names."""
+        """Number of released rows that a step in flight still uses."""
         return len(self._retiring)
 
     def acquire(self) -> tuple[int, int]:
         """Return (row, generation); raise LookupError if none is free."""
         if not self._free:
-            raise LookupError(f"all {self.num_rows} rows are taken")
+            raise LookupError(f"all {self.num_rows} rows are in use")
         row = self._free.pop()
         self._held[row] = True
         self._generations[row] += 1
         return row, self._generations[row]
 
     def release(self, row: int, *, last_step: int) -> None:
-        """Give `row` back; it is free once step `last_step`, the last that names it, is executed.
+        """Release `row`. It is free when step `last_step`, the last that uses it, is executed.
 
-        Raises ValueError if the row is not held.
+        Raises ValueError if the row is not in use.
         """
         if not self._held[row]:
-            raise ValueError(f"row {row} is not held")
+            raise ValueError(f"row {row} is not in use")
         self._held[row] = False
         if last_step <= self._executed:
             self._free.append(row)
@@ -55,7 +55,7 @@ class RowAllocator:
             self._retiring.append((last_step, row))
 
     def executed(self, step_id: int) -> None:
-        """Say that all plans up to `step_id` have been executed."""
+        """Record that all plans up to `step_id` have been executed."""
         self._executed = step_id
         while self._retiring and self._retiring[0][0] <= step_id:
             self._free.append(self._retiring.popleft()[1])

@@ -1,7 +1,7 @@
-"""What a user may ask of the tokens that follow a prompt, and the bounds of each wish.
+"""The sampling parameters of a request, and the bounds of each parameter.
 
-Does not depend on any one model: what needs a vocabulary or a tokenizer (token ids in range, stop
-strings as text, bad words as tokens) is checked and resolved by the input processor.
+The checks here do not depend on a model. The input processor checks and resolves what needs a
+vocabulary or a tokenizer (ranges of token ids, stop strings, bad words as tokens).
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ MAX_LOGPROBS = 1024
 MAX_STOP_STRINGS = 64
 MAX_WORDS = 4096
 MAX_TEXT_CHARS = 2**16
-"""Characters of a stop string or a bad word; an engine's `LimitsConfig` allows fewer."""
+"""Maximum characters of a stop string or bad word; an engine's `LimitsConfig` may set less."""
 
 MAX_TOKEN_IDS = 2**19
-"""Token ids in a list, repetitions included: more than any vocabulary has."""
+"""Maximum length of a list of token ids: more than any vocabulary has."""
 
 MAX_BIAS = 100.0
 MAX_EXTRA_ARGS_BYTES = 2**18
-"""Size of `extra_args` as a message; an engine's `LimitsConfig` allows less."""
+"""Maximum size of the serialized `extra_args`; an engine's `LimitsConfig` may set less."""
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: dividing by them would leave no finite logits."""
+"""Lower temperatures are greedy, because dividing by them would make logits infinite."""
 
 
 MAX_GRAMMAR_CHARS = 2**16
-"""Characters of a grammar's text."""
+"""Maximum characters of the text of a grammar."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputParams:
-    """What a request's output must be: a text of a grammar. Frozen; checked when made.
+    """A grammar for the output of a request. Frozen; checked at construction.
 
-    form: one of the forms that the engine's grammar plugin knows, such as "json_schema" or "regex".
-    text: the grammar itself. Raises RequestError, naming the field.
+    form: a form that the engine's grammar plugin supports, such as "json_schema" or "regex".
+    text: the grammar. Raises RequestError, naming the field.
     """
 
     form: str
@@ -66,25 +66,27 @@ class StructuredOutputParams:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to choose the tokens of one request. Frozen; checked when made.
+    """The sampling parameters of a request. Frozen; checked at construction.
 
-    n: completions of the prompt, each with its own stream of random numbers.
-    temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, min_p: probabilities in [0, 1].
-    presence_penalty, frequency_penalty: in [-2, 2], on generated tokens.
-    repetition_penalty: > 0, on prompt and generated tokens; 1 is off.
-    seed: makes the request's tokens reproducible whatever else is in the batch, with parts that are
-        batch-invariant (the start warns of others; `EngineArgs.batch_invariant` refuses them).
-    stop: strings that end the text; stop_token_ids: tokens that end it. ignore_eos: go on past EOS.
-    max_tokens: None means as many as the model's length allows. min_tokens: no end before that.
-    logprobs, prompt_logprobs: number of best tokens to report at each position, beside its own.
-    logit_bias: token id to an addend in [-100, 100]. allowed_token_ids: nothing else may be chosen.
-    bad_words: texts that may not be produced.
-    truncate_prompt_tokens: keep only the last so many tokens of the prompt.
-    structured_output: a grammar that the output follows; None for none. Needs a grammar plugin
+    n: number of completions, each with its own random numbers.
+    temperature: 0 for greedy. top_k: 0 or -1 to disable. top_p, min_p: probabilities in [0, 1].
+    presence_penalty, frequency_penalty: in [-2, 2], for generated tokens.
+    repetition_penalty: > 0, for prompt and generated tokens; 1 to disable.
+    seed: makes the tokens reproducible in any batch if all plugins are batch-invariant. Others
+        cause a warning at the start; `EngineArgs.batch_invariant` refuses them.
+    stop: strings that end the text. stop_token_ids: tokens that end it. ignore_eos: continue after
+        EOS.
+    max_tokens: None for as many as the model's length allows. min_tokens: no stop before this.
+    logprobs, prompt_logprobs: number of most likely tokens to return at each position, in addition
+        to the token itself.
+    logit_bias: token id to a bias in [-100, 100]. allowed_token_ids: only these may be sampled.
+    bad_words: texts that must not be generated.
+    truncate_prompt_tokens: keep only the last tokens of the prompt, this many.
+    structured_output: a grammar for the output, or None. Needs a grammar plugin
         (`EngineArgs.grammar_backend`).
     extra_args: plain data for plugins (None, booleans, numbers, strings, bytes, lists, mappings),
-        copied when the parameters are made; tuples become lists.
-    Repeated token ids count once. Limits of one engine are in `LimitsConfig`.
+        copied at construction; tuples become lists.
+    Repeated token ids count once. `LimitsConfig` has the limits of an engine.
     Raises RequestError, naming the parameter, its value and its bounds.
     """
 
@@ -138,28 +140,28 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token is always taken."""
+        """Whether the most likely token is always selected."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, always as a tuple."""
-        return self.stop or ()  # type: ignore[return-value]  # normalised when made
+        """The stop strings as a tuple."""
+        return self.stop or ()  # type: ignore[return-value]  # normalized at construction
 
     def validate(self) -> None:
         """Raise RequestError for the first field out of its bounds.
 
-        Called when made, and once more by the engine, whatever front end the request came through.
+        The constructor calls it, and the engine calls it again for every request.
         """
         self._check_numbers()
         self._check_lists()
         self._check_contradictions()
 
     def own_copy(self) -> SamplingParams:
-        """Return parameters of the same values that nobody else can change.
+        """Return equal parameters that other code cannot change.
 
-        These ones, unless they hold mappings or are of a subclass. Raises RequestError for what
-        has been changed to a wrong value since they were made.
+        Returns `self` unless it has mappings or is of a subclass. Raises RequestError for values
+        that became invalid after construction.
         """
         if type(self) is SamplingParams and not self.logit_bias and not self.extra_args:
             return self
@@ -172,18 +174,18 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; "
-                "lower the one or raise the other.",
+                "lower min_tokens or raise max_tokens.",
                 parameter="min_tokens",
             )
         if self.structured_output is not None and self.ignore_eos and not self.stop_token_ids:
             raise RequestError(
-                "structured_output needs a token that ends the text: leave ignore_eos off, or give "
+                "structured_output needs a token that ends the text; do not set ignore_eos, or set "
                 "stop_token_ids.",
                 parameter="structured_output",
             )
         if self.stop_strings and not self.detokenize:
             raise RequestError(
-                "stop strings need the text: leave detokenize on, or use stop_token_ids.",
+                "stop strings need detokenize=True; set it, or use stop_token_ids.",
                 parameter="stop",
             )
 
@@ -258,7 +260,7 @@ def _check_texts(name: str, texts: Sequence[str], most: int) -> None:
 
 
 def _take_ids(name: str, given: object) -> tuple[int, ...] | None:
-    """Return token ids without repetitions, in their order; None for None."""
+    """Return token ids without repetitions, in the given order; None for None."""
     if given is None:
         return None
     if not isinstance(given, (list, tuple)):
@@ -312,7 +314,7 @@ def _check_biases(biases: Mapping[int, float]) -> None:
         return
     _check_ids("logit_bias", tuple(biases))
     values = tuple(biases.values())
-    # Floats are compared all at once; a sum with NaN in it is NaN.
+    # Floats are checked together; a sum with a NaN is NaN.
     plain = set(map(type, values)) == {float} and not math.isnan(sum(values))
     if plain and min(values) >= -MAX_BIAS and max(values) <= MAX_BIAS:
         return

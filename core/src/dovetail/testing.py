@@ -1,4 +1,4 @@
-"""The former place of the conformance kit."""
+"""The former location of the conformance kit. Importing it raises an error with the new one."""
 
 raise ImportError(
     "dovetail.testing has moved to dovetail_devkit. Run: pip install dovetail-devkit\n"

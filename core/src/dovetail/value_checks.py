@@ -1,7 +1,7 @@
-"""Checks of the values that clients give: type, size, and whether a value can be sent as a message.
+"""Checks of client values: type, size, and whether a value can be serialized.
 
-Every check compares sizes before it copies or converts, never trusts `len` or `repr` of an object
-that is not a built-in, and raises RequestError naming the parameter. Standard library only.
+Every check compares sizes before it copies or converts, never calls `len` or `repr` of an object
+that is not a built-in, and raises RequestError with the parameter. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ T = TypeVar("T")
 MAX_SHOWN_CHARS = 80
 MAX_NESTING = 16
 _BUILT_IN: tuple[type, ...] = (list, tuple, range, dict, set, frozenset, type({}.items()))
-"""Containers whose `len` is right and costs nothing."""
+"""Containers whose `len` is reliable and fast."""
 
 _SHOWN_ITEMS = 6
 _SHOWN_BITS = 256
 _NUMBER_BYTES = 9
-"""Bytes that a number, None or the head of a string or container takes in a message, at most."""
+"""Maximum serialized bytes of a number, of None, or of the header of a string or container."""
 
 
 def shorten(value: object) -> str:
-    """Return `value` as error messages show it: one line of at most 80 characters; never raise."""
+    """Return `value` for an error message: one line of at most 80 characters; never raise."""
     shown = _shown(value, 2)
     return shown if len(shown) <= MAX_SHOWN_CHARS else shown[: MAX_SHOWN_CHARS - 3] + "..."
 
@@ -42,7 +42,7 @@ def _shown(value: object, depth: int) -> str:
     if issubclass(kind, (list, tuple, set, frozenset, dict)):
         return _shown_container(value, depth)
     if hasattr(kind, "__len__") or hasattr(kind, "__dataclass_fields__"):
-        return f"<{kind.__name__}>"  # its `repr` may take as long as it is large
+        return f"<{kind.__name__}>"  # its `repr` may be slow
     try:
         return repr(value)[: MAX_SHOWN_CHARS + 1].replace("\n", " ")
     except (KeyboardInterrupt, SystemExit):
@@ -69,7 +69,7 @@ def _shown_container(value: Any, depth: int) -> str:
 
 
 def refuse(parameter: str, value: object, wanted: str) -> RequestError:
-    """Return the refusal of `value`: what was given, shortened, and what would be accepted."""
+    """Return the error for an invalid `value`, with the shortened value and what is accepted."""
     return RequestError(f"{parameter}={shorten(value)} must be {wanted}.", parameter=parameter)
 
 
@@ -87,7 +87,7 @@ def check_integer(
 def check_number(
     parameter: str, value: object, low: float, high: float, *, open_low: bool = False
 ) -> float:
-    """Return `value` as float; raise RequestError unless it is a finite number in the bounds.
+    """Return `value` as a float; raise RequestError unless it is a finite number in the bounds.
 
     Methods of a subclass of int or float are not called.
     """
@@ -95,7 +95,7 @@ def check_number(
         raise refuse(parameter, value, "a finite number")
     if type(value) not in (int, float):
         value = int.__pos__(value) if isinstance(value, int) else float.__pos__(value)
-    # Compared before it is converted: an int may be too large for a float.
+    # Compared before the conversion, because an int may be too large for a float.
     if not low <= value <= high or (open_low and value == low):
         if not isinstance(value, int) and not math.isfinite(value):
             raise refuse(parameter, value, "a finite number")
@@ -113,7 +113,7 @@ def check_flag(parameter: str, value: object) -> None:
 def check_text(
     parameter: str, value: object, *, max_chars: int, min_chars: int = 0, limit: str = ""
 ) -> str:
-    """Return `value` as a plain str; raise RequestError if it is none, too long or not Unicode.
+    """Return `value` as a plain str; raise RequestError if it is not a str, too long or invalid.
 
     limit: the engine option that sets `max_chars`, for the message; "" for none.
     """
@@ -136,7 +136,7 @@ def check_text(
 
 
 def plain_text(value: str) -> str:
-    """Return a str as a plain one; methods of a subclass are not called."""
+    """Return a str as a plain str without calling methods of a subclass."""
     return value if type(value) is str else str.__str__(value)
 
 
@@ -155,10 +155,10 @@ def check_encodable(parameter: str, text: str) -> None:
 def take_items(
     parameter: str, given: Iterable[T], max_items: int, *, what: str, limit: str = ""
 ) -> list[T]:
-    """Return the items of an iterable; raise RequestError for more than `max_items` of them.
+    """Return the items of an iterable; raise RequestError if there are more than `max_items`.
 
-    Nothing is asked of `given` but its iterator, and that for one item too many at most. An
-    iterator that raises gives a RequestError, too. what: the items, for the message.
+    Only the iterator of `given` is used, for at most `max_items` + 1 items. An iterator that raises
+    also gives a RequestError. what: a noun for the items, for the message.
     """
     built_in = type(given) in _BUILT_IN
     if built_in and len(given) > max_items:  # type: ignore[arg-type]  # those have a length
@@ -178,9 +178,9 @@ def _too_many(parameter: str, count: int | str, most: int, what: str, limit: str
 
 
 def guarded(parameter: str, read: Callable[[], T]) -> T:
-    """Return what `read` gives; whatever a client's own object raises becomes a RequestError.
+    """Return the result of `read`; convert exceptions of a client's object to RequestError.
 
-    Except for KeyboardInterrupt and SystemExit, which are the process's.
+    KeyboardInterrupt and SystemExit are not converted.
     """
     try:
         return read()
@@ -204,15 +204,15 @@ def _message_of(error: BaseException) -> str:
 def plain_copy(parameter: str, value: object, *, max_bytes: int, limit: str = "") -> Any:
     """Return a deep copy of plain data: None, bool, int, float, str, bytes, lists and mappings.
 
-    Tuples become lists, mappings dicts: what another process would receive. max_bytes: of the
-    message that it takes, roughly. Raises RequestError for anything else, for integers of more
-    than 64 bits, and for more than 16 levels of nesting.
+    Tuples become lists and mappings become dicts, as after a transfer to another process.
+    max_bytes: approximate maximum of the serialized size. Raises RequestError for anything else,
+    for integers of more than 64 bits, and for more than 16 levels of nesting.
     """
     return guarded(parameter, lambda: _PlainCopy(parameter, max_bytes, limit).copy(value, 0))
 
 
 class _PlainCopy:
-    """One walk over plain data, with the bytes that are left."""
+    """A traversal of plain data that counts the remaining bytes."""
 
     def __init__(self, parameter: str, max_bytes: int, limit: str) -> None:
         self._parameter = parameter

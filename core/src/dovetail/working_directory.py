@@ -1,7 +1,7 @@
-"""The working directory: whether this process has one that it can use.
+"""Checks that this process has a usable working directory.
 
-It may have been deleted, or be too deep or closed to this user. Relative paths then mean nothing,
-and math libraries that torch loads end the process, so an engine refuses to start.
+It may be deleted, too deep or not accessible. Then relative paths do not work, and math libraries
+that torch loads abort the process, so the engine refuses to start.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 from dovetail.errors import ConfigError
 
 _MAX_BYTES = 4096 - 256
-"""Of a path that a file name can still be added to (PATH_MAX of Linux, less NAME_MAX)."""
+"""Maximum length of a path to which a file name can be appended (PATH_MAX - NAME_MAX)."""
 
 
 def check_working_directory() -> None:
-    """Raise ConfigError if the working directory is gone, too deep or not accessible."""
+    """Raise ConfigError if the working directory is deleted, too deep or not accessible."""
     if problem := working_directory_problem():
         raise ConfigError(
             f"The working directory of this process {problem}.\n"
-            "Change to a directory that exists and can be used, such as `cd /`, and start again."
+            "Change to another directory, for example with `cd /`, and start again."
         )
 
 
@@ -29,10 +29,10 @@ def working_directory_problem() -> str:
         path = os.getcwd()
         num_bytes = len(os.fsencode(path))
         if num_bytes > _MAX_BYTES:
-            return f"has a path of {num_bytes} bytes; {_MAX_BYTES} is the most that can be used"
+            return f"has a path of {num_bytes} bytes; the maximum is {_MAX_BYTES}"
         os.stat(os.path.join(path, "."))
     except FileNotFoundError:
-        return "does not exist any more: it was deleted"
+        return "was deleted"
     except OSError as error:
         return f"cannot be used: {error.strerror or error}"
     return ""

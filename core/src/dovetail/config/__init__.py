@@ -1,9 +1,9 @@
-"""From the options of an engine to its configuration.
+"""Engine options and their resolution to a configuration.
 
-`EngineArgs` (what a user writes) becomes `RequestedConfig` (checked, the model directory read), and
-`dovetail.config.resolve` makes the resolved `EngineConfig` of it. `EngineArgs` needs the standard
-library only; everything else is imported when it is first used, so that `from dovetail import LLM`
-stays light.
+`EngineArgs` has the user's options. `create_engine_config` checks them, reads the model directory
+and returns a `RequestedConfig`; `dovetail.config.resolve` turns it into an `EngineConfig`.
+`EngineArgs` needs only the standard library; everything else is imported when it is first used, so
+that `from dovetail import LLM` is fast.
 """
 
 from __future__ import annotations

@@ -62,18 +62,18 @@ _ALIASES = {
 }
 
 _EXECUTORS = {"uni": "uniproc", "mp": "multiproc"}
-"""Names of executors that users of such engines know."""
+"""Other names of executors, known from vLLM."""
 
 _REFUSED = (
-    ("trust_remote_code", False, "no code of a model is ever run; install a plugin for its model"),
-    ("revision", None, "models are local directories; put that revision there, leave this out"),
+    ("trust_remote_code", False, "code in a model directory is never run; install a plugin"),
+    ("revision", None, "models are local directories; download this revision and do not set it"),
 )
 
 
 def assemble(args: EngineArgs) -> RequestedConfig:
-    """Return the checked options of `args`. Reads JSON files of the model directory, nothing else.
+    """Return the checked options of `args`. Reads only JSON files of the model directory.
 
-    Raises ConfigError naming option, value and remedy; ModelError for the directory.
+    Raises ConfigError with option, value and remedy; ModelError for the directory.
     """
     check_working_directory()
     values = {name: _plain(getattr(args, name)) for name in args.descriptions()}
@@ -90,7 +90,7 @@ def assemble(args: EngineArgs) -> RequestedConfig:
 
 
 def _plain(value: Any) -> Any:
-    """Return a subclass of str as a plain one, so that none of its own methods is called."""
+    """Return a str of a subclass as a plain str, so that its methods are not called."""
     return plain_text(value) if isinstance(value, str) else value
 
 
@@ -98,7 +98,7 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
     for name, only, remedy in _REFUSED:
         value = values[name]
         if value != only or isinstance(value, bool) != isinstance(only, bool):
-            raise ConfigError(f"{name}={shorten(value)} is refused: {remedy}.")
+            raise ConfigError(f"{name}={shorten(value)} is not supported: {remedy}.")
 
 
 def _replace_aliases(values: dict[str, Any]) -> None:
@@ -123,12 +123,12 @@ def _replace_aliases(values: dict[str, Any]) -> None:
 def _assemble_model(values: Mapping[str, Any]) -> RequestedModel:
     asked = _path_text("model", values["model"])
     overrides = _optional_mapping("hf_overrides", values["hf_overrides"])
-    no_plugins = values["no_plugins"] is True  # a wrong value is refused with its group
+    no_plugins = values["no_plugins"] is True  # an invalid value is refused later
     directory = ModelDirectory.open(asked, hf_overrides=overrides, no_plugins=no_plugins)
     for note in directory.notes:
         logger.info(note)
     generation = _generation_config(values, directory)
-    # Found wrong now, by name, instead of in every request.
+    # Checked once here, so that the error names the option and not every request.
     default_sampling_params(generation)
     eos_token_ids(directory.config, generation)
     name = values["served_model_name"]
@@ -167,9 +167,9 @@ def _tokenizer_directory(value: object, directory: ModelDirectory) -> Path:
     path = Path(_path_text("tokenizer", value)).expanduser().absolute()
     if not os.path.isdir(path):
         raise ConfigError(
-            f"tokenizer={shorten(str(value))} is not a local directory; give the one that holds "
-            "tokenizer.json, or leave it out to use the model's. (A kind of tokenizer is chosen "
-            "with tokenizer_mode.)"
+            f"tokenizer={shorten(str(value))} is not a local directory; give the directory that "
+            "has tokenizer.json, or omit the option to use the model's tokenizer. (The kind of "
+            "tokenizer is selected with tokenizer_mode.)"
         )
     return path
 
@@ -178,7 +178,7 @@ def _generation_config(values: Mapping[str, Any], directory: ModelDirectory) -> 
     choice = values["generation_config"]
     base = directory.generation_config
     if choice in ("none", "vllm"):
-        # The sampling defaults are left out; which tokens end a text is a fact of the model.
+        # Sampling defaults are dropped, but the end-of-sequence tokens belong to the model.
         base = {key: base[key] for key in ("eos_token_id",) if key in base}
     elif choice != "auto":
         base = _read_generation_config(choice)
@@ -191,7 +191,7 @@ def _read_generation_config(choice: object) -> Mapping[str, Any]:
         path = path / "generation_config.json"
     if not file_exists(path):
         raise ConfigError(
-            f"generation_config={shorten(str(choice))}: there is no file {path}; give "
+            f"generation_config={shorten(str(choice))}: the file {path} does not exist; give "
             '"auto", "none", or a directory with a generation_config.json.'
         )
     return read_json_object(path, max_bytes=MAX_BYTES["generation_config.json"])
@@ -210,5 +210,5 @@ def _generation_overrides(value: object) -> Mapping[str, Any]:
         default_sampling_params(overrides)
         eos_token_ids({}, overrides)
     except ModelError as error:
-        raise ConfigError(f"{name}={shorten(value)} is wrong. {error}") from None
+        raise ConfigError(f"{name}={shorten(value)} is not valid. {error}") from None
     return overrides

@@ -1,6 +1,6 @@
-"""What config.json states about a checkpoint's dtype and longest sequence.
+"""The dtype and the longest sequence that config.json states for a checkpoint.
 
-Reads the mapping only; decides nothing: `dovetail.config.resolve` does.
+Reads the mapping only; `dovetail.config.resolve` makes the decisions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LENGTH_NAMES = (
     "seq_length",
 )
 _STRETCHED_LENGTH_NAMES = ("max_sequence_length", "model_max_length")
-"""Where configs with linear scaling state the length after stretching."""
+"""Keys of the length after scaling, in configs with linear scaling."""
 _ROTARY_NAMES = (
     "rope_parameters",
     "rope_scaling",
@@ -35,11 +35,11 @@ _ROTARY_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class StatedLength:
-    """What config.json states about the longest sequence.
+    """The longest sequence according to config.json.
 
-    tokens: the default max_model_len. most: the largest that a user may request. source: where
-    config.json states it. fields: the lengths in it, by key. can_be_raised: whether larger values
-    of these change only the number of positions: positions are rotary, and no angle depends on the
+    tokens: the default max_model_len. most: the largest that a user may request. source: the key in
+    config.json. fields: the lengths in it, by key. can_be_raised: whether larger values of these
+    only change the number of positions, because positions are rotary and no angle depends on the
     length.
     """
 
@@ -51,7 +51,7 @@ class StatedLength:
 
 
 def stated_dtype(hf_config: Mapping[str, Any]) -> str | None:
-    """Return the dtype that config.json states, by our name for it; None if it states none."""
+    """Return the canonical name of the dtype in config.json; None if it states none."""
     value = hf_config.get("dtype") or hf_config.get("torch_dtype")
     return normal_dtype_name(value) if value else None
 
@@ -59,11 +59,11 @@ def stated_dtype(hf_config: Mapping[str, Any]) -> str | None:
 def stated_max_model_len(hf_config: Mapping[str, Any]) -> StatedLength | None:
     """Return the longest sequence that config.json states; None if it states none.
 
-    Of several stated lengths the least counts. Rope types: dynamic, the stated length times factor.
-    yarn: the original length times factor, the stated length without a factor. linear: the stated
-    length, which many checkpoints state after stretching, unless the config also states the
-    original or the stretched length; a user may request up to the stated length times factor.
-    llama3, longrope and others: the stated length.
+    Of several stated lengths the smallest is used. By rope type: dynamic: the stated length times
+    factor. yarn: the original length times factor, or the stated length without a factor. linear:
+    the stated length, which is often the length after scaling, unless the config also states the
+    original or the scaled length; a user may request up to the stated length times factor. llama3,
+    longrope and others: the stated length.
     Raises ModelError, naming the key, for a value that is not a length or a factor.
     """
     stated = {
@@ -126,7 +126,7 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def _original_length(hf_config: Mapping[str, Any], rope: Mapping[str, Any]) -> int | None:
-    # A length beside the rope parameters, where a config has it, is the one that counts.
+    # A length next to the rope parameters takes precedence.
     table = hf_config if hf_config.get(_ORIGINAL) is not None else rope
     return None if table.get(_ORIGINAL) is None else int(_positive(table, _ORIGINAL, whole=True))
 
@@ -138,9 +138,9 @@ def _times(length: StatedLength, name: str, tokens: int, factor: float, kind: st
 
 
 def _rope_table(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope parameters, the old form (which users override) first; empty if none.
+    """Return the rope parameters, preferring the old form (which users override); {} for none.
 
-    Tables by layer type state no length of the whole model, so they count as none.
+    Tables by layer type do not state the length of the whole model and are ignored.
     """
     for key in ("rope_scaling", "rope_parameters"):
         table = hf_config.get(key)

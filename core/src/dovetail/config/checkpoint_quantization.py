@@ -1,8 +1,8 @@
-"""Whether a checkpoint is quantized, and with which method, as its JSON files state it.
+"""Reads from its JSON files whether a checkpoint is quantized, and with which method.
 
-Reads config.json's `quantization_config` (or `compression_config`, or MLX's `quantization`) and,
-where config.json has none, the files that quantization tools write beside it. Opens no weights and
-decides nothing: `dovetail.engine.quantized_checkpoints` does.
+Reads `quantization_config` of config.json (or `compression_config`, or MLX's `quantization`). If it
+has none, reads the files that quantization tools write next to it. Opens no weights.
+`dovetail.config.quantized_checkpoints` makes the decisions.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _SIDE_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-"""Files of quantization tools, and the method that each tool has where the file names none."""
+"""Files of quantization tools, and the method of each tool if the file names none."""
 
 
 def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"method", "source", "config"} of a quantized checkpoint, {} of another.
+    """Return {"method", "source", "config"} of a quantized checkpoint, {} for any other.
 
-    config: config.json under the user's overrides; an explicit null for `quantization_config` says
-    that the checkpoint is not quantized. method: lower case. Raises ModelError, naming file and
-    field, for values of a wrong type and for a table that names no method.
+    config: config.json with the user's overrides applied; a null `quantization_config` means that
+    the checkpoint is not quantized. method: lower case. Raises ModelError, naming file and field,
+    for values of a wrong type and for a table without a method.
     """
     part = config.get("text_config")
     places = [("", config)] + ([("text_config.", part)] if isinstance(part, Mapping) else [])
@@ -51,7 +51,7 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, A
 
 
 def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]:
-    """Return what one table states. field: where it stands in the file; "" for the whole file."""
+    """Return the description in one table. field: its key in the file; "" for the whole file."""
     if not isinstance(table, Mapping):
         raise ModelError(f"{file}: {field} is {shorten(table)}, it must be a table.")
     inner = table.get("quantization")
@@ -76,7 +76,7 @@ def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]
 
 
 def _implied_method(table: Mapping[str, Any], default: str) -> str | None:
-    """Return the method of a table that names none; "" for no quantization, None for unknown."""
+    """Return the method of a table without a name; "" if not quantized, None if unknown."""
     flags = [table[name] for name in ("load_in_4bit", "load_in_8bit") if name in table]
     if flags:
         return "bitsandbytes" if any(flag is not False for flag in flags) else ""

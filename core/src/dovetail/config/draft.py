@@ -1,4 +1,4 @@
-"""A configuration while it is resolved: the requested values, and those that steps have set."""
+"""A configuration during resolution: the requested values and the values set so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECTIONS: dict[str, type[ConfigNode]] = {
 """The resolved types of the sections that have open fields."""
 
 _OF_MODEL = ("model.dtype", "model.max_model_len", "model.tokenizer_mode")
-"""The fields of the section `model` that are not facts about the checkpoint."""
+"""The fields of the section `model` that do not come from the checkpoint."""
 _CACHE_SIZES = ("cache.kv_cache_memory_bytes", "cache.num_gpu_blocks_override")
 _NO_PLUGIN = (
     "parallel.worker_cls",
@@ -34,14 +34,14 @@ _NO_PLUGIN = (
     "compute.linear_method",
     "compute.ops",
 )
-"""Plugins that are chosen where they are loaded: an open one is None in the resolved section."""
+"""Plugins that are selected when they are loaded. If open, the resolved field is None."""
 
 
 class Draft:
-    """Reads through to what was requested; keeps new values and their reasons.
+    """Reads requested values unless they were replaced; records new values and their reasons.
 
-    paths: the fields that may be set, as "section.field". open: those that the user left open,
-    whatever has been set since.
+    paths: the fields that may be set, as "section.field". open: the fields that the user left open,
+    even if they have been set since.
     """
 
     def __init__(self, requested: RequestedConfig) -> None:
@@ -52,7 +52,7 @@ class Draft:
         self.paths = [path for path in paths if path in _OF_MODEL or not path.startswith("model.")]
         left = {path for path in self.paths if self.get(path) in (None, AUTO)}
         if not left.issuperset(_CACHE_SIZES):
-            # Both set the size of the cache: a user who gave one has not left the other open.
+            # Both set the size of the cache, so if the user gave one, the other is not open.
             left.difference_update(_CACHE_SIZES)
         self.open = frozenset(left)
 
@@ -62,19 +62,19 @@ class Draft:
         return section
 
     def get(self, path: str) -> object:
-        """Return the value as it stands now."""
+        """Return the current value."""
         if path in self._values:
             return self._values[path]
         name, field = path.split(".")
         return getattr(self.section(name), field)
 
     def count(self, path: str) -> int | None:
-        """Return the value of a field of counts; None while it is open."""
+        """Return the value of an integer field; None while it is open."""
         value = self.get(path)
         return value if isinstance(value, int) else None
 
     def put(self, path: str, value: object, reason: str) -> None:
-        """Set a value and record why, unless the field has that value."""
+        """Set a value and record the reason, unless the field already has that value."""
         before = self.get(path)
         if before == value:
             return
@@ -89,7 +89,7 @@ class Draft:
         )
 
     def fill(self, path: str, value: object, reason: str) -> None:
-        """Set a value if there is none yet."""
+        """Set a value if the field is open."""
         if self.get(path) in (None, AUTO):
             self.put(path, value, reason)
 

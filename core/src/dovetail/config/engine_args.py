@@ -1,7 +1,7 @@
-"""The options of an engine, flat, under the names that users of such engines know.
+"""The options of an engine, flat, with the names of vLLM where it has the same option.
 
-Only names and defaults stand here: values are checked when `create_engine_config` makes the tree.
-Standard library only, because `from dovetail import LLM` passes through this module.
+This module has only names and defaults; `create_engine_config` checks the values. Standard library
+only, because `from dovetail import LLM` imports this module.
 """
 
 # ruff: noqa: RUF009  # `_option` returns a dataclass field
@@ -23,12 +23,12 @@ C = TypeVar("C", bound=type)
 
 
 def _help(text: str) -> dict[str, str]:
-    """Return the metadata of a field: the line that `--help` shows for it."""
+    """Return the metadata of a field: its line in `--help`."""
     return {"help": text}
 
 
 def _option(default: object, text: str) -> Any:
-    """Return a field with a default and its line of help."""
+    """Return a field with a default and its line in `--help`."""
     return field(default=default, metadata=_help(text))
 
 
@@ -73,7 +73,7 @@ class EngineArgs:
     """The options of an engine. Frozen; `dataclasses.replace` makes a changed copy.
 
     A plugin is named by its name, `name@distribution` or `pkg.mod:Class`, or given as a class.
-    "auto" and None leave the choice to the engine. Each field's metadata has its line of help.
+    "auto" and None leave the choice to the engine. The metadata of a field has its help line.
     Raises ConfigError for an unknown name, with the nearest known one.
     """
 
@@ -86,11 +86,11 @@ class EngineArgs:
         False, "Load no tokenizer: prompts and outputs are token ids."
     )
     trust_remote_code: bool = _option(
-        False, "Refused when true: code in a model directory is never run."
+        False, "Not supported: code in a model directory is never run."
     )
-    revision: str | None = _option(None, "Refused: models are local directories, not downloads.")
+    revision: str | None = _option(None, "Not supported: models are local directories.")
     dtype: str = _option("auto", '"auto", "float32", "bfloat16" or "float16".')
-    seed: int = _option(0, "Seed of everything random that has no seed of its own.")
+    seed: int = _option(0, "Default seed of requests and random weights.")
     max_model_len: int | None = _option(
         None, "Maximum number of tokens of a request, prompt and output together."
     )
@@ -118,7 +118,7 @@ class EngineArgs:
         None, "Size of the KV cache in bytes, instead of a share of the memory."
     )
     num_gpu_blocks_override: int | None = _option(
-        None, "Number of blocks in the KV cache; it is not measured then."
+        None, "Number of blocks in the KV cache, instead of measuring the memory."
     )
     kv_cache_dtype: str = _option("auto", 'Dtype of the KV cache; "auto": the model\'s.')
     enable_prefix_caching: bool = _option(
@@ -163,16 +163,16 @@ class EngineArgs:
     distributed_executor_backend: str | type | None = _option(
         None, "Another name for executor_backend."
     )
-    engine_process: bool = _option(False, "Run the engine core in a process of its own.")
+    engine_process: bool = _option(False, "Run the engine core in a separate process.")
     start_timeout_s: int = _option(600, "Timeout of each phase of the start, in seconds.")
     attention_backend: str | type = _option("auto", "Attention plugin.")
-    linear_method: str | type = _option("auto", "Linear method plugin (packing, quantisation).")
+    linear_method: str | type = _option("auto", "Linear method plugin (packing, quantization).")
     quantization: str | type | None = _option(
-        None, 'Quantise on load: "int8", "int4"; another name for linear_method.'
+        None, 'Quantize on load: "int8", "int4"; another name for linear_method.'
     )
     ops: str | type = _option("auto", "Op provider plugin (norms, rotary embedding, …).")
     batch_invariant: bool = _option(
-        False, "Use only plugins whose results have the same bits in every batch."
+        False, "Use only plugins whose results are bit-identical in every batch."
     )
     tensor_parallel_size: int = _option(1, "Workers that share each layer.")
     pipeline_parallel_size: int = _option(1, "Devices that share the layers; only 1 is supported.")
@@ -232,7 +232,7 @@ class EngineArgs:
         (), "Outside plugins that may be selected automatically: kind:name@dist."
     )
     plugins_deny: tuple[str, ...] = _option(
-        (), "Plugins never to use, as kind:name@dist; * for any."
+        (), "Plugins that must not be used: kind:name@dist, * for any."
     )
     no_plugins: bool = _option(False, "Use first-party plugins only.")
     plugins_strict: bool = _option(False, "Stop if a plugin that was not requested fails.")
@@ -240,20 +240,20 @@ class EngineArgs:
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineArgs:
-        """Return the options named in `kwargs`; raise ConfigError for a name that is none."""
+        """Return the options in `kwargs`; raise ConfigError for an unknown name."""
         return cls(**kwargs)
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return each option's line of help, by name."""
+        """Return the help line of each option by name."""
         return {option.name: option.metadata["help"] for option in fields(cls)}
 
     def create_engine_config(self) -> RequestedConfig:
-        """Read the model directory and return the checked options, open ones still open.
+        """Read the model directory and return the checked options. Open options stay open.
 
-        Raises ConfigError naming option, value and remedy; ModelError for the directory.
+        Raises ConfigError with option, value and remedy; ModelError for the directory.
         """
-        # Late: this is where pydantic comes in.
+        # Imported here, because it imports pydantic.
         from dovetail.config.assembly import assemble
 
         return assemble(self)

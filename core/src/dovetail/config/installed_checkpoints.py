@@ -3,7 +3,6 @@
 A package declares one in the entry-point group `dovetail.checkpoint`: a name, and a function
 without arguments that returns the directory. Names are read from metadata; only the package of the
 requested one is imported. If an outside package has the same name, the first-party one is used.
-Does not know what a model directory must hold.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ def installed_checkpoint_names() -> list[str]:
 def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> Path | None:
     """Return the directory of the installed checkpoint `name`, or None if there is none.
 
-    first_party_only: outside packages count as not installed, and are not imported.
-    Raises ModelError if several packages have that name, or if its package cannot be imported or
-    does not give a path.
+    first_party_only: ignore outside packages. Raises ModelError if several packages have that name,
+    or if the package cannot be imported or does not return a path.
     """
     named = [one for one in _entries() if one.name == name]
     entries = {
@@ -45,7 +43,7 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
         others = ", ".join(sorted(entries.keys() - kept.keys()))
         logger.warning(
             "model=%r is the checkpoint of a first-party package; %s has the same name and is not "
-            "used. Give the path of its directory to choose it.",
+            "used. To use it, give the path of its directory.",
             name,
             others,
         )
@@ -65,12 +63,12 @@ def find_installed_checkpoint(name: str, *, first_party_only: bool = False) -> P
         raise
     except BaseException as error:  # a package's code may raise anything
         raise ModelError(
-            f"model={name!r}: {whose} returned no directory: {type(error).__name__}: {error}."
+            f"model={name!r}: {whose} did not return a directory: {type(error).__name__}: {error}."
         ) from error
 
 
 def _entries() -> list[Candidate]:
-    """Return the declared checkpoints; distributions that cannot be read are passed over."""
+    """Return the declared checkpoints, without distributions that cannot be read."""
     return [
         Candidate(
             kind=KIND,

@@ -1,6 +1,6 @@
-"""A model directory as its JSON files tell it: config.json and generation_config.json.
+"""Reads config.json and generation_config.json of a model directory.
 
-Opens no weights and no tokenizer, runs no code of the model, and reaches for no network.
+Opens no weights and no tokenizer, runs no code of the model, and uses no network.
 Standard library only.
 """
 
@@ -35,7 +35,7 @@ SAMPLING_NAMES = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Sampling defaults of a generation config, and what `SamplingParams` calls them."""
+"""Sampling defaults of a generation config, and their names in `SamplingParams`."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _BARE_NAME = re.compile(r"\w[\w.-]*")
@@ -44,11 +44,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDirectory:
-    """A model directory that was opened. Frozen, its mappings too.
+    """The contents of a model directory. Frozen, including its mappings.
 
-    path: absolute. config: config.json under the user's overrides. generation_config: empty where
-    the file is absent. quantization: as `read_quantization` returns it. notes: sentences for the
-    log about what was seen and passed over.
+    path: absolute. config: config.json with the user's overrides applied. generation_config: empty
+    if the file is missing. quantization: the result of `read_quantization`. notes: sentences for
+    the log about ignored contents.
     """
 
     path: Path
@@ -73,14 +73,14 @@ class ModelDirectory:
     ) -> ModelDirectory:
         """Read the directory at `path`; keys of `hf_overrides` replace those of config.json.
 
-        A bare name that is not a directory here may be that of an installed checkpoint ("demo").
-        config.json can only name installed models; `hf_overrides` are the user's own and may name a
-        class ("package.module:Class").
-        no_plugins: of a first-party one only.
+        A name that is not a directory may be that of an installed checkpoint ("demo").
+        config.json can only name installed models; `hf_overrides` may also name a class
+        ("package.module:Class").
+        no_plugins: use installed checkpoints of first-party packages only.
 
-        Raises ModelError, three lines at most: no such directory, a file, no config.json, broken
-        JSON, a field of a wrong type or range, no architecture, an architecture that is not plain
-        name, or code of the model's own with `trust_remote_code`.
+        Raises ModelError, at most three lines: no such directory, a file, no config.json, invalid
+        JSON, a field of a wrong type or range, no architecture, an architecture that is not a plain
+        name, or code in the directory with `trust_remote_code`.
         """
         directory = _locate(os.fspath(path), first_party_only=no_plugins)
         _check_directory(os.fspath(path), directory)
@@ -110,10 +110,10 @@ class ModelDirectory:
 def eos_token_ids(
     config: Mapping[str, Any], generation_config: Mapping[str, Any]
 ) -> frozenset[int]:
-    """Return the ids that end a text: the generation config's if it names any, else config.json's.
+    """Return the end-of-sequence ids of the generation config or, if it has none, of config.json.
 
-    Each may state one id or a list of them. Raises ModelError, naming file and field, for anything
-    else, and for an id outside of config.json's vocabulary.
+    Each may have one id or a list of ids. Raises ModelError, naming file and field, for other
+    values and for an id outside of the vocabulary in config.json.
     """
     sources = (("generation_config.json", generation_config), ("config.json", config))
     for name, source in sources:
@@ -128,10 +128,10 @@ def eos_token_ids(
 
 
 def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling defaults that a generation config states, as `SamplingParams` has them.
+    """Return the sampling defaults of a generation config as fields of `SamplingParams`.
 
-    max_new_tokens becomes max_tokens; null counts as not stated. do_sample is not heeded: who
-    wants greedy tokens asks for temperature 0. Raises ModelError for a value out of its bounds.
+    max_new_tokens becomes max_tokens; null means not set. do_sample is ignored: greedy sampling is
+    requested with temperature 0. Raises ModelError for a value out of its bounds.
     """
     stated = {
         name: generation_config[key]
@@ -150,7 +150,7 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
 
 
 def _locate(asked: str, *, first_party_only: bool) -> Path:
-    """Return the absolute path that was meant; a directory wins over an installed name."""
+    """Return the absolute path of a directory or, if it does not exist, of an installed name."""
     if not os.path.isabs(asked):
         check_working_directory()
     directory = Path(asked).expanduser().absolute()
@@ -198,8 +198,8 @@ def _check_architectures(directory: Path, config: Mapping[str, Any]) -> None:
             f"architectures={_shown(names)}" if "architectures" in config else "no architectures"
         )
         raise ModelError(
-            f"{directory / 'config.json'} states {found}; a list of names is needed.\n"
-            'If you know it, give it: hf_overrides={"architectures": ["LlamaForCausalLM"]}.'
+            f"{directory / 'config.json'} has {found}; it must have a list of names.\n"
+            'Set it with, for example, hf_overrides={"architectures": ["LlamaForCausalLM"]}.'
         )
 
 
@@ -217,10 +217,10 @@ def _check_plain_names(directory: Path, names: Sequence[str]) -> None:
         if _PLAIN_NAME.fullmatch(name) is None:
             installed = [one.name for one in discover().candidates["model"]]
             raise ModelError(
-                f"{directory / 'config.json'} states architectures={_shown(names)}. A model "
-                "directory can only name an installed model, and no class, file or distribution.\n"
+                f"{directory / 'config.json'} has architectures={_shown(names)}. A model "
+                "directory can only name an installed model, not a class, file or distribution.\n"
                 f"Installed: {', '.join(installed) or 'none'}.\n"
-                'To choose a class yourself, pass hf_overrides={"architectures": [...]}.'
+                'To use a class, pass hf_overrides={"architectures": [...]}.'
             )
 
 
@@ -232,7 +232,7 @@ def _check_auto_map(
     if trust_remote_code:
         raise ModelError(
             f"{directory} contains code (auto_map in config.json), which is never run.\n"
-            "Leave trust_remote_code out; if the architecture is unknown then, install a plugin\n"
+            "Do not set trust_remote_code. If the architecture is then unknown, install a plugin\n"
             "that provides it."
         )
     note = f"{directory} contains code (auto_map in config.json); it is ignored."

@@ -1,8 +1,8 @@
 """Types and ranges of the fields of config.json that engines and models read.
 
-One table for all architectures, by the fields' usual names: a value of the wrong type or out of
-any model's range is refused before a plugin or a worker reads it. null counts as absent. Unknown
-fields are accepted.
+One table for all architectures, by the usual names of fields. A value of a wrong type or outside of
+any model's range is refused before a plugin or worker reads it. null means absent. Unknown fields
+are accepted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dovetail.errors import ModelError
 from dovetail.value_checks import shorten
 
 Check = Callable[[Any], str]
-"""Returns what would be accepted, or "" for a value that is accepted."""
+"""Returns "" for an accepted value, otherwise a description of the accepted values."""
 
 MAX_SIZE = 2**31 - 1
 MAX_VOCAB_SIZE = 2**31 - 1
 MAX_HEADS = 2**16
 MAX_LAYERS = 2048
-"""Far above published models; making the layers takes about a millisecond each."""
+"""Far above published models; creating a layer takes about a millisecond."""
 MAX_LENGTH = 2**31 - 1
 MAX_NUMBER = 1e30
 MAX_LIST = 1_000_000
@@ -36,7 +36,7 @@ def _integer(low: int, high: int) -> Check:
 
 
 def _per_layer(low: int, high: int) -> Check:
-    """Accept an integer, or a list of them: some architectures state one for each layer."""
+    """Accept an integer or a list of integers; some architectures have one for each layer."""
     one = _integer(low, high)
 
     def check(value: Any) -> str:
@@ -55,7 +55,7 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Check:
 
     def check(value: Any) -> str:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        # NaN fails every comparison.
+        # Comparisons with NaN are False.
         good = is_number and low <= value <= high and not (open_low and value == low)
         return "" if good else wanted
 
@@ -148,8 +148,7 @@ _ROPE_TABLES = ("rope_scaling", "rope_parameters")
 def check_model_fields(config: Mapping[str, Any]) -> None:
     """Raise ModelError for the first field of config.json that has a wrong type or range.
 
-    config: under the user's hf_overrides. The message names the field, its value and what would be
-    accepted.
+    config: with hf_overrides applied. The message has the field, its value and the accepted values.
     """
     _check_table(config, _FIELDS, "")
     for name in _ROPE_TABLES:
@@ -165,7 +164,7 @@ def check_model_fields(config: Mapping[str, Any]) -> None:
 def check_token_ids(name: str, file: str, value: Any, vocab_size: object) -> None:
     """Raise ModelError unless `value`, a token id or a list of them, is in the vocabulary.
 
-    vocab_size: of config.json; where it states none, ids need only be integers.
+    vocab_size: of config.json; if it is missing, any integers are accepted.
     """
     most = vocab_size - 1 if type(vocab_size) is int else MAX_LENGTH
     for token in value if isinstance(value, (list, tuple)) else (value,):

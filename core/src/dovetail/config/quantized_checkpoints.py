@@ -1,8 +1,8 @@
-"""Quantized checkpoints are run by a linear method that declares their format, or refused.
+"""Selects a linear method that reads a quantized checkpoint, or refuses the checkpoint.
 
-A linear method reads checkpoints of the format X if its `provides` has "quantization.X", the name
-in small letters with "_" for every other character ("quantization.compressed_tensors"). Decided
-from JSON files and plugins alone, before a worker starts and before a weight file is opened.
+A linear method reads checkpoints of the format X if its `provides` has "quantization.X": the name
+in lower case, with "_" for every other character ("quantization.compressed_tensors"). The decision
+uses JSON files and plugins only, before a worker starts and before a weight file is opened.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.selection import Criteria, select
 
 PREFIX = "quantization."
-"""Of the capability ids by which linear methods say which formats they read."""
+"""Prefix of the capability ids for checkpoint formats."""
 
 _KIND = "linear_method"
 _FIELD = "compute.linear_method"
 
 
 def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platform) -> None:
-    """Set a linear method that reads the checkpoint's format, if the checkpoint is quantized.
+    """Select a linear method that reads the checkpoint's format, if the checkpoint is quantized.
 
-    Raises ModelError if neither the method that the user named nor an automatic candidate reads it.
+    Raises ModelError if the method that the user named, or every automatic candidate, cannot.
     """
     quantization = draft.requested.model.quantization
     if not quantization:

@@ -1,6 +1,6 @@
-"""Turns what the user requested into the configuration of an engine, with a reason for each value.
+"""Resolves a requested configuration to the configuration of an engine, with reasons.
 
-`resolve` is the whole of it: one step a line. Later steps see what earlier ones decided.
+`resolve` calls one function per step. Later steps use the values of earlier ones.
 """
 
 from __future__ import annotations
@@ -48,20 +48,19 @@ _SUBSTITUTES = {
     "float16": ("float32", "bfloat16"),
     "float32": ("bfloat16", "float16"),
 }
-"""Nearest dtypes: first those that hold every value of the other, then those of its range."""
+"""Similar dtypes by dtype: first those that represent all its values, then those of its range."""
 
 
 def resolve(
     requested: RequestedConfig, platform: Platform, plugins: PluginRegistry | None = None
 ) -> EngineConfig:
-    """Return the configuration of an engine on `platform`; `explain()` tells what was set and why.
+    """Return the configuration of an engine on `platform`; `explain()` returns what was set.
 
-    For an open field the platform's value comes before the checkpoint's, and that before the
-    default. plugins: where to look for a linear method that reads a quantized checkpoint; None
-    where nothing is to be run.
-    Raises ConfigError for what the checkpoint or the platform cannot do, ModelError for a quantized
-    checkpoint that no plugin reads, and ContractError for a value of the platform's that names no
-    field or is out of range.
+    An open field gets the platform's value, else the checkpoint's, else the default.
+    plugins: the registry with linear methods for quantized checkpoints; None if no model is run.
+    Raises ConfigError for values that the checkpoint or the platform does not support, ModelError
+    for a quantized checkpoint that no plugin reads, and ContractError if a default of the platform
+    has an unknown field or an invalid value.
     """
     draft = Draft(requested)
     _take_platform_values(draft, platform)
@@ -81,7 +80,7 @@ def resolve(
 
 
 def request_of(config: EngineConfig) -> RequestedConfig:
-    """Return the request for an engine with the values of `config`."""
+    """Return a requested configuration with the values of `config`."""
     values: dict[str, Any] = {}
     for name, field in RequestedConfig.model_fields.items():
         value = getattr(config, name)
@@ -111,7 +110,7 @@ def _take_platform_values(draft: Draft, platform: Platform) -> None:
     for path, entry in patch.changes.items():
         if path not in draft.paths:
             raise ContractError(
-                f"The {whose} gives a default for {path!r}, which is not a field that a platform "
+                f"The {whose} sets a default for {path!r}, which is not a field that a platform "
                 f"may set.{nearest(path, draft.paths)}"
             )
         value, reason = _read_entry(whose, path, entry)
@@ -121,48 +120,48 @@ def _take_platform_values(draft: Draft, platform: Platform) -> None:
 
 
 def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
-    """Return value and reason; a value without a reason for the user is refused."""
+    """Return value and reason; refuse a value without a reason."""
     if isinstance(entry, tuple) and len(entry) == 2:
         value, reason = entry
         if isinstance(reason, str) and reason.strip():
             return value, reason
     raise ContractError(
-        f"The {whose} gives {path} the default {shorten(entry)}; write (value, reason), the reason "
-        "as the user will read it."
+        f"The {whose} sets the default of {path} to {shorten(entry)}; write (value, reason), with "
+        "a reason for the user."
     )
 
 
 def _check_value(draft: Draft, path: str, value: object, whose: str) -> object:
-    """Return the value in its normal form. Checked alone: the user's other values come later."""
+    """Return the value in its normal form. Other values of the user are checked later."""
     section_name, field = path.split(".")
     section = draft.section(section_name)
     beside = dict(section) if section_name == "model" else {}
     try:
         return getattr(type(section)(**{**beside, field: value}), field)
     except ConfigError as error:
-        raise ContractError(f"The {whose} gives a default that is not accepted: {error}") from None
+        raise ContractError(f"The {whose} sets an invalid default: {error}") from None
 
 
 def _resolve_dtype(draft: Draft, platform: Platform) -> None:
     declared = [
         c.removeprefix("dtype.") for c in provided_capabilities(platform) if c.startswith("dtype.")
     ]
-    # A platform that says nothing about dtypes (it may have no tensors at all) takes any.
+    # A platform that declares no dtypes accepts any.
     usable = [name for name in MODEL_DTYPES if name in declared or not declared]
     given = draft.get(_DTYPE)
     if given != AUTO:
         if given not in usable:
             raise ConfigError(
-                f"dtype={given!r}: the platform {platform.info.name!r} computes in "
-                f'{", ".join(sorted(declared))}; give one of these, or dtype="auto".'
+                f"dtype={given!r}: the platform {platform.info.name!r} supports "
+                f'{", ".join(sorted(declared))}; use one of these or dtype="auto".'
             )
         return
     hf_config = draft.requested.model.hf_config
     stated = stated_dtype(hf_config)
     if stated is not None and stated not in MODEL_DTYPES:
         raise ConfigError(
-            f'dtype="auto": config.json states dtype {stated!r}, which is none of '
-            f"{', '.join(MODEL_DTYPES)}; say which of them to use with dtype."
+            f'dtype="auto": config.json has dtype {stated!r}, which is none of '
+            f"{', '.join(MODEL_DTYPES)}; set dtype to one of them."
         )
     name = stated or DEFAULT_DTYPE
     reason = f"config.json states {stated}" if stated else "config.json states no dtype"
@@ -171,8 +170,8 @@ def _resolve_dtype(draft: Draft, platform: Platform) -> None:
         name = next((other for other in _SUBSTITUTES[name] if other in usable), "")
         if not name:
             raise ConfigError(
-                f'dtype="auto": {lacking}, but in {", ".join(sorted(declared))}, and none of '
-                "these is supported; choose another platform."
+                f'dtype="auto": {lacking}, but only {", ".join(sorted(declared))}, none of which '
+                "is supported; choose another platform."
             )
         reason = f"{reason}; {lacking}, and this is the nearest dtype that it has"
     draft.put(_DTYPE, name, reason)
@@ -210,9 +209,9 @@ def _resolve_max_model_len(draft: Draft) -> None:
 
 
 def _resolve_pipeline(draft: Draft) -> None:
-    """Resolve how many steps may be in flight, and what is kept between them.
+    """Resolve the pipeline depth and the size of the encoder cache.
 
-    async_scheduling means two steps, unless pipeline_depth is given.
+    async_scheduling means depth 2, unless pipeline_depth is given.
     """
     depth = draft.count(_DEPTH)
     if _DEPTH not in draft.open and depth is not None:
@@ -230,7 +229,7 @@ def _resolve_executor(draft: Draft) -> None:
     if num_workers == 1:
         draft.fill("parallel.executor_backend", "uniproc", "one device needs one process only")
     else:
-        reason = f"each of tensor_parallel_size={num_workers} workers has a process of its own"
+        reason = f"tensor_parallel_size={num_workers} needs a process for each worker"
         draft.fill("parallel.executor_backend", "multiproc", reason)
 
 

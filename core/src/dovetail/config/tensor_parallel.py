@@ -1,7 +1,7 @@
-"""Whether the sizes of a model can be divided among the workers that share it.
+"""Checks that the sizes of a model can be divided among the workers that share it.
 
-Reads config.json only, so that a wrong number of workers is refused before a worker starts. The
-layers that divide the sizes use the same rules.
+Reads config.json only, so that an invalid number of workers is refused before a worker starts. The
+layers use the same rules.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Works = Callable[[int], bool]
 
 
 def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for the first size of config.json that `num_workers` cannot share.
+    """Raise ConfigError for the first size in config.json that `num_workers` cannot divide.
 
-    The message names the size and the numbers of workers that can share it. Sizes that config.json
-    does not state under their usual names are left to the model.
+    The message has the size and the valid numbers of workers. Sizes that config.json does not have
+    under their usual names are checked by the model.
     """
     if num_workers == 1:
         return
@@ -39,7 +39,7 @@ def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> Non
 
 
 def _sizes(hf_config: Mapping[str, Any]) -> Iterator[tuple[str, Works]]:
-    """Yield each size that workers divide, with its name, and whether a number of them can."""
+    """Yield the name of each size that workers divide, and a check for a number of workers."""
     part = hf_config.get("text_config")
     config = part if isinstance(part, Mapping) and "hidden_size" not in hf_config else hf_config
     heads = _count(config, "num_attention_heads")
