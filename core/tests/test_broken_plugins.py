@@ -125,7 +125,7 @@ BROKEN = [
         id="missing_attribute",
         entry=".parts:Bda",
         error=PluginLoadError,
-        told=("no attribute 'Bda'. Did you mean 'Bad'?", "declares what it does not have"),
+        told=("no attribute 'Bda'. Did you mean 'Bad'?", "declares a class that does not exist"),
     ),
     Broken(
         id="entry_point_without_a_class",
@@ -179,7 +179,7 @@ BROKEN = [
         told=(
             "claims capabilities that it does not have",
             "it claims 'sleep': method wake_up",
-            "take the id out",
+            "remove the id from",
         ),
     ),
     Broken(
@@ -321,7 +321,7 @@ BROKEN = [
         ),
         error=ContractError,
         told=(
-            "platform 'fake' gives cache.gpu_memory_utilization the default",
+            "platform 'fake' sets the default of cache.gpu_memory_utilization to",
             "write (value, reason)",
         ),
     ),

@@ -368,7 +368,7 @@ def test_defaults_that_are_not_accepted_are_contract_errors_of_the_platform() ->
             {"cache.block_size": (16, " ")},
             r"cache.block_size to \(16, ' '\); write \(value, reason\)",
         ),
-        ({"cache.block_size": 16}, r"default 16; write \(value, reason\)"),
+        ({"cache.block_size": 16}, r"to 16; write \(value, reason\)"),
     ):
         with pytest.raises(ContractError, match=words):
             resolve(config_of(), FakePlatform(wishes=wishes))

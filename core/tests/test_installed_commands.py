@@ -80,13 +80,13 @@ def test_plugin_lists_show_commands_as_a_kind(zoo, capsys):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("generate", "Dovetail itself has a command of these words"),
-        ("plugins.list", "Dovetail itself has a command of these words"),
-        ("plugins", "one begins like the other"),
-        ("generate.more", "one begins like the other"),
+        ("generate", "Dovetail has a command with these words"),
+        ("plugins.list", "Dovetail has a command with these words"),
+        ("plugins", "one is a prefix of the other"),
+        ("generate.more", "one is a prefix of the other"),
         ("Loud", "is not a command"),
         ("zoo feed", "is not a command"),
-        ("zoo", "one begins like the other"),
+        ("zoo", "one is a prefix of the other"),
     ],
 )
 def test_an_invalid_command_name_is_set_aside_with_the_reason(name, reason, zoo):
@@ -117,7 +117,7 @@ def test_a_core_command_takes_precedence_and_the_doctor_reports_it(zoo, capsys):
     assert "thief" not in sys.modules
     found = {one.subject: one for one in check_registrations(PluginRegistry())}
     finding = found["command:plugins.list@thief"]
-    assert finding.verdict == WARNING and "goes first" in finding.text and finding.remedy
+    assert finding.verdict == WARNING and "takes precedence" in finding.text and finding.remedy
     assert "names no function" in found["command:x.y@thief"].text
     assert not [one for one in found.values() if one.verdict == BROKEN and "zoo" in one.subject]
 

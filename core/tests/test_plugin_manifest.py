@@ -169,7 +169,7 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         (HEAD + f'verified = "{"x" * 201}"', "write one line of at most 200 characters"),
         (HEAD + "verified = true", "write one line of at most 200 characters"),
         (HEAD + 'replaces = ["fcfs"]', "'kind:name@distribution'"),
-        (HEAD + 'replaces = ["ops:torch@d"]', "a policy replaces only its like"),
+        (HEAD + 'replaces = ["ops:torch@d"]', "a policy can only replace a policy"),
         (HEAD + HEAD, "policy:fair occurs twice"),
         ('[[plugin]]\nkind = "polcy"\nname = "fair"\n', "no such kind. Did you mean 'policy'?"),
         (

@@ -289,7 +289,7 @@ def test_a_class_of_the_users_main_module_is_not_searched_in_dovetail(
     program.__spec__ = ModuleSpec("dovetail.engine.process.__main__", None)
     monkeypatch.setitem(sys.modules, "__main__", program)
     told = message(lambda: registry.load("policy", "__main__:Mine"), PluginNotFoundError)
-    assert "top of a module that can be imported" in told and "Classes in it" not in told
+    assert "Move the class to a module that can be imported" in told and "Classes in it" not in told
 
 
 def test_missing_modules_and_missing_attributes_have_different_errors(
@@ -306,7 +306,7 @@ def test_missing_modules_and_missing_attributes_have_different_errors(
     told = message(lambda: registry.load("policy", "mine_too:Mine.Iner"), PluginNotFoundError)
     assert "its class 'Mine' has no attribute 'Iner'. Did you mean 'Inner'?" in told
     told = message(lambda: registry.load("policy", "mine"), PluginLoadError)
-    assert "plugin 'mine' of mine 1.2" in told and "declares what it does not have" in told
+    assert "plugin 'mine' of mine 1.2" in told and "declares a class that does not exist" in told
     told = message(lambda: registry.load("policy", "gone"), PluginLoadError)
     assert "plugin 'gone' of mine 1.2" in told and "no module 'gone_too'" in told
 

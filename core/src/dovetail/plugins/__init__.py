@@ -1,9 +1,9 @@
 """Plugins: discovered from entry points, described by manifests, loaded, checked, selected.
 
-Three stages: `PluginRegistry.candidates` (metadata only), `.resolve` and `.describe` (one of them
-and its manifest, still nothing imported), `.load` (import what was chosen and check what it
-promised). A plugin is code with the rights of the process that loads it. Nothing here registers
-itself on import, and there is no global registry: an engine is given one.
+Three stages: `PluginRegistry.candidates` (metadata only), `.resolve` and `.describe` (one plugin
+and its manifest, without an import), `.load` (import one plugin and check its contract). A plugin
+is code with the rights of the process that loads it. Plugins do not register themselves on import,
+and there is no global registry: each engine has its own.
 """
 
 from dovetail.plugin_kinds import KINDS, Kind, get_kind

@@ -1,7 +1,7 @@
-"""Admission: every check between a resolution and a class that may be used.
+"""Admission: all checks of a resolved plugin before its class is used.
 
-In order: its manifest, the contract version that it is made for, what it needs, the import, the
-contract, its claims, its options. The only caller of `loading`. Chooses nothing.
+In order: its manifest, the contract version, its needs, the import, the contract, its capability
+claims, its options. The only caller of `loading`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dovetail.value_checks import shorten
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """A plugin that was loaded and may be used; provides and needs are capability ids."""
+    """A loaded and checked plugin. provides, needs: capability ids."""
 
     cls: type[Any]
     resolution: Resolution
@@ -44,9 +44,9 @@ class Plugin:
 
 
 class Admission:
-    """Loads what is resolved, and checks everything that it promised.
+    """Loads and checks resolved plugins.
 
-    adapters: for plugins of earlier contract versions. options: what the user gave for plugins.
+    adapters: for plugins of earlier contract versions. options: the user's options of plugins.
     """
 
     def __init__(self, *, clock: Clock, adapters: Adapters, options: PluginOptions) -> None:
@@ -60,8 +60,8 @@ class Admission:
     ) -> Plugin:
         """Import and check one plugin; raise as `PluginRegistry.load`.
 
-        shared: plugins of other kinds go by the same name and take options. Whatever the class or
-        its options model raises while it is looked at, `SystemExit` too, is a PluginLoadError.
+        shared: plugins of other kinds have the same name and take options. Every exception of the
+        class or its options model during the checks, `SystemExit` too, becomes a PluginLoadError.
         """
         try:
             return self._admit(resolution, reference, about, shared=shared)
@@ -70,7 +70,7 @@ class Admission:
         except BaseException as error:
             raise PluginLoadError(
                 f"The {about} was imported, but checking it failed: {describe_failure(error)}.\n"
-                "Correct what raised it, or select another plugin."
+                "Fix the cause, or select another plugin."
             ) from error
 
     def _admit(
@@ -102,10 +102,10 @@ class Admission:
         )
 
     def probe(self, about: Description) -> Probe:
-        """Run the probe that a manifest names; a plugin without one can be used.
+        """Run the probe of a manifest. A plugin without a probe is usable.
 
-        Raises PluginLoadError if it cannot be imported or raises, ContractError if it returns
-        anything but a Probe.
+        Raises PluginLoadError if the probe cannot be imported or raises, ContractError if it does
+        not return a Probe.
         """
         if not about.entry.probe:
             return Probe(usable=True)
@@ -124,13 +124,13 @@ class Admission:
         return getattr(cls, "options_model", None)
 
     def _named(self, target: str, about: Description) -> object:
-        """Import what a manifest names."""
+        """Import an object that a manifest names."""
         origin = Origin(asked=about.name, distribution=f"{about.distribution} {about.version}")
         with contained(top_package(target), self._clock):
             return load_target(target, origin)
 
     def _import(self, resolution: Resolution, text: str) -> tuple[object, str, list[str]]:
-        """Return the object that a resolution names, its true target, and notes on its import."""
+        """Return the object of a resolution, its exact target, and notes on the import."""
         whose = f"{resolution.distribution} {resolution.version}".strip()
         origin = Origin(asked=text, distribution=whose)
         parsed = parse_reference(text)
@@ -154,10 +154,10 @@ class Admission:
 def check_needed(
     whose: str, needs: frozenset[str], provided: frozenset[str], platform: str
 ) -> None:
-    """Raise PluginError naming what `whose` needs and neither core nor platform provides."""
+    """Raise PluginError for needs of `whose` that neither core nor platform provides."""
     missing = sorted(needs - provided)
     if missing:
-        # Another device is not a misspelling, however similar its name is.
+        # No hint for device names: a similar name means another device.
         hinted = [one for one in missing if not one.startswith(DEVICE_PREFIX)]
         hints = "".join(nearest(one, provided) for one in hinted)
         offered = ", ".join(sorted(provided - CORE_CAPABILITIES)) or "nothing"
@@ -169,7 +169,7 @@ def check_needed(
 
 
 def check_probe(whose: str, answer: object) -> Probe:
-    """Return what a probe answered; raise ContractError if that is not a Probe."""
+    """Return the answer of a probe; raise ContractError if it is not a Probe."""
     if not isinstance(answer, Probe):
         raise ContractError(
             f"The probe of the {whose} returned {shorten(answer)}; it has to return a Probe."
@@ -188,8 +188,8 @@ def check_probe(whose: str, answer: object) -> Probe:
 
 
 def probe_failure(whose: str, error: BaseException) -> PluginLoadError:
-    """Return the error for a probe that raised: it said neither yes nor no."""
+    """Return the error for a probe that raised an exception."""
     return PluginLoadError(
-        f"The probe of the {whose} failed, so that nobody knows whether it can be used here: "
+        f"The probe of the {whose} failed, so it is unknown whether it can be used here: "
         f"{describe_failure(error)}.\nFix the reported cause, or name the plugin to use instead."
     )

@@ -1,4 +1,4 @@
-"""The model class of a configuration: an architecture that config.json names."""
+"""Loads the model class of a configuration by the architecture in config.json."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a model requires of its attention backend, from the model and the configuration.
+"""Computes what a model and a configuration require of an attention backend.
 
-Only `attention_requirements` makes requirements of facts. `read_attention_facts` gets the facts
-from config.json, so that an answer needs neither weights nor a tensor library; a worker knows
-them from the layers that it has made. Depends on no architecture and no backend.
+`attention_requirements` computes requirements from facts about the model. `read_attention_facts`
+reads these facts from config.json, without weights and without a tensor library. A worker gets them
+from its layers instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WINDOWED = "sliding_attention"
 def attention_requirements(
     facts: AttentionFacts, config: WorkerConfig, device_type: str
 ) -> AttentionRequirements:
-    """Return what a backend has to do. device_type: of torch."""
+    """Return the requirements on a backend. device_type: torch's name."""
     features = {
         "sliding_window": facts.sliding_window,
         "soft_cap": facts.soft_cap,
@@ -41,10 +41,10 @@ def attention_requirements(
 
 
 def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
-    """Return what config.json says of a model's attention; None if it states no heads.
+    """Return the facts in config.json about a model's attention; None if it has no heads.
 
-    Reads the field's usual names. An architecture may have other defaults, so the worker, which
-    knows the layers, decides.
+    Reads the usual names of fields. An architecture may have other defaults, so the worker, which
+    has the layers, makes the final decision.
     """
     config = _text_part(hf_config)
     num_heads = _count(config, "num_attention_heads")
@@ -62,7 +62,7 @@ def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
 
 
 def _text_part(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part on the language model, of configs that have parts."""
+    """Return the section of the language model if a config has sections, else the config."""
     part = hf_config.get("text_config")
     if isinstance(part, Mapping) and "num_attention_heads" not in hf_config:
         return part
@@ -75,7 +75,7 @@ def _count(config: Mapping[str, Any], name: str) -> int:
 
 
 def _has_window(config: Mapping[str, Any]) -> bool:
-    """Return whether some layer has a window: where there is a switch, it has to be on."""
+    """Return whether any layer has a sliding window. A switch in the config must be on."""
     switch = config.get("use_sliding_window")
     if not config.get("sliding_window") or switch is False:
         return False

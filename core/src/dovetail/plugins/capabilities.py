@@ -1,7 +1,7 @@
-"""Capability ids that the core knows: what it provides itself, and what a claim obliges to.
+"""The capability ids that the core provides or checks.
 
-Ids are open: platforms and plugins may claim others, and need them of each other. Those here are
-checked.
+Platforms and plugins may define other ids and need them of each other. Only the ids in this module
+are checked.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dovetail.errors import ContractError
 from dovetail.plugins.contracts.checks import load_interface, member_problems
 
 DEVICE_PREFIX = "device."
-"""Of the capability ids by which a platform says what it computes on."""
+"""Prefix of the capability ids for a platform's devices."""
 
 CORE_CAPABILITIES = frozenset(
     {"async_scheduling", "chunked_prefill", "paged_kv_cache", "preemption", "prefix_caching"}
 )
-"""What the core provides on every platform."""
+"""The capabilities that the core provides on every platform."""
 
 DESCRIBES_ATTENTION = "describes_attention"
-"""Provided by a worker that can say what a model requires of attention before it is loaded."""
+"""Provided by a worker that describes a model's attention before the model is loaded."""
 
 CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
@@ -32,13 +32,13 @@ CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
         ("worker", "sleep"): "dovetail.interfaces.worker:Sleeps",
     }
 )
-"""(kind, capability id) to the optional contract that a class meets which claims it."""
+"""(kind, capability id) to the optional contract that a class with this claim must meet."""
 
 
 def declared_ids(cls: type[Any], attribute: str) -> frozenset[str]:
-    """Return the class's own `provides` or `needs`: a set of capability ids.
+    """Return `provides` or `needs` of a class: a set of capability ids.
 
-    An absent attribute is an empty set. Raises ContractError for anything else.
+    A missing attribute means the empty set. Raises ContractError for other types.
     """
     ids: object = getattr(cls, attribute, frozenset())
     if isinstance(ids, property) or callable(ids):
@@ -62,7 +62,7 @@ def check_claims(kind: str, cls: type[Any], provides: frozenset[str]) -> None:
         raise ContractError(
             f"{cls.__module__}:{cls.__qualname__} claims capabilities that it does not have."
             f"{''.join(problems)}\n"
-            "Implement it, or take the id out of `provides`."
+            "Implement it, or remove the id from `provides`."
         )
 
 

@@ -1,7 +1,7 @@
-"""Construction: making an object of a plugin's class; its failures are reported as the plugin's.
+"""Constructs objects of plugin classes, and reports failures with the name of the plugin.
 
-Contexts carry a plugin's options. Kinds that are made without a context (platform, policy, ops,
-linear_method) get them as the keyword `options`, and only where the plugin has an options model.
+Contexts contain the options of a plugin. Kinds without a context (platform, policy, ops,
+linear_method) get them as the keyword `options`, but only if the plugin has an options model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 
 def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
-    """Return a plugin's answer to a question of the start; its failure becomes a PluginLoadError.
+    """Call a plugin during the start; convert exceptions to PluginLoadError.
 
-    whose, what: the plugin and what it is called for, for messages. A DovetailError passes.
+    whose, what: the plugin and the purpose of the call, for messages. A DovetailError is raised
+    unchanged.
     """
     try:
         return question()
@@ -41,11 +42,11 @@ def construct(
     *,
     options: Mapping[str, object] | None = None,
 ) -> Any:
-    """Return an instance of a plugin's class, made from `context` or, without one, of `options`.
+    """Return an instance of a plugin's class, constructed with `context` or with `options`.
 
-    A DovetailError and Ctrl-C pass; whatever else the constructor raises, `SystemExit` too, becomes
-    a PluginLoadError that names kind and class and has it as its cause. Raises ContractError for a
-    class that makes an object of another one.
+    A DovetailError and Ctrl-C are raised unchanged. Any other exception of the constructor,
+    `SystemExit` too, becomes the cause of a PluginLoadError with kind and class. Raises
+    ContractError if the constructor returns an object of another class.
     """
     try:
         arguments = () if context is None else (context,)
@@ -56,7 +57,7 @@ def construct(
         name = f"{cls.__module__}:{getattr(cls, '__qualname__', cls)}"
         raise PluginLoadError(
             f"The {kind} {name} was loaded, but making it failed: {describe_failure(error)}.\n"
-            f"Fix the cause, or choose another plugin in its place."
+            f"Fix the cause, or choose another plugin."
         ) from error
     if isinstance(cls, type) and not issubclass(type(made), cls):
         raise ContractError(
@@ -74,13 +75,13 @@ def make_instance(
 ) -> Any:
     """Load `reference` and return an instance of it.
 
-    context: makes the constructor's argument of the plugin's own options.
-    Raises PluginError if it cannot be loaded or made, ConfigError for options that are wrong.
+    context: returns the constructor's argument for the options of the plugin.
+    Raises PluginError if it cannot be loaded or constructed, ConfigError for invalid options.
     """
     cls = plugins.load(kind, reference)
     return construct(kind, cls, context(plugins.options_of(kind, cls)))
 
 
 def plugin_name(plugins: PluginRegistry, kind: str, reference: str | type) -> str:
-    """Return the name that a plugin goes by in options and messages."""
+    """Return the name of a plugin in options and messages."""
     return plugins.resolve(kind, reference).name

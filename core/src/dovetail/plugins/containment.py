@@ -1,7 +1,7 @@
-"""Containment: what an import of a plugin may leave behind, and how its failures are reported.
+"""Limits the side effects of importing a plugin, and reports them.
 
-A failed import leaves no half-made modules; what an import prints is kept from the output, which
-may be data, and becomes a note. Depends on no plugin; a plugin is still code with all rights.
+A failed import leaves no incomplete modules. Text that an import prints becomes a note, because the
+output may be data. This is not a sandbox: a plugin is code with all rights of the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MAX_SHOWN = 120
 
 @contextmanager
 def contained(package: str, clock: Clock) -> Iterator[list[str]]:
-    """Run an import of a plugin in the block; give a list that holds notes on it afterwards.
+    """Run the import of a plugin in the block; yield a list that has notes on it afterwards.
 
-    If the block raises, the modules of top-level `package` that it added to `sys.modules` are
-    taken out again, and those alone: other packages may be in use by now. Only what this thread
-    prints is caught. The core's own modules stay.
+    If the block raises, the modules of the top-level `package` that it added to `sys.modules` are
+    removed. Other packages and the core's modules stay, because they may be in use. Only output of
+    this thread is captured.
     """
     before = frozenset(sys.modules)
     printed = _Catcher(sys.stdout)
@@ -51,7 +51,7 @@ def contained(package: str, clock: Clock) -> Iterator[list[str]]:
 
 
 class _Catcher(io.StringIO):
-    """Keeps what the thread that made it writes; what other threads write goes on to `beyond`."""
+    """Captures the output of the thread that created it; passes other output to `beyond`."""
 
     def __init__(self, beyond: TextIO) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Worker extensions: a worker class and a class of methods made into one new class.
+"""Combines a worker class and a worker extension to a new class.
 
-Neither of the two is changed, so that two engines of one process may extend the same worker in two
-ways. A name that both have is refused when the class is made: which of them would win is nothing to
-find out at run time. Depends on no worker and calls no method.
+Neither class is changed, so two engines of one process may extend the same worker differently. A
+name that both define is an error when the class is created.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from dovetail.interfaces.worker import Profiles, ProvidesModel, Sleeps, WorkerBa
 
 _CONTRACTS: tuple[type, ...] = (WorkerBase, Sleeps, Profiles, ProvidesModel)
 _NOT_ADDED = frozenset({"CONTRACT", "CONTRACT_VERSION", "__annotate_func__", "_abc_impl"})
-"""What says something of the class itself."""
+"""Attributes that describe the class itself."""
 
 
 def complete_worker_cls(context: ExecutorContext) -> type[Any]:
-    """Return the class that an executor makes its workers of: the worker, extended if requested.
+    """Return the worker class of an executor, with the requested extension.
 
     Raises PluginError if the extension cannot be loaded, ContractError as `extend_worker`.
     """
@@ -32,17 +31,17 @@ def complete_worker_cls(context: ExecutorContext) -> type[Any]:
 
 
 def extend_worker(worker_cls: type[Any], extension: type[Any]) -> type[Any]:
-    """Return a new subclass of both; raise ContractError with each name that conflicts.
+    """Return a new subclass of both; raise ContractError with all conflicting names.
 
-    Conflicting names: those of the worker's class and of its contract, optional parts included; and
-    a constructor or another special method, since the worker's would hide it.
+    Conflicts are names of the worker's class and of its contract, including optional parts, and a
+    constructor or another special method, because the worker's method would hide it.
     """
     problems = list(_problems(worker_cls, extension))
     if problems:
         raise ContractError(
             f"{_shown(extension)} cannot extend the worker {_shown(worker_cls)}:"
             + "".join(f"\n  - {problem}" for problem in problems)
-            + "\nRename these in the extension; what it adds must be new."
+            + "\nRename these in the extension; its names must be new."
         )
     body = {"__module__": worker_cls.__module__, "__doc__": worker_cls.__doc__}
     name = f"{worker_cls.__name__}With{extension.__name__}"
@@ -59,7 +58,7 @@ def _problems(worker_cls: type[Any], extension: type[Any]) -> Iterator[str]:
     for name in sorted(_added_names(extension, worker_cls)):
         owner = next((cls for cls in (worker_cls, *_CONTRACTS) if hasattr(cls, name)), None)
         if _is_special(name):
-            yield f"{name} is a special method, and the worker's own is the one that counts"
+            yield f"{name} is a special method, which the worker's method would hide"
         elif owner is not None:
             yield f"{name} is a name of {_shown(owner)}"
     for name in sorted(getattr(extension, "__abstractmethods__", ())):
@@ -67,7 +66,7 @@ def _problems(worker_cls: type[Any], extension: type[Any]) -> Iterator[str]:
 
 
 def _added_names(extension: type[Any], worker_cls: type[Any]) -> set[str]:
-    """Return what the extension and its bases define, but for what the worker inherits as well."""
+    """Return the names of the extension and its bases, except those that the worker inherits."""
     bases = [cls for cls in extension.__mro__ if cls not in worker_cls.__mro__]
     members = [item for cls in bases for item in vars(cls).items()]
     return {

@@ -1,8 +1,8 @@
-"""Hooks: the plugins that a user enabled to be told what happens, checked and called.
+"""Checks and calls the hooks plugins that the user enabled.
 
-pluggy holds each plugin's methods against `HookSpecs`; the calls are our own, so that an error has
-its plugin's name and one plugin's error harms no other. Only what is subscribed is ever called:
-whoever calls in a loop takes `subscribers` once and keeps them.
+pluggy compares the methods of each plugin with `HookSpecs`. This module makes the calls, so that an
+error names its plugin and does not affect other plugins. Code that calls a hook in a loop should
+call `subscribers` once and keep the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dovetail.plugins.registry import PluginRegistry
 logger = logging.getLogger(__name__)
 
 HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
-"""The hooks that there are."""
+"""The names of all hooks."""
 
 _PREFIXES = ("on_", "register_")
 
@@ -38,7 +38,7 @@ class Subscriber:
 
 
 class _Manager(pluggy.PluginManager):
-    """Takes every method that has the name of a hook, marked or not."""
+    """Accepts every method with the name of a hook, with or without a marker."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         """Return the options of a method that is a hook; None for any other attribute."""
@@ -55,10 +55,10 @@ class _Manager(pluggy.PluginManager):
 
 
 class HookPlugins:
-    """The enabled plugins of one engine or command line, in the order in which they were named."""
+    """The enabled hooks plugins of one engine or command line, in the order of the option."""
 
     def __init__(self, plugins: Mapping[str, object]) -> None:
-        """plugins: by name. Raise ContractError for methods that no hook can be called with."""
+        """Check plugins, given by name; raise ContractError for incompatible methods."""
         self._manager = _Manager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
         # pluggy calls the latest first.
@@ -73,12 +73,12 @@ class HookPlugins:
                 ) from None
 
     def subscribers(self, hook: str) -> tuple[Subscriber, ...]:
-        """Return who wants to be notified of `hook`, in the order of the calls."""
+        """Return the implementations of `hook`, in the order of the calls."""
         found = getattr(self._manager.hook, hook).get_hookimpls()
         return tuple(_subscriber(hook, implementation) for implementation in reversed(found))
 
     def notify(self, hook: str, **values: object) -> None:
-        """Call everybody; raise PluginError, naming the plugin, for the first that raises."""
+        """Call all implementations; raise PluginError, naming the plugin, at the first failure."""
         for subscriber in self.subscribers(hook):
             try:
                 subscriber.call(**values)
@@ -90,7 +90,7 @@ class HookPlugins:
                 ) from error
 
     def notify_all(self, hook: str, **values: object) -> None:
-        """Call everybody; what one raises is a warning, and the others are called."""
+        """Call all implementations; log a warning for each that raises."""
         for subscriber in self.subscribers(hook):
             try:
                 subscriber.call(**values)
@@ -101,7 +101,7 @@ class HookPlugins:
 
 
 def load_hooks(references: Sequence[str | type], plugins: PluginRegistry) -> HookPlugins:
-    """Load, make and check the hooks that a user named; raise PluginError for what is unfit."""
+    """Load, construct and check the hooks plugins of the option; raise PluginError on failure."""
     made: dict[str, object] = {}
     for reference in references:
         name = plugin_name(plugins, "hooks", reference)
@@ -114,13 +114,13 @@ def load_hooks(references: Sequence[str | type], plugins: PluginRegistry) -> Hoo
 
 
 def failure(subscriber: Subscriber, error: BaseException) -> str:
-    """Return, as a sentence without its full stop, that a subscriber raised."""
+    """Return a sentence, without the period, about the failure of a subscriber."""
     cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"The hooks plugin {subscriber.plugin!r} failed in {subscriber.hook}: {cause}"
 
 
 def _check_names(plugin_name: str, plugin: object) -> None:
-    """Raise ContractError for a method that looks like a hook and would never be called."""
+    """Raise ContractError for a method named like a hook that does not exist or is async."""
     for name in dir(type(plugin)):
         if name.startswith(_PREFIXES) and name not in HOOK_NAMES:
             raise ContractError(
@@ -137,8 +137,8 @@ def _check_names(plugin_name: str, plugin: object) -> None:
 def _subscriber(hook: str, implementation: pluggy.HookImpl) -> Subscriber:
     if implementation.wrapper or implementation.hookwrapper:
         raise ContractError(
-            f"The hooks plugin {implementation.plugin_name!r} wraps {hook}; hooks are told, they "
-            "do not surround each other: write a plain method."
+            f"The hooks plugin {implementation.plugin_name!r} wraps {hook}; wrappers are not "
+            "supported: write a plain method."
         )
     function, wanted = implementation.function, implementation.argnames
     specified = list(inspect.signature(getattr(HookSpecs, hook)).parameters)[1:]

@@ -1,7 +1,7 @@
-"""Loading: from a target ("module:Class" or "/file.py:Class") to the object that it names.
+"""Imports the object of a target ("module:Class" or "/file.py:Class").
 
-The only place that runs a plugin's code. Whatever that code raises, `SystemExit` too, becomes a
-PluginLoadError; only the user's own Ctrl-C passes. Does not depend on kinds and contracts.
+Only this module runs the import of a plugin. Every exception of that code, `SystemExit` too,
+becomes a PluginLoadError; only the user's Ctrl-C is raised unchanged.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dovetail.errors import PluginLoadError, PluginNotFoundError, nearest
 _MAX_NAMES = 8
 
 LOCAL_PREFIX = "dovetail_local_"
-"""What the names of modules that are loaded from a path begin with."""
+"""Prefix of the names of modules that are loaded from a path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a target comes from, for messages.
+    """The origin of a target, for messages.
 
-    asked: what the user wrote. distribution: "name version" of whoever declared the target as a
-    plugin; empty where the user wrote the target.
+    asked: the user's reference. distribution: "name version" of the distribution that declares the
+    target; empty if the user wrote the target.
     """
 
     asked: str
@@ -43,16 +43,16 @@ def load_target(target: str, origin: Origin) -> object:
     """Import the module of "module:Class" and return the class in it.
 
     Raises PluginNotFoundError if the user named a module or attribute that does not exist, and
-    PluginLoadError if importing fails or a distribution declares what it does not have.
+    PluginLoadError if the import fails or a distribution declares an object that does not exist.
     """
     module_name, _, attribute = target.partition(":")
     return find_attribute(_import_module(module_name, origin), attribute, origin)
 
 
 def load_dotted(target: str, origin: Origin) -> tuple[object, str]:
-    """Load a target whose border between module and class was guessed; return the true one too.
+    """Load a dotted target such as "module.Class"; return the object and its exact target.
 
-    A longer module name wins over a nested class. Raises as `load_target`.
+    A longer module name takes precedence over a nested class. Raises as `load_target`.
     """
     module_name, _, attribute = target.partition(":")
     try:
@@ -66,7 +66,7 @@ def load_dotted(target: str, origin: Origin) -> tuple[object, str]:
 
 
 def _find_nested(dotted: str, origin: Origin) -> str | None:
-    """Return "module:Outer.Inner" if some beginning of `dotted` is a module with a class Outer."""
+    """Return "module:Outer.Inner" if a prefix of `dotted` is a module with a class Outer."""
     parts = dotted.split(".")
     for border in range(len(parts) - 2, 0, -1):
         try:
@@ -79,10 +79,11 @@ def _find_nested(dotted: str, origin: Origin) -> str | None:
 
 
 def load_file(path: Path, origin: Origin) -> ModuleType:
-    """Run the Python file at `path` as a module of its own and return it.
+    """Run the Python file at `path` as a new module and return the module.
 
-    The module stands in `sys.modules` under a name made from the path, as dataclasses and pickle
-    need it. Raises PluginNotFoundError if there is no such file, PluginLoadError if it fails.
+    The module is added to `sys.modules` with a name derived from the path, because dataclasses and
+    pickle need it. Raises PluginNotFoundError if the file does not exist, PluginLoadError if it
+    fails.
     """
     if not path.is_file():
         raise PluginNotFoundError(f"Cannot load {origin}: there is no file {str(path)!r}.")
@@ -103,7 +104,7 @@ def load_file(path: Path, origin: Origin) -> ModuleType:
 
 
 def find_attribute(module: ModuleType, attribute: str, origin: Origin) -> object:
-    """Return `module.attribute`, which may be nested; raise as `load_target` if there is none."""
+    """Return `module.attribute`, possibly nested; raise as `load_target` if it does not exist."""
     found: object = module
     for part in attribute.split("."):
         try:
@@ -143,8 +144,7 @@ def _missing_module(
     if "is not a package" in cause:
         reason += f" ({missing.rpartition('.')[0]!r} is a module, not a package)"
     return PluginNotFoundError(
-        f"Cannot load {origin}: {reason}.\n"
-        f"Install what contains it, or put its directory on PYTHONPATH."
+        f"Cannot load {origin}: {reason}.\nInstall its package, or add its directory to PYTHONPATH."
     )
 
 
@@ -153,8 +153,8 @@ def _missing_attribute(
 ) -> PluginNotFoundError | PluginLoadError:
     if _is_ours_alone(module):
         return PluginNotFoundError(
-            f"Cannot load {origin}: what the program defines that was started is not found by its "
-            "other processes. Put the class at the top of a module that can be imported."
+            f"Cannot load {origin}: other processes cannot import classes of the main program. "
+            "Move the class to a module that can be imported."
         )
     members = getattr(owner, "__dict__", {})
     # Without what it imports from other packages.
@@ -172,7 +172,7 @@ def _missing_attribute(
         f"Classes in it: {listed}{more}."
     )
     if origin.distribution:
-        return PluginLoadError(f"{message} The distribution declares what it does not have.")
+        return PluginLoadError(f"{message} The distribution declares a class that does not exist.")
     return PluginNotFoundError(message)
 
 
@@ -185,7 +185,7 @@ def _is_of(module: ModuleType, member: object) -> bool:
 
 
 def _is_ours_alone(module: ModuleType) -> bool:
-    """Return whether it is the main module of an engine's process, which has no user classes."""
+    """Return whether this is the main module of an engine process, which has no user classes."""
     spec = module.__spec__
     return module.__name__ == "__main__" and spec is not None and spec.name.startswith("dovetail.")
 

@@ -1,7 +1,7 @@
-"""Options of plugins: `plugin_options={"name": {…}}`, checked with each plugin's own model.
+"""Options of plugins: `plugin_options={"name": {…}}`, checked with the model of each plugin.
 
-A plugin names a pydantic model, in its manifest (`options`) or on its class (`options_model`).
-Whatever the model's own settings, unknown keys are refused. Depends on no option by name.
+A plugin names a pydantic model in its manifest (`options`) or on its class (`options_model`).
+Unknown keys are always refused, independent of the settings of the model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NONE: Mapping[str, Any] = FrozenDict()
 
 
 class PluginOptions:
-    """What the user wrote for plugins.
+    """The user's options of plugins.
 
-    given: by plugin name, or "kind:name" where several kinds have one of that name, or class path.
+    given: by plugin name, "kind:name" if several kinds have that name, or class path.
     """
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
@@ -36,7 +36,7 @@ class PluginOptions:
     def check_names(self, known: Iterable[str], kinds_of: Mapping[str, list[str]]) -> None:
         """Raise ConfigError for options of a plugin that is neither installed nor chosen.
 
-        known: what a plugin may be called. kinds_of: name to the kinds in which it takes options.
+        known: valid names of plugins. kinds_of: name to the kinds in which it takes options.
         """
         names = set(known)
         for key, value in self._given.items():
@@ -60,12 +60,12 @@ class PluginOptions:
     def validate(
         self, description: Description, model: object, *, shared: bool
     ) -> Mapping[str, Any]:
-        """Return a plugin's options, frozen: defaults filled in, if it has a model.
+        """Return the frozen options of a plugin, including the defaults of its model.
 
-        model: None for a plugin that has none. Such a one takes no options, unless it is made from
-        a context and has no manifest: it gets them as they are.
-        shared: a plugin of another kind may be meant by the bare name. Raises ConfigError naming
-        plugin, option and remedy, and ContractError for a model that is none.
+        model: None for a plugin without a model. It takes no options, unless it has a context and
+        no manifest: then it gets them unchecked.
+        shared: whether the name may also mean a plugin of another kind. Raises ConfigError with
+        plugin, option and remedy, and ContractError for an invalid model.
         """
         key = self._key(description)
         given: Mapping[str, Any] = self._given.get(key, _NONE)
@@ -76,12 +76,12 @@ class PluginOptions:
         if given and (description.in_manifest or not get_kind(description.kind).takes_context):
             raise ConfigError(
                 f"plugin_options: the {description} takes no options, and {shorten(dict(given))} "
-                f"were given. Take {key!r} out of plugin_options."
+                f"were given. Remove {key!r} from plugin_options."
             )
         return given
 
     def _key(self, description: Description) -> str:
-        """Return under which key there are options for a plugin; "" for none."""
+        """Return the key of a plugin's options; "" for none."""
         keys = [key for key in description.keys if key in self._given]
         if len(keys) > 1:
             raise ConfigError(
@@ -91,20 +91,20 @@ class PluginOptions:
 
 
 def unused_options(kind: str, key: str, used: Sequence[str]) -> ConfigError:
-    """Return the error for options of a plugin that is installed and not used."""
+    """Return the error for options of an installed plugin that is not used."""
     option = get_kind(kind).option
     instead = (
         f"the {kind} in use is {' and '.join(map(repr, used))}" if used else f"no {kind} is used"
     )
     remedy = f", or select the plugin with {option}" if option else ""
     return ConfigError(
-        f"plugin_options: {key!r} has options, but {instead}. Take {key!r} out of "
+        f"plugin_options: {key!r} has options, but {instead}. Remove {key!r} from "
         f"plugin_options{remedy}."
     )
 
 
 def _validated(given: Any, model: Any, description: Description) -> Mapping[str, Any]:
-    from pydantic import BaseModel, ValidationError  # late: listing plugins needs none of it
+    from pydantic import BaseModel, ValidationError  # listing plugins does not need pydantic
 
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise ContractError(

@@ -1,7 +1,7 @@
-"""What a platform answers, checked: a plugin's method may raise or return anything.
+"""Checks the answers of platforms, because a plugin's method may raise or return anything.
 
-Every call for a platform's names, capabilities or preferences goes through here, so that a wrong
-answer is a ContractError that names the platform.
+Every call for a platform's names, capabilities or preferences goes through this module, so that an
+invalid answer raises a ContractError with the name of the platform.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_PREFERRED = 100
 
 
 def check_info(platform_cls: type[Platform]) -> PlatformInfo:
-    """Return the names of a platform; raise ContractError for wrong names, rank or `automatic`."""
+    """Return the info of a platform; raise ContractError for invalid info, rank or `automatic`."""
     info: object = getattr(platform_cls, "info", None)
     whose = f"{platform_cls.__module__}:{platform_cls.__qualname__}"
     if not isinstance(info, PlatformInfo):
@@ -75,7 +75,7 @@ def provided_capabilities(platform: Platform) -> frozenset[str]:
 
 
 def check_problems(platform: Platform, answer: object) -> Sequence[str]:
-    """Return the sentences that `problems` answered; raise ContractError for anything else."""
+    """Return the answer of `problems`; raise ContractError if it is not a list of sentences."""
     is_list = isinstance(answer, (list, tuple))
     if not is_list or not all(isinstance(one, str) for one in answer):  # type: ignore[attr-defined]
         raise _wrong(platform, "problems(config)", answer, "a tuple of sentences")

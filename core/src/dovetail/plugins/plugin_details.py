@@ -1,7 +1,6 @@
-"""Dossiers: everything known of one plugin, at first without importing it, then of its class.
+"""Collects everything that is known about one plugin, without importing it or with its class.
 
-Source files are read as text; a file that cannot be read is only named.
-Chooses nothing and judges nothing beyond what loading does.
+Source files are read as text. If a file cannot be read, only its name is given.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _DECLARATIONS = ("CONTRACT", "CONTRACT_VERSION", "provides", "needs")
 
 @dataclass(frozen=True, kw_only=True)
 class OptionField:
-    """One option of a plugin, as its model's source has it. default: "" for a required one."""
+    """One option of a plugin, from the source of its model. default: "" if it is required."""
 
     name: str
     type: str
@@ -37,11 +36,12 @@ class OptionField:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginDetails:
-    """A plugin before it is loaded.
+    """Details of a plugin that is not loaded.
 
-    contract: "module:Class". core_version: of that contract, here. fits: whether the manifest's
-    range takes it in. denied: by which rule; "" for none. source: the file of its module, options:
-    fields of its options' model, each None where it cannot be found without importing.
+    contract: "module:Class". core_version: the contract version of this core. fits: whether the
+    range in the manifest includes it. denied: the rule that denies the plugin; "" for none. source:
+    the file of its module. options: the fields of its options model. source and options are None if
+    they cannot be found without an import.
     """
 
     description: Description
@@ -56,10 +56,10 @@ class PluginDetails:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedClass:
-    """A plugin's class that was loaded and meets its contract.
+    """Details of a plugin's class that was loaded and meets its contract.
 
-    notes: what was assumed in its favour, and what its import did. attributes: what the contract
-    has it declare, by name.
+    notes: assumptions and side effects of its import. attributes: the attributes that the contract
+    requires, by name.
     """
 
     cls: type[Any]
@@ -71,7 +71,7 @@ class LoadedClass:
 
 
 def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
-    """Return "kind:name" as (kind, reference); raise PluginError saying what to write."""
+    """Return "kind:name" as (kind, reference); raise PluginError with the valid form."""
     kind, colon, reference = text.partition(":")
     if colon and reference and kind in KINDS:
         return kind, reference
@@ -90,9 +90,9 @@ def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
 
 
 def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) -> PluginDetails:
-    """Return what is known of a plugin, importing nothing; raise as `PluginRegistry.describe`.
+    """Return the details of a plugin without importing it; raise as `PluginRegistry.describe`.
 
-    A plugin that the user's rules deny is described, too.
+    A plugin that the user's rules deny is also described.
     """
     about = registry.describe(kind, reference)
     version = contract_version(kind)
@@ -110,7 +110,7 @@ def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) 
 
 
 def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedClass:
-    """Import a plugin, check its contract and return what it declares; raise as `load`."""
+    """Import a plugin, check its contract and return its details; raise as `load`."""
     cls = registry.load(kind, reference)
     resolution = next(
         one for one in reversed(registry.resolutions) if one.kind == kind and _is(one.target, cls)
@@ -132,7 +132,7 @@ def find_source(module: str) -> Path | None:
     """Return the Python file of a module, importing nothing; None if it is not found."""
     top, *rest = module.split(".")
     try:
-        # Of a top-level package only: to find the spec of a submodule imports its parents.
+        # Only for the top-level package, because finding the spec of a submodule imports parents.
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
         return None
@@ -193,7 +193,7 @@ def _is(target: str, cls: type[Any]) -> bool:
 
 
 def _class_attributes(kind: str) -> list[str]:
-    """Return what the contract has a class declare of itself."""
+    """Return the names of the class attributes in the contract."""
     interface = load_interface(get_kind(kind).contract)
     names: list[str] = []
     for base in inspect.getmro(interface):

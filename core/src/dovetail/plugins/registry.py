@@ -1,8 +1,7 @@
-"""The plugin registry: from a user's reference to a class that meets its contract.
+"""The plugin registry: loads the class that a user's reference means.
 
-One object, handed to whoever has to choose; nothing is global, and two engines may have two.
-Resolving and describing import nothing; loading imports what was chosen and no more. It does not
-know which plugin suits a machine (the platform's `prefer`) nor what a plugin's options mean.
+There is no global registry; each engine has its own. Resolving and describing import nothing;
+loading imports only the requested plugin.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ logger = logging.getLogger(__name__)
 class PluginRegistry:
     """Finds, resolves, describes and loads plugins, under the user's policy.
 
-    The scan of installed distributions happens once, when first needed. Loaded classes are kept
-    by reference. A failed load is not kept: it is tried again at the next call.
+    Installed distributions are scanned once, when they are first needed. Loaded classes are cached
+    by reference. A failed load is not cached and is repeated at the next call.
     """
 
     def __init__(
@@ -53,10 +52,10 @@ class PluginRegistry:
         adapters: Adapters = ADAPTERS,
         clock: Clock | None = None,
     ) -> None:
-        """Make a registry over `distributions` (iterated once), or over everything installed.
+        """Create a registry of `distributions` (iterated once), or of all installed ones.
 
-        policy: the user's rules. options: of plugins, by plugin name. adapters: for plugins made
-        for earlier contract versions. clock: times imports.
+        policy: the user's rules. options: options by plugin name. adapters: for plugins of earlier
+        contract versions. clock: measures the time of imports.
         """
         self.policy = policy or PluginPolicy()
         self._options = PluginOptions(options)
@@ -89,15 +88,12 @@ class PluginRegistry:
 
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
-        """Everything loaded so far, in the order of loading, each once."""
+        """The plugins loaded so far, in the order of loading, each once."""
         return tuple(dict.fromkeys(plugin.resolution for plugin in self._loaded.values()))
 
     @property
     def chosen(self) -> tuple[Resolution, ...]:
-        """What was loaded and fills a place; without candidates that were loaded and passed over.
-
-        In the order of loading.
-        """
+        """The plugins in use, in the order of loading, without rejected candidates."""
         passed_over = {kind for kind, _ in self._chosen}
         return tuple(
             one
@@ -106,79 +102,79 @@ class PluginRegistry:
         )
 
     def note_choice(self, kind: str, cls: type[Any] | None) -> None:
-        """Take note that of all plugins of `kind` that were loaded this one is used."""
+        """Record that this plugin is used, of all plugins of `kind` that were loaded."""
         found = self.resolution_of(kind, cls)
         if found is not None:
             self._chosen = {one for one in self._chosen if one[0] != kind} | {(kind, found.target)}
 
     @property
     def set_aside(self) -> tuple[str, ...]:
-        """What looked like a plugin and is not used, each a sentence with its reason.
+        """Sentences about plugins that are not used, with the reason.
 
-        What could not be read, manifests found broken so far, automatic candidates that failed.
+        Unreadable entry points, broken manifests read so far, and failed automatic candidates.
         """
         read = (*self._discovery.set_aside, *self._describer.problems)
         return (*read, *self._failures.values())
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is suspicious in what is installed, each a sentence.
+        """Sentences about suspicious installations.
 
-        Several distributions of one name, outside ones with a first-party name, and outside plugins
-        with the name of a first-party plugin, which keeps it.
+        Several distributions with one name, outside distributions with a first-party name, and
+        outside plugins with the name of a first-party plugin.
         """
         namesakes = (note for kind in KINDS for note in self._namesakes(kind))
         return (*self._discovery.warnings, *namesakes)
 
     def warn_of_installations(self) -> None:
-        """Log, once, which distributions cannot be read, and which claim a name of another."""
+        """Log once the distributions that cannot be read or have the name of another."""
         self._warn((*self._discovery.set_aside, *self._discovery.warnings))
 
     def candidates(self, kind: str) -> tuple[Candidate, ...]:
-        """Return the installed plugins of `kind`: first-party first, then by distribution, name.
+        """Return the installed plugins of `kind`: first-party first, then by distribution and name.
 
-        Imports none of them. Raises PluginNotFoundError for an unknown kind.
+        Imports nothing. Raises PluginNotFoundError for an unknown kind.
         """
         return self._resolver.candidates(kind)
 
     def check_manifests(self) -> None:
-        """Read every manifest, so that `set_aside` names each broken one."""
+        """Read every manifest, so that `set_aside` includes each broken one."""
         self._describer.read_all()
 
     def resolve(self, kind: str, reference: str | type) -> Resolution:
-        """Return what `reference` means as a `kind`, importing nothing.
+        """Return the plugin of `kind` that `reference` means, without importing it.
 
         Raises PluginNotFoundError if no plugin has that name, and PluginError if several have it,
-        if the user's policy denies it, if the reference has no known form, or if it is a file and
-        local code is not trusted. A class that was named directly is not looked for until loaded.
+        if the user's rules deny it, if the reference is malformed, or if it is a file and local
+        code is not trusted. A class path is not checked before it is loaded.
         """
         found = self._resolver.resolve(kind, reference)
         self._warn(self._namesakes(kind, {reference}))
         return found
 
     def describe(self, kind: str, reference: str | type) -> Description:
-        """Return what discovery and manifest say of a plugin, importing nothing.
+        """Return the description of a plugin without importing it.
 
         Raises as `resolve`, and PluginLoadError if its distribution's manifest is broken.
         """
         return self._describer.describe(self.resolve(kind, reference))
 
     def entry_of(self, candidate: Candidate) -> PluginEntry:
-        """Return what the manifest says of a plugin; defaults where it is broken or silent."""
+        """Return the manifest entry of a plugin; defaults if it is missing or broken."""
         return self._describer.entry(candidate)
 
     def denial(self, candidate: Candidate) -> str:
-        """Return which rule of the user forbids a plugin, as part of a sentence; "" for none."""
+        """Return the user's rule that denies a plugin, as part of a sentence; "" for none."""
         return self._resolver.denial(candidate)
 
     def exclusion(self, candidate: Candidate) -> tuple[str, str]:
-        """Return which rule keeps a plugin out of automatic selection, and why; "" for none."""
+        """Return the rule that excludes a plugin from automatic selection, and why; "" for none."""
         return self._resolver.exclusion(candidate)
 
     def unmet_needs(self, kind: str, reference: str | type) -> str:
-        """Return what a plugin's manifest needs and the bound platform lacks; "" for nothing.
+        """Return a phrase about a plugin's needs that the bound platform lacks; "" for none.
 
-        A phrase, without importing anything. Raises as `describe`.
+        Imports nothing. Raises as `describe`.
         """
         missing = self.describe(kind, reference).entry.needs - (self._provided or frozenset())
         if self._provided is None or not missing:
@@ -186,19 +182,19 @@ class PluginRegistry:
         return f"it needs {', '.join(sorted(missing))}, which this platform does not provide"
 
     def probe(self, kind: str, reference: str | type) -> Probe:
-        """Run the probe that a plugin's manifest names; usable where it names none.
+        """Run the probe in a plugin's manifest. A plugin without a probe is usable.
 
         Raises as `describe`; PluginLoadError if the probe cannot be imported or raises.
         """
         return self._admission.probe(self.describe(kind, reference))
 
     def load(self, kind: str, reference: str | type) -> type[Any]:
-        """Return the class that `reference` means, imported and checked with its contract.
+        """Import the class that `reference` means, check its contract and return it.
 
-        Raises as `describe`; besides PluginLoadError if importing fails, PluginNotFoundError if a
-        module or class named directly does not exist, ContractError with everything that is wrong
-        or for another contract version, ConfigError for its options, PluginError if it needs what
-        the platform does not provide.
+        Raises as `describe`; also PluginLoadError if the import fails, PluginNotFoundError if the
+        module or class of a class path does not exist, ContractError for violations of the contract
+        or another contract version, ConfigError for invalid options, and PluginError if the
+        platform does not meet its needs.
         """
         key = (kind, reference)
         if key not in self._loaded:
@@ -215,28 +211,28 @@ class PluginRegistry:
         return self._loaded[key].cls
 
     def put_aside(self, whose: str, error: PluginError) -> None:
-        """Note that an automatic candidate failed, with one warning. whose: "kind name@dist"."""
+        """Record the failure of an automatic candidate and warn once. whose: "kind name@dist"."""
         if whose not in self._failures:
             self._failures[whose] = f"The {whose} was set aside: {error}"
             logger.warning("%s", self._failures[whose])
 
     def automatic(self, kind: str, preferred: Sequence[str] = ()) -> list[Candidate]:
-        """Return the plugins that may be selected automatically, in the order in which to try them.
+        """Return the plugins that may be selected automatically, in the order to try them.
 
-        preferred: what the platform prefers, best first. A first-party platform cannot mean outside
-        plugins that the user did not allow. Raises PluginError where one name has several owners.
+        preferred: the platform's preferred names, best first. A first-party platform can only
+        prefer outside plugins that the user allowed. Raises PluginError for an ambiguous name.
         """
         order = self._resolver.automatic(kind, preferred, outside=self._outside_platform)
         self._warn(self._namesakes(kind, set(preferred)))
         return order
 
     def options_of(self, kind: str, cls: type[Any] | None) -> Mapping[str, object]:
-        """Return the validated options of a class that was loaded here; empty if it takes none."""
+        """Return the validated options of a loaded class; empty if it takes none."""
         found = self.resolution_of(kind, cls)
         return {} if found is None else found.options
 
     def resolution_of(self, kind: str, cls: type[Any] | None) -> Resolution | None:
-        """Return what a class was resolved as; None if it was not loaded here."""
+        """Return the resolution of a loaded class, or None."""
         found = (p for (k, _), p in self._loaded.items() if k == kind and p.cls is cls)
         plugin = next(found, None)
         return None if plugin is None else plugin.resolution
@@ -244,7 +240,7 @@ class PluginRegistry:
     def check_option_names(self, chosen: Iterable[tuple[str, str | type]]) -> None:
         """Raise ConfigError for options of a plugin that is neither installed nor in `chosen`.
 
-        chosen: (kind, reference) of what the configuration names.
+        chosen: (kind, reference) of the plugins in the configuration.
         """
         if not self._options.keys:
             return
@@ -270,9 +266,9 @@ class PluginRegistry:
                 raise unused_options(sorted(kinds)[0], key, [one.name for one in used])
 
     def bind_platform(self, platform: Platform) -> None:
-        """From now on hold each plugin's needs against what the core and `platform` provide.
+        """Check each plugin's needs against the capabilities of the core and `platform`.
 
-        What was loaded before is checked at once; raises PluginError as `load`.
+        Plugins that are already loaded are checked now; raises PluginError as `load`.
         """
         loaded = (p for p in self._loaded.values() if p.cls is type(platform))
         claimed = next((plugin.provides for plugin in loaded), frozenset[str]())
@@ -285,9 +281,9 @@ class PluginRegistry:
             self._check_needed(plugin.description, plugin.needs)
 
     def _namesakes(self, kind: str, names: Set[str | type] | None = None) -> Iterator[str]:
-        """Yield a sentence for each outside plugin that has the name of a first-party one.
+        """Yield a sentence for each outside plugin that has the name of a first-party plugin.
 
-        names: only of these. Those that the user denied are left out.
+        names: check only these. Denied plugins are skipped.
         """
         kept = {one.name: one for one in self.candidates(kind) if one.first_party}
         for one in self.candidates(kind):
@@ -307,7 +303,7 @@ class PluginRegistry:
                 logger.warning("%s", sentence)
 
     def _check_needed(self, about: Description, needs: frozenset[str]) -> None:
-        """Refuse what the platform cannot serve, once it is known which one that is."""
+        """Refuse a plugin whose needs the bound platform does not meet, if one is bound."""
         if self._provided is not None:
             check_needed(str(about), needs, self._provided, self._platform)
 

@@ -1,7 +1,7 @@
-"""Adapters: how a plugin made for an earlier contract version is used as one of today's.
+"""Adapters for plugins that were made for an earlier contract version.
 
-An adapter takes the plugin's class and returns one that meets the current contract. The table is
-the core's own, written by hand when a contract changes; nothing registers itself.
+An adapter takes the plugin's class and returns a class that meets the current contract. The table
+is part of the core and is extended when a contract changes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dovetail.plugins.contracts.api_range import ApiRange, parse_range, parse_ve
 from dovetail.plugins.contracts.checks import contract_version, is_compatible
 
 Adapter = Callable[[type[Any]], type[Any]]
-"""From a class of an earlier contract version to one of the current."""
+"""Converts a class of an earlier contract version to one of the current version."""
 
 Adapters = Mapping[tuple[str, str], Adapter]
-"""Adapters by (kind, the version that they adapt from)."""
+"""Adapters by (kind, earlier version)."""
 
 ADAPTERS: Adapters = MappingProxyType({})
-"""Those that the core ships: none yet, since no contract has left its first round."""
+"""The adapters of the core: none yet, because all contracts are 0.x."""
 
 
 def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
-    """Return "" if `api` takes in the current contract, or else the version to adapt from.
+    """Return "" if `api` includes the current contract version, else the version to adapt from.
 
-    api: a range, or "" for any. Raises ContractError naming both versions if neither is the case.
+    api: a range, or "" for any. Raises ContractError with both versions if there is no adapter.
     """
     current = contract_version(kind)
     now = parse_version(current)
@@ -45,10 +45,10 @@ def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
 
 
 def adapt(kind: str, loaded: object, version: str, adapters: Adapters) -> tuple[object, str]:
-    """Return the class to use, and a note if it was adapted, or else "".
+    """Return the class to use, and a note if it was adapted, else "".
 
-    version: as `check_api` returned it. A class that itself declares an earlier version, for which
-    there is an adapter, is adapted too. Raises ContractError if an adapter returns no class.
+    version: the result of `check_api`. A class that declares an earlier version with an adapter is
+    adapted too. Raises ContractError if an adapter does not return a class.
     """
     declared = str(getattr(loaded, "CONTRACT_VERSION", ""))
     earlier, now = parse_version(declared), parse_version(contract_version(kind))
@@ -66,7 +66,7 @@ def adapt(kind: str, loaded: object, version: str, adapters: Adapters) -> tuple[
 
 
 def _adaptable(kind: str, api: ApiRange, adapters: Adapters) -> str:
-    """Return the latest version that `api` allows and an adapter takes; "" for none."""
+    """Return the latest version that `api` allows and that has an adapter; "" for none."""
     versions = [(parse_version(text), text) for its_kind, text in adapters if its_kind == kind]
     fit = [(version, text) for version, text in versions if version and api.allows(version)]
     return max(fit)[1] if fit else ""

@@ -1,6 +1,6 @@
-"""Contract versions and ranges of them: "0.1" and ">=0.1,<1".
+"""Contract versions such as "0.1" and ranges of versions such as ">=0.1,<1".
 
-A version is MAJOR.MINOR, a bare major meaning its minor 0. Depends on no contract and no plugin.
+A version is MAJOR.MINOR; MAJOR alone means MAJOR.0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+)(?:\.(\d+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class ApiRange:
-    """A range of contract versions. clauses: each an operator and what it compares with."""
+    """A range of contract versions. clauses: pairs of an operator and a version."""
 
     text: str
     clauses: tuple[tuple[str, Version], ...]
@@ -46,7 +46,7 @@ def parse_version(text: object) -> Version | None:
 
 
 def parse_range(text: object) -> ApiRange:
-    """Return the range that `text` writes; raise ValueError saying what would do."""
+    """Parse a range; raise ValueError with an example of a valid one."""
     parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
     matches = [_CLAUSE.fullmatch(part) for part in parts]
     if not isinstance(text, str) or not all(matches):

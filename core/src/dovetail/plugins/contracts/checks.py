@@ -1,8 +1,8 @@
-"""Contract checks: whether a class meets the contract of its kind, before it is constructed.
+"""Checks that a class meets the contract of its kind, before it is constructed.
 
-Structural: subclassing an interface brings its defaults, and is not required. Only
-shapes are checked: members, signatures, declared versions. What the methods do is for the contract
-suites in `dovetail_devkit`. Depends on no plugin and constructs nothing.
+The checks are structural: members, signatures and declared versions. A class need not subclass the
+interface, which only provides defaults. The contract suites in `dovetail_devkit` check the behavior
+of methods.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class OtherContractError(ContractError):
 
 
 def has_plain_identity(cls: type) -> bool:
-    """Return whether a class equals itself alone, so that it can be looked up."""
+    """Return whether a class compares by identity, so that it can be a key of a dict."""
     meta = type(cls)
     return meta.__eq__ is type.__eq__ and meta.__hash__ is type.__hash__
 
 
 def check_contract(kind: str, cls: object) -> tuple[str, ...]:
-    """Raise ContractError with every way in which `cls` fails the contract of `kind`.
+    """Raise ContractError with all violations of the contract of `kind` by `cls`.
 
-    Returns notes: assumptions that were made in its favour, each a sentence.
+    Returns notes: sentences about assumptions that were made.
     """
     law = load_interface(get_kind(kind).contract)
     if not isinstance(cls, type):
@@ -76,13 +76,13 @@ def load_interface(target: str) -> Any:
 
 
 def contract_version(kind: str) -> str:
-    """Return the version of a kind's contract that this core has, such as "0.1"."""
+    """Return the contract version of a kind in this core, such as "0.1"."""
     version: str = load_interface(get_kind(kind).contract).CONTRACT_VERSION
     return version
 
 
 def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
-    """Yield what is wrong with the version that a class says it has, and with its metaclass."""
+    """Yield problems of the contract version and the metaclass of a class."""
     if not has_plain_identity(cls):
         yield "its metaclass defines __eq__ or __hash__: classes are compared by identity"
     version = getattr(cls, "CONTRACT_VERSION", None)
@@ -102,9 +102,9 @@ def _declaration_problems(law: Any, cls: type) -> Iterator[str]:
 
 
 def is_compatible(asked: Version, current: Version) -> bool:
-    """Return whether a class made for `asked` can be used: while 0.x, only the same version.
+    """Return whether a class made for version `asked` can be used with version `current`.
 
-    From 1.0 on a newer minor only adds.
+    For 0.x only the same version is compatible. From 1.0 on, a newer minor version only adds.
     """
     if current[0] == 0:
         return asked == current
@@ -112,12 +112,12 @@ def is_compatible(asked: Version, current: Version) -> bool:
 
 
 def member_problems(law: Any, cls: type) -> Iterator[str]:
-    """Yield what is missing from a class or cannot be used as the contract does."""
+    """Yield members of the contract that a class lacks or defines differently."""
     members = dict(_members(law))
     abstract = set(getattr(cls, "__abstractmethods__", ()))
     for name, legal in members.items():
         actual = inspect.getattr_static(cls, name, _ABSENT)
-        # A Protocol's bodies are empty: inheriting one is not an implementation.
+        # Methods of a Protocol have empty bodies, so inheriting one does not implement it.
         is_empty = name in abstract or (actual is legal and Protocol in law.__bases__)
         if legal is None:
             if actual is _ABSENT:
@@ -133,12 +133,12 @@ def member_problems(law: Any, cls: type) -> Iterator[str]:
 
 
 def _is_protocols_own(definition: object) -> bool:
-    """Return whether it is the constructor that `typing` gives to a Protocol without one."""
+    """Return whether this is the constructor that `typing` adds to a Protocol without one."""
     return getattr(definition, "__module__", "") == "typing"
 
 
 def _members(law: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each member's name with its definition, or with None for a class attribute."""
+    """Yield the name and definition of each member; the definition of an attribute is None."""
     seen = set(_DECLARATIONS)
     for base in inspect.getmro(law):
         if base in _PLAIN_BASES:
@@ -158,7 +158,7 @@ def _members(law: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _misfits(name: str, legal: Any, actual: Any, cls: type) -> Iterator[str]:
-    """Yield why the member `actual` of a class cannot be used as `legal` is."""
+    """Yield the differences that prevent using the member `actual` like `legal`."""
     if actual is legal:
         return
     if isinstance(legal, property):
@@ -212,7 +212,7 @@ def _what(legal: Any) -> str:
 
 
 def _shown(legal: Any) -> str:
-    """Return the parameters as an author would write them, without annotations."""
+    """Return the parameters as source text without annotations."""
     if isinstance(legal, property):
         return ""
     signature = inspect.signature(_function(legal))

@@ -1,7 +1,7 @@
-"""What classes declare as values: checked when a class is loaded, and read by selection.
+"""Values that plugin classes declare: devices, dtypes and batch invariance.
 
-Devices, dtypes and the promise of equal bits in every batch. A part without that promise may give a
-seeded request other tokens when other requests run beside it.
+They are checked when a class is loaded and used by the selection. With a plugin that is not
+batch-invariant, the tokens of a seeded request may depend on the other requests of the batch.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dovetail.retired_names import RETIRED_FEATURES, renamed_hint
 from dovetail.value_checks import shorten
 
 FEATURE = "batch_invariant"
-"""The attention feature, and the attribute of other classes, of this name."""
+"""The name of the attention feature, and of the class attribute of other kinds."""
 SEED_NOTE = (
     "It does not promise equal bits in every batch: a seeded request may get other tokens when "
     "other requests run beside it."
 )
-"""What a part without the promise means for users."""
+"""The note to users about a plugin that is not batch-invariant."""
 
 _CAPABILITY_SETS = ("dtypes", "device_types", "kv_cache_dtypes", "features")
 
 
 def field_problems(kind: str, cls: type[Any]) -> Iterator[str]:
-    """Yield what is wrong with the values that a class declares; absent ones are not its task."""
+    """Yield problems of the values that a class declares. Missing values are not checked here."""
     for name in get_kind(kind).declares:
         yield from _names_problem(name, getattr(cls, name, frozenset()))
     if kind == "attention":
@@ -68,9 +68,9 @@ def _is_positive(value: object) -> bool:
 
 
 def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:
-    """Return why a class cannot compute on a device of that type; "" if it can.
+    """Return why a class does not support a device type; "" if it does.
 
-    device_type: of torch; "" if it is not known.
+    device_type: torch's name; "" if unknown.
     """
     types: frozenset[str] = frozenset()
     if "device_types" in get_kind(kind).declares:
@@ -81,16 +81,16 @@ def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:
 
 
 def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
-    """Return whether `cls` promises it for models of `dtype`.
+    """Return whether `cls` declares batch invariance for models of `dtype`.
 
-    dtype: a name such as "bfloat16"; "" if it is not known. None for kinds without the promise, and
-    where it depends on a dtype that is not known.
+    dtype: a name such as "bfloat16"; "" if unknown. Returns None for kinds that do not declare it,
+    and if the answer depends on an unknown dtype.
     """
     if kind == "attention":
         capabilities = cls.capabilities
         promised = capabilities.dtypes if FEATURE in capabilities.features else frozenset()
     elif kind == "ops":
-        # What the provider leaves out runs in torch, which promises nothing.
+        # Operations that the provider does not override run in torch, which guarantees nothing.
         promised = cls.batch_invariant if overridden_operations(cls) >= ROUNDED else frozenset()
     elif FEATURE in get_kind(kind).declares:
         promised = cls.batch_invariant
@@ -102,5 +102,5 @@ def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
 
 
 def missing_promise(dtype: str) -> str:
-    """Return the reason text for a class that does not promise it."""
+    """Return the reason to refuse a class that does not declare batch invariance."""
     return f"it does not promise equal bits in every batch in {dtype or 'any dtype'}"

@@ -1,8 +1,8 @@
-"""Signatures: whether one callable can replace another.
+"""Checks whether the signature of one callable is compatible with another.
 
-The rule by which contracts are called: required parameters by position, so that an implementation
-may rename them; optional ones by position or by name; keyword-only ones by name. A replacement
-takes all of these and requires nothing more. Looks at signatures only, never at annotations.
+Callers of a contract pass required parameters by position, so an implementation may rename them.
+They pass optional parameters by position or name, and keyword-only parameters by name. A compatible
+callable accepts all of these and requires no others. Annotations are ignored.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 def find_mismatches(
     law: Callable[..., Any], actual: Callable[..., Any], *, skip_law: bool, skip_actual: bool
 ) -> list[str]:
-    """Return why calls that are right for `law` fail on `actual`, each a phrase; empty if none do.
+    """Return phrases for the reasons why valid calls of `law` fail with `actual`.
 
-    skip_law, skip_actual: the first parameter is `self` or `cls` and is bound before the call.
-    A callable without a readable signature (a builtin, say) is given the benefit of the doubt.
+    skip_law, skip_actual: whether the first parameter is a bound `self` or `cls`. A callable
+    without a readable signature, such as a builtin, is accepted.
     """
     try:
         asked = list(inspect.signature(law).parameters.values())[skip_law:]
@@ -40,7 +40,7 @@ def find_mismatches(
 
 
 def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
-    """Yield what is wrong with parameters that are passed by position."""
+    """Yield problems of parameters that are passed by position."""
     slots = [p for p in given if p.kind in _POSITIONAL]
     takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in given)
     for index, parameter in enumerate(p for p in asked if p.kind in _POSITIONAL):
@@ -60,7 +60,7 @@ def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> It
 
 
 def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
-    """Yield what is wrong with parameters that are passed by name."""
+    """Yield problems of parameters that are passed by name."""
     named = {p.name: p for p in given if p.kind is not Parameter.POSITIONAL_ONLY}
     for parameter in asked:
         if parameter.kind is not Parameter.KEYWORD_ONLY:
@@ -75,7 +75,7 @@ def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Itera
 
 
 def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
-    """Yield the parameters that are required and that no caller passes."""
+    """Yield required parameters that no caller passes."""
     keywords = {p.name for p in asked if p.kind is Parameter.KEYWORD_ONLY}
     num_positional = sum(p.kind in _POSITIONAL for p in asked)
     slots = [p for p in given if p.kind in _POSITIONAL]

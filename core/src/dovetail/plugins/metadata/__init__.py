@@ -1,1 +1,1 @@
-"""Metadata: what installed distributions and their manifests say, read without importing them."""
+"""Reads the metadata and manifests of installed distributions without importing them."""

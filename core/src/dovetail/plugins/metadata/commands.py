@@ -1,8 +1,7 @@
-"""Commands that installed packages add to the command line: found in metadata, imported if typed.
+"""Finds the commands that installed packages add to the command line, without importing them.
 
-An entry point of the group `dovetail.command` names a function; its own name is the words that are
-typed, with dots between them. The line for `--help` stands in the manifest. A command is not a
-plugin that the engine would choose: whoever types it has chosen it. Imports none.
+An entry point of the group `dovetail.command` names a function. Its name is the words of the
+command, joined by dots. The manifest has the line for `--help`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dovetail.plugins.metadata.discovery import Candidate, discover
 from dovetail.plugins.metadata.manifest import read_tables
 
 KIND = "command"
-"""What commands are called in lists and manifests; it has no contract."""
+"""The kind of commands in lists and manifests. It has no contract."""
 
 DEVKIT = "dovetail-devkit"
 DEVKIT_COMMANDS = ("plugins doctor", "plugins new")
@@ -29,23 +28,20 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command of an installed distribution. plugin: as it is declared; help: its line."""
+    """A command of an installed distribution. plugin: its entry point. help: its help line."""
 
     plugin: Candidate
     help: str
 
     @property
     def words(self) -> str:
-        """What is typed."""
+        """The words of the command."""
         return self.plugin.name.replace(".", " ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """The commands of all distributions: those that can be typed, and the others with the reason.
-
-    Both by name.
-    """
+    """The usable commands of all distributions, and the refused ones with the reason, by name."""
 
     usable: tuple[Command, ...]
     set_aside: tuple[tuple[Command, str], ...]
@@ -56,7 +52,7 @@ def find_commands(
 ) -> Commands:
     """Return the commands of `installed`, or of every distribution on `sys.path`.
 
-    built_in: words of the core's commands; another command can neither have them nor hide them.
+    built_in: words of the core's commands, which other commands can neither replace nor hide.
     """
     found = sorted(_declared(installed), key=lambda one: (one.words, one.plugin.distribution))
     ours = [one.words for one in found if one.plugin.first_party and not _refusal(one)]
@@ -67,7 +63,7 @@ def find_commands(
     for one in sound:
         reason = _conflict(one.words, built_in) or _conflict(one.words, counts)
         if one.words in built_in:
-            reason = "Dovetail itself has a command of these words, which goes first"
+            reason = "Dovetail has a command with these words, which takes precedence"
         elif counts[one.words] > 1:
             same = (other.plugin.distribution for other in sound if other.words == one.words)
             owners = ", ".join(dict.fromkeys(same))
@@ -80,7 +76,7 @@ def find_commands(
 
 
 def require_devkit(typed: str, found: Collection[str]) -> None:
-    """Raise PluginError if `typed` begins with a command of the devkit that is not in `found`."""
+    """Raise PluginError if `typed` starts with a devkit command that is not installed."""
     for words in DEVKIT_COMMANDS:
         if typed.startswith(f"{words} ") and words not in found:
             raise PluginError(
@@ -109,21 +105,21 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
 
 
 def _refusal(command: Command, ours: Collection[str] = ()) -> str:
-    """Return why a command cannot be typed. ours: words of first-party ones, which go first."""
+    """Return why a command is refused. ours: words of first-party commands, which come first."""
     if not command.plugin.first_party:
         if command.words in ours:
-            return "a first-party command has these words, and goes first"
+            return "a first-party command has these words and takes precedence"
         if reason := _conflict(command.words, ours):
             return reason
     name, target = command.plugin.name, command.plugin.target
     if not _NAME.fullmatch(name):
-        return f"{name!r} is not a command: write words of small letters, with dots between them"
+        return f"{name!r} is not a command: write words in lower case, joined by dots"
     return "" if ":" in target else f"{target!r} names no function ('module:function')"
 
 
 def _conflict(words: str, others: Iterable[str]) -> str:
-    """Return why `words` and one of `others` cannot both be commands; "" if all can."""
+    """Return why `words` conflicts with one of `others`; "" for no conflict."""
     for other in others:
         if f"{other} ".startswith(f"{words} ") != f"{words} ".startswith(f"{other} "):
-            return f"{words!r} and {other!r} cannot both be commands: one begins like the other"
+            return f"{words!r} and {other!r} cannot both be commands: one is a prefix of the other"
     return ""

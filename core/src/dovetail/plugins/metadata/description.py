@@ -1,7 +1,7 @@
-"""Descriptions: what discovery and manifest say of a plugin together, still without importing it.
+"""Combines discovery and manifest to the description of a plugin, without importing it.
 
-The second of three stages (discover, describe, load). A distribution's manifest is read once, when
-one of its plugins is described for the first time.
+The second of three stages (discover, describe, load). The manifest of a distribution is read once,
+when one of its plugins is described for the first time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dovetail.plugins.metadata.manifest import Manifest, PluginEntry, read_manif
 
 @dataclass(frozen=True, kw_only=True)
 class Description(Candidate):
-    """A plugin as it is known before it is loaded.
+    """The description of a plugin that is not loaded.
 
-    entry: what its manifest says, or defaults; in_manifest says which. A class that was named
+    entry: its entry in the manifest, or defaults if not `in_manifest`. A class that was named
     directly has no manifest.
     """
 
@@ -35,11 +35,11 @@ class Describer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the manifests read so far, each a sentence."""
+        """Sentences about the broken manifests read so far."""
         installations = self._discovery.installations
         return tuple(
             f"The manifest of {installations[name].distribution} {installations[name].version} "
-            f"is broken, so that its plugins cannot be used: {'; '.join(manifest.problems)}."
+            f"is broken, so its plugins cannot be used: {'; '.join(manifest.problems)}."
             for name, manifest in self._manifests.items()
             if manifest.problems
         )
@@ -50,7 +50,7 @@ class Describer:
             self._manifest(name)
 
     def describe(self, candidate: Candidate) -> Description:
-        """Return what is known of a plugin; raise PluginLoadError if its manifest is broken."""
+        """Return the description of a plugin; raise PluginLoadError if its manifest is broken."""
         manifest = self._manifest(normalize_distribution(candidate.distribution))
         if manifest.problems:
             listed = "".join(f"\n  - {problem}" for problem in manifest.problems)
@@ -67,7 +67,7 @@ class Describer:
         )
 
     def entry(self, candidate: Candidate) -> PluginEntry:
-        """Return what the manifest says of a plugin; defaults where it is broken or silent."""
+        """Return the manifest entry of a plugin; defaults if it is missing or broken."""
         manifest = self._manifest(normalize_distribution(candidate.distribution))
         found = manifest.entries.get((candidate.kind, candidate.name))
         return found or PluginEntry(kind=candidate.kind, name=candidate.name)

@@ -1,7 +1,7 @@
-"""Discovery: which plugins are installed, from entry-point metadata alone.
+"""Finds the installed plugins in entry-point metadata.
 
-Imports no plugin and runs no probe; a few milliseconds for a hundred distributions. Knows only
-entry points: not what a plugin needs, nor whether it would load. Keeps nothing between calls.
+Imports no plugin and runs no probe. It takes a few milliseconds for a hundred distributions. It
+reads entry points only, so it does not know what a plugin needs or whether it can be loaded.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _NAME = re.compile(r"[^\s@:/\\\[\]=]([^@:/\\\[\]=]{0,198}[^\s@:/\\\[\]=])?")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAX_TARGET = 1000
 _RESERVED = frozenset({"auto"})
-"""Names that options have another meaning for."""
+"""Names with a special meaning in options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One plugin: what names it, and what it names.
+    """An installed plugin, or a class that the user named directly.
 
-    target: "module:Class" as its distribution declares it. distribution: as it writes its name.
-    distribution and version are empty for a class that the user named directly.
+    target: "module:Class" as its distribution declares it. distribution: its name as in its
+    metadata. distribution and version are empty for a class that the user named directly.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Candidate:
 
     @property
     def reference(self) -> str:
-        """The reference that names this plugin and no other: "name@distribution", or its class."""
+        """The unique reference of this plugin: "name@distribution", or its class path."""
         return f"{self.name}@{self.distribution}" if self.distribution else self.target
 
     @property
@@ -62,15 +62,15 @@ class Candidate:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of `plugin_options` that its options may have."""
+        """The possible keys of its options in `plugin_options`."""
         return self.name, f"{self.kind}:{self.name}", self.target
 
     def identity(self) -> dict[str, Any]:
-        """Return its fields as a Candidate, to make another object for the same plugin."""
+        """Return its fields as a Candidate, to construct another object for the same plugin."""
         return {one.name: getattr(self, one.name) for one in fields(Candidate)}
 
     def __str__(self) -> str:
-        """Return it as messages name it: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
+        """Return its name for messages: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
         whose = f" of {self.distribution} {self.version}" if self.distribution else ""
         return f"{self.kind} {self.name!r}{whose}"
 
@@ -79,8 +79,8 @@ class Candidate:
 class Installation:
     """A distribution that has plugins.
 
-    entries: (kind, name, target) of each entry point, those of kinds unknown here among them.
-    metadata: where its files are found.
+    entries: (kind, name, target) of each entry point, including unknown kinds.
+    metadata: access to its files.
     """
 
     distribution: str
@@ -95,24 +95,24 @@ class Installation:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The top-level packages that hold its plugins, sorted."""
+        """The sorted top-level packages of its plugins."""
         return tuple(sorted({top_package(target) for *_, target in self.entries}))
 
     @property
     def is_impostor(self) -> bool:
-        """Whether it has a first-party name and plugins that are not in that one's package."""
+        """Whether it has a first-party name, but plugins outside of the first-party package."""
         own = first_party_package(self.distribution)
         return bool(own) and self.packages != (own,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
-    """What a scan found.
+    """The result of a scan.
 
-    candidates: per kind (all kinds are there), first-party ones first, then by distribution and
-        name. set_aside: what looked like a plugin and could not be read, each a sentence.
-    warnings: what is suspicious, each a sentence: several distributions of one name, outside ones
-        with a first-party name. installations: by the distribution's normalized name.
+    candidates: for every kind, first-party plugins first, then by distribution and name.
+    set_aside: sentences about declared plugins that cannot be read.
+    warnings: sentences about several distributions with one name, and outside distributions with a
+        first-party name. installations: by the normalized name of the distribution.
     """
 
     candidates: dict[str, tuple[Candidate, ...]]
@@ -123,7 +123,7 @@ class Discovery:
     def owners(self, target: str) -> tuple[str, ...]:
         """Return the distributions with plugins in the package of "package.module:Class".
 
-        A first-party package has one owner; who else declares plugins in it does not own it.
+        A first-party package has one owner, even if another distribution declares plugins in it.
         """
         if ours := first_party_owner(target):
             return (ours,)
@@ -135,8 +135,8 @@ class Discovery:
 def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     """Return the plugins of `installed`, or of every distribution on `sys.path`.
 
-    Of several distributions with one name the first counts, as it does for `import`; but where the
-    name is first-party, one whose plugins are in that member's package is preferred to an impostor.
+    Of several distributions with one name the first is used, as in `import`. For a first-party
+    name, a distribution with plugins in the first-party package is preferred to an impostor.
     """
     set_aside: list[str] = []
     by_name: dict[str, list[Installation]] = {}
@@ -181,7 +181,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
 
 
 def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
-    """Return the one that counts of installations with the same normalized name."""
+    """Return the installation to use of several with the same normalized name."""
     chosen = min(same, key=lambda one: one.is_impostor)
     if chosen.is_impostor:
         warnings.append(
@@ -224,7 +224,7 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
 
 
 def _problem(name: str, target: str) -> str:
-    """Return what is wrong with an entry point; "" if it names a plugin and a class."""
+    """Return the problem of an entry point; "" if it is valid."""
     if name in _RESERVED:
         return f"{name!r} is not a name for a plugin: it means that the engine chooses"
     if not _NAME.fullmatch(name) or not name.isprintable():
@@ -235,7 +235,7 @@ def _problem(name: str, target: str) -> str:
 
 
 def _place(distribution: Distribution) -> str:
-    """Return where a distribution lies that has no name to speak of."""
+    """Return the location of a distribution without a valid name."""
     folder = getattr(distribution, "_path", None) or distribution.locate_file("")
     return repr(str(folder))[:200]
 
@@ -248,7 +248,7 @@ def _rank(candidate: Candidate) -> tuple[bool, str, str, str]:
 def read_identity(distribution: Distribution) -> tuple[str, str]:
     """Return name and version, the first of each; raise ValueError if they cannot be read.
 
-    Read by hand, since parsing whole METADATA files as mail is slow.
+    Does not use the email parser of the standard library, because it is slow.
     """
     files = (
         read_metadata(distribution, file, max_bytes=MAX_HEADER_BYTES, cut=True)
@@ -265,7 +265,7 @@ def read_identity(distribution: Distribution) -> tuple[str, str]:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (group, name, target) of an entry_points.txt; extras behind a target are dropped."""
+    """Yield (group, name, target) of an entry_points.txt, without extras after a target."""
     group = ""
     for raw in text.splitlines():
         line = raw.strip()

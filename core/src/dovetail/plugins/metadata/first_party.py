@@ -1,7 +1,7 @@
-"""First-party distributions: a fixed list, each with the package of its plugins.
+"""The fixed list of first-party distributions, each with the package of its plugins.
 
-A name that only looks like one of ours is outside, and so is a plugin that lies in another package
-than its distribution's. A test compares the list with the members of the tree.
+Distributions with similar names are outside distributions. A plugin in another package than that of
+its distribution is an outside plugin. A test compares the list with the members of the repository.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
 
 
 def normalize_distribution(name: str) -> str:
-    """Return the form in which two spellings of a distribution's name are equal (PEP 503)."""
+    """Return the normalized name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

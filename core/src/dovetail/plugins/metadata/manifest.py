@@ -1,8 +1,8 @@
-"""The static manifest, `dovetail.toml`: what must be known of a plugin without importing it.
+"""The static manifest, `dovetail.toml`: facts about plugins that are needed before the import.
 
-It is beside a package's `__init__.py`: one [[plugin]] table for each plugin; what it does not
-say has a default, and a plugin that it does not name has all of them. It is located and parsed,
-never imported. A manifest is right or it is broken as a whole: half of one would hide a mistake.
+It is next to the `__init__.py` of a package and has one [[plugin]] table per plugin. Missing keys
+and missing plugins have defaults. A manifest with any error is refused as a whole, so that no error
+is overlooked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dovetail.value_checks import shorten
 FILE_NAME = "dovetail.toml"
 MAX_BYTES = 1 << 18
 _MAX_DOTS = 200
-"""In a line: the parser's time grows with the square of the parts of a key."""
+"""Maximum dots in a line, because the parser's time is quadratic in the parts of a key."""
 
 _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -45,13 +45,13 @@ _REPLACED = re.compile(r"[a-z_]+:[^@\s]+@[^@\s]+")
 
 @dataclass(frozen=True, kw_only=True)
 class PluginEntry:
-    """One [[plugin]] of a manifest.
+    """One [[plugin]] table of a manifest.
 
-    api: range of contract versions that it is made for; "" where it says nothing. provides, needs:
-    capability ids. probe: "module:function" that returns a Probe. options: "module:Model" of
-    pydantic. rank: the higher is tried first. replaces: "kind:name@distribution". roles: the
-    processes that it is for. verified: in the author's words, on which device it was proven and
-    when; "" for a plugin that needs none but the CPU that its tests run on.
+    api: range of contract versions; "" if not given. provides, needs: capability ids. probe:
+    "module:function" that returns a Probe. options: "module:Model" of a pydantic model. rank: the
+    highest is tried first. replaces: "kind:name@distribution". roles: processes that load it.
+    verified: the author's text about the device and date of a test; "" if the plugin runs on any
+    CPU.
     """
 
     kind: str
@@ -69,9 +69,9 @@ class PluginEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a distribution's manifests say. entries: by (kind, name); none if there are problems.
+    """The contents of a distribution's manifests.
 
-    problems: each a phrase that names the file.
+    entries: by (kind, name); empty if there are problems. problems: phrases with the file name.
     """
 
     entries: Mapping[tuple[str, str], PluginEntry]
@@ -79,7 +79,7 @@ class Manifest:
 
 
 def read_manifest(installation: Installation) -> Manifest:
-    """Return what the manifests beside a distribution's packages say; imports nothing."""
+    """Read the manifests of a distribution's packages without importing them."""
     entries: dict[tuple[str, str], PluginEntry] = {}
     problems: list[str] = []
     for path in find_files(installation):
@@ -90,9 +90,9 @@ def read_manifest(installation: Installation) -> Manifest:
 
 
 def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str, Any]]:
-    """Return the tables of a kind that is none of `KINDS`, by name, unchecked; imports nothing.
+    """Return the unchecked tables of a kind outside of `KINDS` by name; imports nothing.
 
-    A manifest that cannot be read has none; `read_manifest` reports it.
+    A manifest that cannot be read is skipped; `read_manifest` reports it.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for path in find_files(installation):
@@ -104,9 +104,9 @@ def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str,
 
 
 def find_files(installation: Installation) -> Iterator[Path]:
-    """Yield the manifests of a distribution, one a top-level package at most.
+    """Yield the manifests of a distribution, at most one per top-level package.
 
-    A target may be in another distribution's package; that one's manifest is not this one's.
+    Manifests in packages of other distributions are not included.
     """
     metadata = installation.metadata
     for package in installation.packages:
@@ -134,15 +134,15 @@ def _text_of(metadata: Distribution, name: str, max_bytes: int) -> str | None:
     try:
         return read_metadata(metadata, name, max_bytes=max_bytes)
     except ValueError:
-        return None  # as if it were not there: what is beside it says the rest
+        return None  # an unreadable file is treated as missing
 
 
 def _package_folders(package: str) -> list[Path]:
-    # To find the spec of a top-level package imports nothing; of a subpackage, its parents.
+    # Finding the spec of a top-level package imports nothing; for a subpackage it imports parents.
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError, AttributeError):
-        return []  # a finder that fails, or a module without a spec: loading reports it
+        return []  # the finder failed or the module has no spec; loading reports it
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
@@ -157,7 +157,7 @@ def _read_file(
     foreign = [key for key in table if key != "plugin"]
     if foreign or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         at_fault = f"{foreign[0]!r} is none" if foreign else "'plugin' is not an array of tables"
-        return [], [f"it holds [[plugin]] tables and nothing else; {at_fault}"]
+        return [], [f"it may only contain [[plugin]] tables; {at_fault}"]
     entries, problems = [], []
     for place, one in enumerate(tables, 1):
         known = _is_of_another_core(one, declared)
@@ -171,7 +171,7 @@ def _read_file(
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    """Return the tables of a manifest; raise ValueError if it is none, or beyond the limits."""
+    """Return the tables of a manifest; raise ValueError if it is invalid or too large."""
     text = read_regular_text(path, max_bytes=MAX_BYTES)
     if text is None:
         raise ValueError(f"{path.name} is not a regular file")
@@ -184,7 +184,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _is_of_another_core(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) -> bool:
-    """Return whether it is about a declared plugin of a kind that this core does not know."""
+    """Return whether a table describes a declared plugin of a kind that this core does not have."""
     kind, name = table.get("kind"), table.get("name")
     if not isinstance(kind, str) or not isinstance(name, str):
         return False
@@ -208,12 +208,12 @@ def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) ->
         of_kind = sorted(one for its_kind, one in declared if its_kind == kind)
         yield (
             f"the distribution has no {kind} {shorten(name)}.{nearest(name, of_kind)} "
-            f"Its entry points of that kind: {', '.join(of_kind) or 'none'}; one that is new in an "
-            "editable installation is there once that is installed again"
+            f"Its entry points of that kind: {', '.join(of_kind) or 'none'}. If it is new in an "
+            "editable installation, install that again"
         )
     for replaced in table.get("replaces", ()):
         if isinstance(replaced, str) and replaced.partition(":")[0] != kind:
-            yield f"replaces = {replaced!r}: a {kind} replaces only its like"
+            yield f"replaces = {replaced!r}: a {kind} can only replace a {kind}"
 
 
 def _entry(table: Mapping[str, Any]) -> PluginEntry:

@@ -1,7 +1,7 @@
-"""Reading the small files of installed distributions: entry points, names, records, manifests.
+"""Reads small files of installed distributions: entry points, names, records, manifests.
 
-An installed distribution may be damaged or hostile, and each start reads the metadata of all of
-them: so only regular files are read, within a size, and whatever is wrong is one ValueError.
+Each start reads the metadata of all distributions, which may be damaged or hostile. So only regular
+files within a size limit are read, and every problem raises ValueError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 MAX_ENTRY_POINTS_BYTES = 1 << 20
 MAX_RECORD_BYTES = 64 << 20
 MAX_HEADER_BYTES = 1 << 18
-"""As much of METADATA is read; its first lines have name and version."""
+"""Bytes of METADATA that are read. Its first lines have name and version."""
 
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 
@@ -23,10 +23,10 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 def read_metadata(
     distribution: Distribution, name: str, *, max_bytes: int, cut: bool = False
 ) -> str | None:
-    """Return the text of a file of a distribution's metadata, or None if there is none.
+    """Return the text of a metadata file of a distribution, or None if it does not exist.
 
-    cut: of a larger file return the beginning. Raises ValueError for a file that is not regular,
-    too large, not UTF-8 (unless cut) or cannot be read.
+    cut: return only the first bytes of a larger file. Raises ValueError for a file that is not
+    regular, too large, not UTF-8 (unless cut) or not readable.
     """
     folder = getattr(distribution, "_path", None)
     if isinstance(folder, Path):
@@ -37,11 +37,11 @@ def read_metadata(
         raise ValueError(f"{name} cannot be read: {error}") from error
     if text is None or isinstance(text, str):
         return text
-    raise ValueError(f"{name} cannot be read: it gives {type(text).__name__!r} objects")
+    raise ValueError(f"{name} cannot be read: the result is {type(text).__name__!r}")
 
 
 def read_regular_text(path: Path, *, max_bytes: int, cut: bool = False) -> str | None:
-    """Return the text of a file, or None if there is none; raise as `read_metadata`."""
+    """Return the text of a file, or None if it does not exist; raise as `read_metadata`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
