@@ -1,4 +1,4 @@
-"""A scheduler and a worker of plain Python that is strict: it holds every plan to the law.
+"""A scheduler and a strict worker in plain Python that checks every plan.
 
 Its cache holds, in each slot, a checksum of all tokens up to the one written there; what a run
 would read is compared with what the row's tokens give. So a stale block, a wrong prefix hit or a
@@ -44,7 +44,7 @@ def checksums(tokens):
 
 
 def continuation(prompt, num_tokens):
-    """What the strict worker answers to a prompt that is alone."""
+    """Return the tokens that the strict worker generates for a prompt that runs alone."""
     tokens = list(prompt)
     for _ in range(num_tokens):
         tokens.append(fold(checksums(tokens)[-1]))
@@ -52,7 +52,7 @@ def continuation(prompt, num_tokens):
 
 
 class StrictWorker:
-    """Executes plans, and asserts the laws of `SchedulerOutput` and `WorkerBase`."""
+    """Executes plans and asserts the contracts of `SchedulerOutput` and `WorkerBase`."""
 
     def __init__(self, block_size, num_blocks):
         self.block_size, self.num_blocks = block_size, num_blocks
@@ -61,7 +61,7 @@ class StrictWorker:
         self.last_step = -1
 
     def execute(self, plan):
-        assert plan.step_id == self.last_step + 1, "plans come in their order"
+        assert plan.step_id == self.last_step + 1, "plans are not in order"
         self.last_step = plan.step_id
         for row in plan.leaves:
             del self.tokens[row], self.computed[row], self.blocks[row], self.names[row]
@@ -93,7 +93,7 @@ class StrictWorker:
         tokens, blocks, size = self.tokens[row], self.blocks[row], self.block_size
         known, end = self.computed[row], start + count
         assert known in (None, start), "positions are skipped or computed twice"
-        assert end <= len(tokens), "tokens run that are not known"
+        assert end <= len(tokens), "a run contains unknown tokens"
         assert end <= len(blocks) * size, "the run has no blocks"
         sums = checksums(tokens[:end])
         where = [(blocks[place // size], place % size) for place in range(end)]
@@ -102,7 +102,7 @@ class StrictWorker:
         for place in range(start, end):
             self.slots[where[place]] = sums[place]
         self.computed[row] = end
-        assert samples == (end == len(tokens)), "a step samples after the last known token"
+        assert samples == (end == len(tokens)), "a step must sample after the last known token only"
         if not samples:
             return []
         tokens.append(fold(sums[-1]))
@@ -110,7 +110,7 @@ class StrictWorker:
 
 
 class Driver:
-    """A scheduler under test. Each plan is executed when it is settled, in order."""
+    """A scheduler under test. Plans are executed in order when they are settled."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Driver:
         self.stats = None
 
     def add(self, name, prompt, *, max_tokens=4, stop=(), params=None, **fields):
-        """Add a request; prompt: ids, or how many of them (unlike every other request's)."""
+        """Add a request. prompt: token ids, or a number of ids that no other request has."""
         if isinstance(prompt, int):
             first = sum(map(ord, name)) * 1000
             prompt = [first + place for place in range(prompt)]
@@ -174,7 +174,7 @@ class Driver:
         return {names[row]: (start, count) for row, start, count in runs}
 
     def settle(self):
-        """Execute and settle the oldest plan; return what the scheduler says of it."""
+        """Execute and settle the oldest plan; return the scheduler's outputs."""
         plan = self.out.popleft()
         outputs = self.scheduler.update_from_output(plan, self.worker.execute(plan))
         self.scheduler.check_integrity()
@@ -196,7 +196,7 @@ class Driver:
         return runs
 
     def run(self, *, depth=1, limit=500):
-        """Step until nothing is left to do; return the number of steps."""
+        """Step until all requests are finished; return the number of steps."""
         for number in range(limit):
             left = self.scheduler.depth()
             busy = left.num_running or left.num_waiting
@@ -212,7 +212,7 @@ class Driver:
         return [request.request_id for request in self.scheduler._state.running]
 
     def waiting(self):
-        self.scheduler._host.begin_step()  # those that have just lost their row get their place
+        self.scheduler._host.begin_step()  # requests that were just preempted are queued
         return [request.request_id for request in self.scheduler._host.waiting]
 
 
@@ -224,5 +224,5 @@ def drive():
 
 @pytest.fixture
 def alone():
-    """What a prompt's answer must be, whatever else runs: `alone(prompt, num_tokens)`."""
+    """The expected tokens of a prompt in any batch: `alone(prompt, num_tokens)`."""
     return continuation

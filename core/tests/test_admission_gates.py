@@ -76,7 +76,7 @@ def test_a_discarded_request_is_forgotten_even_if_its_gates_have_opened():
     a, b = (enter(house, name) for name in "ab")
     first.open("a")
     house.discard(a)
-    house.discard(a)  # nobody holds it any more
+    house.discard(a)  # no gate holds it any longer
     assert house.take_ready() == [] and list(house) == [b]
     again = enter(house, "a")
     assert list(house) == [b, again]

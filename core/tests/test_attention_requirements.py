@@ -1,4 +1,4 @@
-"""What a model asks of attention: as config.json has it, and as the worker finds it."""
+"""Attention requirements of a model, from config.json and from the worker."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_cached_block_is_found_in_use_or_free_and_shared():
     assert pool.find([key(1)]) == [block]
     pool.take([block])
     pool.free([block])
-    assert pool.num_free == 2  # somebody else still has it
+    assert pool.num_free == 2  # another request still uses it
     pool.free([block])
     assert pool.num_free == 3
     assert pool.num_free_among([block]) == 1
@@ -122,7 +122,7 @@ def test_the_integrity_check_finds_unknown_and_missing_references(held):
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A pool beside a model of it: who holds which blocks, and which content stands in them."""
+    """A pool compared with a model: which request owns which blocks, and their content."""
 
     def __init__(self):
         super().__init__()

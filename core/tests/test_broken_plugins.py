@@ -1,6 +1,6 @@
-"""Plugins that are broken on purpose: each gives its named error and remedy and harms nothing else.
+"""Broken plugins: each raises an error that names it and a remedy, and affects nothing else.
 
-Beside each stands a healthy plugin. Afterwards it still loads, and an engine with it answers.
+A healthy plugin is installed with each; it still loads, and an engine with it works.
 """
 
 import sys
@@ -71,7 +71,7 @@ class Broken:
             site.add(name, entries, manifest=manifest, parts=TOP + self.source)
 
     def use(self, model):
-        """Start an engine with it, and let it answer."""
+        """Start an engine with it and run a prompt."""
         place = FIELDS.get(self.kind, "scheduler_cls")
         llm = LLM(model, **{**ENGINE, place: "bad", **self.args})
         try:
@@ -133,7 +133,7 @@ BROKEN = [
         error=PluginNotFoundError,
         told=("no scheduler plugin 'bad'", "Write a name, name@distribution"),
     ),
-    # --- it is not what its contract demands
+    # --- it does not meet its contract
     Broken(
         id="not_a_class",
         source="Bad = 3\n",
@@ -201,7 +201,7 @@ BROKEN = [
         error=PluginLoadError,
         told=("no such kind. Did you mean 'policy'?", "Fix it, or install another version"),
     ),
-    # --- who it is
+    # --- its identity
     Broken(
         id="duplicate_name",
         others=("rival",),
@@ -251,7 +251,7 @@ BROKEN = [
         error=PluginLoadError,
         told=("making it failed: TypeError", "options"),
     ),
-    # --- it fails when it is made or asked
+    # --- its constructor or a call fails
     Broken(
         id="raises_on_construction",
         kind="scheduler",

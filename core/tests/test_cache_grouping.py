@@ -80,7 +80,7 @@ def allocated(groups, length, step):
 
 
 def needed(layers, length, step):
-    """The bytes of one sequence without any waste, reckoned without the code under test.
+    """Compute the bytes of one sequence without waste, independently of the tested code.
 
     A state with snapshots is read from one place and written to another one.
     """
@@ -150,7 +150,7 @@ def test_random_mixes_of_layers_waste_little(kinds, length, step):
     names = [name for one in groups for name in one.layer_names]
     assert sorted(names) == sorted(f"layer{i}" for i in range(len(layers)))
     # A page holds at least the largest state, and one sequence has at least one page of each group:
-    # what is impossible is to waste less than that where a sequence is short beside its states.
+    # a short sequence with large states cannot waste less than that.
     largest = max((one.num_bytes for one in layers if isinstance(one, StateSpec)), default=0)
     floor = needed(layers, length, step)
     assert allocated(groups, length, step) <= 1.3 * floor + 2 * largest * len(set(layers))

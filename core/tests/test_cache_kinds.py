@@ -41,7 +41,7 @@ def test_a_snapshot_is_the_state_before_the_next_token():
 
 
 def naive(kind, cached, most):
-    """The longest prefix of which everything that its next token needs is cached."""
+    """Return the longest prefix whose next token finds all needed blocks cached."""
     return max(
         n for n in range(most + 1) if all(cached[p] for p in range(kind.first_needed(n * SIZE), n))
     )

@@ -1,4 +1,4 @@
-"""max_model_len as config.json states it, for every rope type and both forms of the parameters."""
+"""max_model_len from config.json, for every rope type and both forms of the parameters."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from dovetail.config.checkpoint_facts import stated_max_model_len
         ({}, 64, "max_position_embeddings"),
         ({"max_position_embeddings": None, "n_positions": 50}, 50, "n_positions"),
         ({"max_position_embeddings": 100, "n_positions": 50}, 50, "n_positions"),
-        # Deepseek-Coder states the stretched length; so it is taken where nothing else is known.
+        # Deepseek-Coder states the stretched length; it is used if nothing else is known.
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 64, "max_position_embeddings"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 64, "max_position"),
         # Vicuna 16k states both lengths.

@@ -1,4 +1,4 @@
-"""What an engine of a configuration would select, asked without making the engine."""
+"""The plugins that an engine would select, computed without creating the engine."""
 
 from __future__ import annotations
 

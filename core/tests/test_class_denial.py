@@ -1,4 +1,4 @@
-"""A rule of plugins_deny holds for the class, by whichever name it is requested."""
+"""A rule of plugins_deny applies to the class, whatever name requests it."""
 
 import importlib
 from pathlib import Path
@@ -123,12 +123,12 @@ def test_a_rule_on_a_distribution_holds_for_classes_that_it_does_not_declare(sit
     for name in ("rival:Hidden", "rival:RenamedHidden", "acme.parts:Hidden"):
         with pytest.raises(PluginError, match=r"acme\.parts:Hidden"):
             load(site, name, "*:*@acme")
-    # Code of one's own on top of a class that is not a plugin is one's own.
+    # A user's subclass of a class that is not a plugin is not denied.
     assert load(site, "rival:BuiltOnHidden", "*:*@acme")
 
 
 def test_a_plugin_may_be_declared_by_a_module_that_re_exports_it(plugin_site):
-    """The rule names the plugin; the class is asked for where it is defined."""
+    """The rule names the plugin, but the request names the defining module."""
     plugin_site.add(
         "acme",
         {"policy": {"fast": ".api:Fast"}},

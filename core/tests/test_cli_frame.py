@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it imports, how it fails and how fast."""
+"""The command line: output, imports, errors and start time."""
 
 from __future__ import annotations
 

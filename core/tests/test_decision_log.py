@@ -1,4 +1,4 @@
-"""The decision log: what it keeps, what it hides, and what becomes of a damaged one."""
+"""The decision log: recorded and hidden data, and damaged files."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ SECRET = 77_777_777
 
 
 class Ticking(ManualClock):
-    """Moves on by one at every reading."""
+    """A clock that advances by one at every reading."""
 
     def now_ns(self):
         self.advance(1)
@@ -258,7 +258,7 @@ def test_plans_round_trip():
         assert list(found.samples) == list(given.samples)
         assert found.blocks[1] == (one.rows, one.counts, one.block_ids)
     assert found.encoder == ((3, 1),) and found.encoder_frees == (2, 0)
-    assert sizes[1] < sizes[2] < sizes[0], "what continues as before costs least"
+    assert sizes[1] < sizes[2] < sizes[0], "a repeated decode step must be the smallest record"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "naïve ☃", "\ud800"])

@@ -8,7 +8,7 @@ from dovetail.scheduling.decode_batch import DecodeBatch
 
 
 def decoding(row, *, computed=5, max_tokens=9, stop=()):
-    """A request whose prompt is computed and whose first token is on its way."""
+    """Return a request with a computed prompt and its first token in flight."""
     asked = EngineCoreRequest(
         request_id=f"r{row}",
         prompt_token_ids=tuple(range(computed)),
@@ -34,7 +34,7 @@ def join(decode_batch, *requests):
 
 
 def step(decode_batch):
-    """A step; return who was due, and what they did."""
+    """Run a step; return the due members and their runs."""
     due = [request.request_id for request in decode_batch.take_due()]
     taken = decode_batch.take_step()
     decode_batch.check_integrity()

@@ -1,4 +1,4 @@
-"""Text is the same however many tokens come at a time, with every kind of tokenizer."""
+"""The text does not depend on the number of tokens per step, for all kinds of tokenizers."""
 
 from array import array
 from random import Random
@@ -43,7 +43,7 @@ FACTS = TokenizerFacts(
 
 
 def byte_level():
-    """As GPT-2, Llama 3 and Qwen."""
+    """Return a tokenizer like those of GPT-2, Llama 3 and Qwen."""
     core = Core(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -58,7 +58,7 @@ def byte_level():
 
 
 def byte_fallback(*, strip=True):
-    """As Llama 2: metaspace, and bytes for what it does not know; without strip, as Gemma."""
+    """Return one like Llama 2: metaspace and byte fallback; without strip, like Gemma."""
     words = sorted({" " + word for word in TEXTS[0].replace(",", "").replace(".", "").split()})
     letters = sorted(set("▁abcdefghijklmnopqrstuvwxyzT,.:"))
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
@@ -81,7 +81,7 @@ def byte_fallback(*, strip=True):
 
 
 def unigram():
-    """As T5 and XLNet."""
+    """Return a tokenizer like those of T5 and XLNet."""
     core = Core(models.Unigram())
     core.pre_tokenizer = pre_tokenizers.Metaspace()
     core.decoder = decoders.Metaspace()
@@ -93,7 +93,7 @@ def unigram():
 
 
 def word_piece():
-    """As BERT."""
+    """Return a tokenizer like that of BERT."""
     core = Core(models.WordPiece(unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece()
@@ -103,7 +103,7 @@ def word_piece():
 
 
 def word_suffix():
-    """As the first GPT: a token's space depends on whether another one follows."""
+    """Return one like GPT-1: a token's space depends on whether another token follows."""
     core = Core(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.BPEDecoder(suffix="</w>")
@@ -115,7 +115,7 @@ def word_suffix():
 
 
 class Unknown(HuggingFaceTokenizer):
-    """A tokenizer that does not tell its pieces."""
+    """A tokenizer without token pieces."""
 
     def token_pieces(self, *, skip_special_tokens):
         return None
@@ -150,7 +150,7 @@ def stream(tokenizer, prompt, output, sizes=(1,), skip=True):
 
 
 def beyond(tokenizer, prompt, output, skip=True):
-    """The definition: what the whole has beyond the prompt; a broken end of it may be completed."""
+    """Return the expected text: the decoded sequence without the prompt's text."""
     before = tokenizer.decode(prompt, skip_special_tokens=skip)
     whole = tokenizer.decode([*prompt, *output], skip_special_tokens=skip)
     while not whole.startswith(before):
@@ -175,7 +175,7 @@ def test_token_pieces_are_used_if_each_token_adds_its_own_text():
 def test_tokens_have_the_same_text_in_steps_of_any_size(name, data, skip, sizes):
     tokenizer = TOKENIZERS[name]
     tokens = st.integers(0, tokenizer.vocab_size - 1)
-    if name.startswith("byte_fallback"):  # mostly parts of characters
+    if name.startswith("byte_fallback"):  # mostly partial characters
         tokens = st.one_of(st.integers(3, 258), tokens)
     prompt = data.draw(st.lists(tokens, max_size=10))
     output = data.draw(st.lists(tokens, max_size=50))
@@ -184,7 +184,7 @@ def test_tokens_have_the_same_text_in_steps_of_any_size(name, data, skip, sizes)
     assert "".join(stream(tokenizer, prompt, output, (100,), skip)) == alone
     if name in LOSSLESS:
         assert alone == beyond(tokenizer, prompt, output, skip)
-    # Elsewhere a broken character spoils whole ones beside it, in the prompt or in the output.
+    # With other tokenizers an invalid byte also affects adjacent valid characters.
     texts = [tokenizer.decode(ids, skip_special_tokens=skip) for ids in (prompt, prompt + output)]
     if not any(REPLACEMENT in text for text in texts) and "suffix" not in name:
         assert alone == beyond(tokenizer, prompt, output, skip)
@@ -208,7 +208,7 @@ def test_text_is_complete_wherever_the_prompt_ends(name, before, after, cut, siz
         assert "".join(pieces) == beyond(tokenizer, prompt, output)
         return
     while REPLACEMENT in (known := tokenizer.decode(prompt)):
-        prompt = prompt[:-1]  # one broken byte spoils all characters before it
+        prompt = prompt[:-1]  # one invalid byte affects all characters before it
     whole = tokenizer.decode(tokens)
     assert "".join(pieces) == (whole.removeprefix(known) if output else "")
 
@@ -231,7 +231,7 @@ def test_a_leading_space_is_kept_after_a_prompt_and_dropped_without(name):
     assert tokenizer.decode(fox) == "fox"
     assert "".join(stream(tokenizer, brown, fox)) == " fox"
     assert "".join(stream(tokenizer, [], fox)) == "fox"
-    # Special tokens at the prompt's end are no context; what stands before them is.
+    # Special tokens at the prompt's end are skipped; the tokens before them are the context.
     eos = tokenizer.eos_token_id
     assert "".join(stream(tokenizer, [*brown, eos, eos], fox)) == " fox"
     assert "".join(stream(tokenizer, [eos], fox)) == "fox"

@@ -1,4 +1,4 @@
-"""Plugins and the platform's device: what does not fit is refused, by reason, and never swapped."""
+"""Plugins for another device than the platform's are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ REFUSALS = {
 
 @pytest.fixture
 def box(plugin_site):
-    """A registry with a platform and four ops, of which one fits; and the platform."""
+    """Return a registry with four ops plugins, one of them usable, and its platform."""
     ops = {name: ".parts:Anywhere" for name in ("needy", "probed", "fitting")}
     entries = {
         "platform": {"box": ".parts:Box", "absent": ".parts:Absent"},
@@ -156,7 +156,7 @@ def test_the_error_for_an_unsuitable_attention_backend_lists_the_suitable_ones(p
 
 
 class NarrowAttention(FakeAttentionBackend):
-    """Does heads of 3 alone."""
+    """Supports head size 3 only."""
 
     name = "narrow"
     capabilities = replace(FakeAttentionBackend.capabilities, head_sizes=frozenset({3}))

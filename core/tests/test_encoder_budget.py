@@ -1,4 +1,4 @@
-"""What a step may encode: budget, room, sharing, taking back; and the scheduler within it."""
+"""The encoder budget of a step: limits, sharing and rollback, alone and in the scheduler."""
 
 from dataclasses import replace
 
@@ -79,7 +79,7 @@ def test_content_that_was_read_is_freed_one_step_later(budget):
         one = request(name, (0, 4, name), row=row)
         assert budget.reach(one, 0, 6) == 6
         budget.want(one, 0, 6)
-        frees = [b"x"] if name == "z" else []  # 4 + 4 + 4 > 10: the longest unused goes
+        frees = [b"x"] if name == "z" else []  # 4 + 4 + 4 > 10: the least recently used is freed
         assert emit(budget) == ([(row, 0)], frees)
 
 

@@ -111,7 +111,7 @@ SIZES = {b"a": 1, b"b": 2, b"c": 4, b"d": 7}
 
 
 class EncoderMachine(RuleBasedStateMachine):
-    """A cache beside a model of it: who refers to what, and what a worker would hold."""
+    """A cache compared with a model: references, and the content of a worker."""
 
     def __init__(self):
         super().__init__()

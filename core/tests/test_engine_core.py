@@ -23,7 +23,7 @@ class Late:
 
 
 class Executor:
-    """The strict worker behind the executor's face. `breaks`: which step fails, and where."""
+    """An executor of the strict worker. `breaks`: the failing step and method."""
 
     def __init__(self, worker, depth, breaks=None, where="sample"):
         self.worker, self.max_concurrent_steps = worker, depth
@@ -75,7 +75,7 @@ def make(drive):
 
 
 def run(core):
-    """Run until all is done; return tokens by request."""
+    """Run until all requests are finished; return their tokens."""
     step = core.step if core.executor.max_concurrent_steps == 1 else core.step_with_batch_queue
     tokens = {}
     while core.has_work():
@@ -193,7 +193,7 @@ def test_a_failed_step_ends_the_core_and_reports_its_requests(make, depth, where
         run(core)
     assert "step 1: 1 runs, 1 tokens" in death.value.digest
     assert "row 0: positions 5..5" in death.value.digest
-    assert str(SECRET) not in str(death.value)  # no word of the prompt
+    assert str(SECRET) not in str(death.value)  # no part of the prompt
     assert isinstance(death.value.__cause__, RuntimeError)
     calls = (
         core.step,

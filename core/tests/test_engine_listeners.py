@@ -1,4 +1,4 @@
-"""Hooks, stat loggers and IO processors around a whole engine without tensors."""
+"""Hooks, stat loggers and IO processors of a complete engine without tensors."""
 
 import logging
 from array import array
@@ -91,7 +91,7 @@ def test_hooks_are_notified_of_all_engine_events(make):
 
 
 def test_an_engine_without_listeners_has_no_extra_calls(make):
-    """A silent engine asks its client for outputs, and nobody stands between them."""
+    """Outputs are read from the client directly."""
     silent = make().llm_engine
     assert silent._next_outputs == silent._get_outputs
 
@@ -211,7 +211,7 @@ def test_rejected_and_failed_requests_are_reported(make, monkeypatch):
         told = [told for name, told in heard()[1].heard if name == "on_request_error"]
         (name, error), *_ = told
         assert name == "0" and error.parameter == "prompt"
-        # No part of this engine fails a request that runs; a scheduler of another kind may.
+        # This engine never fails a running request; another scheduler may.
         core = llm.llm_engine.client.core
         update = core.scheduler.update_from_output
 
@@ -265,7 +265,7 @@ def test_data_is_processed_by_the_io_processor(make):
         assert [first, second] == [
             (text, one.outputs[0].text) for text, one in zip(texts, want, strict=False)
         ]
-        assert long == (texts[2], None)  # refused, and the others are answered
+        assert long == (texts[2], None)  # rejected, and the others are served
         with pytest.raises(RequestError, match="prompt 2"):
             llm.process(texts, GREEDY, on_error="raise")
         with pytest.raises(RequestError, match="must be a list of texts"):

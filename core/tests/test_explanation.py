@@ -1,4 +1,4 @@
-"""Selection and explanations read the same verdicts, for every kind, each with its reason."""
+"""Selection and explanation use the same verdicts for every kind of plugin."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ ASK = AttentionRequirements(
 
 
 class World:
-    """Distributions made up in a directory."""
+    """Fake distributions in a directory."""
 
     def __init__(self, folder, count_as_member):
         self.folder, self.count_as_member = folder, count_as_member
@@ -126,7 +126,7 @@ class World:
         (self.folder / package).mkdir()
         if distribution.startswith("dovetail-"):
             self.count_as_member(distribution, package)
-        # Each plugin is a class of its own, so that it shows which of them was taken.
+        # Each plugin has its own class, which identifies the selected one.
         classes = [
             f"class {kind}_{name}({cls}):\n    pass\n"
             for kind, name, cls in plugins
@@ -178,7 +178,7 @@ def reasons(explanation, name):
 
 
 def random_world(world, rng):
-    """Install a few distributions with everything that may go right or wrong; return all names."""
+    """Install distributions with valid and invalid plugins; return all names."""
     names = set()
     kind = rng.choice(["platform", "platform", "platform", "attention", "attention", *CLASSES])
     for number in range(rng.randint(1, 4)):
@@ -186,7 +186,7 @@ def random_world(world, rng):
         distribution = f"{'dovetail-' if ours else ''}d{number}"
         plugins, manifest = {}, []
         for _ in range(rng.randint(1, 5)):
-            # Mostly names of their own: where two have one, the choice is an error.
+            # Mostly distinct names: a name of two plugins is ambiguous.
             name = rng.choice("abcd") + (str(number) if rng.random() < 0.97 else "")
             plugins[kind, name] = rng.choice([*CLASSES[kind] * 6, "NotAPlugin", "Missing"])
         for kind, name in plugins:

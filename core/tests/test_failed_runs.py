@@ -1,4 +1,4 @@
-"""Runs that a worker reports as failed: their requests end with an error, the others continue."""
+"""Requests whose runs fail in the worker end with an error; the others continue."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ MESSAGE = "the extension failed"
 
 
 def settle_with_error(driver, *names):
-    """Settle the oldest plan as if the runs of these requests had failed."""
+    """Settle the oldest plan with failed runs for these requests."""
     row_of = {name: row for row, name in driver.worker.names.items()}
     row_of |= {one.request_id: one.row for one in driver.out[0].joins}
     rows = [*driver.out[0].rows]

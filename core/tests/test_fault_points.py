@@ -1,4 +1,4 @@
-"""Fault points: off unless asked for, listed, and doing what they are asked to do."""
+"""Fault points are listed, off by default, and perform the requested action."""
 
 import ast
 import os
@@ -32,7 +32,7 @@ def test_the_list_contains_exactly_the_fault_points():
 
 def test_a_fault_point_has_no_effect_unless_requested():
     fault("core.launch")
-    fault("a point that there is not")  # not even looked up
+    fault("an unknown point")  # not checked
 
 
 def test_a_fault_occurs_once_at_the_requested_hit():

@@ -1,4 +1,4 @@
-"""Outside packages run no code unless the user names or allows them, whatever they are called."""
+"""Outside packages run no code unless the user names or allows them."""
 
 import logging
 from importlib.metadata import distributions
@@ -135,7 +135,7 @@ def test_a_name_of_two_outside_packages_is_an_error_when_it_is_chosen(members):
 
 
 def test_preferences_of_a_first_party_platform_select_outside_plugins_only_if_allowed(members):
-    """A name that it prefers may be taken by an outside package where the member is missing."""
+    """An outside package can have a preferred name if the member is not installed."""
     add_canary(members, "acme", {"policy": {"wished": ":Fair"}})
 
     class Prefers(FakePlatform):
@@ -160,7 +160,7 @@ def discover_in(*sites):
 
 @pytest.fixture
 def two_sites(plugin_site, tmp_path):
-    """A folder with the member dovetail-a, and another one that stands before it on sys.path."""
+    """Return a folder with the member dovetail-a and one that precedes it on sys.path."""
     plugin_site.add("dovetail-a", {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     before = type(plugin_site)(tmp_path / "before")
     before.path.mkdir()
@@ -186,7 +186,7 @@ def test_an_impostor_alone_is_an_outside_package(plugin_site):
 
 @pytest.mark.parametrize(("version", "num_warnings"), [("1.0", 0), ("2.0", 1)])
 def test_a_distribution_found_twice_counts_once(two_sites, version, num_warnings):
-    """As where an egg-info in a source folder stands beside the editable installation."""
+    """For example, an egg-info in the source folder of an editable installation."""
     before, site = two_sites
     entries = {"policy": {"fair": ".parts:Fair"}}
     before.add("dovetail-a", entries, version=version, parts=PARTS)
@@ -195,7 +195,7 @@ def test_a_distribution_found_twice_counts_once(two_sites, version, num_warnings
     assert len(found.warnings) == num_warnings
 
 
-# --- what is not chosen by the registry ----------------------------------------------------------
+# --- checkpoints and commands ----------------------------------------------------------
 
 
 def test_a_first_party_checkpoint_keeps_its_name(plugin_site, caplog):

@@ -1,4 +1,4 @@
-"""What a token costs the front end: as ratios within one run, since machines differ."""
+"""The CPU cost of a token in the front end, as ratios within one run."""
 
 from array import array
 from time import thread_time_ns
@@ -46,7 +46,7 @@ def token_cost_ns(tokenizer=None, prompt_len=8, kind=DELTA, **params):
 
 
 def outputs_cost_ns():
-    """Return the least CPU time of making the two objects that every output needs."""
+    """Return the least CPU time to create the two objects of every output."""
     metrics, prompt, times = RequestMetrics(1), [1], []
     for _ in range(NUM_STEPS):
         start_ns = thread_time_ns()
@@ -58,7 +58,7 @@ def outputs_cost_ns():
 
 
 def least_ratio(measure, reference):
-    """Return the least of some ratios: a busy machine can only spoil them."""
+    """Return the least of some ratios; a busy machine only increases them."""
     return min(measure() / reference() for _ in range(NUM_TRIES))
 
 

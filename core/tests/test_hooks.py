@@ -1,4 +1,4 @@
-"""Hooks apart from an engine: what is taken, in which order it is called, and who is blamed."""
+"""Hooks without an engine: validation, call order and error reports."""
 
 import logging
 
@@ -17,7 +17,7 @@ TOLD = []
 
 
 class Plain:
-    """A duck: no base class, one hook, without the parameter."""
+    """No base class; one hook without its parameter."""
 
     def __init__(self, context):
         self.context = context
@@ -73,7 +73,7 @@ def test_the_hook_names_match_the_recorded_list():
 
 def test_hooks_are_called_in_the_given_order(told):
     load(Last, Plain, First).notify("on_engine_start", config="c")
-    assert told == ["first of c", "last", "plain"]  # tryfirst, then as named
+    assert told == ["first of c", "last", "plain"]  # tryfirst, then in the given order
 
 
 def test_only_defined_hooks_are_subscribed():

@@ -1,4 +1,4 @@
-"""Classes, options models and probes that raise, lie or exit: typed errors that name them."""
+"""Classes, options models and probes that raise, lie or exit give typed errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RaisingOptions(BaseModel):
 
 
 class Hostile:
-    """Holds the classes, so that pytest does not look at them."""
+    """Contains the classes, so that pytest does not inspect them."""
 
     class ExitsMeta(Quiet, metaclass=Exits):
         pass

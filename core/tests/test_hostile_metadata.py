@@ -1,4 +1,4 @@
-"""Damaged and hostile metadata of installed distributions harms nobody else, and hangs nothing."""
+"""Damaged or hostile metadata affects only its own distribution and never hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines of models whose layers keep different things: full attention, windows and states."""
+"""Engines of hybrid models: full attention, sliding windows and states."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def needed_bytes(specs):
 
 def worker_of(specs):
     class MixedWorker(FakeWorker):
-        """Holds what every run reads, of each group, against what it must be."""
+        """Checks the cache content that every run reads in each group."""
 
         row_model_cls = GroupRows
 

@@ -1,4 +1,4 @@
-"""How long an engine waits between steps in which nothing runs."""
+"""The wait time of an engine between steps without runs."""
 
 from dataclasses import replace
 

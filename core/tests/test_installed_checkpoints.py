@@ -1,4 +1,4 @@
-"""Short names of models that installed packages bring."""
+"""Short names of models in installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of installed packages: found unimported, imported when typed, never in others' way."""
+"""Commands of installed packages are found without imports and imported when used."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ BOMB = "raise RuntimeError('imported')\n"
 
 @pytest.fixture
 def zoo(plugin_site):
-    """A distribution with two commands; the module of one must never be imported."""
+    """A distribution with two commands, one of which must never be imported."""
     entries = {"command": {"zoo.feed": ".feeding:feed", "zoo.free-all": ".bomb:free"}}
     plugin_site.add("acme-zoo", entries, manifest=LINE, feeding=FEED, bomb=BOMB)
     return plugin_site

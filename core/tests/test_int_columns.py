@@ -1,4 +1,4 @@
-"""Columns counted on as one long number: each place by one, the others not at all."""
+"""Columns that are incremented as one long integer."""
 
 from array import array
 from random import Random
@@ -15,7 +15,7 @@ def test_the_first_values_are_incremented_by_one(typecode, num):
     bits = 8 * array(typecode).itemsize - 1
     numbers = [source.randrange((1 << bits) - 1) for _ in range(num)] + [5, 6]
     for place in range(0, num, 3):
-        numbers[place] = (1 << bits) - 2  # the greatest that can be counted on
+        numbers[place] = (1 << bits) - 2  # the largest value that can be incremented
     column = array(typecode, numbers)
     increment(memoryview(column), num)
     assert list(column) == [number + 1 for number in numbers[:num]] + [5, 6]

@@ -1,4 +1,4 @@
-"""Ctrl-C while an `LLM` answers: between steps, in a step, and as the signal that it really is."""
+"""Ctrl-C during `LLM.generate`: between steps, within a step, and as a real signal."""
 
 import signal
 
@@ -34,7 +34,7 @@ def expected(llm):
 
 
 def interrupted(llm, monkeypatch, target, name):
-    """Break off `target.name` as Ctrl-C would if nobody watched for it."""
+    """Raise KeyboardInterrupt in `target.name`."""
 
     def interrupt(*arguments):
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The manager over groups that need different parts of the past, and what is held back."""
+"""The KV-cache manager with groups of different kinds, and retired blocks."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def computed(cache, tokens, name="r"):
 
 
 def gone(cache, tokens):
-    """Let a request with `tokens` be computed and end; return the blocks that it had."""
+    """Compute and free a request with `tokens`; return its blocks."""
     made = computed(cache, tokens)
     blocks = [list(table) for table in made.blocks]
     cache.free(made, last_step=-1)
@@ -88,14 +88,14 @@ def test_blocks_outside_of_a_window_are_freed_and_keep_their_position():
     assert cache.num_free_blocks == 38
     cache.advance(one)
     cache.check_integrity([one])
-    assert cache.lookup(request(range(9))).num_tokens == 8  # it is still to be found
+    assert cache.lookup(request(range(9))).num_tokens == 8  # it can still be found
 
 
 def test_draft_tokens_do_not_move_a_window():
     cache = manager(full(2))
     one = admitted(cache, range(8))
     assert cache.grow(one, 16) is not None
-    one.num_computed_tokens = 16  # of which 8 are drafts
+    one.num_computed_tokens = 16  # including 8 drafts
     cache.advance(one)
     assert one.num_dropped_blocks == [1]
     cache.check_integrity([one])
@@ -136,17 +136,17 @@ def test_snapshots_are_found_at_block_boundaries_only():
     one = admitted(cache, range(11))
     one.num_computed_tokens = 11
     cache.advance(one)
-    assert one.num_dropped_blocks == [2]  # the state stands in the last block
+    assert one.num_dropped_blocks == [2]  # the state is in the last block
     cache.check_integrity([one])
     hit = cache.lookup(request([*range(10), 99, 98]))
     assert hit.num_tokens == 8
-    assert hit.blocks[0][0] == 0 and hit.blocks[0][1]  # of the past, only the last state
+    assert hit.blocks[0][0] == 0 and hit.blocks[0][1]  # only the last state of the prefix
 
 
 def test_a_window_is_resumed_from_its_last_blocks_only():
     cache = manager(full(6))
     (blocks,) = gone(cache, range(20))
-    gone(cache, range(100, 100 + 4 * 36))  # evicts all but the first ones, which went last
+    gone(cache, range(100, 100 + 4 * 36))  # evicts all but the first blocks
     assert cache.lookup(request(range(20))).num_tokens == 16
     hit = cache.lookup(request(range(20)))
     assert hit.blocks[0][:2] == [0, 0] and list(hit.blocks[0][2:]) == blocks[2:4]

@@ -1,7 +1,7 @@
-"""The manager beside a naive model: what stands in every slot, and what can be found again.
+"""The KV-cache manager compared with a simple model of slot contents and prefix hits.
 
-The model writes into each slot which tokens it stands for, as a worker would. So a block that is
-shared wrongly, given back too early or found under a wrong name shows as a wrong content.
+The model writes into each slot the tokens that it represents, like a worker. So a block that is
+shared wrongly, given back too early or found by a wrong hash has a wrong content.
 """
 
 from math import lcm
@@ -46,7 +46,7 @@ BEGINNINGS = [(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2), (1, 2, 3, 4, 9, 9, 9, 9), (5,) 
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Admits, computes, grows, ends and retires requests over one shape of cache."""
+    """Admits, computes, grows and frees requests on one cache shape."""
 
     specs = SHAPES["full"]
 
@@ -58,9 +58,9 @@ class CacheMachine(RuleBasedStateMachine):
         config = KVCacheConfig(num_blocks=NUM_BLOCKS + 1, groups=groups)
         self.cache = KVCacheManager(config, enable_prefix_caching=True, max_step_tokens=MAX_STEP)
         self.alive = []
-        self.slots = {}  # (block, offset) to what stands there
-        self.names = {}  # content at the end of a block to the block that is found for it
-        self.num_named = {}  # request id to its blocks that have had their chance to be found
+        self.slots = {}  # (block, offset) to its content
+        self.names = {}  # content at the end of a block to the cached block
+        self.num_named = {}  # request id to its blocks that were offered for caching
         self.retiring = []  # (step, blocks)
         self.step = 0
         self.cache.executed(0)
@@ -69,7 +69,7 @@ class CacheMachine(RuleBasedStateMachine):
     # --- the model
 
     def content(self, request, group, position):
-        """What stands for a position in a group: the group, and all that it depends on."""
+        """Return the content of a position in a group: the group and all tokens up to it."""
         return group, request.cache_salt, tuple(request.token_ids[: position + 1])
 
     def held(self):
@@ -93,7 +93,7 @@ class CacheMachine(RuleBasedStateMachine):
         return table[position // size], position % size
 
     def longest(self, request):
-        """The longest prefix of whole blocks that all groups could go on from."""
+        """Return the longest prefix of full blocks that all groups can resume."""
         if any(isinstance(spec, StateSpec) and not spec.snapshots for spec in self.specs):
             return 0
         whole = lcm(*(spec.block_size for spec in self.specs))
@@ -109,13 +109,13 @@ class CacheMachine(RuleBasedStateMachine):
         return 0
 
     def handed_out(self, blocks):
-        """Note that blocks are somebody's again: what stood in them is found no longer."""
+        """Record that blocks are allocated again; their cached content is lost."""
         self.names = {name: block for name, block in self.names.items() if block not in blocks}
 
     def note_names(self, request):
-        """Note what a commit lets others find: full blocks of computed, known tokens.
+        """Record the blocks that a commit caches: full blocks of computed, known tokens.
 
-        A block whose content is found elsewhere already has had its chance.
+        A block whose content is cached elsewhere is not cached again.
         """
         start = self.num_named[request.request_id]
         end = min(request.num_computed_tokens, request.num_tokens)
@@ -131,19 +131,19 @@ class CacheMachine(RuleBasedStateMachine):
                     self.names[name] = block
 
     def compute(self, request, count):
-        """Do what a worker does: read what the run needs, then write what it computes."""
+        """Act as a worker: read the slots that the run needs, then write its own."""
         start = request.num_computed_tokens
         for group in range(len(self.specs)):
             for position in self.needed(group, start):
                 slot = self.slot(request, group, position)
-                assert slot[0], "a block that is needed was given back"
+                assert slot[0], "a needed block was freed"
                 assert self.slots.get(slot) == self.content(request, group, position)
             for position in range(start, min(start + count, request.num_tokens)):
                 slot = self.slot(request, group, position)
                 self.slots[slot] = self.content(request, group, position)
         request.num_computed_tokens = start + count
 
-    # --- what may happen
+    # --- rules
 
     @rule(data=st.data(), salt=st.sampled_from(["", "", "s"]))
     def admit(self, data, salt):
@@ -240,13 +240,13 @@ class CacheMachine(RuleBasedStateMachine):
         if not self.held():
             self.names = {}
 
-    # --- what has to hold
+    # --- invariants
 
     def taken(self, hit):
         return {block for blocks in hit.blocks for block in blocks if block}
 
     def demand(self, hit, end):
-        """How many new blocks an admission up to `end` tokens takes."""
+        """Return the number of new blocks for an admission up to `end` tokens."""
         once = [isinstance(spec, StateSpec) and not spec.snapshots for spec in self.specs]
         sizes = [spec.block_size for spec in self.specs]
         counts = [-(-end // size) - hit.num_tokens // size for size in sizes]

@@ -1,4 +1,4 @@
-"""Every transition of the table, and none beside it."""
+"""Status transitions of a request are exactly those of the table."""
 
 import ast
 from itertools import product
@@ -23,14 +23,14 @@ def make(status):
 
 
 def may_follow(before, after):
-    """The rules in words: the table must say the same."""
+    """Return whether a transition is allowed; the table must agree."""
     if before.finished:
         return False
     if after in {S.FINISHED_ABORTED, S.FINISHED_ERROR}:
         return True
-    if after.finished:  # a token, which only a plan can have brought
+    if after.finished:  # a token, which only a plan can produce
         return before in {S.RUNNING, S.PREEMPTED}
-    if after is S.RUNNING:  # a gate opens to the queue, and so does a load
+    if after is S.RUNNING:  # gates and loads release a request to the queue
         return before in {S.WAITING, S.PREEMPTED}
     if after is S.PREEMPTED:
         return before is S.RUNNING
@@ -63,7 +63,7 @@ def test_every_status_is_reachable_and_can_end():
 
 
 def test_only_one_module_assigns_a_status():
-    """In the scheduler's package, an assignment to `.status` stands in one module only."""
+    """In the scheduler's package, only one module assigns `.status`."""
     folder = Path(dovetail.scheduling.__file__).parent
     writers = {
         path.name

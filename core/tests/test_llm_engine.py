@@ -1,4 +1,4 @@
-"""The engine from text to text, on parts of plain Python: a worker that says its piece by heart."""
+"""The engine from text to text on a worker in plain Python that generates a fixed text."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 
 class Speaker(WorkerBase):
-    """Says the bytes of `PIECE`, from its beginning, to everybody."""
+    """Generates the bytes of `PIECE` for every request."""
 
     made: ClassVar[list] = []
 
@@ -46,7 +46,7 @@ class Speaker(WorkerBase):
         return {"layer": NoCacheSpec(block_size=self.config.cache.block_size)}
 
     def determine_available_memory(self):
-        raise AssertionError("nothing is kept: there is nothing to measure")
+        raise AssertionError("the model has no KV cache, so no memory is measured")
 
     def initialize_cache(self, kv_cache_config):
         self.num_blocks = kv_cache_config.num_blocks
@@ -218,7 +218,7 @@ def test_a_rejected_request_leaves_no_state(engine, prompt, params, parameter):
     with pytest.raises(RequestError) as refusal:
         one.add_request("bad", prompt, params)
     assert refusal.value.parameter == parameter
-    one.add_request("bad", "say", GREEDY)  # its name is not in use
+    one.add_request("bad", "say", GREEDY)  # its id is not in use
     done = {out.request_id: out.outputs[0].text for out in run(one) if out.finished}
     assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
 
@@ -327,7 +327,7 @@ def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
 def llm(model, options):
     with LLM(model(), **options) as made:
         yield made
-    made.shutdown()  # once more
+    made.shutdown()  # a second time
     assert Speaker.made[-1].ended == 1
 
 

@@ -1,4 +1,4 @@
-"""Transfers of a KV connector that do not end in time: nobody waits for ever, no block is lost."""
+"""Late transfers of a KV connector: no request waits forever, and no block is lost."""
 
 import logging
 from dataclasses import replace
@@ -61,14 +61,14 @@ def driver(drive, side):
 
 
 def spoil(driver, transfer):
-    """Let the connector write to the blocks of its transfer."""
+    """Write to the blocks of a transfer, as the connector does."""
     for block in transfer.block_ids:
         for place in range(driver.worker.block_size):
             driver.worker.slots[block, place] = "spoilt"
 
 
 def answer(driver, side, **outcome):
-    """Let the worker's side tell an outcome with an empty step."""
+    """Report an outcome of the worker side with an empty step."""
     side.outcome = KVOutcome(**outcome)
     plan = driver.scheduler.schedule()
     output = replace(driver.worker.execute(plan), kv_transfer=b"told")
@@ -98,7 +98,7 @@ def test_the_blocks_of_a_late_load_are_recomputed_and_freed_after_twice_the_time
     driver.step()
     assert driver.scheduler.depth().num_transfers == 0
     assert driver.scheduler.view.num_free_blocks == free
-    answer(driver, side, done=(transfer.transfer_id,))  # far too late: nobody cares
+    answer(driver, side, done=(transfer.transfer_id,))  # far too late: it is ignored
     assert driver.scheduler.view.num_free_blocks == free
 
 
@@ -189,7 +189,7 @@ def test_new_requests_do_not_starve_a_partly_loaded_prompt(drive, side, alone):
         driver.add(f"r{number}", 1, max_tokens=3 + number)
     driver.step()
     (transfer,) = side.transfers
-    checksum = 0  # what the strict worker keeps for a token and all before it
+    checksum = 0  # the strict worker's checksum of a token and its prefix
     for place, token in enumerate(prompt[:4]):
         checksum = crc32(token.to_bytes(4, "little"), checksum)
         driver.worker.slots[transfer.block_ids[0], place] = checksum
@@ -231,4 +231,4 @@ def test_outputs_and_resets_do_not_wait_for_long_stores(tmp_path, monkeypatch):
         before = llm.llm_engine.last_stats.step_id
         assert llm.reset_prefix_cache() is False
         llm.generate([[1]], params)
-        assert llm.llm_engine.last_stats.step_id - before < 60  # it waits between its steps
+        assert llm.llm_engine.last_stats.step_id - before < 60  # the scheduler waits between steps

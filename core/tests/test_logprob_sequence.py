@@ -75,7 +75,7 @@ def test_returned_logprobs_do_not_change_when_more_arrive():
 
 @pytest.fixture
 def no_collector():
-    """Keep the collector out: how long it takes is a matter of all that pytest holds."""
+    """Disable the garbage collector, whose time depends on all objects that pytest keeps."""
     gc.collect()
     gc.disable()
     yield

@@ -1,4 +1,4 @@
-"""Drafts in the scheduler: counts alone, blocks for them, and what a result leaves behind."""
+"""Drafts in the scheduler: counts, lookahead blocks and results."""
 
 from array import array
 from dataclasses import replace
@@ -21,7 +21,7 @@ LIMITS = SchedulerLimits(
 
 
 class Table:
-    """A scheduler whose results are written by hand."""
+    """A scheduler with explicit step results."""
 
     def __init__(self, *, num_blocks=30, **limits):
         context = SchedulerContext(
@@ -71,7 +71,7 @@ def test_drafts_are_verified_by_the_next_run():
     table.settle(first, [[50]], [2])
     second = table.plan()
     assert runs(second) == [(4, 3, 1, 2)]
-    outputs = table.settle(second, [[51, 52]], [0])  # one of two was right
+    outputs = table.settle(second, [[51, 52]], [0])  # one of two drafts was accepted
     assert list(outputs.token_ids) == [51, 52]
     assert runs(table.plan()) == [(6, 1, 1, 0)]
     assert (outputs.stats.num_drafts, outputs.stats.num_accepted) == (2, 1)
@@ -96,11 +96,11 @@ def test_the_next_run_is_planned_before_the_drafts_are_verified():
     # As if every draft were right, and with room for as many as there can be.
     assert runs(second) == [(7, 4, 1, 3)] and runs(third) == [(11, 4, 1, 3)]
     assert table.request("a").num_in_flight == 3 + 4 + 4
-    table.settle(first, [[51]], [1])  # both wrong: what is out begins two tokens earlier
+    table.settle(first, [[51]], [1])  # both rejected: the run in flight begins two tokens earlier
     request = table.request("a")
     assert (request.num_tokens, request.num_in_flight) == (6, 8)
     assert request.num_computed_tokens == 13
-    outputs = table.settle(second, [[52, 53]], [0])  # the one that it held was right
+    outputs = table.settle(second, [[52, 53]], [0])  # its draft was accepted
     assert (outputs.stats.num_drafts, outputs.stats.num_accepted) == (3, 1)
     assert runs(table.plan()) == [(11, 4, 1, 3)]
     table.settle(third, [[54]], [3])
@@ -205,7 +205,7 @@ def test_a_preempted_request_loses_its_drafts():
 
 
 def test_only_verified_tokens_are_committed():
-    """A draft that fills a block is not to be found by others, right or wrong."""
+    """A block with a draft is never cached before it is verified."""
     table = Table()
     table.add("a", 4)
     table.settle(table.plan(), [[50]], [3])
@@ -215,7 +215,7 @@ def test_only_verified_tokens_are_committed():
 
 
 class RowExecutor:
-    """A row model behind an executor's face."""
+    """An executor of a row model."""
 
     def __init__(self, limits, kv_cache, depth):
         self.max_concurrent_steps, self.num_empty = depth, 0
@@ -261,7 +261,7 @@ def test_an_engine_gives_the_same_tokens_with_drafts_in_fewer_steps(depth):
 
 
 def test_the_same_tokens_with_and_without_drafts():
-    """The referee holds every token against what the request gets alone."""
+    """The referee compares every token with that of the request alone."""
     num_verified = 0
     for seed in range(24):
         program = random_program(seed, plain=True)

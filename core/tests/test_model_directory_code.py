@@ -1,4 +1,4 @@
-"""A model directory can only name installed models: it never chooses code."""
+"""A model directory can only name installed models and never selects code."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ NAMES = [
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """A working directory, on the import path, with a module that leaves a mark when imported."""
+    """A working directory, on the import path, with a module that creates a file when imported."""
     mark = tmp_path / "imported"
     (tmp_path / "evil.py").write_text(CANARY.format(place=str(mark)))
     monkeypatch.chdir(tmp_path)

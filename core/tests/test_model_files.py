@@ -1,4 +1,4 @@
-"""Files of a model directory: whatever stands there, reading ends soon, in a typed error."""
+"""Reading any file of a model directory ends soon, with a typed error if it is invalid."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def make_fifo(path):
 def make_socket(path):
     with socket.socket(socket.AF_UNIX) as listener:
         here = os.getcwd()
-        os.chdir(path.parent)  # the path of a socket may have 108 bytes only
+        os.chdir(path.parent)  # a socket path has at most 108 bytes
         try:
             listener.bind(path.name)
         finally:

@@ -1,4 +1,4 @@
-"""Names that nobody has: what is near, what is installed, and an architecture is no typo."""
+"""Errors for unknown names: suggestions, installed names and architectures."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Results of several ranks as one, and transfers that end when they have ended on all ranks."""
+"""Results of several ranks are combined; transfers end when all ranks have ended them."""
 
 from array import array
 
@@ -19,7 +19,7 @@ def output(kv_transfer=b"", tokens=(7,)):
 
 
 class Side(FakeSchedulerSide):
-    """Ends what the answer says: `b"1 2 -3"` ends 1, 2 and, badly in block 30 + rank, 3."""
+    """Ends the transfers of a result: `b"1 2 -3"` ends 1 and 2; 3 fails in block 30 + rank."""
 
     def update(self, answer, rank=0):
         ended = [int(number) for number in answer.split()]

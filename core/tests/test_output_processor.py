@@ -20,7 +20,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 class Desk:
-    """An output processor with requests on it, and short ways to tell it what a step gave."""
+    """An output processor with short methods to add requests and step results."""
 
     def __init__(self, tokenizer=True):
         self.clock = ManualClock(10)
@@ -131,7 +131,7 @@ def test_a_stop_string_finishes_the_request_and_aborts_it_in_the_core():
     assert (done.text, done.finish_reason, done.stop_reason) == ("Hel", "stop", "lo w")
     assert done.token_ids == list(b"Hello w")
     assert output.finished
-    # The core may have had a plan in flight: what it gives is dropped.
+    # The core may have a plan in flight; its result is dropped.
     late = processor.step({"r": b"x"}, [("r", LENGTH)])
     assert late.request_outputs == late.to_abort == []
 

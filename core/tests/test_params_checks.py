@@ -1,4 +1,4 @@
-"""Requests' wishes for logits processors are judged by the engine, before anything runs."""
+"""The engine checks parameters of logits processors before a request runs."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Worker(FakeWorker):
-    """Claims that it runs them; nobody here looks at the tokens."""
+    """Declares logits processors; no test reads the tokens."""
 
     provides = frozenset({"logits_processors"})
 

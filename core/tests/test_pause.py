@@ -1,4 +1,4 @@
-"""A paused engine: nothing spins, nothing is lost, and everything continues where it was."""
+"""A paused engine does not spin, loses nothing and continues after resume."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def llm(request, tmp_path):
 
 
 def run(engine):
-    """Step until nothing comes any more; return the tokens of those that ended."""
+    """Step until there are no more outputs; return the tokens of finished requests."""
     ended = {}
     for _ in range(40):
         for output in engine.step():

@@ -89,7 +89,7 @@ def test_a_builder_numbers_its_plans_and_starts_each_one_empty():
     assert not second.joins
     assert not second.leaves
     assert not second.blocks[0].rows
-    assert list(first.rows) == [3], "the first plan is not touched by the next"
+    assert list(first.rows) == [3], "the first plan must not change"
 
 
 def test_an_empty_plan_can_contain_leaves():
@@ -220,7 +220,7 @@ def test_decodes_are_first_and_sample_one_token_each():
     other.run_many([4, 2, 1], [17, 3, 0], [1, 1, 5], [1, 1, 0])
     plan = builder.build()
     assert plan == other.build() and plan.total_num_tokens == 7
-    assert builder.build().empty  # and the next plan begins again
+    assert builder.build().empty  # the next plan starts empty
 
 
 def test_runs_after_decodes_are_checked():

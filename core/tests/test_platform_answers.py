@@ -1,4 +1,4 @@
-"""What a platform's methods raise or answer wrongly is told as the platform's, by name."""
+"""Errors and invalid results of platform methods are reported with the platform's name."""
 
 import logging
 

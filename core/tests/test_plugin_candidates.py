@@ -1,4 +1,4 @@
-"""Automatic candidates that fail, probes, and what plugins need of the platform."""
+"""Automatic candidates that fail, probes, and needed capabilities of the platform."""
 
 import logging
 import sys
@@ -38,7 +38,7 @@ def entry(name, kind="policy", **more):
 
 
 class Prefers(FakePlatform):
-    """Prefers what it is told to."""
+    """A platform with given preferences."""
 
     def __init__(self, *names):
         self.names = names
@@ -48,7 +48,8 @@ class Prefers(FakePlatform):
 
 
 def install(site, *names, **more):
-    """Install distributions with a policy of their own name; `more`: name to manifest keys."""
+    """Install distributions with a policy named like the distribution; `more`: name to manifest
+    keys."""
     for name in names:
         manifest = entry(name, **more[name]) if name in more else None
         site.add(name, {"policy": {name: ".parts:Fair"}}, manifest=manifest, parts=PARTS)

@@ -1,4 +1,4 @@
-"""What an import of a plugin leaves behind, and what is reported about it."""
+"""Side effects of plugin imports, and their reports."""
 
 import os
 import sys
@@ -110,7 +110,8 @@ def test_a_slow_import_is_logged(plugin_site, monkeypatch, seconds, told):
     assert list(registry.resolutions[0].notes) == told
 
 
-# --- making and asking --------------------------------------------------------------------------
+# --- constructors and calls
+# --------------------------------------------------------------------------
 
 
 class Fails:

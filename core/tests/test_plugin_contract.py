@@ -1,4 +1,4 @@
-"""Contract checks: what is accepted, what is refused, and that all problems are told at once."""
+"""Contract checks: accepted and rejected classes, and all problems in one report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def problems(kind: str, cls: object) -> list[str]:
 
 
 class Loader:
-    """A weight loader that subclasses nothing."""
+    """A weight loader without a base class."""
 
     CONTRACT_VERSION = "0.1"
 
@@ -171,7 +171,7 @@ def test_abstract_methods_are_reported() -> None:
 
 
 def executor(**changes: Any) -> type:
-    """An executor that is right but for `changes`."""
+    """Return a correct executor class with `changes` applied."""
 
     def collective_rpc(self: Any, operation: Any, **more: Any) -> Any: ...
 
@@ -238,7 +238,7 @@ def test_signatures_that_reject_a_call_are_invalid(changes: dict[str, Any], told
 
 
 class Words:
-    """A tokenizer that subclasses nothing."""
+    """A tokenizer without a base class."""
 
     CONTRACT_VERSION = contract_version("tokenizer")
     eos_token_id = None

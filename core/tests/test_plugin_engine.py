@@ -1,4 +1,4 @@
-"""Plugins in an engine: what the user wrote reaches them, what they do is told, no step asks."""
+"""Plugins in an engine: user options reach them, and their failures are reported."""
 
 import inspect
 import logging
@@ -78,7 +78,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def start(model):
-    """Start an engine of fakes; it is ended with the test."""
+    """Start an engine of fakes that is shut down after the test."""
     made = []
 
     def build(**args):
@@ -101,7 +101,7 @@ def entry(kind, name, **more):
     return "\n".join(["[[plugin]]", f'kind = "{kind}"', f'name = "{name}"', *lines, ""])
 
 
-# --- what the user wrote ------------------------------------------------------------------------
+# --- user options ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FIELDS)
@@ -134,7 +134,7 @@ def test_the_users_rules_hold_in_an_engine(plugin_site, start):
     assert len(tokens(start(worker_cls=f"{path}:MyWorker", trust_local_code=True))) == 4
 
 
-# --- what is told -------------------------------------------------------------------------------
+# --- reports -------------------------------------------------------------------------------
 
 
 def test_the_error_of_an_explicit_plugin_has_its_cause(plugin_site, start):

@@ -1,4 +1,4 @@
-"""The static manifest: located, parsed, described; nothing is imported for it."""
+"""The static manifest is located, parsed and described without an import."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def broken_by(plugin_site, manifest, entries=None):
     return told
 
 
-# --- what it says -------------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------
 
 
 def test_all_manifest_keys_are_read(plugin_site):
@@ -96,7 +96,7 @@ def test_unknown_kinds_of_another_core_version_are_ignored(plugin_site):
     assert plugin_site.registry().describe("policy", "fair").entry.rank == 7
 
 
-# --- where it is --------------------------------------------------------------------------------
+# --- location --------------------------------------------------------------------------------
 
 
 def test_an_editable_installation_is_found_without_importing_it(plugin_site, tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_installed_manifests_agree_with_their_plugins():
             assert parse_range(about.entry.api).allows(current), about
 
 
-# --- what is wrong with it ----------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------
 
 HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
 

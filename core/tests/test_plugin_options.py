@@ -1,4 +1,4 @@
-"""Options of plugins: held against the plugin's own model, and brought to it."""
+"""Plugin options are checked with the plugin's options model and passed to it."""
 
 import sys
 
@@ -52,7 +52,7 @@ ENTRIES = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"whole": ".parts:Who
 
 @pytest.fixture
 def acme(plugin_site):
-    """A registry with a distribution of a policy that takes options, given these."""
+    """Return a registry with a policy that has options, set to the given ones."""
     plugin_site.add("acme", ENTRIES, manifest=MANIFEST, parts=PARTS, model=MODEL)
     return lambda **given: plugin_site.registry(options=given)
 

@@ -1,4 +1,4 @@
-"""Who is taken and who is not: the user's rules, precedence, replacing."""
+"""Plugin selection: the user's rules, precedence and replacement."""
 
 import sys
 
@@ -43,7 +43,8 @@ def order(registry, *preferred):
 
 
 def install(site, *names, **more):
-    """Install distributions with a policy of their own name; `more`: name to manifest keys."""
+    """Install distributions with a policy named like the distribution; `more`: name to manifest
+    keys."""
     for name in names:
         manifest = entry(name, **more[name]) if name in more else None
         site.add(name, {"policy": {name: ".parts:Fair"}}, manifest=manifest, parts=PARTS)

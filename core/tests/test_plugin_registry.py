@@ -1,4 +1,4 @@
-"""Discovery, resolution and loading, over distributions made up in a temporary directory."""
+"""Discovery, resolution and loading of fake distributions in a temporary directory."""
 
 from __future__ import annotations
 
@@ -346,7 +346,9 @@ def test_a_failed_load_can_be_retried(
     install("late", "[dovetail.policy]\nlate = late_mod:Mine\n", late_mod="raise OSError('busy')")
     with pytest.raises(PluginLoadError, match="busy"):
         registry.load("policy", "late")
-    (site / "late_mod.py").write_text(POLICY + "# another size, so that no stale bytecode serves\n")
+    (site / "late_mod.py").write_text(
+        POLICY + "# another size, so that no stale bytecode is used\n"
+    )
     assert registry.load("policy", "late").__name__ == "Mine"
 
 

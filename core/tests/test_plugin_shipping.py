@@ -30,7 +30,7 @@ MANIFEST = '[[plugin]]\nkind = "policy"\nname = "fair"\nroles = ["engine", "work
 
 @pytest.fixture
 def shipped(plugin_site):
-    """What a process resolved: a plugin with options, and a class named directly."""
+    """Return the resolutions of a plugin with options and of a class named directly."""
     entries = {"policy": {"fair": ".parts:Fair", "other": ".parts:Loose"}}
     plugin_site.add("acme", entries, manifest=MANIFEST, parts=PARTS)
     registry = plugin_site.registry(options={"fair": {"weight": 3}})
@@ -94,7 +94,7 @@ class Oldest:
 
 
 def adapt_oldest(cls):
-    """Make a policy of a class of policy 0.0."""
+    """Adapt a class of policy contract 0.0."""
 
     class Adapted(Policy):
         def __init__(self):

@@ -14,7 +14,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 
 class Paced(FakeWorker):
-    """Does what the model's config.json says."""
+    """A worker that follows the model's config.json."""
 
     def execute_model(self, plan):
         told = self._config.model.hf_config
@@ -44,14 +44,14 @@ class Picky(Scheduler):
 
 
 class ByPriority(Policy):
-    """The smaller the number, the sooner."""
+    """Serves requests with a lower priority number first."""
 
     def rank(self, request, view):
         return request.priority
 
 
 class Counting(StatLogger):
-    """Counts tokens, in the front end."""
+    """A stat logger that counts tokens in the front end."""
 
     num_tokens = 0
 
@@ -66,7 +66,7 @@ class Counting(StatLogger):
 
 
 class Listening(Hooks):
-    """Notes which requests failed, and the end."""
+    """Records failed requests and the end of the engine."""
 
     heard: ClassVar[list] = []
 
@@ -81,7 +81,7 @@ class Listening(Hooks):
 
 
 class Unlucky(Counting):
-    """Cannot be made."""
+    """Its constructor raises."""
 
     def __init__(self, context):
         raise OSError("no such luck")

@@ -1,4 +1,4 @@
-"""Engines for an event loop, on parts that a child process can import."""
+"""Asynchronous engines made of parts that a child process can import."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ CONFIG = {"architectures": ["Paced"], "vocab_size": 259, "max_position_embedding
 
 
 class Bench:
-    """One event loop, and the engines that were made for it."""
+    """One event loop and the engines that use it."""
 
     def __init__(self, folder, parts):
         self.folder, self.parts = folder, parts
@@ -57,14 +57,14 @@ class Bench:
             llm.shutdown()
             llm.shutdown()
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        assert not asyncio.all_tasks(self.loop), "tasks stayed behind"
+        assert not asyncio.all_tasks(self.loop), "tasks are still running"
         self.loop.close()
-        assert not self.complaints, "the loop complained; see the tests that failed, if any did"
+        assert not self.complaints, "the event loop reported an error; see the failed tests"
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """Engines of a module, in one loop: `bench.run(coroutine)`."""
+    """Engines of a test module in one event loop: `bench.run(coroutine)`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(HERE))
         import async_llm_parts
@@ -77,5 +77,5 @@ def bench(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(bench):
-    """One fast engine for the tests of a module."""
+    """One fast engine shared by the tests of a module."""
     return bench.start()

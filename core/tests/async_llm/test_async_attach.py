@@ -1,4 +1,4 @@
-"""Several `AsyncLLM` of one engine: requests, ids and room of their own, one engine for all."""
+"""Several `AsyncLLM` of one engine have separate requests, ids and limits."""
 
 import asyncio
 import os

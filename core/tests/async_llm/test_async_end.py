@@ -1,4 +1,4 @@
-"""The end of an engine: everybody who waits is notified of it, soon, and nothing stays behind."""
+"""When an engine ends, all waiting callers are notified soon, and nothing stays behind."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ async def collect(stream):
 
 
 async def wait_in_every_way(llm, *calls):
-    """Return what each of those got who wait for the engine; calls: what else they wait for."""
+    """Return the result of each kind of waiting call. calls: further coroutines to wait for."""
     late = llm.generate("late", LONG)
     await anext(late)
     waits = [collect(llm.generate("a", LONG, output_kind=kind)) for kind in RequestOutputKind]
@@ -33,7 +33,7 @@ async def wait_in_every_way(llm, *calls):
 
 
 async def end(llm, kill, *calls):
-    """End the engine while everybody waits; return what they got, and after how long."""
+    """End the engine while callers wait; return their results and the time in seconds."""
     waiting = asyncio.create_task(wait_in_every_way(llm, *calls))
     await asyncio.sleep(0.2)
     assert not waiting.done() and await llm.is_ready()
@@ -55,15 +55,15 @@ def check_end(bench, llm, got, took_s, said):
 
 @pytest.fixture
 def nothing_left(bench, monkeypatch, tmp_path_factory):
-    """Descriptors, shared memory and folders of engines are what they were before."""
-    folder = tmp_path_factory.mktemp("t")  # of a short name: sockets lie in it
+    """Check that no descriptors, shared memory or folders of engines are left."""
+    folder = tmp_path_factory.mktemp("t")  # a short path: it contains sockets
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
     def residue():
         gc.collect()
         return len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm"), os.listdir(folder)
 
-    bench.run(asyncio.to_thread(int))  # the loop's threads and descriptors are there from now on
+    bench.run(asyncio.to_thread(int))  # creates the threads and descriptors of the loop
     before = residue()
     yield
     assert residue() == before
@@ -160,7 +160,7 @@ def test_a_stopped_engine_is_not_ready_until_it_continues(bench, nothing_left):
         stream = one.generate("a", LONG)
         await anext(stream)
         await asyncio.sleep(0.9)
-        await one.check_health(max_silence_s=0.8)  # steps are heartbeats, too
+        await one.check_health(max_silence_s=0.8)  # steps count as heartbeats
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(1.1)
         assert await one.is_ready() and not await one.is_ready(max_silence_s=0.8)

@@ -1,4 +1,4 @@
-"""Readers that leave, aborts and times that run out: nothing of their requests stays behind."""
+"""Canceled readers, aborts and timeouts: their requests are freed completely."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ def slow(bench):
 
 
 async def counts_become(llm, *wanted):
-    """Wait until the statistics say so many running, waiting and blocks in use."""
+    """Wait for the given numbers of running and waiting requests and used blocks."""
     for _ in range(200):
         stats = llm.last_stats
         counts = (stats.num_running, stats.num_waiting, stats.num_used_blocks)
@@ -40,7 +40,7 @@ async def last(stream):
 
 
 async def is_idle_within(llm, seconds):
-    """Whether no request has a block any more, in time."""
+    """Whether all blocks become free in time."""
     end_s = time.monotonic() + seconds
     while not (free := await llm.reset_prefix_cache()) and time.monotonic() < end_s:
         await asyncio.sleep(0.01)
@@ -86,7 +86,7 @@ def test_the_request_of_a_canceled_caller_is_freed_within_a_step(bench, slow, le
         await anext(stays)
         await leave(slow.generate("b", SamplingParams(n=n, max_tokens=400, ignore_eos=True)))
         steps = slow.last_stats.step_id
-        # One step's outputs may be on their way to here, one is under way; then comes the next.
+        # Outputs of one step may be in transit, and one step may be running.
         while slow.last_stats.step_id < steps + 3:
             await anext(stays)
         stats = slow.last_stats
@@ -96,7 +96,7 @@ def test_the_request_of_a_canceled_caller_is_freed_within_a_step(bench, slow, le
 
     stats = bench.run(ask())
     assert (stats.num_running, stats.num_waiting) == (1, 0)
-    assert stats.num_used_blocks <= 2  # those of the one that stays
+    assert stats.num_used_blocks <= 2  # the blocks of the remaining request
     assert slow.num_unfinished == 0
 
 
@@ -176,7 +176,8 @@ def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monk
 
     bench.run(ask())
     assert "could not be aborted: this message" in caplog.text
-    bench.run(abort([f"x~{number}" for number in range(1000)]))  # what the other one left
+    bench.run(abort([f"x~{number}" for number in range(1000)]))  # the cached blocks of the other
+    request
     assert bench.run(is_idle_within(slow, 2))
 
 
@@ -188,7 +189,7 @@ def test_the_id_of_an_aborted_request_can_be_used_at_once(bench, slow):
             stream = slow.generate("a", LONG, "x")
             await anext(stream)
             await stream.aclose()
-            # Tokens of the first one are on their way still.
+            # Tokens of the first request are still in transit.
             again = await last(slow.generate("b", params, "x", output_kind=FINAL))
             assert again.outputs == alone.outputs
 
@@ -196,7 +197,7 @@ def test_the_id_of_an_aborted_request_can_be_used_at_once(bench, slow):
 
 
 def least_late(bench, ask):
-    """Return the output and the lateness of the best of three: a busy machine is late at times."""
+    """Return the output and delay of the best of three tries; a busy machine may be late."""
     for _ in range(3):
         output, late_s = bench.run(ask())
         if late_s < MAX_LATE_S:
@@ -213,7 +214,7 @@ def test_an_expired_timeout_ends_the_request(bench, slow, reads):
         await anext(stream)
         if reads:
             output = await last(stream)
-        while not await slow.reset_prefix_cache():  # its blocks are free, whether it is read or not
+        while not await slow.reset_prefix_cache():  # the blocks are free in any case
             await asyncio.sleep(0.01)
         late_s = time.monotonic() - end_s
         return output if reads else await last(stream), late_s
@@ -247,7 +248,7 @@ def test_a_deadline_that_is_met_has_no_effect(bench, slow):
         params = SamplingParams(max_tokens=40, ignore_eos=True)
         start_s = time.monotonic()
         output = await last(slow.generate({"prompt": "a", "deadline_s": 0.3}, params, timeout_s=10))
-        assert time.monotonic() - start_s > 0.3  # the deadline is the first token's
+        assert time.monotonic() - start_s > 0.3  # the deadline applies to the first token
         return output
 
     output = bench.run(ask())

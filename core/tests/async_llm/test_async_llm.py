@@ -1,4 +1,4 @@
-"""Streams of answers: what readers get, what they are refused, and what else can be asked."""
+"""`AsyncLLM`: streams of outputs, rejected requests and other calls."""
 
 import asyncio
 from random import Random
@@ -23,7 +23,7 @@ async def last(stream):
 
 
 def random_asks(num=30):
-    """Prompts and parameters of all sorts, each with a seed of its own."""
+    """Yield random prompts and parameters, each with a different seed."""
     rng = Random(SEED)
     for place in range(num):
         text = "".join(rng.choices("abcdefgh é—", k=rng.randint(1, 60)))
@@ -45,7 +45,7 @@ def facts_of(output):
 
 
 def joined(outputs):
-    """Return the completions that the deltas make, by index: text, tokens and end."""
+    """Join delta outputs; return text, tokens and finish reason by completion index."""
     made = {}
     for output in outputs:
         for one in output.outputs:
@@ -169,7 +169,7 @@ def test_the_number_of_waiting_requests_is_limited(bench):
         await asyncio.sleep(0.02)
         with pytest.raises(CapacityError, match=r"2 more on top of 3 .* takes 4 at a time"):
             await collect(one.generate("say", SamplingParams(n=2)))
-        assert (await last(one.generate("say", params))).finished  # there is room for one
+        assert (await last(one.generate("say", params))).finished  # one more request may wait
         assert all(output.finished for output in await asyncio.gather(*tasks))
         return await last(one.generate("say", SamplingParams(n=4, max_tokens=2)))
 

@@ -1,4 +1,4 @@
-"""Slow readers and heavy outputs: nobody waits for others, and the loop is never held up."""
+"""Slow readers and large outputs delay neither other readers nor the event loop."""
 
 import asyncio
 import gc
@@ -67,7 +67,7 @@ def test_a_reader_that_stops_reading_delays_no_other_request(bench):
         return outputs, late
 
     outputs, late = bench.run(ask())
-    assert len(outputs) > 75, "a reader that is awake sees the steps"
+    assert len(outputs) > 75, "a fast reader receives an output per step"
     assert all(len(found) <= 3 for found in late)
     assert {len(text_of(found)) > 0 and found[-1].finished for found in late} == {True}
     one.shutdown()
@@ -78,7 +78,7 @@ def test_a_reader_that_stops_reading_delays_no_other_request(bench):
 
 @pytest.fixture
 def no_collector():
-    """Keep the collector out: how long it takes is a matter of all that pytest holds."""
+    """Disable the garbage collector, whose time depends on all objects that pytest keeps."""
     gc.collect()
     gc.disable()
     yield
@@ -86,7 +86,7 @@ def no_collector():
 
 
 async def longest_hold_s(work):
-    """Return what `work` gives, and the most processor time between two turns of the loop."""
+    """Return the result of `work` and the longest CPU time between two turns of the loop."""
     task, longest, mark = asyncio.ensure_future(work), 0.0, time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
@@ -97,7 +97,7 @@ async def longest_hold_s(work):
 
 @pytest.fixture(scope="module")
 def wide(bench):
-    """An engine that serves 64 at a time, with whole prompts."""
+    """An engine that runs 64 requests at a time without chunked prefill."""
     return bench.start(max_num_seqs=NUM_STREAMS, max_num_batched_tokens=NUM_STREAMS * 512)
 
 
@@ -110,7 +110,7 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
         return await asyncio.gather(*map(collect, asks))
 
     found, longest_s = bench.run(longest_hold_s(ask()))
-    print(f"{NUM_STREAMS} streams held the loop up for {1000 * longest_s:.1f} ms at most")
+    print(f"{NUM_STREAMS} streams blocked the loop for {1000 * longest_s:.1f} ms at most")
     assert all(outputs[-1].finished for outputs in found)
     assert longest_s < MAX_HOLD_S
 
@@ -120,7 +120,7 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
 def test_large_log_probabilities_do_not_block_the_event_loop(
     bench, wide, no_collector, monkeypatch, sliced
 ):
-    """Each portion is made to take 1 ms; a step brings far more than 50 of them."""
+    """Each chunk takes 1 ms, and a step has far more than 50 of them."""
     process = wide._front.outputs.process_chunk
 
     def process_slowly(chunk):
@@ -145,13 +145,13 @@ def test_large_log_probabilities_do_not_block_the_event_loop(
         return await work
 
     holds_s = []
-    for _ in range(NUM_TRIES if sliced else 1):  # others on the machine can only make it longer
+    for _ in range(NUM_TRIES if sliced else 1):  # other processes can only make it longer
         found, longest_s = bench.run(longest_hold_s(ask()))
         assert [len(outputs[-1].prompt_logprobs) for outputs in found] == [400] * 32
         holds_s.append(longest_s)
     least_s = min(holds_s)
-    print(f"sliced={sliced}: the loop was held up for {1000 * least_s:.1f} ms at most")
-    assert (least_s < MAX_HOLD_S) == sliced, "without slices the test must see it"
+    print(f"sliced={sliced}: the loop was blocked for {1000 * least_s:.1f} ms at most")
+    assert (least_s < MAX_HOLD_S) == sliced, "without slices the loop must be blocked"
 
 
 def test_a_long_text_is_tokenized_outside_of_the_event_loop(bench, llm, monkeypatch):
@@ -208,7 +208,7 @@ def random_outputs(rng):
 
 
 def said_by(pieces):
-    """All that outputs say, in their order, request by request; and the ends."""
+    """Return all data of the outputs by request, in order, and the finish reasons."""
     said, ends, prompts, cached, logprobs = [], [], {}, {}, {}
     for piece in pieces:
         end = 0
@@ -237,7 +237,7 @@ def test_output_chunks_contain_the_same_data_as_the_whole(most):
         assert said_by(pieces) == said_by([outputs])
         rows = {name: n for n, piece in enumerate(pieces) for name in piece.request_ids}
         for number, piece in enumerate(pieces):
-            for one in piece.finished:  # an end comes with the last tokens, or after them
+            for one in piece.finished:  # in the chunk of the last tokens or later
                 assert rows.get(one.request_id, number) == number
             with_tokens = sum(count > 0 for count in piece.num_new_tokens)
             assert len(pieces) == 1 or with_tokens <= most
@@ -283,7 +283,7 @@ def test_outputs_are_read_before_the_error():
             with pytest.raises(EngineDeadError, match="gone") as raised:
                 await stream.next()
             assert raised.value.digest == "rows: 3" and str(raised.value) == str(error)
-            assert raised.value is not error  # a shared one would gather tracebacks
+            assert raised.value is not error  # a shared exception would accumulate tracebacks
 
     asyncio.run(read())
 

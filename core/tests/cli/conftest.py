@@ -1,4 +1,4 @@
-"""A model that needs no tensor library: it spells, letter after letter, what a test wants."""
+"""A model without a tensor library that generates a given text letter by letter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Spell = Callable[..., list[str]]
 
 @pytest.fixture
 def spell(tmp_path: Path) -> Spell:
-    """Return a function from letters to the options of an engine that spells them.
+    """Return a function that gives the options of an engine that generates a given text.
 
     After the byte " " comes the first byte of `text`, after each byte of it the next one, then the
     end; so no byte may be in it twice. After any other byte comes the end. `loop`: begin again.

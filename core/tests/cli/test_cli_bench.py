@@ -1,5 +1,4 @@
-"""`dovetail bench`: what is asked of the engine, and what is reported about it; the shared
-cases."""
+"""`dovetail bench`: the requests that it runs, its report, and the shared cases."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ CASES_FILE = Path(__file__).parents[3] / "bench" / "cases.py"
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple[tuple[int, ...], object]]:
-    """What the engine is asked: (prompt, params) of every request."""
+    """Record (prompt, params) of every request of the engine."""
     seen = []
     add_request = LLMEngine.add_request
 
@@ -59,7 +58,7 @@ def test_latency_runs_one_request_at_a_time(spell, asked, tmp_path, capsys) -> N
 
 
 def test_the_platform_that_was_chosen_is_named(spell, tmp_path, capsys, monkeypatch) -> None:
-    """Not the last one that was loaded to be asked whether it can be used."""
+    """The report must not name a platform that was only probed."""
     file = tmp_path / "out.json"
     options = spell()
     place = options.index("--platform")

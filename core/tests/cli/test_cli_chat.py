@@ -1,4 +1,4 @@
-"""`dovetail chat`: streaming, history, commands, Ctrl-C, and what does not fit."""
+"""`dovetail chat`: streaming, history, commands, Ctrl-C and long conversations."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dovetail.entrypoints.interrupts import watch_for_interrupt
 
 PATIENCE_S = 20
 TYPING_PAUSE_S = 0.4
-ON_TERMINAL = (  # in the new process, so that nothing runs between fork and exec
+ON_TERMINAL = (  # set in the new process, so that no code runs between fork and exec
     "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
-    # A suite started in the background hands down a SIGINT that is ignored.
+    # A suite started in the background inherits an ignored SIGINT.
     "signal.signal(signal.SIGINT, signal.default_int_handler);"
     "from dovetail.cli import main; sys.exit(main(sys.argv[1:]))"
 )
@@ -58,7 +58,7 @@ def never() -> bool:
 
 
 def after(count: int):
-    """Return a question that is answered with yes from the `count`-th time on."""
+    """Return a predicate that is true from its `count`-th call on."""
     asked = []
     return lambda: bool(asked.append(None)) or len(asked) >= count
 
@@ -241,7 +241,7 @@ def test_the_second_ctrl_c_raises() -> None:
 
 
 class Terminal:
-    """A process on a terminal of its own."""
+    """A process with its own pseudo-terminal."""
 
     def __init__(self, *command: str) -> None:
         self.master, slave = pty.openpty()
@@ -258,7 +258,7 @@ class Terminal:
         self.text = ""
 
     def type(self, keys: str) -> None:
-        # A person needs longer; the line editor loses keys while it takes the terminal over.
+        # The line editor loses keys while it configures the terminal.
         time.sleep(TYPING_PAUSE_S)
         os.write(self.master, keys.encode())
 

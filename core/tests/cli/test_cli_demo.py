@@ -1,4 +1,4 @@
-"""`dovetail demo`, the checkpoint that it makes, and the examples, on the real engine."""
+"""`dovetail demo`, its random checkpoint and the examples, on the real engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def no_demo_model(monkeypatch) -> None:
 
 @pytest.fixture
 def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> None:
-    """An installed package with the name of the demo model, tasks and random weights."""
+    """An installed package named like the demo model, with tasks and random weights."""
     package = tmp_path / "dovetail_demo_model"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -74,7 +74,7 @@ def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, cap
         "config.json names it",
     ):
         assert words in told
-    # Other platforms were loaded and asked, too.
+    # Other platforms were loaded and probed, too.
     (row,) = [line for line in told.splitlines() if line.startswith("platform ")]
     assert row.split()[1:3] == ["cpu", "dovetail-cpu"]
 
@@ -93,7 +93,7 @@ def test_the_demo_model_runs_its_tasks_and_is_graded(demo_model, capsys) -> None
     ):
         assert words in told
     assert "all 2 the same" in told
-    assert "attention_backend" not in told  # the run has the requested plugin only
+    assert "attention_backend" not in told  # the run uses the requested plugin only
 
 
 def test_an_unknown_name_is_reported_before_anything_runs(no_demo_model, capsys) -> None:

@@ -1,4 +1,4 @@
-"""`dovetail generate`: what it prints, what it refuses, and how soon."""
+"""`dovetail generate`: its output, rejected arguments and time limits."""
 
 from __future__ import annotations
 

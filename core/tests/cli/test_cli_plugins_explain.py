@@ -1,4 +1,4 @@
-"""`dovetail plugins explain`: what is printed, what it exits with, what is not imported."""
+"""`dovetail plugins explain`: its output, exit codes and imports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_invalid_arguments_are_reported_briefly(arguments, told, capsys):
 
 
 def test_attention_requirements_are_computed_without_a_tensor_library(tmp_path):
-    """Only loading a backend may import one: with none installed but asked for, nothing does."""
+    """Only loading a backend may import a tensor library."""
     write_tiny_llama(tmp_path)
     program = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""`dovetail plugins show`: what is printed, and what is not imported for it."""
+"""`dovetail plugins show`: its output and imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine's configuration on parts that a child process can import, and its clients."""
+"""An engine configuration made of parts that a child process can import, and clients."""
 
 import importlib
 import json
@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def parts(monkeypatch):
-    """The module of parts, where a child process finds it too."""
+    """The module of parts, importable by child processes too."""
     yield from imported("engine_process_parts", monkeypatch)
 
 
 @pytest.fixture
 def talk(monkeypatch):
-    """The module of requests and answers."""
+    """The module `engine_talk`: requests and their results."""
     yield from imported("engine_talk", monkeypatch)
 
 
@@ -56,8 +56,8 @@ def engine_config(tmp_path, parts):
 
 @pytest.fixture
 def client_of(engine_config, talk, monkeypatch, tmp_path_factory):
-    """Start a client: `client_of("sync", step_s=0.1)`; nothing may stay behind."""
-    # Of a short name: sockets lie in it.
+    """Start a client: `client_of("sync", step_s=0.1)`; it must leave nothing behind."""
+    # A short path: it contains sockets.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     before, made = talk.residue(), []
 

@@ -20,7 +20,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 class Obedient(FakeWorker):
-    """Does what the model's config.json says."""
+    """A worker that follows the model's config.json."""
 
     def load_model(self):
         super().load_model()
@@ -57,7 +57,7 @@ class Obedient(FakeWorker):
 
 
 class Tight(Obedient):
-    """Lets no message of the engine's process be longer than 4 KiB."""
+    """Limits messages of the engine process to 4 KiB."""
 
     def load_model(self):
         super().load_model()
@@ -65,7 +65,7 @@ class Tight(Obedient):
 
 
 class Forgetful(Obedient):
-    """Lets the engine's process keep 16 KiB for a front end that does not read."""
+    """Limits the engine's buffer for a slow front end to 16 KiB."""
 
     def load_model(self):
         super().load_model()
@@ -73,7 +73,7 @@ class Forgetful(Obedient):
 
 
 class Sleepy(Obedient):
-    """Provides "sleep" and says what it was told."""
+    """Provides "sleep" and records its calls."""
 
     provides = Obedient.provides | {"sleep"}
     heard = ()
@@ -89,13 +89,13 @@ class Sleepy(Obedient):
 
 
 class Asking(Obedient):
-    """Claims that it runs logits processors; nobody here looks at what they would change."""
+    """Declares that it runs logits processors; no test reads the modified logits."""
 
     provides = Obedient.provides | {"logits_processors"}
 
 
 class NeverOpens(Scheduler):
-    """Has a gate that holds requests whose id begins with "held", for ever."""
+    """Has a gate that holds requests whose id begins with "held" forever."""
 
     def __init__(self, context):
         gate = FakeGate(lambda request: request.request_id.startswith("held"))
@@ -103,14 +103,14 @@ class NeverOpens(Scheduler):
 
 
 class NeverLoads(Scheduler):
-    """Has a KV connector that claims every block it was ever offered, and ends no load of one."""
+    """Has a KV connector that claims every offered block and never finishes a load."""
 
     def __init__(self, context):
         super().__init__(replace(context, kv_connector=EndlessSide()))
 
 
 class EndlessSide:
-    """The scheduler's side of a connector whose loads never end."""
+    """The scheduler side of a connector whose loads never finish."""
 
     def __init__(self):
         self.keys = set()

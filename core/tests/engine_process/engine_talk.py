@@ -1,4 +1,4 @@
-"""Requests for an engine, what becomes of them, and what an engine's end may leave behind."""
+"""Requests for an engine, their results, and checks for leftovers of an engine."""
 
 import asyncio
 import gc
@@ -37,7 +37,7 @@ def random_requests():
 
 
 class Answers:
-    """What requests were given, put together from a client's outputs."""
+    """The results of requests, collected from a client's outputs."""
 
     def __init__(self):
         self.tokens, self.ends = {}, {}
@@ -62,7 +62,7 @@ class Answers:
         return self.tokens, self.ends
 
     def collect_until(self, client, name):
-        """Collect until a request ends, whoever else does."""
+        """Collect outputs until the given request ends."""
         while name not in self.ends:
             outputs = client.get_outputs(5)
             assert outputs is not None, "the engine does nothing"
@@ -96,7 +96,7 @@ def raw_front_end(address):
 
 
 def is_running(pid):
-    """Whether a process is still there after two seconds."""
+    """Whether a process still exists after two seconds."""
     for _ in range(100):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -108,7 +108,7 @@ def is_running(pid):
 
 
 def residue():
-    """Descriptors, shared memory, semaphores and folders of engines that there are now."""
+    """Return the current descriptors, shared memory, semaphores and folders of engines."""
     gc.collect()
     shared = [name for name in os.listdir("/dev/shm") if name.startswith(OURS)]
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]

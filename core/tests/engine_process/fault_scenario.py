@@ -1,8 +1,8 @@
-"""One life of a supervised engine, from its start to its end, told as JSON: MODEL EXECUTOR.
+"""Run a supervised engine from start to end and print JSON. Arguments: MODEL EXECUTOR.
 
-Run with DOVETAIL_FAULTS set: whatever goes wrong, it prints one line and ends. outcome: "served",
-or the class of the error. message: what was told, of the error or of the requests that failed.
-tokens: of the last request that was served, which is always the same one.
+Run with DOVETAIL_FAULTS set: it prints one line and exits after any fault. outcome: "served",
+or the class of the error. message: of the error or the failed requests.
+tokens: of the last served request, which is always the same.
 """
 
 import gc
@@ -73,7 +73,7 @@ def serve(client, told):
 
 
 def serve_one(client, number):
-    """Ask for the same tokens as ever, beside a request that is aborted; return what came."""
+    """Run the standard request beside one that is aborted; return its tokens."""
     client.add_request(request(f"r{number}", range(20), 12))
     client.add_request(request(f"gone{number}", max_tokens=300))
     client.call_workers("echo", (number,))
@@ -100,7 +100,7 @@ def main():
 
 
 def left_open():
-    """What descriptors point to, and threads."""
+    """Return the targets of open descriptors, and the threads."""
     files = []
     for name in os.listdir("/proc/self/fd"):
         if os.path.exists(f"/proc/self/fd/{name}"):

@@ -1,6 +1,6 @@
-"""A further front end of an engine, in a process of its own: ADDRESS NAME.
+"""A further front end of an engine in a separate process. Arguments: ADDRESS NAME.
 
-Gives the engine three long requests, prints a line when all of them run, and waits to be killed.
+Adds three long requests, prints a line when all are running, and waits to be killed.
 """
 
 import sys

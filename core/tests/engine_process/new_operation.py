@@ -1,4 +1,4 @@
-"""Calls an operation that the port was given through every kind of client: MODEL.
+"""Call an operation added to the port through every kind of client. Argument: MODEL.
 
 Prints one line of JSON: what each client returned. Runs with a copy of the core on its path.
 """

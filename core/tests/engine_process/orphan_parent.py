@@ -1,6 +1,6 @@
-"""A parent that starts an engine, prints two process ids and the folder, and waits: MODEL BUSY.
+"""Start an engine, print two process ids and the folder, and wait. Arguments: MODEL BUSY.
 
-BUSY: how many requests run meanwhile.
+BUSY: the number of running requests.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Engines that are dropped, left open at exit, or copied by a fork: MODEL KIND WHAT.
 
-KIND names a way to have an engine, WHAT what is done with it; both are functions below. Prints one
-line of JSON: what was seen, and what of the engine was left.
+KIND is the kind of engine and WHAT the action; both are defined below. Prints one line of JSON:
+the observations and what the engine left behind.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ LONG = {"prompt_token_ids": [1, 2, 3]}
 used_at_exit = []
 
 
-@atexit.register  # before any engine is made, so that all finalizers have run when this is called
+@atexit.register  # registered before any engine exists, so that it is called after all finalizers
 def use_at_exit():
     for having in used_at_exit:
         print(json.dumps(failure_of(having.serve)), flush=True)
@@ -55,7 +55,7 @@ def config(model, **options):
 
 
 class Having:
-    """An engine of some kind. busy: gives it a request. serve: has it answer one, to the end."""
+    """An engine. busy: add a request. serve: run one request to its end."""
 
     def __init__(self, model):
         self.engine = self.make(model)
@@ -163,7 +163,7 @@ class AsyncFrontEnd(Having):
 
 
 def drop(having):
-    """Drop it in several ways, used and unused; return the longest time that took."""
+    """Drop used and unused engines in several ways; return the longest time."""
     kind, model = type(having), sys.argv[1]
     having.engine = None
     slowest = 0.0
@@ -184,7 +184,7 @@ def plainly(having):
 
 
 class Knot:
-    """One end of a reference cycle, whose finalizer looks at the engine."""
+    """Part of a reference cycle; its finalizer accesses the engine."""
 
     def __del__(self):
         self.seen = repr(self.engine)
@@ -234,7 +234,7 @@ def leave_and_use(having):
 
 
 class User:
-    """Uses an engine in its finalizer, when the engine's own have run."""
+    """Uses an engine in its finalizer, after those of the engine."""
 
     def __init__(self, having):
         self.having, self.itself = having, self
@@ -259,7 +259,7 @@ def use_in_a_finalizer(having):
 
 
 def fork(having):
-    """Fork in many ways; return what the children said, after the engine has served again."""
+    """Fork in many ways; return the children's exit codes after the engine has served again."""
     children = (by_exit, by_os_exit, by_error, by_collection, by_use, by_shutdown)
     statuses = {child.__name__: in_a_fork(child, having) for child in children}
     method = multiprocessing.get_context("fork")
@@ -275,7 +275,7 @@ def fork(having):
 def in_a_fork(child, having):
     pid = os.fork()
     if not pid:
-        # As a child that returns from `os.fork` ends: exit hooks and finalizers run.
+        # The child exits normally: exit hooks and finalizers run.
         child(having)
         sys.exit(0)
     for _ in range(1000):
@@ -306,7 +306,7 @@ def by_collection(having):
 
 
 def by_use(having):
-    """Every use raises; 7 if one does not."""
+    """Return 7 if a use of the engine does not raise."""
     for call in (having.serve, having.busy, having.serve):
         try:
             call()
@@ -322,7 +322,7 @@ def by_shutdown(having):
 
 
 def outlive(having):
-    """Leave a forked child behind, print the ids and be killed."""
+    """Leave a forked child running, print the ids and wait to be killed."""
     having.busy()
     child = os.fork()
     if not child:
@@ -342,7 +342,7 @@ def children_of(pid):
 
 
 def without_directory(having):
-    """Let the working directory be deleted and the engine be killed; the next one serves."""
+    """Delete the working directory and kill the engine; its replacement must serve."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
     os.kill(having.engine.process_id, 9)

@@ -1,5 +1,4 @@
-"""The engine's clients: the same results through all, and an end of the engine that all be notified
-of."""
+"""All engine clients give the same results and are notified when the engine ends."""
 
 import asyncio
 import os
@@ -29,7 +28,7 @@ from dovetail.transport.remote_error import RemoteError
 
 
 def told(facts):
-    """What facts tell: a class and its name are the same."""
+    """Return the facts, with each class replaced by its name."""
     return facts.config.model_dump_json(), facts.model_info, facts.max_model_len
 
 
@@ -99,7 +98,7 @@ def test_calls_return_their_results(client_of, kind, talk):
     client.pause(PauseScope.ALL)
     assert client.paused is PauseScope.ALL
     client.add_request(talk.request("held"))
-    counted = client.get_outputs(5)  # nothing runs, but the statistics are those of now
+    counted = client.get_outputs(5)  # nothing runs, but the statistics are current
     assert counted.request_ids == [] and counted.stats.num_waiting == 1
     assert client.get_outputs(0.05) is None
     client.resume()
@@ -117,7 +116,7 @@ def test_calls_return_their_results(client_of, kind, talk):
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_an_aborted_request_gets_no_more_outputs(client_of, kind, talk):
-    """An id may be given again at once: no token of the first one is taken for the second's."""
+    """An id can be reused at once; no token of the first request reaches the second."""
     client = client_of(kind, step_s=0.001)
     client.add_request(talk.request("stays", max_tokens=60))
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""An engine's end, of whatever kind: all who wait be notified of it, and nothing stays behind."""
+"""When an engine ends for any reason, waiting callers are notified and nothing is left."""
 
 import asyncio
 import errno
@@ -38,7 +38,7 @@ def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
             with pytest.raises(EngineDeadError):
                 call(*given)
         client.abort_requests(["r0"])
-        assert not talk.is_running(child), "what the engine started goes with it"
+        assert not talk.is_running(child), "processes started by the engine must end with it"
         client.shutdown()
         client = client_of("sync", step_s=0.005, has_child=1)
         client.add_request(canary)
@@ -46,7 +46,7 @@ def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
 
 
 def kill_mid_decode(client, talk, after_s):
-    """Kill the engine while four requests run; whoever waits is told within two seconds."""
+    """Kill the engine while four requests run; callers are notified within two seconds."""
     for number in range(4):
         client.add_request(talk.request(f"r{number}", max_tokens=400))
     assert client.get_outputs(5) is not None
@@ -81,7 +81,7 @@ def test_every_waiting_caller_gets_the_error(client_of, talk):
         client = client_of("async", step_s=0.01)
         await client.add_request(talk.request("a", max_tokens=400))
         await client.get_outputs()
-        os.kill(client.process_id, signal.SIGSTOP)  # so that no call is answered any more
+        os.kill(client.process_id, signal.SIGSTOP)  # so that no call returns
         waiting = [client.call_workers("echo", (n,)) for n in range(3)]
         waiting += [talk.Answers().collect_async(client, 1) for _ in range(3)]
         tasks = [asyncio.create_task(one) for one in waiting]

@@ -1,4 +1,4 @@
-"""Bytes of every kind straight at an engine's socket: none kills it, none is executed."""
+"""Malformed bytes sent to an engine's socket neither crash it nor execute code."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ HUGE = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff
 
 
 def valid_messages(talk):
-    """One of each kind but Stop, which is what it says."""
+    """Return one message of each type except Stop."""
     add = wire_request(talk.request("evil", [5] * 20, 3, stop_token_ids=[1], logprobs=2))
     return [
         call(0, "add_request", ("evil", add)),
@@ -39,12 +39,12 @@ def valid_messages(talk):
 
 
 def call(number, name, *arguments):
-    """A call of an operation, whatever its arguments."""
+    """Return a call of an operation with random arguments."""
     return pack(Call(number, name, msgspec.msgpack.encode(arguments)))
 
 
 def mutated(rng, content):
-    """A message with some bytes changed, lost, doubled or of another version."""
+    """Return a message with bytes changed, removed or repeated, or of another version."""
     changed = bytearray(content)
     kind = rng.randrange(5)
     if kind == 0:
@@ -64,7 +64,7 @@ def mutated(rng, content):
 
 
 def with_pickles(talk, bomb):
-    """A pickle as a message, as a message's body, and in every field that takes bytes or text."""
+    """Yield messages with a pickle as the message, as its body and in every bytes or str field."""
     text = bomb.decode("latin-1")
     request = talk.request(text, [1, 2], extra_args={"x": bomb, text: [text]})
     fields = msgspec.msgpack.decode(wire_request(request))
@@ -94,7 +94,7 @@ def with_pickles(talk, bomb):
 
 
 def num_refused(contents):
-    """How many of them are no message for an engine."""
+    """Return the number of invalid messages for an engine."""
     reader, count = engine_reader(), 0
     for content in contents:
         try:
@@ -131,7 +131,7 @@ def test_ten_thousand_malformed_messages_affect_no_request(client_of, talk, tmp_
         while client.progress.num_refused < expected:
             client.get_outputs(1.1)
     assert client.progress.num_refused == expected
-    client.resume()  # a pause was no crime
+    client.resume()  # a random pause is valid
     client.add_request(canary)
     assert only("canary", *talk.Answers().collect_until(client, "canary")) == wanted
     assert not (tmp_path / "fired").exists()
@@ -148,7 +148,7 @@ def test_a_message_above_the_size_limit_is_rejected_before_it_is_in_memory(clien
         evil.connect(f"ipc://{client.address}")
         with evil.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
             evil.send(bytes(MAX_MESSAGE_BYTES + 1))
-            assert monitor.poll(5000), "it was let in"
+            assert monitor.poll(5000), "the message was accepted"
             evil.disable_monitor()
         evil.close(linger=0)
     client.add_request(talk.request("canary"))

@@ -1,4 +1,4 @@
-"""Operations of the engine port beside requests and pauses, through every kind of client."""
+"""Operations of the engine port, called through every kind of client."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Several front ends of one engine: each has its own requests, outputs, limits and end."""
+"""Several front ends of one engine have separate requests, outputs and limits."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ def attach():
 
 @contextmanager
 def front_end_process(client, name):
-    """A front end in a process of its own, whose three requests run."""
+    """A front end in a separate process with three running requests."""
     process = subprocess.Popen(
         [sys.executable, str(HERE / "front_end_parent.py"), client.address, name],
         env={**os.environ, "PYTHONPATH": str(HERE)},
@@ -64,7 +64,7 @@ def serve(client, talk, one):
 
 
 def await_stats(client, condition, timeout_s=5):
-    """Wait until the engine's statistics fulfil a condition."""
+    """Wait until the engine's statistics meet a condition."""
     end = time.monotonic() + timeout_s
     while not condition(stats := client.get_stats()):
         assert time.monotonic() < end, stats
@@ -110,7 +110,7 @@ def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of
     assert set(tokens) == set(ends) == {"mine"}
     while (outputs := second.get_outputs(0.2)) is not None:  # statistics
         assert not outputs.request_ids and not outputs.finished
-    # Ids that look like those of another front end are as good as any other.
+    # Ids that look like those of another front end are valid.
     for name in names[1:]:
         assert len(serve(owner, talk, talk.request(name, max_tokens=3))[0][name]) == 3
         assert len(serve(first, talk, talk.request(name, max_tokens=3))[0][name]) == 3
@@ -138,7 +138,7 @@ def test_only_the_requests_of_a_front_end_end_with_it(client_of, attach, talk, p
 
 
 def test_an_idle_front_end_that_is_killed_with_held_requests_frees_them(client_of, talk):
-    """Nothing is sent to it but heartbeats: those find out."""
+    """Only heartbeats are sent to it; they detect the exit."""
     owner = client_of("sync", step_s=0.005)
     with front_end_process(owner, "r") as process:
         owner.pause(PauseScope.ALL)
@@ -156,7 +156,7 @@ def test_a_front_end_that_does_not_read_does_not_stall_the_others(client_of, att
     owner = client_of("sync")
     slow, fast = attach(owner), attach(owner)
     slow.add_requests([talk.request(f"s{n}", max_tokens=400) for n in range(2)])
-    for number in range(6):  # more steps than the window of `slow` has room for
+    for number in range(6):  # more steps than fit into the window of `slow`
         tokens, _ = serve(fast, talk, talk.request("f", [number, 3], max_tokens=100))
         assert len(tokens["f"]) == 100
     tokens, _ = talk.Answers().collect(slow, 2)  # nothing was lost
@@ -186,7 +186,7 @@ def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, at
         owner.get_outputs(0.1)
     assert owner.paused is other.paused is PauseScope.ALL
     assert not owner.reset_prefix_cache() and not other.reset_prefix_cache()
-    other.shutdown()  # a pause outlives who asked for it
+    other.shutdown()  # a pause remains after its front end has left
     steps = owner.get_stats().step_id
     assert owner.get_stats().step_id == steps and owner.paused is PauseScope.ALL
     owner.resume()
@@ -242,7 +242,7 @@ def test_an_invalid_address_is_rejected(client_of, tmp_path):
 
 
 def test_many_results_of_calls_do_not_delay_a_step(client_of, attach, talk):
-    """Answers count as messages on their way, and are acknowledged as outputs are."""
+    """Results count as messages in flight and are acknowledged like outputs."""
     owner = client_of("sync")
     for client in (owner, attach(owner)):
         for _ in range(3 * outgoing.MAX_UNREAD_MESSAGES):
@@ -266,7 +266,7 @@ def test_a_front_end_that_never_reads_results_is_detached(client_of, talk, parts
             to_engine.send(pack(Call(1, "call_workers", arguments)))
         end = time.monotonic() + 10
         while not owner.progress.num_refused:
-            assert time.monotonic() < end, "it is answered for ever"
+            assert time.monotonic() < end, "it still receives results"
             to_engine.send(pack(Call(1, "check_health", msgspec.msgpack.encode(()))))
             owner.get_outputs(0.2)
     assert len(serve(owner, talk, talk.request("a", max_tokens=3))[0]["a"]) == 3

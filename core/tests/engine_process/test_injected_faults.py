@@ -1,4 +1,4 @@
-"""Faults at every point of start and step: no hang, nothing left, and the cause is named."""
+"""A fault at any point of start or step neither hangs nor leaks, and its cause is named."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from dovetail.faults import POINTS, VARIABLE
 HERE = Path(__file__).parent
 ACTIONS = ("raise", "kill", "exit=3", "delay=0.3", "stop")
 LIMIT_S = 10.0
-"""How long one life may take, with any fault, beyond the time that a machine needs for it."""
+"""The time limit of a run with a fault, in addition to the run time without one."""
 
 IN_PROCESS = ("uniproc.", "start.init_device", "start.load_model")
 FRONT_END = "client."
@@ -35,7 +35,7 @@ EVERY = [(point, action) for point in POINTS for action in ACTIONS]
 
 @dataclass
 class Life:
-    """What one run of the scenario came to. status: of its process."""
+    """The result of one run of the scenario. status: exit status of its process."""
 
     status: int
     told: dict
@@ -85,7 +85,7 @@ def live(model, executor, faults, folder):
 
 
 def communicate(process, faults):
-    """Return what it printed; a front end that stopped itself is ended by this process only."""
+    """Return its output; only this process can end a front end that stopped itself."""
     if faults.startswith(FRONT_END) and faults.endswith(":stop"):
         for _ in range(400):
             state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -97,7 +97,7 @@ def communicate(process, faults):
 
 
 def survivors(mark):
-    """Processes of a scenario that are there five seconds after it."""
+    """Return processes of a scenario that exist five seconds after it."""
     for _ in range(50):
         found = [pid for pid in os.listdir("/proc") if pid.isdecimal() and has_mark(pid, mark)]
         if not found:
@@ -115,7 +115,7 @@ def has_mark(pid, mark):
 
 @pytest.fixture(scope="module")
 def healthy(lives):
-    """A life without a fault."""
+    """A run without a fault."""
     return lives("multiproc")
 
 
@@ -142,7 +142,7 @@ def test_every_fault_is_reported_without_hangs_or_leaks(lives, healthy, point, a
     assert found.took_s < LIMIT_S + healthy.took_s, found
     of_the_front_end = point.startswith(FRONT_END)
     if of_the_front_end and action in ("kill", "stop", "exit=3"):
-        # Whoever is killed between making a folder and starting who would remove it leaves it.
+        # A process killed before it starts the process that removes its folder leaves the folder.
         assert found.folders == [] or point in ("client.boot", "client.spawn"), found
         return
     assert found.folders == [] == found.told["left"], found
@@ -153,7 +153,7 @@ def test_every_fault_is_reported_without_hangs_or_leaks(lives, healthy, point, a
     if message.strip():
         assert any(name in message for name in named), found
     else:
-        # The fault was outlived, or came when nobody waited any more.
+        # The engine recovered, or the fault occurred when no caller was waiting.
         assert found.told["outcome"] == "served"
         assert found.told["tokens"] == healthy.told["tokens"], found
     if found.told["tokens"]:

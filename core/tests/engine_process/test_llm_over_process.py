@@ -1,4 +1,4 @@
-"""`LLM` and `LLMEngine` over a process: what they answer in one process, and the same errors."""
+"""`LLM` and `LLMEngine` give the same results and errors in-process and over a process."""
 
 import json
 import os
@@ -74,7 +74,7 @@ SEEN = {}
 
 
 def same_as_before(name, found):
-    """What is found here is what was found in the other kind of process."""
+    """Check that the result equals that of the other kind of engine."""
     assert SEEN.setdefault(name, found) == found
 
 
@@ -247,7 +247,7 @@ def test_statistics_are_current_after_the_last_abort(make, depth):
             engine.add_request(name, "say", params)
         while engine.last_stats is None or engine.last_stats.num_running < 2:
             engine.step()
-        time.sleep(0.1)  # steps of an engine in a process are on their way
+        time.sleep(0.1)  # outputs of an engine process may be in transit
         engine.abort_request("a")
         engine.abort_request("b")
         stats = engine.last_stats

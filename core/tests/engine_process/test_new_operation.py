@@ -1,4 +1,4 @@
-"""A new engine operation takes two edits: a declaration in the port, a method of the core."""
+"""A new engine operation needs two edits: a declaration in the port, a method of the core."""
 
 import json
 import os
@@ -35,7 +35,7 @@ EDITS = {
 """,
     ),
 }
-"""File: where in it, and what is inserted there."""
+"""File to the insertion point and the inserted text."""
 
 REFUSED = "count_requests cannot be called while the engine is paused; resume it."
 WANTED = [{"requests": 1.0, "names": 0.0}, {"requests": 2.5, "names": 5.0}, REFUSED]

@@ -1,4 +1,4 @@
-"""Outputs on their way to the front end: of any size, and no more than it takes."""
+"""Outputs sent to the front end: any size, and flow control."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ def log_probabilities(rng, num_positions, num_entries):
 
 
 def joined(parts):
-    """The log-probabilities that pieces bring, request by request."""
+    """Join the log-probabilities of chunks by request."""
     found = {}
     for name, one in parts:
         tokens, ranks = found.setdefault(name, ([], []))
@@ -102,7 +102,7 @@ def test_a_window_is_limited_by_number_and_by_size(monkeypatch):
     window.taken(1)
     assert not window.is_full
     window.taken(10**9)
-    # What the front end has not told may be everything, so that a few messages never fill it.
+    # A few unacknowledged messages never fill the window.
     for _ in range(outgoing.ACKNOWLEDGE_EVERY):
         assert not window.is_full
         window.sent(500)
@@ -130,7 +130,7 @@ def closing(client):
 
 
 def test_outputs_above_the_message_limit_end_no_request(client_of, engine_config, parts, talk):
-    """Log-probabilities of prompts, many messages long, beside requests that want none."""
+    """Prompt log-probabilities of many messages, beside requests without them."""
     asked = [
         talk.request("prompt", range(90), 30, prompt_logprobs=20),
         talk.request("rows", range(30), 30, logprobs=20),
@@ -157,7 +157,7 @@ def test_an_engine_waits_for_a_front_end_that_does_not_read(client_of, talk, ahe
     client = client_of("sync", async_scheduling=ahead)
     client.add_requests([talk.request("a", max_tokens=400), talk.request("b", max_tokens=400)])
     time.sleep(0.5)
-    client.abort_requests(["b"])  # is answered while the engine waits
+    client.abort_requests(["b"])  # calls return while the engine waits
     assert len(client._outputs) <= outgoing.MAX_UNREAD_MESSAGES + 2
     assert client.progress.age_s < 0.5 and client.error is None
     tokens, ends = talk.Answers().collect(client, 1)
@@ -175,7 +175,7 @@ def test_the_engine_waits_for_a_blocked_event_loop_and_loses_no_output(client_of
         time.sleep(0.8)  # blocks the loop
         queued = len(client._outputs)
         assert client.progress.age_s < 0.5
-        assert queued <= outgoing.MAX_UNREAD_MESSAGES + 1, "the engine runs on"
+        assert queued <= outgoing.MAX_UNREAD_MESSAGES + 1, "the engine did not wait"
         while (outputs := client.get_queued_outputs()) is not None:
             answers.take(outputs)
         await client.abort_requests(["r0"])

@@ -1,4 +1,4 @@
-"""Requests that come together are taken in over several turns of the engine's loop."""
+"""Requests that arrive together are added over several turns of the engine loop."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from dovetail_devkit.suites.scheduler import make_request
 
 
 class SlowCore:
-    """Takes a third of a turn for each request, and refuses "bad"."""
+    """Needs a third of a turn for each request and rejects "bad"."""
 
     def __init__(self, clock, runs):
         self.clock, self.runs, self.taken = clock, runs, []

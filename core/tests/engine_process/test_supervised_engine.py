@@ -1,4 +1,4 @@
-"""An engine that is started again when it dies: who was served is told, and the next is served."""
+"""A supervised engine restarts after a crash; callers get errors, new requests are served."""
 
 import asyncio
 import os
@@ -143,7 +143,7 @@ def test_different_crashing_requests_do_not_use_up_the_restarts(supervised, talk
     for number in range(4):
         names = [f"poison{number}"]
         client.add_request(talk.request(names[0], (6, number), max_tokens=9 + number))
-        if number == 3:  # an innocent one was served before: it works otherwise
+        if number == 3:  # a valid request was served before, so the engine works without the poison
             names.append("beside")
             client.add_request(talk.request("beside", (5,), max_tokens=400))
         _, ends = talk.Answers().collect(client, len(names))

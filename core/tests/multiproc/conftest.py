@@ -1,4 +1,4 @@
-"""Executors of workers in processes; whatever a test does, nothing may stay behind."""
+"""Executors of worker processes; no test may leave anything behind."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def residue():
-    """Descriptors, shared memory and folders that there are now."""
+    """Return the current descriptors, shared memory and folders."""
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
     return len(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm")), sorted(folders)
@@ -35,7 +35,7 @@ def parts(monkeypatch):
 @pytest.fixture
 def make(parts, tmp_path, tmp_path_factory, monkeypatch):
     """Start workers: `make(2, step=["", "exits"], limits={"stall_s": 1.0})`."""
-    # Of a short name: sockets lie in it.
+    # A short path: it contains sockets.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     model_dir = write_fake_config(tmp_path)
     before, made = residue(), []

@@ -1,4 +1,4 @@
-"""A parent that starts workers, prints their process ids and that of a child, and waits: MODEL."""
+"""Start workers, print their process ids and that of a child, and wait. Argument: MODEL."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Workers that a child process can import, and what tests ask them to do."""
+"""Workers that a child process can import, and functions that tests call in them."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ from dovetail_devkit.executor.workers import ObedientWorker
 
 
 class Hand(ObedientWorker):
-    """Obeys its options: what happens at the start, and in the step numbered 1.
+    """Follows its options at the start and in step 1.
 
-    start, step: how it goes, by rank: "hangs", "dawdles", "exits", "exits late", "raises",
+    start, step: behavior by rank: "hangs", "dawdles", "exits", "exits late", "raises",
     "refuses", "loses its peer", or well.
     """
 

@@ -1,4 +1,4 @@
-"""Operations and steps over processes: what travels, what does not, and in which order."""
+"""Operations and steps over processes: values, errors and order."""
 
 import threading
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 
 def reported(*resolutions):
-    """Return what a worker reports that has loaded these."""
+    """Return the report of a worker that has loaded these plugins."""
     return describe_plugins(SimpleNamespace(resolutions=resolutions))
 
 

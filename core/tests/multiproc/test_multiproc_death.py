@@ -1,4 +1,4 @@
-"""Workers that fail, die, hang and stop; and parents that go."""
+"""Workers that fail, exit, hang or are stopped, and parents that exit."""
 
 import os
 import random
@@ -84,7 +84,7 @@ def test_a_killed_worker_is_named_in_every_waiting_call(make, victim):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_that_raises_reports_its_own_error(make, rank):
-    ways = ["hangs", "hangs"]  # as a worker does that waits for another's part
+    ways = ["hangs", "hangs"]  # as a worker does that waits for a peer
     ways[rank] = "refuses"
     executor = make(2, step=ways)
     start(executor)

@@ -1,4 +1,4 @@
-"""What a child with limits is asked to do in tests. Imports nothing."""
+"""Handlers for a sandboxed child in tests. Imports nothing."""
 
 
 def answer(request, blob):
@@ -6,7 +6,7 @@ def answer(request, blob):
 
 
 def __getattr__(name):
-    """Go wrong in the way that the handler's name says, as a handler that cannot be loaded."""
+    """Fail as the handler's name says, like a handler that cannot be loaded."""
     if name == "exits":
         import os
 

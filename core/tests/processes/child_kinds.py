@@ -1,4 +1,4 @@
-"""The three kinds of child processes: how one is started, used, and told to end.
+"""The three kinds of child processes: how to start, use and stop each.
 
 As a program, `child_kinds.py KIND MODEL` starts a kind, prints the ids of its processes, and waits.
 """
@@ -15,7 +15,7 @@ from dovetail_devkit.contexts import SMALL_ENGINE
 
 
 class Engine:
-    """An engine in a process of its own."""
+    """An engine in a child process."""
 
     option = ("engine_process", True)
     boot_fault = "engine.boot"
@@ -40,14 +40,14 @@ class Engine:
 
 
 class Worker(Engine):
-    """A worker in a process of its own, below an engine in this one."""
+    """A worker in a child process of an engine in this process."""
 
     option = ("executor_backend", "multiproc")
     boot_fault = "worker.boot"
 
 
 class Sandbox:
-    """A child with limits."""
+    """A sandboxed child process."""
 
     def __init__(self, model_dir, handler="child_handlers:answer"):
         task = ChildTask(handler=handler, packages=("child_handlers",))
@@ -64,7 +64,7 @@ KINDS = {"engine": Engine, "worker": Worker, "sandbox": Sandbox}
 
 
 def running_children():
-    """The children of this process, as their parent sees them."""
+    """Return the running children of this process."""
     gc.collect()
     found = [one for one in gc.get_objects() if type(one) is ChildProcess]
     return [one for one in found if not one.is_closed]

@@ -1,4 +1,4 @@
-"""Child processes; whatever a test does, nothing of them stays behind."""
+"""Child processes; no test may leave anything of them behind."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def residue():
-    """The descriptors, threads, children, shared memory and folders that there are now."""
+    """Return the current descriptors, threads, children, shared memory and folders."""
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
     shared = [name for name in os.listdir("/dev/shm") if name.startswith("dovetail")]
@@ -43,7 +43,7 @@ def model_dir(tmp_path):
 @pytest.fixture
 def clean(monkeypatch, tmp_path_factory):
     """Fail if something stays behind."""
-    # Of a short name: sockets lie in it.
+    # A short path: it contains sockets.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     before = residue()
     yield

@@ -1,4 +1,4 @@
-"""What every child process does, be it an engine, a worker or a child with limits."""
+"""The common behavior of child processes: engine, worker and sandbox."""
 
 import json
 import os
