@@ -1,4 +1,4 @@
-"""Actions one by one: what each is granted, why it is denied, and which are illegal."""
+"""Single actions of a policy: grants, denials and illegal actions."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from dovetail.sampling_params import SamplingParams
 
 
 class Scripted(Policy):
-    """Plays one script a step: a function from the view to a generator; then the default plan."""
+    """Plays one script per step, then the default plan. Script: view to generator."""
 
     def __init__(self):
         self.scripts, self.answers = [], []
@@ -48,7 +48,7 @@ def by_name(requests):
 
 @pytest.fixture
 def steer(drive):
-    """Make a driver under a scripted policy; `driver.plan_by(script)` gives (runs, answers)."""
+    """Return a driver with a scripted policy; `driver.plan_by(script)` gives (runs, answers)."""
 
     def make(*, running="", waiting="", prompt=4, max_tokens=9, **limits):
         driver = drive(policy=Scripted, **{"strict": True, **limits})
@@ -72,7 +72,7 @@ def steer(drive):
 
 
 def action(*names_and_actions):
-    """A script: (name, action of it), …"""
+    """Return a script from pairs of request name and action."""
 
     def script(view):
         known = by_name([*view.running, *view.waiting])
@@ -89,7 +89,7 @@ def acting(*actions):
     return script
 
 
-# --- what is granted --------------------------------------------------------------------------
+# --- grants --------------------------------------------------------------------------
 
 
 def test_actions_are_granted_in_order_and_form_the_plan(steer):
@@ -110,7 +110,7 @@ def test_continue_covers_all_requests_that_are_neither_granted_nor_held(steer):
         yield CONTINUE
 
     runs, answers = driver.plan_by(script)
-    assert list(runs) == ["a", "c", "d"]  # those that decode on come first in the plan
+    assert list(runs) == ["a", "c", "d"]  # running decodes are first in the plan
     assert [answer.num_tokens for answer in answers] == [0, 1, 2, 0] and all(answers)
     assert driver.running() == list("abcd")
 
@@ -168,14 +168,18 @@ def test_evicting_a_granted_request_rolls_its_grant_back(steer):
     assert driver.waiting() == ["a", "c", "d"]
     assert driver.worker.names == {0: "a", 1: "b"}  # before its execution
     driver.settle()
-    assert driver.scheduler.view.num_free_blocks == free + 1 - 1 - 1  # a's went, b and e have more
+    assert (
+        driver.scheduler.view.num_free_blocks == free + 1 - 1 - 1
+    )  # a's blocks are freed, b and e have more
     assert driver.stats.num_preemptions == 2
     driver.run()
-    assert driver.stats.num_recomputed_tokens == 0  # c had computed nothing, a's block was found
+    assert (
+        driver.stats.num_recomputed_tokens == 0
+    )  # c had computed nothing, a's cached block was a hit
     assert driver.reasons.keys() == set("abcde")
 
 
-# --- what is denied ---------------------------------------------------------------------------
+# --- denials ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_an_explicit_eviction_does_not_block_admissions(steer):
     assert runs.keys() == {"b", "c"}
 
 
-# --- displacing -------------------------------------------------------------------------------
+# --- preemption -------------------------------------------------------------------------------
 
 
 def test_a_preemption_takes_the_fewest_requests_in_the_order_of_victim(steer):
@@ -247,7 +251,7 @@ def test_only_worse_ranks_are_preempted(steer):
 
 def test_shared_blocks_do_not_count_as_freed(steer):
     driver = steer(num_blocks=8, prompt=4)
-    for name in "yz":  # two that share four blocks, and have one of their own
+    for name in "yz":  # two requests that share four blocks and have one block each
         driver.add(name, [7] * 17, max_tokens=3, priority=ord(name))
         driver.step()
     driver.add("a", 16, priority=0)
@@ -257,7 +261,7 @@ def test_shared_blocks_do_not_count_as_freed(steer):
     assert answers[0] and driver.running() == ["a"]  # one of them alone would have freed one block
 
 
-# --- what is illegal --------------------------------------------------------------------------
+# --- illegal actions --------------------------------------------------------------------------
 
 
 def foreign(name="x"):
@@ -286,7 +290,7 @@ ILLEGAL = {
     "evicted waiting": action(("c", Evict)),
     "evicted twice": action(("a", Evict), ("a", Evict)),
     "held waiting": action(("c", Hold)),
-    "displacing though it runs": action(("a", PreemptAndAdmit)),
+    "preempting for a running request": action(("a", PreemptAndAdmit)),
     "negative tokens": action(("a", lambda one: Run(one, -1))),
     "a negative reserve": action(("c", lambda one: Run(one, reserve=-1))),
     "a negative preemption": action(("c", lambda one: PreemptAndAdmit(one, -1))),
@@ -338,7 +342,7 @@ def test_a_step_without_a_run_is_counted_as_idle(steer, setting, script, idle, c
 def test_a_step_in_which_no_request_could_run_is_not_idle(steer):
     driver = steer(running="a", waiting="b", max_tokens=2, max_num_seqs=1)
     driver.plan_by(acting(CONTINUE))
-    driver.plan_by(acting())  # a's last token is on its way, and b has no seat
+    driver.plan_by(acting())  # a's last token is in flight, and b has no seat
     driver.settle()
     assert driver.stats.num_idle_steps == 0
 

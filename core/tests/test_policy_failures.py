@@ -1,4 +1,4 @@
-"""A policy that fails, anywhere: strict it raises, otherwise FCFS continues and nobody is lost."""
+"""A failing policy raises in strict mode; otherwise FCFS replaces it and no request is lost."""
 
 import logging
 
@@ -9,7 +9,7 @@ from dovetail.interfaces import CONTINUE, Denied, Grant, PauseScope, Policy, Pre
 
 
 class Failing(Policy):
-    """Fails in the hook `fails_in`, the third time that it is asked."""
+    """Fails in the third call of the hook `fails_in`."""
 
     fails_in = ""
     left = 3
@@ -22,7 +22,7 @@ class Failing(Policy):
 
     def rank(self, request, view):
         self._count("rank")
-        return -request.sequence  # the last first, so that FCFS shows
+        return -request.sequence  # the newest first, so that a switch to FCFS is visible
 
     def victim(self, running, view):
         self._count("victim")
@@ -72,7 +72,7 @@ def failing(cls, hook):
 
 
 def play(driver, alone, depth):
-    """Play a program that preempts and aborts; return its prompts and the plans' runs."""
+    """Run a program with preemptions and aborts; return its prompts and the plans' runs."""
     prompts, plans = {}, []
     for place in range(12):
         name = f"r{place:02}"
@@ -116,7 +116,7 @@ def test_a_policy_that_does_not_fail_is_not_replaced(drive, alone):
 
 def test_the_rest_of_the_step_is_planned_by_fcfs(drive):
     class Half(Policy):
-        """Grants one that runs and admits the last, pauses another, and breaks off."""
+        """Grants one running request, admits the last, pauses another, and raises."""
 
         def plan(self, view):
             if view.step_id == 0:
@@ -132,7 +132,7 @@ def test_the_rest_of_the_step_is_planned_by_fcfs(drive):
     driver.step()
     for name in "cde":
         driver.add(name, 4)
-    assert list(driver.step()) == ["a", "b", "e", "c"]  # "a" decodes on
+    assert list(driver.step()) == ["a", "b", "e", "c"]  # "a" continues to decode
     assert driver.waiting() == ["d"]
     driver.run()
     assert driver.reasons.keys() == set("abcde")
@@ -184,7 +184,7 @@ def test_an_invalid_policy_counts_as_failed(drive, alone, cls, error):
 
 @pytest.mark.parametrize("make_action", [Run, PreemptAndAdmit])
 def test_an_action_for_a_paused_request_is_not_granted(drive, make_action):
-    """A policy may remember requests that no view shows it."""
+    """A policy may keep requests that the view does not show."""
     grants = []
 
     class Remembers(Policy):

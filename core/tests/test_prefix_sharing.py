@@ -1,4 +1,4 @@
-"""Blocks that prompts have in common are computed once, also where the prompts come together."""
+"""Common blocks of prompts are computed once, even if the prompts arrive together."""
 
 import random
 
@@ -23,7 +23,7 @@ BIG = {"num_blocks": 2000, "block_size": 16, "max_model_len": 4096, "max_num_seq
 
 
 def run_and_count(driver, *, depth=1):
-    """Run to the end; return how many tokens were computed, and of whom."""
+    """Run all requests; return the number of computed tokens, in total and by request."""
     counts = {}
     for _ in range(3000):
         left = driver.scheduler.depth()
@@ -177,7 +177,7 @@ def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkey
 
 
 class AsksOfAll(Policy):
-    """Ranks by what is cached, as dlpm does, and notes what it hears."""
+    """Ranks by cached tokens, like dlpm, and records them."""
 
     static_rank = False
 
@@ -257,7 +257,7 @@ def test_a_call_with_copies_finds_them_in_the_cache(tmp_path, ahead):
 
 
 def tree_prompt(rng):
-    """A path in a small tree of prompts, so that many share some of it."""
+    """Return a path in a small tree of prompts, so that many share a prefix."""
     prompt = []
     for depth in range(rng.randrange(1, 5)):
         prompt += [depth * 10 + rng.randrange(2)] * rng.randrange(1, 4) * 3
@@ -265,7 +265,7 @@ def tree_prompt(rng):
 
 
 def note_blocks(computed, name, prompt, places):
-    """Note for each shared block that a run ends whose run it was."""
+    """Record the request whose run completes each shared block."""
     for end in places:
         if (end + 1) % 4 == 0 and end + 1 < len(prompt):
             computed.setdefault(tuple(prompt[: end + 1]), set()).add(name)

@@ -1,4 +1,4 @@
-"""What the scheduler's half of a KV connector does with blocks; the connector is a stub."""
+"""How the scheduler handles blocks of a KV connector, which is a stub here."""
 
 import pytest
 
@@ -13,7 +13,7 @@ SIZE = 4
 
 
 class Side:
-    """Has what it is told that it has; ends what it is told that has ended."""
+    """A connector with the given blocks and the given finished transfers."""
 
     def __init__(self):
         self.keys = set()
@@ -70,7 +70,7 @@ def request(tokens, name="r"):
 
 
 def stored_elsewhere(*windows, tokens=range(12)):
-    """A cache that has nothing, beside a connector that has the blocks of `tokens`."""
+    """Return an empty cache with a connector that has the blocks of `tokens`."""
     cache, side, remote = make(*windows)
     one = request(tokens, "before")
     cache.admit(one, remote.lookup(one), len(tokens))
@@ -146,7 +146,7 @@ def test_remote_blocks_count_as_hits_and_are_committed_when_loaded():
     assert set(transfer.keys) <= side.keys
     one.num_computed_tokens = 13
     cache.commit(one)
-    assert cache.num_cached == 0  # nobody else may stand on it yet
+    assert cache.num_cached == 0  # no other request may use it yet
     cache.check_integrity([one])
     side.outcome = KVOutcome(done=(transfer.transfer_id,))
     assert remote.update(b"answer") == [(one, True)]

@@ -1,4 +1,4 @@
-"""Keys and values from elsewhere: loads at once and later, loads that fail, aborts, stores."""
+"""Remote keys and values: synchronous, asynchronous and failed loads, aborts and stores."""
 
 from array import array
 from collections import Counter
@@ -42,7 +42,7 @@ def make_referee(program):
 
 
 def fill(referee, *, loads=0):
-    """Have a prompt stored, and loaded so many times; nothing of it is left here."""
+    """Store a prompt and load it the given number of times; no block stays in the cache."""
     for turn in range(1 + loads):
         referee.add(request(f"before-{turn}"))
         referee.drain()
@@ -50,7 +50,7 @@ def fill(referee, *, loads=0):
 
 
 def lose(referee, number):
-    """Let a load fail: the worker's side has lost a block of the prompt."""
+    """Make a load fail: the worker side has lost a block of the prompt."""
     kept = referee._rows._side.kept
     del kept[list(kept)[number]]
 
@@ -92,7 +92,7 @@ def test_the_blocks_of_a_failed_load_are_computed(referee, loads):
 
 
 def test_results_computed_from_a_failed_load_are_dropped(referee):
-    """At depth 2 two plans have run on it before anybody knows."""
+    """At depth 2, two plans have used the load before its failure is known."""
     fill(referee)
     lose(referee, 0)
     referee.add(request("a"))
@@ -165,7 +165,7 @@ def test_random_programs_with_a_failing_connector():
 
 
 class Urgent(Policy):
-    """Whom the user calls urgent goes first, and takes a seat."""
+    """Requests marked as urgent go first and preempt for a seat."""
 
     preempts = True
 
@@ -174,7 +174,7 @@ class Urgent(Policy):
 
 
 def evict_while_its_load_fails():
-    """Let the load of "a" fail when "b" has displaced it; return the referee and the outputs."""
+    """Make the load of "a" fail after "b" has preempted it; return the referee and outputs."""
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, connected=True)
@@ -192,7 +192,7 @@ def evict_while_its_load_fails():
 
 def test_a_failed_load_also_applies_to_a_request_evicted_meanwhile():
     referee, outputs = evict_while_its_load_fails()
-    assert not outputs.request_ids, "what it sampled stands on a block that never came"
+    assert not outputs.request_ids, "its token depends on a block that was never loaded"
     referee.drain()
 
 
@@ -202,5 +202,5 @@ def test_a_request_with_the_id_of_an_aborted_one_starts_without_its_state():
     referee.drain()
     referee.reset()
     referee.add(request("a"))
-    assert referee.schedule().kv_transfer, "the one before was let down by a load, not this one"
+    assert referee.schedule().kv_transfer, "the load of the earlier request failed, not of this one"
     referee.drain()

@@ -1,4 +1,4 @@
-"""When an engine is started again, and which requests are not run again."""
+"""When an engine is restarted, and which requests are rejected after crashes."""
 
 import pytest
 

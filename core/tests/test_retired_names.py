@@ -1,4 +1,4 @@
-"""Old names are answered with the new one, by an error of the usual type."""
+"""Old names give an error of the usual type that states the new name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ IMPORTS = [(module, *pair) for module, names in RETIRED_IMPORTS.items() for pair
 
 @pytest.mark.parametrize(("module", "old", "new"), IMPORTS)
 def test_importing_an_old_name_names_the_new_one(module, old, new):
-    """As a plugin's `from module import name` does; the new name exists."""
+    """A plugin's `from module import name` fails; the stated new name exists."""
     with pytest.raises(ImportError) as refusal:
-        exec(f"from {module} import {old}")  # what a plugin's file says
+        exec(f"from {module} import {old}")  # the import statement of a plugin
     assert f"Use {module}.{new}." in str(refusal.value)
     assert getattr(import_module(module), new) is not None
 

@@ -1,5 +1,4 @@
-"""Ways that must give the same plans: together or one by one; the inlined loop or action by
-action."""
+"""Equivalent paths must give the same plans: decode batches, and the inlined loop."""
 
 import random
 
@@ -13,7 +12,7 @@ from dovetail_devkit.suites.scheduler import check_program
 
 
 class OneByOne(Scheduler):
-    """Never lets those that decode take their steps together."""
+    """A scheduler that never uses the decode batch."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -31,14 +30,14 @@ class Priority(Policy):
 
 
 class Oldest(Policy):
-    """Lets the oldest give way, so that grants of a step are rolled back."""
+    """Preempts the oldest request, so that grants of a step are rolled back."""
 
     def victim(self, running, view):
         return running[0]
 
 
 def by_plan(policy):
-    """The same policy, with the default plan as a plan of its own."""
+    """Return the policy with the default plan written as its own plan."""
 
     class ByPlan(policy):
         def plan(self, view):
@@ -51,7 +50,7 @@ POLICIES = [Policy, Priority, Oldest, FakePolicy, AgeingPolicy]
 
 
 def program(driver, rng, depth):
-    """Play a program of long answers; return all plans and outputs."""
+    """Run a program of long outputs; return all plans and outputs."""
     seen, names = [], []
     for step in range(90):
         if len(names) < 24 and rng.random() < 0.35:
@@ -112,7 +111,7 @@ def test_the_inlined_loop_and_single_actions_give_the_same_plans(policy):
 
 
 def test_decoding_requests_are_in_the_decode_batch(drive):
-    """Else the comparison above would compare one thing with itself."""
+    """Otherwise the comparison above would test nothing."""
     driver = drive()
     for name in "abc":
         driver.add(name, 6, max_tokens=20)
@@ -128,7 +127,7 @@ def test_decoding_requests_are_in_the_decode_batch(drive):
 
 
 def test_a_request_with_many_stop_tokens_is_not_in_the_decode_batch(drive):
-    """Else every request that comes or goes would pay for its list."""
+    """Otherwise every change of the batch would merge its list again."""
     driver = drive()
     driver.add("a", 6, max_tokens=9)
     driver.add("many", 6, max_tokens=9, stop=range(1000, 60_000))

@@ -1,4 +1,4 @@
-"""Tables of requests and the plans that must come of them; see conftest for the strict worker."""
+"""Requests and the expected plans; conftest.py describes the strict worker."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_a_prompt_runs_in_one_step_and_then_decodes_token_by_token(drive, alone)
     assert [driver.step() for _ in range(3)] == [{"a": (0, 5)}, {"a": (5, 1)}, {"a": (6, 1)}]
     assert driver.tokens["a"] == alone(prompt, 3)
     assert driver.reasons == {"a": "length"}
-    assert driver.plan() == {}  # an idle scheduler makes empty plans
+    assert driver.plan() == {}  # an idle scheduler returns empty plans
     driver.settle()
     depth = driver.scheduler.depth()
     assert (depth.num_waiting, depth.num_running) == (0, 0)
@@ -232,10 +232,10 @@ def test_requests_can_be_aborted_in_every_state(drive):
         assert abort([name, "unknown"]) == []
     driver.run()
     assert driver.scheduler.view.num_free_blocks == 100
-    assert driver.reasons == {}  # the caller knows
+    assert driver.reasons == {}  # the caller knows it already
     assert driver.plan() == {}
     driver.settle()
-    assert not driver.worker.tokens  # the worker was told, by an empty plan
+    assert not driver.worker.tokens  # an empty plan informed the worker
 
 
 def test_an_abort_during_a_step_drops_its_result(drive, alone):
@@ -246,7 +246,7 @@ def test_an_abort_during_a_step_drops_its_result(drive, alone):
     assert driver.scheduler.abort_requests(["a"]) == ["a"]
     outputs = driver.settle()
     assert outputs.request_ids == ["b"] and driver.tokens["a"] == []
-    driver.add("a", 7, max_tokens=2)  # the name is free at once
+    driver.add("a", 7, max_tokens=2)  # the id is free at once
     driver.run()
     assert driver.tokens["b"] == alone(kept, 3) and len(driver.tokens["a"]) == 2
 
@@ -259,7 +259,7 @@ def test_plans_are_made_before_the_tokens_are_known(drive, alone):
     driver.settle()
     assert driver.plan() == {"a": (6, 1)}
     driver.settle()
-    assert driver.plan() == {}  # the last token is on the way
+    assert driver.plan() == {}  # the last token is in flight
     driver.run(depth=2)
     assert driver.tokens["a"] == alone(prompt, 3)
 
@@ -275,7 +275,7 @@ def test_a_plan_beyond_a_stop_token_is_dropped(drive, alone):
     driver.plan()  # runs the token after the stop token
     driver.settle()
     assert driver.reasons == {"a": "stop"}
-    assert driver.plan() == {}  # the row is named by a plan that is out
+    assert driver.plan() == {}  # a plan in flight names the row
     driver.settle()
     assert driver.plan() == {"b": (0, 6)}
     driver.run(depth=2)

@@ -1,6 +1,6 @@
-"""The whole scheduler as a state machine: whatever is done to it, in any order, it keeps its laws.
+"""The scheduler as a state machine: it follows its contract under any sequence of calls.
 
-The referee holds every call against the contract, and every request against what it gets alone;
+The referee checks every call against the contract and every request against a run alone;
 after each call the scheduler's own integrity is checked too.
 """
 

@@ -1,4 +1,4 @@
-"""Options of the scheduler reach it: pipeline depth, drafts and content to encode."""
+"""Options of the scheduler take effect: pipeline depth, drafts and encoder content."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ class PlainWorker(FakeWorker):
 
 
 class CountingWorker(FakeWorker):
-    """Counts the steps that run something."""
+    """Counts the steps with at least one run."""
 
     num_steps = 0
 
@@ -158,7 +158,7 @@ def test_content_is_encoded_within_the_budget_of_the_options(tmp_path):
 
 
 class SlowGate(AdmissionGate):
-    """Holds requests that ask for "slow" until three steps have asked; fails those with "bad"."""
+    """Holds requests with "slow" for three steps and fails those with "bad"."""
 
     def __init__(self, context):
         self.num_steps = context.options.get("num_steps", 3)
@@ -191,7 +191,7 @@ class SlowGate(AdmissionGate):
 
 
 def run_gated(folder, **changes):
-    """Run a plain request beside held ones; return the order of ends, with messages."""
+    """Run a plain request beside held ones; return the finish order with messages."""
     with LLM(**options(folder, admission_gates=[SlowGate], **changes)) as llm:
         engine, ended = llm.llm_engine, []
         for name, adapter in (("late", "never"), ("slow", "slow"), ("bad", "bad"), ("plain", "")):

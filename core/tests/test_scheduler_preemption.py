@@ -1,4 +1,4 @@
-"""Who gives way when blocks or seats are short, and what the policy is notified of it."""
+"""Preemption when blocks or seats are short, and the notifications of the policy."""
 
 from typing import ClassVar
 
@@ -19,13 +19,13 @@ class ByPriority(Policy):
 
 
 class ByPriorityNow(ByPriority):
-    """The same, but asked at every step."""
+    """The same with a dynamic rank."""
 
     static_rank = False
 
 
 class Listening(Policy):
-    """Writes down what it hears. One list for all instances of a test."""
+    """Records its notifications in one list for all instances of a test."""
 
     heard: ClassVar[list] = []
 
@@ -61,7 +61,7 @@ def test_the_last_admitted_is_preempted_and_no_request_is_admitted(drive, alone)
     driver, prompts = crowded(drive)
     assert driver.step() == {"a": (12, 1)}
     assert driver.running() == ["a"]
-    assert driver.waiting() == ["b", "c"]  # back at the head
+    assert driver.waiting() == ["b", "c"]  # at the head of the queue again
     assert driver.stats.num_preemptions == 1
     assert driver.stats.num_recomputed_tokens == 0  # nothing yet
     driver.run()
@@ -81,7 +81,7 @@ def test_a_preempted_request_keeps_its_tokens_and_finds_its_cached_blocks(drive)
     first, count = seen["b"]
     assert first + count == 13 and first >= 4  # its prompt and what it had generated
     assert len(driver.tokens["b"]) == 6
-    assert driver.cached["b"] == 0  # told once, at the first admission
+    assert driver.cached["b"] == 0  # reported once, at the first admission
 
 
 def test_a_request_that_needs_a_block_can_be_the_victim(drive):
@@ -248,13 +248,13 @@ def test_a_step_that_preempts_admits_no_request_even_with_free_blocks(drive):
     driver.add("c", 1, max_tokens=2, priority=0)
     for _ in range(4):
         assert driver.step().keys() == {"a", "b"}
-    assert driver.step().keys() == {"a"}  # b gives way; its seat and blocks stay free
+    assert driver.step().keys() == {"a"}  # b is preempted; its seat and blocks stay free
     assert driver.step().keys() == {"a", "c"}
 
 
 def test_a_request_admitted_and_preempted_in_one_step_is_not_in_the_plan(drive):
     class Restless(Policy):
-        """Whoever waits goes before whoever runs."""
+        """Waiting requests go before running ones."""
 
         static_rank, preempts = False, True
 
@@ -277,7 +277,7 @@ def test_blocks_of_preempted_requests_are_free_after_their_last_step(drive, alon
     driver.plan()
     driver.add("vip", 20, max_tokens=1, priority=0)
     assert driver.plan() == {}
-    assert driver.scheduler.view.num_free_blocks == 4  # low's four are still held
+    assert driver.scheduler.view.num_free_blocks == 4  # low's four blocks are still allocated
     driver.settle()
     assert driver.plan() == {"vip": (0, 20)}
     driver.run(depth=2)

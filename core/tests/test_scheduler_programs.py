@@ -1,4 +1,4 @@
-"""Random programs: arrivals, aborts and steps on a small cache, with integrity after each."""
+"""Random programs: arrivals, aborts and steps on a small cache, with integrity checks."""
 
 import random
 
@@ -8,7 +8,7 @@ from dovetail.interfaces import Policy
 
 
 class Longest(Policy):
-    """A rank that changes all the time, and evicts."""
+    """A policy with changing ranks that evicts."""
 
     static_rank = False
     preempts = True

@@ -1,4 +1,4 @@
-"""A request in every status: whatever is done to it then, it ends rightly and leaves nothing."""
+"""Every operation on a request in every status ends it correctly and leaves nothing."""
 
 from array import array
 from functools import partial
@@ -112,7 +112,7 @@ def shut_down(referee):
 
 
 def pause(referee, scope):
-    """What a pause of all holds keeps its status; one of the new continues if it has begun."""
+    """`pause("all")` keeps the status; with `pause("new")` started requests continue."""
     before = status(referee)
     referee.pause(scope)
     for _ in range(3):
@@ -121,7 +121,7 @@ def pause(referee, scope):
         referee.schedule()
     begun = before in {S.RUNNING, S.PREEMPTED, S.WAITING_FOR_REMOTE_KVS}
     if scope is PauseScope.ALL:
-        # Loads that are under way end all the same.
+        # Running loads finish anyway.
         assert status(referee) in {before, S.WAITING}
         assert referee.scheduler.depth().num_active == 0
     elif not begun:
@@ -213,7 +213,7 @@ def test_pause_new_lets_started_requests_finish():
     referee.pause(PauseScope.NEW)
     referee.add(request("new"))
     while referee.scheduler.depth().num_active:
-        step(referee)  # r is preempted on the way, and comes back
+        step(referee)  # r is preempted meanwhile and returns
     assert set(referee.alive) == {"new"}
     assert referee.scheduler.depth().num_paused == 1
     referee.drain()

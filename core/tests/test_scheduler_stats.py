@@ -1,4 +1,4 @@
-"""The statistics of each step: what stands where, what it cost, and the sums."""
+"""The statistics of each step: requests, blocks, costs and sums."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_cumulative_statistics_are_summed_over_steps(drive):
         driver.run()
     assert (driver.stats.prefix_queries, driver.stats.prefix_hits) == (18, 8)
     assert driver.stats.prefix_hit_rate == 8 / 18
-    for name in "cd":  # grow until one gives way
+    for name in "cd":  # grow until one is preempted
         driver.add(name, 8, max_tokens=9)
     driver.run()
     assert driver.stats.num_preemptions == 1
@@ -80,7 +80,7 @@ def test_scheduler_time_is_measured_with_the_injected_clock(drive):
     for name in "ab":
         driver.add(name, 4, max_tokens=3)
     driver.plan()
-    clock.advance(1000)  # the model's
+    clock.advance(1000)  # the model's time
     driver.plan()
     driver.settle()
     assert (driver.stats.schedule_ns, driver.stats.update_ns) == (14, 22)

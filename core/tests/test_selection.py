@@ -1,4 +1,4 @@
-"""Who fills a place, over distributions made up in a temporary directory."""
+"""Selection of plugins from fake distributions in a temporary directory."""
 
 import sys
 from importlib.metadata import distributions
@@ -178,7 +178,7 @@ def test_a_failed_probe_prevents_the_selection_of_another_platform(make):
     assert choose_platform(registry, "box").info.name == "box"
 
 
-# --- other places -----------------------------------------------------------------------------
+# --- other kinds -----------------------------------------------------------------------------
 
 
 def test_the_users_choice_overrides_the_platforms_preference(make):

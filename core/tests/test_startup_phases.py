@@ -1,4 +1,4 @@
-"""The phases of a start: noted, told, taken back when one fails, and none of them endless."""
+"""Startup phases are recorded, reported, undone on failure and limited in time."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""What a step costs the host: one request that wants something special does not slow the others."""
+"""The host cost of a step: one request with special features does not slow the others."""
 
 import statistics
 import time
@@ -42,7 +42,7 @@ class LogprobExecutor(NullExecutor):
 
 
 def cost_of(executor=None, *, long_prompt=0):
-    """Return the median thread CPU time of a step while all decode, in nanoseconds."""
+    """Return the median thread CPU time of a decode step in nanoseconds."""
     limits = SchedulerLimits(
         max_num_seqs=NUM_REQUESTS + 1,
         max_num_batched_tokens=8192,
@@ -86,7 +86,7 @@ def test_one_request_with_special_features_does_not_slow_the_others(most, specia
 
 
 def longest_step_ms(prompts, **limits):
-    """Return the longest thread CPU time of a step while `prompts` come at once and end."""
+    """Return the longest thread CPU time of a step while all `prompts` run to their end."""
     given = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_model_len": 140_000}
     context = SchedulerContext(
         limits=SchedulerLimits(**(given | limits)),

@@ -36,7 +36,7 @@ def columns(num_positions, first=0):
 
 
 def give(requests, sampled, *, starts=None, **more):
-    """Settle a step in which each request got the tokens named for it."""
+    """Settle a step in which each request got the given tokens."""
     builder = StepBuilder()
     for place, one in enumerate(requests):
         start = starts[place] if starts else 0
@@ -75,7 +75,7 @@ def test_a_stop_token_ends_and_only_user_stop_tokens_are_reported(
     settled = give([one], [[token]])
     assert [how for _, how in settled.ended] == ([] if status is None else [status])
     assert one.stop_reason == stop_reason
-    assert one.token_ids[-1] == token  # what ended it is part of the output
+    assert one.token_ids[-1] == token  # the stop token is part of the output
 
 
 def test_stop_tokens_are_ignored_before_min_tokens():
@@ -145,11 +145,11 @@ def test_outputs_list_finished_requests_with_their_reasons():
     assert (ended.request_id, str(ended.reason), ended.stop_reason) == ("r0", "stop", 9)
 
 
-# --- those that decode side by side -----------------------------------------------------------
+# --- the decode batch -----------------------------------------------------------
 
 
 def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more):
-    """Settle a step of requests side by side, then of `rest`, each with the tokens named for it."""
+    """Settle a step of the decode batch and of `rest` with the given tokens."""
     decode_record = DecodeStepRecord(
         members=requests,
         order=[one.admission for one in requests],

@@ -1,4 +1,4 @@
-"""Structured output in the engine core: when masks are made, and what becomes of what fails."""
+"""Structured output in the engine core: masks and failures."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +17,7 @@ FIRST_TOKEN, NUM_TOKENS = 100, 50
 VOCAB = 200
 END = 7
 ANY = "|".join(str(FIRST_TOKEN + n) for n in range(NUM_TOKENS))
-"""What the strict worker may sample: it does not obey masks, so the grammar allows all of it."""
+"""The tokens that the strict worker can sample; it ignores masks, so the grammar allows all."""
 
 
 class Late:
@@ -32,7 +32,7 @@ class Late:
 
 
 class Executor:
-    """The strict worker; writes down the order of the calls, and the masks."""
+    """An executor of the strict worker that records calls and masks."""
 
     def __init__(self, worker, depth):
         self.worker, self.max_concurrent_steps = worker, depth
@@ -95,7 +95,7 @@ def add(core, name, text=None, form="token_ids", num_tokens=4, **changes):
 
 
 def run(core, limit=5000):
-    """Run until all is done; return tokens and ends by request."""
+    """Run all requests to their end; return tokens and finish reasons by request."""
     step = core.step if core.executor.max_concurrent_steps == 1 else core.step_with_batch_queue
     tokens, ends = {}, {}
     for _ in range(limit):

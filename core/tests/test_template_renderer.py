@@ -1,4 +1,4 @@
-"""Chat templates in their child process: whatever a template does ends soon and harms nobody."""
+"""Chat templates in a child process: a template cannot hang or harm this process."""
 
 import gc
 import os
@@ -107,7 +107,7 @@ def pool():
 
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])
 def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer, attacks):
-    """Peak memory of this process may not grow, and an innocent conversation is rendered alike."""
+    """Peak memory of this process must not grow, and a valid chat is rendered correctly."""
     attacked, refused = TemplateRenderer(TIGHT), []
     expected = renderer.render(PLAIN, TALK, {})
     stop, gaps = threading.Event(), []
@@ -141,7 +141,7 @@ def test_every_attack_raises_a_typed_error_and_a_valid_chat_still_works(renderer
 
 
 def test_simultaneous_attacks_do_not_delay_a_valid_chat(pool):
-    """Three children run into their deadline; a fourth answers meanwhile."""
+    """Three children reach their deadline while a fourth renders."""
 
     def request(template):
         now = datetime(2026, 2, 3).isoformat()
@@ -253,7 +253,7 @@ def test_the_child_inherits_nothing_from_the_parent(pool, monkeypatch):
         assert (folder / "cwd").readlink() == Path("/")
         links = [os.readlink(path) for path in (folder / "fd").iterdir()]
         kinds = sorted(link.split(":")[0].split(" ")[0] for link in links)
-        own = ["/memfd", "anon_inode", "socket", "socket"]  # heartbeats, the parent's end
+        own = ["/memfd", "anon_inode", "socket", "socket"]  # heartbeats and the parent's socket
         assert kinds == sorted(["/dev/null"] * 3 + own), kinds
         limits = (folder / "limits").read_text()
         assert str(TIGHT.memory_bytes) in limits.split("Max address space")[1].split("\n")[0]
@@ -274,7 +274,7 @@ def test_a_killed_child_is_replaced(pool):
 
 
 def test_a_forked_process_starts_its_own_children(pool):
-    """A fork neither uses nor ends its parent's child, and holds none of its connections."""
+    """A fork neither uses nor stops its parent's child, and closes its connections."""
     text = encode({"template": PLAIN, "messages": TALK, "variables": {}, "now": "2026-02-03"})
     assert pool.call(text) == "[user]hi"
     before = children()

@@ -1,7 +1,7 @@
-"""Chat templates of the shapes that models have: the same prompts as transformers makes.
+"""Chat templates shaped like those of models give the same prompts as transformers.
 
-The shapes were written from the documentation of their models. The slow test takes templates as
-they were published, from packages of the npm registry; nothing of those is kept in the tree.
+The shapes were written from the documentation of their models. The slow test uses published
+templates from packages of the npm registry; the repository contains none of them.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ def oracle():
 
 
 def check_alike(oracle, renderer, template, tokens):
-    """Compare all conversations; return how many both sides render."""
+    """Compare all conversations; return the number that both sides render."""
     rendered = 0
     for (messages, variables), prompt in product(CONVERSATIONS.values(), (True, False)):
         variables = {**variables, "add_generation_prompt": prompt}

@@ -1,4 +1,4 @@
-"""A number of workers that a model's sizes cannot be divided among is refused from config.json."""
+"""A number of workers that does not divide the model's sizes is rejected early."""
 
 import pytest
 

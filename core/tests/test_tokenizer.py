@@ -16,7 +16,7 @@ TEXT = "The café's cat 😀 sat\n\n on 你好 <eos> mats."
 
 @pytest.fixture
 def directory(tmp_path):
-    """A model directory with a byte-level tokenizer and a file for each thing said of it."""
+    """A model directory with a byte-level tokenizer and its configuration files."""
     core = Core(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

@@ -13,7 +13,7 @@ from dovetail_devkit.contexts import make_config, write_fake_config
 
 
 class Worker:
-    """Writes down what is asked of it, and in which thread. `fails`: what to raise, and where."""
+    """A worker that records calls and threads. `fails`: method to the error to raise."""
 
     made: ClassVar[list] = []
     fail_at_start: ClassVar[dict] = {}
@@ -239,7 +239,7 @@ def test_a_ready_handle_has_its_result():
 
 
 class LateHandle:
-    """Counts who asks; raises where its worker `fails` at "result"."""
+    """Counts calls; raises if its worker `fails` at "result"."""
 
     def __init__(self, worker, output):
         self.worker, self.output, self.num_asked = worker, output, 0
@@ -255,7 +255,7 @@ class LateHandle:
 
 
 class LateWorker(Worker):
-    """Gives handles."""
+    """A worker that returns handles."""
 
     provides = frozenset({"async_output"})
 

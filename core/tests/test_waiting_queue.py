@@ -23,7 +23,7 @@ def by_priority(one):
 
 
 def take(queue):
-    """Take out who is next."""
+    """Remove and return the next request."""
     queue.discard(first := queue.peek())
     return first
 
@@ -55,7 +55,7 @@ def test_a_requeued_request_keeps_its_arrival_order(queue):
     first = take(queue)
     queue.defer(first)
     assert len(queue) == 3 and queue.num_ready == 2
-    assert [one.sequence for one in queue] == [1, 2]  # who has lost its row has no place now
+    assert [one.sequence for one in queue] == [1, 2]  # a preempted request has no position now
     assert drain(queue) == [0, 1, 2]
 
 
@@ -148,7 +148,7 @@ def test_dynamic_ranks_are_computed_in_each_step():
     queue.begin_step()
     assert queue.peek().sequence == 0
     ranks[0] = 3
-    assert queue.peek().sequence == 0  # the order of a step stands
+    assert queue.peek().sequence == 0  # the order does not change within a step
     assert drain(queue) == [1, 0]
 
 

@@ -1,4 +1,4 @@
-"""Methods added to a worker: what is added, what is refused, and that nobody else notices."""
+"""Worker extensions: added methods, rejected classes, and no effect on other workers."""
 
 import abc
 
@@ -119,7 +119,7 @@ class Slotted:
 
 
 class Duck:
-    """A worker that is not a WorkerBase, with a slot of its own."""
+    """A worker without the WorkerBase class, with a slot."""
 
     __slots__ = ("_place",)
 

@@ -1,4 +1,4 @@
-"""A working directory that is gone or cannot be used gives a typed error at every entry."""
+"""A deleted or unusable working directory gives a typed error at every entry point."""
 
 import os
 from contextlib import chdir
@@ -25,7 +25,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def deleted(tmp_path):
-    """Be in a directory that does not exist any more."""
+    """Change to a directory and delete it."""
     folder = tmp_path / "deleted"
     folder.mkdir()
     with chdir(folder):

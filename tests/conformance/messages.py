@@ -1,4 +1,4 @@
-"""What a message of the kit is like: a sentence with the rule first, then a few facts."""
+"""Checks the form of the kit's messages: a sentence with the rule, then a few facts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_FIRST_LINE = 300
 
 
 def expect_rule_first(error: BaseException) -> None:
-    """Hold that the first line of a message is a sentence, and no dump of an object."""
+    """Assert that the first line of a message is a sentence and not a dump of an object."""
     first = str(error).partition("\n")[0]
     assert first and len(first) <= MAX_FIRST_LINE, first
     assert not _DUMP.match(first), f"the message begins with a dump: {first}"

@@ -1,7 +1,7 @@
-"""What the suite of each kind wants besides the class: models, devices, directories.
+"""Arguments of each kind's suite besides the class: models, devices, directories.
 
-Knows the suites' signatures and no plugin by name. A plugin for a device that is not here is
-skipped, by name and with the reason.
+Depends on the suites' signatures but on no plugin. A plugin for a missing device is skipped with
+the reason.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MAX_MODEL_LEN = 64
 
 
 def check(kind: str, subject: type[Any], folder: Path) -> None:
-    """Run the suite of `kind` on `subject`; raise AssertionError with the law broken.
+    """Run the suite of `kind` on `subject`; raise AssertionError with the violated rule.
 
-    folder: empty; models and the like are written there.
+    folder: an empty folder for models and similar files.
     """
     arguments, options = SUBJECTS[kind](subject, folder)
     before = torch.get_num_threads()
@@ -66,7 +66,7 @@ def _worker(subject: type[Any], folder: Path) -> Wants:
 
 
 def _platform_of(worker_cls: type[Any]) -> Platform:
-    """Return a platform that can be used here and prefers `worker_cls`."""
+    """Return a usable platform that prefers `worker_cls`."""
     registry = PluginRegistry()
     installed = {found.name for found in registry.candidates("worker")}
     for found in registry.candidates("platform"):
@@ -160,4 +160,4 @@ SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "worker": _worker,
     "worker_extension": _nothing,
 }
-"""Kind to a function that returns what its suite is to be given beside the class."""
+"""Kind to a function that returns the suite's arguments besides the class."""

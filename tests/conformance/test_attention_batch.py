@@ -1,4 +1,4 @@
-"""The strict attention backend finds batches that are wrong in one field."""
+"""The strict attention backend detects batches with one wrong field."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ SIZE = 4
 
 
 def right_batch():
-    """Return a batch of a decode, a chunk and a prompt; the second row has a block in reserve."""
+    """Return a batch of a decode, a chunk and a prompt; the second row has a spare block."""
     return AttentionBatch(
         query_start_R1=torch.tensor([0, 1, 4, 6], dtype=torch.int32),
         seq_lens_R=torch.tensor([5, 7, 2], dtype=torch.int32),

@@ -1,6 +1,6 @@
-"""The attention suite finds builders that keep what they built, and claims that are not true.
+"""The attention suite detects builders with stale metadata and false capabilities.
 
-Mistakes of single results are in the tests of the backend `torch`.
+Faulty results are tested with the backend `torch`.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ NARROW = replace(
 
 
 def claiming(*features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, **claims):
-    """Return a backend for few cases that claims more than that."""
+    """Return a backend with few features that declares more."""
 
     class Backend(FakeAttentionBackend):
         capabilities = replace(NARROW, features=frozenset(features), **claims)
@@ -44,7 +44,7 @@ def claiming(*features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, 
 
 
 def remembering(key_of):
-    """Return a builder that returns what it built before where a key of the batch is the same."""
+    """Return a builder that reuses metadata if a key of the batch is equal."""
 
     class Builder(FakeAttentionBuilder):
         def __init__(self, context):
@@ -65,7 +65,7 @@ def lengths_of(batch):
 
 
 class SharedByAll(FakeAttentionBuilder):
-    """Has one object of metadata for all builders, which each build fills again."""
+    """Shares one metadata object between all builders; each build overwrites it."""
 
     def build(self, batch):
         new = super().build(batch)
@@ -77,7 +77,7 @@ class SharedByAll(FakeAttentionBuilder):
 
 
 class Beside(FakeAttentionLayer):
-    """Adds the rounding of a sum whose order depends on the number of rows."""
+    """Adds the rounding error of a sum whose order depends on the number of rows."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args)
@@ -105,7 +105,7 @@ class CastsToInt8(FakeAttentionLayer):
 
 
 class PagesOfInt8:
-    """A cache of so many bytes."""
+    """A cache shape for int8 pages."""
 
     @staticmethod
     def kv_cache_shape(num_blocks, spec):
@@ -159,7 +159,7 @@ MUTANTS = {
 
 
 def run(backend):
-    """Run the suite's cases in their order, those of the standard matrix apart."""
+    """Run the suite's cases in order, without those of the standard matrix."""
     for case in attention_cases(backend, CPU):
         if "under" in case.name or "cache of" in case.name or "padding" in case.name:
             case.run()
@@ -174,7 +174,7 @@ def test_a_false_claim_is_found(name):
 
 
 class Counts(FakeAttentionBuilder):
-    """Builds again from the tensors of the last batch."""
+    """An `advance` that builds again from the tensors of the last batch."""
 
     def build(self, batch):
         self.batch = batch

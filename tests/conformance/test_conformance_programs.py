@@ -1,4 +1,4 @@
-"""Programs beyond the suite's own seeds: hypothesis looks for limits that break the scheduler."""
+"""Programs beyond the suite's seeds: hypothesis searches for limits that break a scheduler."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The executor suite finds executors that are wrong: each mutant makes one mistake."""
+"""The executor suite detects faulty executors: each mutant has one fault."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +16,7 @@ from dovetail_devkit.suites.executor import check_executor, make_plans, start
 
 
 class Reorders(UniprocExecutor):
-    """At depth 2 it waits for the second plan and executes that first."""
+    """Executes the second of two plans first at depth 2."""
 
     def __init__(self, context):
         self._held = []
@@ -38,7 +38,7 @@ class Reorders(UniprocExecutor):
 
 
 class ExecutesTwice(FakeExecutor):
-    """Executes each plan once more when it is sampled for."""
+    """Executes each plan again before sampling."""
 
     def execute_model(self, plan):
         self.plan = plan
@@ -51,7 +51,7 @@ class ExecutesTwice(FakeExecutor):
 
 
 class SamplesLate(FakeExecutor):
-    """Hands out the result of the step before."""
+    """Returns the result of the previous step."""
 
     last = None
 
@@ -62,14 +62,14 @@ class SamplesLate(FakeExecutor):
 
 
 class Immortal(FakeExecutor):
-    """Goes on after its worker has failed."""
+    """Continues after its worker has failed."""
 
     def check_health(self):
         pass
 
 
 class HidesFailures(FakeExecutor):
-    """Returns nothing where a step has failed."""
+    """Returns None if a step has failed."""
 
     def _try(self, call, argument):
         try:
@@ -79,7 +79,7 @@ class HidesFailures(FakeExecutor):
 
 
 class LosesTheCause(FakeExecutor):
-    """Does not tell why."""
+    """Hides the cause of a failure."""
 
     def _try(self, call, argument):
         self.check_health()
@@ -91,7 +91,7 @@ class LosesTheCause(FakeExecutor):
 
 
 class AnswersBare(FakeExecutor):
-    """Returns the only answer without its list."""
+    """Returns a single result without a list."""
 
     def collective_rpc(self, operation, **more):
         got = super().collective_rpc(operation, **more)
@@ -99,7 +99,7 @@ class AnswersBare(FakeExecutor):
 
 
 class KnowsEverything(FakeExecutor):
-    """Answers None for operations that nobody has."""
+    """Returns None for unknown operations."""
 
     def collective_rpc(self, operation, **more):
         named = isinstance(operation, str) and ":" not in operation
@@ -109,14 +109,14 @@ class KnowsEverything(FakeExecutor):
 
 
 class DropsKeywords(FakeExecutor):
-    """Hands on positional arguments alone."""
+    """Passes positional arguments only."""
 
     def collective_rpc(self, operation, *, args=(), kwargs=None, **more):
         return super().collective_rpc(operation, args=(*args, *(kwargs or {}).values()), **more)
 
 
 class RepliesAll(FakeExecutor):
-    """Returns a list also where one rank's answer is requested."""
+    """Returns a list although one rank's result is requested."""
 
     def collective_rpc(self, operation, *, unique_reply_rank=None, **more):
         return super().collective_rpc(operation, **more)
@@ -126,14 +126,14 @@ class RepliesAll(FakeExecutor):
 
 
 class Blocks(FakeExecutor):
-    """Gives no handle."""
+    """Returns a result instead of a handle."""
 
     def collective_rpc(self, operation, *, non_block=False, **more):
         return super().collective_rpc(operation, **more)
 
 
 class NamesMethodsAlone(FakeExecutor):
-    """Does not know functions by their qualified names."""
+    """Cannot call functions by qualified name."""
 
     def collective_rpc(self, operation, **more):
         if isinstance(operation, str) and ":" in operation:
@@ -142,7 +142,7 @@ class NamesMethodsAlone(FakeExecutor):
 
 
 class ForgetsWarmUp(FakeExecutor):
-    """Leaves the warm-up to the first request."""
+    """Skips the warm-up."""
 
     def initialize_cache(self, kv_cache_config):
         self.collective_rpc("initialize_cache", args=(kv_cache_config,))
@@ -156,14 +156,14 @@ class EndsOnce(FakeExecutor):
 
 
 class Impatient(UniprocExecutor):
-    """Never gives up waiting."""
+    """Ignores timeouts."""
 
     def collective_rpc(self, operation, *, timeout=None, **more):
         return super().collective_rpc(operation, **more)
 
 
 class NeverDone(FakeExecutor):
-    """Its handles do not know that they are done."""
+    """Its handles never report that they are done."""
 
     def sample_tokens(self, grammar=None):
         handle = super().sample_tokens(grammar)
@@ -174,7 +174,7 @@ class NeverDone(FakeExecutor):
 
 
 class TwoThreads(UniprocExecutor):
-    """Works with two threads at a time."""
+    """Calls the worker from two threads at a time."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -190,7 +190,7 @@ class TwoThreads(UniprocExecutor):
 
 
 class EndsWithinAStep(UniprocExecutor):
-    """Shuts its worker down while that is at work."""
+    """Shuts its worker down during a step."""
 
     def shutdown(self):
         if not self._closed and self._thread is not None:
@@ -201,14 +201,14 @@ class EndsWithinAStep(UniprocExecutor):
 
 
 class ForgetsItsWorker(FakeExecutor):
-    """Lets its worker live on."""
+    """Does not shut its worker down."""
 
     def shutdown(self):
         self._dead = "it was shut down"
 
 
 class AheadUnasked(UniprocExecutor):
-    """Takes two steps at a time, whatever was asked."""
+    """Always runs two steps at a time."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -216,7 +216,7 @@ class AheadUnasked(UniprocExecutor):
 
 
 class HandsOutHandles(UniprocExecutor):
-    """Takes a worker's handle for its result."""
+    """Returns a worker's handle as its result."""
 
     def sample_tokens(self, grammar=None):
         if not self._is_late:
@@ -225,7 +225,7 @@ class HandsOutHandles(UniprocExecutor):
 
 
 class ForgetsLateFailures(UniprocExecutor):
-    """Goes on after a step whose failure has shown late."""
+    """Continues after a failure in a worker's handle."""
 
     def _fail(self, error):
         late = self._is_late
@@ -269,7 +269,7 @@ def test_a_faulty_executor_is_detected(mutant):
 
 
 def test_reading_only_the_transfers_of_rank_0_is_detected(monkeypatch):
-    """The fault of an executor that returns rank 0's result as it is."""
+    """Models an executor that returns rank 0's result unchanged."""
     monkeypatch.setattr(answers, "aggregate_outputs", lambda outputs: outputs[0])
     with pytest.raises((AssertionError, ContractError), match="all ranks"):
         check_transfers(MultiprocExecutor, start, make_plans())

@@ -1,4 +1,4 @@
-"""The suites of what is added to an engine find what is wrong: each mutant makes one mistake."""
+"""The suites of engine extensions detect faulty ones: each mutant has one fault."""
 
 import threading
 from dataclasses import replace
@@ -48,7 +48,7 @@ class LooksAtMates(FakeLogitsProcessor):
 
 
 class Forgets(FakeLogitsProcessor):
-    """Takes only the prompt of a request that comes back."""
+    """Ignores the generated tokens of a resumed request."""
 
     def join(self, request):
         taken = super().join(request)
@@ -84,7 +84,7 @@ class Halves(FakeLogitsProcessor):
 
 
 class Remembers(FakeIOProcessor):
-    """Keeps of one call what belongs to it, for the next."""
+    """Reuses data of one call in the next."""
 
     def pre_process(self, request):
         batch = super().pre_process(request)
@@ -212,7 +212,7 @@ class BringsTokensBack(FakeStepExtension):
 
 
 def grammar_with(**methods):
-    """A fake grammar whose matchers have other methods."""
+    """Return a fake grammar with replaced matcher methods."""
     matcher_cls = type("Mutant", (FakeMatcher,), methods)
 
     class Mutant(FakeGrammar):

@@ -1,4 +1,4 @@
-"""The fakes make an engine together, the null executor costs nothing, and the kit loads lazily."""
+"""An engine runs on fakes, the null executor is cheap, and the kit imports lazily."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The suite of KV connectors finds connectors that are wrong: each mutant makes one mistake."""
+"""The KV connector suite detects faulty connectors: each mutant has one fault."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class KeepsNoCopy(FakeWorkerSide):
-    """Keeps views of the cache in the place of copies."""
+    """Keeps views of the cache instead of copies."""
 
     def save(self, order):
         for key, block in zip(order["keys"], order["blocks"], strict=True):
@@ -52,21 +52,21 @@ class StoresTooEarly(FakeWorkerSide):
 
 
 class LoadsTooLate(FakeWorkerSide):
-    """Does after the forward pass what has to be there before it."""
+    """Loads after the forward pass instead of before it."""
 
     def begin(self, instructions):
         super().begin(instructions.replace(b'"load"', b'"later"'))
 
 
 class HidesFailures(FakeWorkerSide):
-    """Says that all is well whatever is missing."""
+    """Reports missing blocks as loaded."""
 
     def end(self, order, missing):
         super().end(order, [])
 
 
 class SpoilsOthers(FakeWorkerSide):
-    """Writes to a block of nobody when a load fails."""
+    """Writes to an unrelated block when a load fails."""
 
     def end(self, order, missing):
         super().end(order, missing)
@@ -75,14 +75,14 @@ class SpoilsOthers(FakeWorkerSide):
 
 
 class BlamesTooMany(FakeWorkerSide):
-    """Lets the whole transfer fail with one of its blocks."""
+    """Reports all blocks of a transfer as failed if one failed."""
 
     def end(self, order, missing):
         super().end(order, list(order["blocks"]) if missing else [])
 
 
 class LosesTransfers(FakeWorkerSide):
-    """Never tells that a store has ended."""
+    """Never reports that a store has ended."""
 
     def end(self, order, missing):
         if order["what"] != "store":
@@ -90,7 +90,7 @@ class LosesTransfers(FakeWorkerSide):
 
 
 class EndsTwice(FakeSchedulerSide):
-    """Tells once more of what has ended before."""
+    """Reports ended transfers again."""
 
     before = ()
 
@@ -101,14 +101,14 @@ class EndsTwice(FakeSchedulerSide):
 
 
 class PromisesEarly(FakeSchedulerSide):
-    """Says that it has what nobody has stored."""
+    """Reports blocks that were never stored."""
 
     def has(self, keys):
         return [True for _ in keys]
 
 
 class RepeatsItself(FakeSchedulerSide):
-    """Gives the same instructions again."""
+    """Returns the same instructions again."""
 
     last = b""
 
@@ -118,7 +118,7 @@ class RepeatsItself(FakeSchedulerSide):
 
 
 class ForgetsAtOnce(FakeSchedulerSide):
-    """Does not learn what was stored."""
+    """Forgets stored blocks."""
 
     def update(self, answer, rank=0):
         outcome = super().update(answer, rank)
@@ -127,7 +127,7 @@ class ForgetsAtOnce(FakeSchedulerSide):
 
 
 class EndsOnce(FakeWorkerSide):
-    """Cannot be ended twice."""
+    """Cannot be shut down twice."""
 
     def shutdown(self):
         del self._pages_NP

@@ -1,4 +1,4 @@
-"""The suites find schedulers that forget prefixes, and mechanisms that tell policies half."""
+"""The suites detect faulty prefix caches and mechanisms with missing notifications."""
 
 from functools import partial
 
@@ -70,7 +70,7 @@ def test_a_scheduler_without_prefix_caching_must_not_declare_it():
 
 
 class SilentOnGrants(Scheduler):
-    """Tells no policy what was granted."""
+    """Does not report grants to the policy."""
 
     def schedule(self):
         self._host.wants_granted = False
@@ -78,7 +78,7 @@ class SilentOnGrants(Scheduler):
 
 
 class SilentOnOutput(Scheduler):
-    """Tells no policy of tokens."""
+    """Does not report tokens to the policy."""
 
     def update_from_output(self, plan, output):
         self._host.wants_output = False
@@ -86,7 +86,7 @@ class SilentOnOutput(Scheduler):
 
 
 class CountsBackwards(Scheduler):
-    """Numbers arrivals the wrong way round."""
+    """Numbers arrivals in reverse order."""
 
     def add_request(self, request):
         super().add_request(request)
@@ -102,7 +102,7 @@ class HidesTheWaiting(Scheduler):
 
 
 def with_part(name, part_cls):
-    """Return a scheduler with a part of `part_cls` in the place of its own."""
+    """Return a scheduler with one part replaced by `part_cls`."""
 
     class Mutant(Scheduler):
         __doc__ = part_cls.__doc__
@@ -116,7 +116,7 @@ def with_part(name, part_cls):
 
 
 class AdmitsOne(Mechanism):
-    """Admits one request a step."""
+    """Admits one request per step."""
 
     def admit_waiting(self):
         request = self._host.peek()
@@ -125,14 +125,14 @@ class AdmitsOne(Mechanism):
 
 
 class NeverDisplaces(Mechanism):
-    """Lets nobody give way for a better rank."""
+    """Never preempts for a better rank."""
 
     def _find_victims(self, request, hit, num_tokens):
         return []
 
 
 class DisplacesTooMany(Mechanism):
-    """Goes on displacing while the row that was given up is still named by a step."""
+    """Continues to preempt while a step still names the freed row."""
 
     def preempt_and_admit(self, request, max_tokens=0):
         grant = super().preempt_and_admit(request, max_tokens)
@@ -142,7 +142,7 @@ class DisplacesTooMany(Mechanism):
 
 
 class DisplacesAnybody(Mechanism):
-    """Lets running requests give way, whatever the policy says."""
+    """Preempts running requests against the policy."""
 
     def admit(self, request, *given):
         if not self._state.rows.num_free:
@@ -151,7 +151,7 @@ class DisplacesAnybody(Mechanism):
 
 
 class DisplacesInVain(Mechanism):
-    """Lets those of worse ranks give way before it knows whether that is enough."""
+    """Preempts requests even if the freed blocks are not sufficient."""
 
     def _find_victims(self, request, hit, num_tokens):
         for victim in self._host.worse_than(request, self._state.running):
@@ -160,7 +160,7 @@ class DisplacesInVain(Mechanism):
 
 
 class TellsTheWrongLoss(Mechanism):
-    """Tells a policy that nothing was lost."""
+    """Reports a loss of zero tokens to the policy."""
 
     def evict(self, request):
         self._decode_batch.dissolve()
@@ -169,7 +169,7 @@ class TellsTheWrongLoss(Mechanism):
 
 
 class ContinuesFewer(PolicyDriver):
-    """Forgets one of those that run when a policy actions for all."""
+    """Skips one running request when the policy continues all."""
 
     def _answer(self, action):
         for request in self._state.running[3:]:
@@ -201,5 +201,5 @@ def test_a_mechanism_with_missing_notifications_is_detected(mechanism, policy, m
 
 
 def test_a_correct_policy_passes():
-    """The other policies that mechanisms are tried with are among the installed ones."""
+    """The other policies used with mechanisms are installed plugins."""
     check_policy(AgeingPolicy, num_programs=8)

@@ -1,4 +1,4 @@
-"""The model suite finds models whose positions or last norm are wrong: each mutant has one mistake.
+"""The model suite detects models with faulty positions or last norm: one fault per mutant.
 
 Others are in `test_torch_mutants.py`.
 """
@@ -48,7 +48,7 @@ class LearnedPositions(FakeModel):
 
 
 class _Looked:
-    """Embeddings that were looked up before."""
+    """Embeddings that were looked up already."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -66,7 +66,7 @@ class OneBehind(LearnedPositions):
 
 
 class Wraps(LearnedPositions):
-    """Is one off, and takes the first row for the position that is not there."""
+    """Is off by one and wraps the missing position to the first row."""
 
     def forward(self, input_ids_T, positions_T, attention):
         positions_T = (positions_T + 1) % len(self.wpe)
@@ -107,7 +107,7 @@ class LlamaWithoutRotation(Llama):
 
 
 class _Unrotated:
-    """An attention context that is never told how to rotate."""
+    """An attention context without rotary arguments."""
 
     def __init__(self, attention):
         self._attention = attention
@@ -126,7 +126,7 @@ class LlamaWithoutLastNorm(Llama):
 
 
 def check(model_cls, **options):
-    """Run the suite on a model, with a table of 64 positions where it has one."""
+    """Run the suite on a model, with 64 positions if it has a position table."""
     context = model_context(model_cls)
     config = {**context.hf_config, "n_positions": 128}
     check_model(model_cls, replace(context, hf_config=config), fill=fill_model, **options)
@@ -167,7 +167,7 @@ def test_a_model_can_declare_missing_features(mutant, part):
 
 
 class OtherPositions(FakeModel):
-    """Is off by one where nothing but another implementation shows it."""
+    """Is off by one in a way that only a reference implementation detects."""
 
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T, positions_T + 1, attention)

@@ -1,4 +1,4 @@
-"""The suites of drawing and of a step's inputs find what is wrong: one mistake each."""
+"""The suites of token draws and step inputs detect faulty providers: one fault each."""
 
 from array import array
 from dataclasses import replace
@@ -21,7 +21,7 @@ HOST = torch.device("cpu")
 
 
 def draws(change):
-    """A provider that draws after `change` of logits and columns."""
+    """Return a provider that applies `change` to logits and columns before drawing."""
 
     class Changed(FakeOps):
         def draw_tokens(self, logits_RV, columns):
@@ -31,7 +31,7 @@ def draws(change):
 
 
 def with_columns(**changes):
-    """A provider that draws with other columns: each made from that of its name."""
+    """Return a provider that draws with changed columns, given by name."""
 
     def change(logits_RV, columns):
         return logits_RV, replace(
@@ -58,7 +58,7 @@ def with_top_p_first(logits_RV, columns):
 
 
 def with_equals_kept(logits_RV, columns):
-    """Top-k of values, not of tokens."""
+    """Applies top-k to distinct values instead of tokens."""
     top_k_R = columns.top_k_R.clone()
     for r, row in enumerate(logits_RV):
         least = row.topk(min(int(top_k_R[r]), len(row))).values[-1]
@@ -67,13 +67,13 @@ def with_equals_kept(logits_RV, columns):
 
 
 def with_temperature_last(logits_RV, columns):
-    """Cuts at temperature 1."""
+    """Truncates at temperature 1."""
     hot = columns.temperature_R > 0
     return logits_RV, replace(columns, temperature_R=hot.float())
 
 
 class LastOfEquals(FakeOps):
-    """Counts columns from the end."""
+    """Prefers the last of equal columns."""
 
     def draw_tokens(self, logits_RV, columns):
         last = logits_RV.shape[1] - 1
@@ -81,7 +81,7 @@ class LastOfEquals(FakeOps):
 
 
 class ByPlace(FakeOps):
-    """Draws by the row's place in the batch."""
+    """Draws by the row's index in the batch."""
 
     def draw_tokens(self, logits_RV, columns):
         places = torch.arange(len(logits_RV))
@@ -89,7 +89,7 @@ class ByPlace(FakeOps):
 
 
 class WithState(FakeOps):
-    """Draws from a generator."""
+    """Draws from a stateful generator."""
 
     drawn = 0
 
@@ -100,14 +100,14 @@ class WithState(FakeOps):
 
 
 class Spills(FakeOps):
-    """Lets one row's NaN into all."""
+    """Spreads a NaN of one row to all rows."""
 
     def draw_tokens(self, logits_RV, columns):
         return super().draw_tokens(logits_RV + logits_RV.sum() * 0, columns)
 
 
 class Int32(FakeOps):
-    """Gives another dtype."""
+    """Returns another dtype."""
 
     def draw_tokens(self, logits_RV, columns):
         return super().draw_tokens(logits_RV, columns).int()
@@ -161,7 +161,7 @@ def test_a_faulty_draw_is_detected(mutant):
 
 
 class ForgetsStarts(FakeOps):
-    """Lengths of runs, not of rows."""
+    """Returns the lengths of runs instead of rows."""
 
     def prepare_inputs(self, columns):
         super().prepare_inputs(columns)
@@ -169,7 +169,7 @@ class ForgetsStarts(FakeOps):
 
 
 class PlanOrder(FakeOps):
-    """Takes rows for runs."""
+    """Indexes rows by run."""
 
     def prepare_inputs(self, columns):
         counted = torch.arange(len(columns.rows_R), dtype=torch.int32)
@@ -177,7 +177,7 @@ class PlanOrder(FakeOps):
 
 
 class OneSize(FakeOps):
-    """Has one block size for all groups."""
+    """Uses one block size for all groups."""
 
     def prepare_inputs(self, columns):
         sizes = (16,) * len(columns.block_sizes)
@@ -185,7 +185,7 @@ class OneSize(FakeOps):
 
 
 class WritesOn(FakeOps):
-    """Fills buffers up."""
+    """Writes beyond the used part of buffers."""
 
     def prepare_inputs(self, columns):
         super().prepare_inputs(columns)
@@ -194,7 +194,7 @@ class WritesOn(FakeOps):
 
 
 class KeepsTables(FakeOps):
-    """Leaves the block tables where they are."""
+    """Does not copy the block tables."""
 
     def prepare_inputs(self, columns):
         made = tuple(table.clone() for table in columns.block_tables_RM)
@@ -202,7 +202,7 @@ class KeepsTables(FakeOps):
 
 
 class MovesStarts(FakeOps):
-    """Counts in the caller's columns."""
+    """Modifies the caller's columns."""
 
     def prepare_inputs(self, columns):
         super().prepare_inputs(columns)

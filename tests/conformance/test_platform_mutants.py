@@ -1,4 +1,4 @@
-"""The suites of platforms and tokenizers find what is wrong: each mutant makes one mistake."""
+"""The suites of platforms and tokenizers detect faulty ones: each mutant has one fault."""
 
 import os
 
@@ -12,7 +12,7 @@ from dovetail_devkit.suites.platform import check_platform
 
 
 class NeverSaysWhy(FakePlatform):
-    """Cannot be used, for no reason."""
+    """Is unusable without a reason."""
 
     @classmethod
     def probe(cls):
@@ -20,7 +20,7 @@ class NeverSaysWhy(FakePlatform):
 
 
 class SetsVariables(FakePlatform):
-    """Changes the environment while it looks."""
+    """Changes the environment in its probe."""
 
     @classmethod
     def probe(cls):
@@ -29,56 +29,56 @@ class SetsVariables(FakePlatform):
 
 
 class PrefersAText(FakePlatform):
-    """Names its preference without a sequence around it."""
+    """Returns its preference as a str instead of a tuple."""
 
     def prefer(self, kind):
         return "cpu" if kind == "worker" else ()
 
 
 class HasOpinions(FakePlatform):
-    """Prefers something of every kind, and of those that are none."""
+    """Returns preferences for every kind, even unknown ones."""
 
     def prefer(self, kind):
         return ("torch",)
 
 
 class WishesWithoutReason(FakePlatform):
-    """Wishes, and does not say why."""
+    """Returns defaults without reasons."""
 
     def defaults(self, config):
         return ConfigPatch(changes={"cache.block_size": (32, "")})
 
 
 class SaysBfloat(FakePlatform):
-    """Names a dtype in its own way."""
+    """Uses an unknown dtype name."""
 
     def capabilities(self):
         return frozenset({"torch.bfloat16 !"})
 
 
 class HasNoMemory(FakePlatform):
-    """Does not know its memory."""
+    """Returns no memory size."""
 
     def total_memory_bytes(self, local_rank=0):
         return 0
 
 
 class AlwaysProblems(FakePlatform):
-    """Can run nothing."""
+    """Rejects every config."""
 
     def problems(self, config):
         return ("it is Monday.",)
 
 
 class FailsOnBytes(ByteTokenizer):
-    """Wants every text to be UTF-8."""
+    """Fails on bytes that are not UTF-8."""
 
     def decode(self, token_ids, *, skip_special_tokens=False):
         return bytes(t for t in token_ids if t < 256).decode("utf-8")
 
 
 class LowerCase(ByteTokenizer):
-    """Loses what it is given."""
+    """Changes the case of the text."""
 
     def encode(self, text, *, add_special_tokens=True):
         return super().encode(text.lower(), add_special_tokens=add_special_tokens)
@@ -99,7 +99,7 @@ class ShowsSpecials(ByteTokenizer):
 
 
 class RunsTemplates(ByteTokenizer):
-    """Renders templates outside of any sandbox."""
+    """Renders templates without a sandbox."""
 
     def apply_chat_template(self, messages, *, chat_template=None, **variables):
         import jinja2
@@ -110,7 +110,7 @@ class RunsTemplates(ByteTokenizer):
 
 
 class EditsMessages(ByteTokenizer):
-    """Strips messages in place."""
+    """Modifies messages in place."""
 
     def apply_chat_template(self, messages, **options):
         text = super().apply_chat_template(messages, **options)

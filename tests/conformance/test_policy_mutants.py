@@ -1,4 +1,4 @@
-"""The policy suite finds policies that are wrong: each mutant makes one mistake."""
+"""The policy suite detects faulty policies: each mutant has one fault."""
 
 import inspect
 import itertools
@@ -13,7 +13,7 @@ from dovetail_devkit.suites.policy import check_policy
 
 
 class Clairvoyant(Policy):
-    """Knows how things will go: it finds what the suite has decided."""
+    """Reads the future outcome from the suite's state."""
 
     static_rank = False
 
@@ -26,28 +26,28 @@ class Clairvoyant(Policy):
 
 
 class ReadsTokens(Policy):
-    """Looks at what was generated."""
+    """Reads generated tokens."""
 
     def victim(self, running, view):
         return min(running, key=lambda request: request.token_ids[-1])
 
 
 class LooksIntoTheScheduler(Policy):
-    """Reaches through the view."""
+    """Accesses the scheduler through the view."""
 
     def on_arrival(self, request, view):
         self.cache = view._kv_cache
 
 
 class Dishonest(Policy):
-    """Ages, and says that its ranks never change."""
+    """Changes its ranks but declares them static."""
 
     def rank(self, request, view):
         return request.priority * 1_000_000_000 - (view.now_ns - request.arrival_ns)
 
 
 class CountsPreemptionsLate(Policy):
-    """Changes the rank of those that wait by what happens to others."""
+    """Changes ranks of waiting requests when other requests are preempted."""
 
     evicted = 0
 
@@ -59,14 +59,14 @@ class CountsPreemptionsLate(Policy):
 
 
 class Writes(Policy):
-    """Raises the priority of whom it evicts."""
+    """Raises the priority of an evicted request."""
 
     def on_evict(self, request, num_tokens_lost, view):
         request.priority -= 1
 
 
 class ChoosesTheGone(Policy):
-    """Lets one give way that it has seen before."""
+    """Chooses a victim of an earlier call."""
 
     seen = None
 
@@ -76,7 +76,7 @@ class ChoosesTheGone(Policy):
 
 
 class Fickle(Policy):
-    """Ranks by lot."""
+    """Ranks at random."""
 
     static_rank = False
 
@@ -85,14 +85,14 @@ class Fickle(Policy):
 
 
 class Unordered(Policy):
-    """Ranks by words and numbers."""
+    """Mixes str and int ranks."""
 
     def rank(self, request, view):
         return str(request.sequence) if request.sequence % 2 else request.sequence
 
 
 class CountsCalls(Policy):
-    """Ranks by how often it was asked."""
+    """Ranks by the number of calls."""
 
     calls = itertools.count()
 
@@ -101,20 +101,20 @@ class CountsCalls(Policy):
 
 
 class SaysMaybe(Policy):
-    """Declares what is neither true nor false."""
+    """Declares a flag that is not a bool."""
 
     preempts = "sometimes"
 
 
 class ShortestFirst(Policy):
-    """Goes by what the user has allowed at most, which is not a secret."""
+    """Ranks by max_tokens, which is allowed."""
 
     def rank(self, request, view):
         return request.max_total_tokens
 
 
 class Planning(Policy):
-    """Plans step by step; each mutant below actions wrongly."""
+    """A planning policy; each mutant below yields a wrong action."""
 
     def plan(self, view):
         yield CONTINUE
@@ -188,7 +188,7 @@ class PlansForEver(Planning):
 
 
 class HoldsAll(Planning):
-    """Lets nobody run in every other step, and says that it conserves work."""
+    """Runs nothing in every other step but declares to be work-conserving."""
 
     def plan(self, view):
         if view.step_id % 2:
@@ -196,7 +196,7 @@ class HoldsAll(Planning):
 
 
 class NeverBegins(Planning):
-    """Admits nobody whose prompt is longer than a block, and says that it means to."""
+    """Never admits prompts longer than a block, as declared."""
 
     work_conserving = False
 
@@ -222,7 +222,7 @@ class PlansByLot(Planning):
 
 
 class PlansBySeededLot(Planning):
-    """The same by the engine's lot: a right policy."""
+    """Uses the engine's random numbers, which is correct."""
 
     def plan(self, view):
         yield CONTINUE

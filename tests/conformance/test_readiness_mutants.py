@@ -1,4 +1,4 @@
-"""The suite finds schedulers that are wrong about drafts, pauses, gates, content, remote blocks."""
+"""The suite detects faulty handling of drafts, pauses, gates, content and remote blocks."""
 
 import pytest
 
@@ -21,7 +21,7 @@ NUM_PROGRAMS = 100
 
 
 class Urgent(Policy):
-    """The least urgent gives way, whatever the step has granted it."""
+    """Preempts the least urgent request, even if it was granted in this step."""
 
     preempts = True
 
@@ -84,7 +84,7 @@ def trust_every_load(loads, answer):
 
 
 def pin_nothing(kv_cache, blocks):
-    """Nobody keeps the blocks in use, and `unpin` gives up nothing either."""
+    """Pins no blocks; `unpin` frees nothing either."""
     kv_cache.unpin = do_nothing
 
 

@@ -1,4 +1,4 @@
-"""The worker suite finds samplers that are wrong: each mutant ignores or mistakes one parameter."""
+"""The worker suite detects samplers that ignore or misuse one parameter."""
 
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -23,7 +23,7 @@ OFF = SamplingParams()
 
 
 def ignoring(name):
-    """Return a sampler to which `name` is always at its default."""
+    """Return a sampler that ignores the parameter `name`."""
 
     class Ignores(FakeSampler):
         def choose(self, logits, request, tokens, allowed):
@@ -44,7 +44,7 @@ class SameNoiseForAllSeeds(FakeSampler):
 
 
 class NoiseFromTheJoin(FakeSampler):
-    """Counts steps since the request has joined, and not its tokens."""
+    """Counts steps since the join instead of tokens."""
 
     def noise(self, request, position, count):
         return super().noise(request, position - len(request.token_ids), count)
@@ -91,7 +91,7 @@ class PromptIsOutput(FakeSampler):
 
 
 class JoinIsPrompt(FakeSampler):
-    """Takes what a resumed request has generated for its prompt."""
+    """Treats the generated tokens of a resumed request as prompt."""
 
     def choose(self, logits, request, tokens, allowed):
         request = replace(request, num_prompt_tokens=len(request.token_ids))
@@ -127,7 +127,7 @@ class RepetitionOfThePromptOnly(FakeSampler):
 
 
 class PenalisesTheJoinOnly(FakeSampler):
-    """Does not count what it has sampled itself."""
+    """Does not count tokens sampled since the join."""
 
     def penalise(self, logits, request, prompt, output):
         joined = request.token_ids[request.num_prompt_tokens :]
@@ -135,7 +135,7 @@ class PenalisesTheJoinOnly(FakeSampler):
 
 
 class Never(FakeSampler):
-    """Bans stop tokens for ever."""
+    """Bans stop tokens forever."""
 
     def forbid(self, logits, request, tokens):
         super().forbid(logits, request, tokens)
@@ -144,7 +144,7 @@ class Never(FakeSampler):
 
 
 class FirstRequestForAll(FakeSampler):
-    """Samples each row with the parameters of the first that had any."""
+    """Samples every request with the parameters of the row's first request."""
 
     params = OFF
 
@@ -189,7 +189,7 @@ MUTANTS = [
 
 
 def check_with(sampler, context, provides=FULL_SAMPLING):
-    """Run the sampling cases of the suite on a fake worker with a sampler."""
+    """Run the sampling cases of the suite on a fake worker with the given sampler."""
     rows = type("Rows", (SamplingRowModel,), {"sampler_cls": sampler})
     parts = {"row_model_cls": rows, "provides": provides}
     bench = WorkerBench(type(sampler.__name__, (SamplingWorker,), parts), lambda: context)
@@ -223,7 +223,7 @@ def test_undeclared_capabilities_of_a_worker_are_not_checked(field, context):
 
 
 def test_every_field_of_sampling_params_has_an_owner_and_a_case():
-    """A new field belongs to the engine, to every worker, or to a capability with a case."""
+    """A field is handled by the engine, by every worker, or by a capability with a case."""
     places = [ENGINE_FIELDS, WORKER_FIELDS, SAMPLING_CAPABILITIES.keys()]
     assert sorted(name for place in places for name in place) == sorted(
         field.name for field in fields(SamplingParams)

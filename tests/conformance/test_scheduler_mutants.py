@@ -1,4 +1,4 @@
-"""The scheduler suite finds schedulers that are wrong: each mutant makes one mistake."""
+"""The scheduler suite detects faulty schedulers: each mutant has one fault."""
 
 import random
 from dataclasses import replace
@@ -16,7 +16,7 @@ from dovetail_devkit.suites.scheduler import check_scheduler
 
 
 def with_mechanism(mechanism_cls):
-    """Return a scheduler that grants by `mechanism_cls`."""
+    """Return a scheduler with the mechanism `mechanism_cls`."""
 
     class Mutant(Scheduler):
         __doc__ = mechanism_cls.__doc__
@@ -31,7 +31,7 @@ def with_mechanism(mechanism_cls):
 
 @with_mechanism
 class ForgetsLeaves(Mechanism):
-    """Gives rows up without telling the worker."""
+    """Frees rows without informing the worker."""
 
     def release(self, request, *, known_to_worker=True):
         builder = self._state.builder
@@ -42,7 +42,7 @@ class ForgetsLeaves(Mechanism):
 
 @with_mechanism
 class OverBudget(Mechanism):
-    """Takes one token more than the budget."""
+    """Exceeds the budget by one token."""
 
     def begin_step(self):
         super().begin_step()
@@ -50,7 +50,7 @@ class OverBudget(Mechanism):
 
 
 class FreesTooEarly(Scheduler):
-    """Puts a block of a running request back among the free ones."""
+    """Frees a block of a running request."""
 
     def schedule(self):
         plan = super().schedule()
@@ -63,7 +63,7 @@ class FreesTooEarly(Scheduler):
 
 @with_mechanism
 class LosesPreempted(Mechanism):
-    """Forgets a request that gives way."""
+    """Loses a preempted request."""
 
     def evict(self, request):
         super().evict(request)
@@ -73,7 +73,7 @@ class LosesPreempted(Mechanism):
 
 @with_mechanism
 class KeepsComputed(Mechanism):
-    """Believes that a preempted request's work is still there."""
+    """Keeps the computed token count of a preempted request."""
 
     def _take(self, request, *given):
         taken = super()._take(request, *given)
@@ -86,7 +86,7 @@ class KeepsComputed(Mechanism):
 
 @with_mechanism
 class ReusesRowsEarly(Mechanism):
-    """Hands a row out while a step that names it is still out."""
+    """Reuses a row while a step in flight names it."""
 
     def release(self, request, *, known_to_worker=True):
         state = self._state
@@ -97,7 +97,7 @@ class ReusesRowsEarly(Mechanism):
 
 @with_mechanism
 class StepsTogetherTooLong(Mechanism):
-    """Lets those that decode go on beyond their last token."""
+    """Continues the decode batch beyond the last token of a request."""
 
     def _continue_decode_batch(self):
         for request in self._state.running:
@@ -110,7 +110,7 @@ class StepsTogetherTooLong(Mechanism):
 
 @with_mechanism
 class GrowsNobodyTogether(Mechanism):
-    """Forgets that those that decode together need blocks."""
+    """Allocates no blocks for the decode batch."""
 
     def _continue_decode_batch(self):
         self._decode_batch.take_due = lambda: []
@@ -119,7 +119,7 @@ class GrowsNobodyTogether(Mechanism):
 
 @with_mechanism
 class GrowsWithoutTelling(Mechanism):
-    """Gives blocks that no plan names."""
+    """Allocates blocks that no plan names."""
 
     def _grow(self, request, num_tokens):
         done = super()._grow(request, num_tokens)
@@ -128,7 +128,7 @@ class GrowsWithoutTelling(Mechanism):
 
 
 class StopsForNobody(Scheduler):
-    """Looks for no stop token where requests decode together."""
+    """Ignores stop tokens in the decode batch."""
 
     def schedule(self):
         self._state.decode_batch._all_stop_ids = frozenset
@@ -136,7 +136,7 @@ class StopsForNobody(Scheduler):
 
 
 class TellsTheGone(Scheduler):
-    """Gives tokens to those that have ended while a step was out."""
+    """Returns tokens of requests that ended during the step."""
 
     def _finish(self, request, status):
         out, self._in_flight = self._in_flight, ()
@@ -145,7 +145,7 @@ class TellsTheGone(Scheduler):
 
 
 class Forgetful(Scheduler):
-    """Takes a result for that of the newest plan."""
+    """Assigns a result to the newest plan."""
 
     def update_from_output(self, plan, output):
         self._in_flight.rotate(len(self._in_flight) - 1)
@@ -155,7 +155,7 @@ class Forgetful(Scheduler):
 
 
 class FinishesTwice(Scheduler):
-    """Tells of an end once more with the next result."""
+    """Reports a finished request again with the next result."""
 
     told = ()
 
@@ -166,14 +166,14 @@ class FinishesTwice(Scheduler):
 
 
 class TellsAborts(Scheduler):
-    """Goes on giving tokens to the aborted."""
+    """Continues to return tokens of aborted requests."""
 
     def abort_requests(self, request_ids):
         return [name for name in request_ids if name in self._requests]
 
 
 class IgnoresMinTokens(Scheduler):
-    """Lets a stop token end a request before its time."""
+    """Ignores min_tokens at stop tokens."""
 
     def add_request(self, request):
         params = replace(request.sampling_params, min_tokens=0)
@@ -181,14 +181,14 @@ class IgnoresMinTokens(Scheduler):
 
 
 class IgnoresStops(Scheduler):
-    """Goes past the user's stop tokens."""
+    """Ignores the user's stop tokens."""
 
     def add_request(self, request):
         super().add_request(replace(request, stop_token_ids=request.stop_token_ids & {0}))
 
 
 class SharesAcrossSalts(Scheduler):
-    """Finds the cached prefixes of every tenant."""
+    """Shares cached prefixes across salts."""
 
     def add_request(self, request):
         super().add_request(replace(request, cache_salt=""))
@@ -196,7 +196,7 @@ class SharesAcrossSalts(Scheduler):
 
 @with_mechanism
 class RecomputesPrompts(Mechanism):
-    """Counts a prompt's log-probabilities from the start after a preemption."""
+    """Returns prompt log-probabilities again after a preemption."""
 
     def evict(self, request):
         request.num_prompt_logprobs = 0
@@ -204,7 +204,7 @@ class RecomputesPrompts(Mechanism):
 
 
 class Capricious(Scheduler):
-    """Draws lots with numbers that nobody has injected."""
+    """Uses random numbers that were not injected."""
 
     def schedule(self):
         if random.random() < 0.2:
@@ -214,7 +214,7 @@ class Capricious(Scheduler):
 
 
 class Idle(Scheduler):
-    """Now and then plans nothing though something could run."""
+    """Sometimes plans nothing although a request could run."""
 
     def schedule(self):
         self.turn = getattr(self, "turn", 0) + 1
@@ -228,7 +228,7 @@ class Idle(Scheduler):
 
 @with_mechanism
 class CutsWholePrompts(Mechanism):
-    """Cuts prompts where that is forbidden."""
+    """Chunks prompts although chunked prefill is off."""
 
     def begin_step(self):
         super().begin_step()
@@ -236,7 +236,7 @@ class CutsWholePrompts(Mechanism):
 
 
 class TakesAnything(Scheduler):
-    """Refuses no prompt for its length."""
+    """Accepts prompts of any length."""
 
     def add_request(self, request):
         try:
@@ -247,7 +247,7 @@ class TakesAnything(Scheduler):
 
 
 class Rewrites(FakeScheduler):
-    """Writes to a plan that was handed out."""
+    """Modifies a returned plan."""
 
     def schedule(self):
         if self._out and self._plan.rows:
@@ -258,7 +258,7 @@ class Rewrites(FakeScheduler):
 
 
 class Miscounts(FakeScheduler):
-    """Counts a request that waits as running, too."""
+    """Counts a waiting request as running, too."""
 
     def depth(self):
         depth = super().depth()
@@ -301,7 +301,7 @@ def test_a_faulty_scheduler_is_detected(mutant):
 
 
 def test_a_prefix_index_without_chained_hashes_is_detected(monkeypatch):
-    """Blocks of equal tokens are not equal: what stands before them counts."""
+    """Blocks of equal tokens are equal only if their prefixes are equal."""
     chained = hashing.block_hash
     monkeypatch.setattr(hashing, "block_hash", lambda _, ids, extra: chained(b"", ids, extra))
     with pytest.raises(AssertionError, match=r"holds something else|share block|is not its own"):

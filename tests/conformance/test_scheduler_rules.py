@@ -1,4 +1,4 @@
-"""The scheduler suite finds starvation, equal blocks for all groups and columns of wrong types."""
+"""The scheduler suite detects starvation, shared blocks of groups and wrong column types."""
 
 from array import array
 from collections import deque
@@ -17,7 +17,7 @@ from dovetail_devkit.suites.scheduler import check_scheduler
 
 
 class AdmitsTheNewest(FakeScheduler):
-    """Admits those that arrived last first."""
+    """Admits the newest requests first."""
 
     def _can_admit(self, request):
         self._waiting.rotate(1)
@@ -26,7 +26,7 @@ class AdmitsTheNewest(FakeScheduler):
 
 
 class RunsTheNewest(FakeScheduler):
-    """Runs whoever was admitted last, as long as that one has something to run."""
+    """Runs only the last admitted request while it has tokens to run."""
 
     def _next(self):
         self._running.reverse()
@@ -39,14 +39,14 @@ class RunsTheNewest(FakeScheduler):
 
 
 class NewestFirst(Policy):
-    """Ranks requests by their arrival, the last one first."""
+    """Ranks the newest request first."""
 
     def rank(self, request, view):
         return -request.sequence
 
 
 class PreemptsForTheNewest(NewestFirst):
-    """The same, and the older ones give way."""
+    """The same, and preempts older requests."""
 
     preempts = True
 
@@ -65,7 +65,7 @@ class OneTableForAllGroups(FakeScheduler):
 
 
 class _ForAll:
-    """A builder that grows all groups like the first."""
+    """A plan builder that gives all groups the first group's blocks."""
 
     def __init__(self, builder, num_groups):
         self._builder, self._num_groups = builder, num_groups
@@ -79,7 +79,7 @@ class _ForAll:
 
 
 def planning(**columns):
-    """Return a scheduler whose plans have other columns."""
+    """Return a scheduler with changed columns in its plans."""
 
     class Mutant(FakeScheduler):
         def schedule(self):
@@ -90,7 +90,7 @@ def planning(**columns):
 
 
 def telling(**columns):
-    """Return a scheduler whose outputs have other columns."""
+    """Return a scheduler with changed columns in its outputs."""
 
     class Mutant(FakeScheduler):
         def update_from_output(self, plan, output):

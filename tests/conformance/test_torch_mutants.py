@@ -1,4 +1,4 @@
-"""The suites of ops, linear methods, models and loaders find what is wrong: one mistake each."""
+"""The suites of ops, linear methods, models and loaders detect faulty ones: one fault each."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from dovetail_torch.weights import SafetensorsLoader
 
 
 class EpsOutside(FakeOps):
-    """Adds eps to the root."""
+    """Adds eps outside of the square root."""
 
     def rms_norm(self, x_TD, weight_D, eps):
         x = x_TD.double()
@@ -22,7 +22,7 @@ class EpsOutside(FakeOps):
 
 
 class NormOfX(FakeOps):
-    """Forgets the residual in the norm."""
+    """Omits the residual from the norm."""
 
     def add_rms_norm(self, x_TD, residual_TD, weight_D, eps):
         _, sum_TD = super().add_rms_norm(x_TD, residual_TD, weight_D, eps)
@@ -63,28 +63,28 @@ class TurnsInPairs(FakeOps):
 
 
 class CountsPositions(FakeOps):
-    """Takes the place in the step for the position."""
+    """Uses the index in the step as the position."""
 
     def rotary_embedding(self, q_THS, k_TKS, positions_T, cos_sin_PS):
         return super().rotary_embedding(q_THS, k_TKS, torch.arange(len(positions_T)), cos_sin_PS)
 
 
 class GateSecond(FakeOps):
-    """Takes the second half for the gate."""
+    """Uses the second half as the gate."""
 
     def silu_and_mul(self, x_T2D):
         return super().silu_and_mul(torch.cat(x_T2D.chunk(2, dim=-1)[::-1], dim=-1))
 
 
 class Widens(FakeOps):
-    """Returns float32, whatever it is given."""
+    """Always returns float32."""
 
     def silu_and_mul(self, x_T2D):
         return super().silu_and_mul(x_T2D).float()
 
 
 class NoBias(FakeLinearMethod):
-    """Forgets the bias."""
+    """Omits the bias."""
 
     def apply(self, layer, x_TI):
         y_TO = super().apply(layer, x_TI)
@@ -103,7 +103,7 @@ class LastLayerOnly(FakeLinearMethod):
 
 
 class Transposed(FakeLinearMethod):
-    """Registers weights the other way round."""
+    """Registers transposed weights."""
 
     def create(self, layer, shape):
         super().create(layer, shape)
@@ -111,21 +111,21 @@ class Transposed(FakeLinearMethod):
 
 
 class PartsReversed(FakeLinearMethod):
-    """Hands out fused parts in the other order."""
+    """Returns fused parts in reverse order."""
 
     def apply(self, layer, x_TI):
         return super().apply(layer, x_TI).flip(-1).contiguous()
 
 
 class SumsInBfloat(FakeLinearMethod):
-    """Rounds what it multiplies."""
+    """Rounds its inputs to bfloat16."""
 
     def apply(self, layer, x_TI):
         return super().apply(layer, x_TI.bfloat16().to(x_TI.dtype))
 
 
 class ScalesItsInput(FakeLinearMethod):
-    """Works in its input's place."""
+    """Modifies its input in place."""
 
     def apply(self, layer, x_TI):
         y_TO = super().apply(layer, x_TI)
@@ -134,7 +134,7 @@ class ScalesItsInput(FakeLinearMethod):
 
 
 class ReturnsAView(FakeLinearMethod):
-    """Returns a piece of something larger."""
+    """Returns a view of a larger tensor."""
 
     def apply(self, layer, x_TI):
         y_TO = super().apply(layer, x_TI)
@@ -142,21 +142,21 @@ class ReturnsAView(FakeLinearMethod):
 
 
 class LooksAhead(FakeModel):
-    """Lets a token see the next."""
+    """Lets a token attend to the next one."""
 
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T.roll(-1), positions_T, attention)
 
 
 class IgnoresPositions(FakeModel):
-    """Counts positions in the step."""
+    """Uses indices in the step as positions."""
 
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T, torch.arange(len(input_ids_T)), attention)
 
 
 class AsksTwice(FakeModel):
-    """Asks for its attention once more."""
+    """Calls its attention twice."""
 
     def forward(self, input_ids_T, positions_T, attention):
         super().forward(input_ids_T, positions_T, attention)
@@ -164,14 +164,14 @@ class AsksTwice(FakeModel):
 
 
 class LastLogitsOnly(FakeModel):
-    """Makes logits of the last position."""
+    """Computes logits of the last position only."""
 
     def compute_logits(self, hidden_SD):
         return super().compute_logits(hidden_SD[-1:])
 
 
 class Averages(FakeModel):
-    """Normalises over the batch."""
+    """Normalizes over the batch."""
 
     def forward(self, input_ids_T, positions_T, attention):
         hidden_TD = super().forward(input_ids_T, positions_T, attention)
@@ -179,7 +179,7 @@ class Averages(FakeModel):
 
 
 class TakesAnyConfig(FakeModel):
-    """Fails on a wrong config.json with whatever comes."""
+    """Raises an untyped error for a wrong config.json."""
 
     def __init__(self, context):
         context.hf_config["vocab_size"] + 1
@@ -187,7 +187,7 @@ class TakesAnyConfig(FakeModel):
 
 
 class SkipsVectors(FakeWeightLoader):
-    """Leaves vectors as they are."""
+    """Does not fill vectors."""
 
     def fill(self, name, tensor):
         if tensor.ndim > 1:
@@ -210,14 +210,14 @@ class FillsHalf(FakeWeightLoader):
 
 
 class DrawsAnew(FakeWeightLoader):
-    """Draws other weights each time."""
+    """Draws different weights each time."""
 
     def fill(self, name, tensor):
         tensor.copy_(torch.randn(tensor.shape))
 
 
 class ReadsEarly(SafetensorsLoader):
-    """Reads in the constructor."""
+    """Reads the file in the constructor."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -226,7 +226,7 @@ class ReadsEarly(SafetensorsLoader):
 
 
 class Tolerant(SafetensorsLoader):
-    """Takes what there is."""
+    """Ignores missing weights."""
 
     def load(self, model):
         try:
@@ -236,7 +236,7 @@ class Tolerant(SafetensorsLoader):
 
 
 class Silent(SafetensorsLoader):
-    """Refuses without a name."""
+    """Raises an error without the weight's name."""
 
     def load(self, model):
         try:

@@ -1,7 +1,6 @@
-"""The worker suite finds workers that are wrong: each mutant makes one mistake.
+"""The worker suite detects faulty workers: each mutant has one fault.
 
-Lenient row models compute what follows from the mistake and complain of nothing, so that the suite
-has to see it in the tokens.
+Lenient row models do not check anything, so that the suite must detect the fault in the tokens.
 """
 
 from array import array
@@ -19,13 +18,13 @@ from dovetail_devkit.suites.worker import check_worker
 
 
 class Lenient(RowModel):
-    """A right model that raises nothing."""
+    """A correct row model without checks."""
 
     strict = False
 
 
 class StaleTokens(Lenient):
-    """Keeps the longer of a row's old and new tokens."""
+    """Keeps old tokens of a row beyond the new ones."""
 
     def leave(self, row):
         pass
@@ -40,7 +39,7 @@ class StaleTokens(Lenient):
 
 
 class StaleBlocks(Lenient):
-    """Appends a new request's blocks to those of the one before."""
+    """Appends a new request's blocks to those of the previous request."""
 
     def join(self, request):
         old = self.rows.get(request.row)
@@ -57,7 +56,7 @@ class StaleBlocks(Lenient):
 
 
 class SamplesEverywhere(Lenient):
-    """Samples for every run, whether or not it is asked."""
+    """Samples every run."""
 
     def sample(self, grammar=None):
         self._step.plan = replace(
@@ -67,7 +66,7 @@ class SamplesEverywhere(Lenient):
 
 
 class SeesNeighbours(Lenient):
-    """Lets the rows of a step see each other."""
+    """Lets the rows of a step attend to each other."""
 
     def read(self, row, end):
         own = super().read(row, end)
@@ -76,7 +75,7 @@ class SeesNeighbours(Lenient):
 
 
 class SeesThePieceOnly(Lenient):
-    """Attends to the tokens of this step alone, where they are a piece."""
+    """Attends only to the current chunk."""
 
     def write(self, row, start, count, samples):
         self.start = start if count > 1 else 0
@@ -88,7 +87,7 @@ class SeesThePieceOnly(Lenient):
 
 
 class BlocksInOrder(Lenient):
-    """Takes a row's blocks for neighbours."""
+    """Assumes that a row's blocks are contiguous."""
 
     def read(self, row, end):
         state = self.rows[row]
@@ -100,7 +99,7 @@ class BlocksInOrder(Lenient):
 
 
 class ForgetsItsTokens(Lenient):
-    """Goes on with a token that is not the one it told."""
+    """Continues with another token than the one it returned."""
 
     def sample(self, grammar=None):
         result = super().sample(grammar)
@@ -111,7 +110,7 @@ class ForgetsItsTokens(Lenient):
 
 
 class PromptIsAll(Lenient):
-    """Takes what a request has generated before for a prompt to be begun again."""
+    """Treats the generated tokens of a resumed request as prompt."""
 
     def join(self, request):
         kept = request.token_ids[: request.num_prompt_tokens]
@@ -119,7 +118,7 @@ class PromptIsAll(Lenient):
 
 
 class OneSeed(Lenient):
-    """Draws from one stream for all rows."""
+    """Uses one random stream for all rows."""
 
     drawn = 0
 
@@ -129,14 +128,14 @@ class OneSeed(Lenient):
 
 
 class NoGrammar(Lenient):
-    """Samples what it likes."""
+    """Ignores grammar masks."""
 
     def choose(self, row, attended, allowed):
         return super().choose(row, attended, None)
 
 
 class GrammarOnTheFirstRun(Lenient):
-    """Applies the mask to the first rows, instead of those that it is for."""
+    """Applies masks to the first rows instead of the constrained ones."""
 
     def sample(self, grammar=None):
         if grammar is not None:
@@ -156,7 +155,7 @@ class OtherOrder(Lenient):
 
 
 class LateLogprobs(Lenient):
-    """Tells the log-probabilities of prompt tokens one position late."""
+    """Returns prompt log-probabilities one position late."""
 
     def sample(self, grammar=None):
         result = super().sample(grammar)
@@ -165,14 +164,14 @@ class LateLogprobs(Lenient):
 
 
 class IgnoresThePrompt(Lenient):
-    """Goes by the length of a prompt, and not by what stands in it."""
+    """Uses the prompt's length only."""
 
     def join(self, request):
         super().join(replace(request, token_ids=array("i", [1] * len(request.token_ids))))
 
 
 class WrongStep(Lenient):
-    """Answers with the number of the step before."""
+    """Returns the number of the previous step."""
 
     def sample(self, grammar=None):
         result = super().sample(grammar)
@@ -199,7 +198,7 @@ MODELS = [
 
 
 class ChangesPlans(FakeWorker):
-    """Writes to the plan."""
+    """Modifies the plan."""
 
     row_model_cls = Lenient
 
@@ -210,7 +209,7 @@ class ChangesPlans(FakeWorker):
 
 
 class NeedsItsDeviceToEnd(FakeWorker):
-    """Cannot be shut down before it has begun."""
+    """Cannot be shut down before init_device."""
 
     def shutdown(self):
         del self.row_model
@@ -243,7 +242,7 @@ def test_a_faulty_worker_is_detected(mutant, context):
 
 
 class TokensWhenAsked(LateFakeWorker):
-    """Appends what it has sampled only when somebody takes the result."""
+    """Appends sampled tokens only when the result is read."""
 
     row_model_cls = Lenient
 
@@ -267,7 +266,7 @@ class GivesBack(LateOutput):
 
 
 class OneBuffer(LateFakeWorker):
-    """Writes each step's tokens to the memory of the last ones'."""
+    """Reuses one buffer for the tokens of all steps."""
 
     def sample_tokens(self, grammar=None):
         late = super().sample_tokens(grammar)
@@ -278,7 +277,7 @@ class OneBuffer(LateFakeWorker):
 
 
 class Late(LateOutput):
-    """A handle that makes a mistake."""
+    """A handle with a fault."""
 
 
 class NeverDone(Late):
@@ -298,7 +297,7 @@ class OwnThread(Late):
         self.thread = get_ident()
 
     def result(self, timeout=None):
-        assert get_ident() == self.thread, "asked for by another thread"
+        assert get_ident() == self.thread, "read by another thread"
         return super().result(timeout)
 
 
@@ -310,7 +309,7 @@ def late_worker_of(handle):
 
 
 class Undeclared(LateFakeWorker):
-    """Gives handles and says nothing of it."""
+    """Returns handles without declaring it."""
 
     provides = frozenset()
 

@@ -1,9 +1,9 @@
-"""Mutate the reference implementations, and see whether the kit's suites notice.
+"""Mutate the reference implementations and check that the kit's suites detect it.
 
     PYTHONPATH=tests python -m mutation [--only PART] [--sample N] [--seed S]
 
 Prints each survivor, and the kill rate of each file. Ends with code 1 if fewer mutants of a file
-are killed than its target asks (or `--at-least`). One child at a time, nicely.
+are killed than its target requires (or `--at-least`). Runs one child at a time with low priority.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mutation.trial import try_mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_LIMIT_S = 120.0
-"""How long a suite may take on the module as it is."""
+"""The time limit of a suite on the original module, in seconds."""
 
 
 def main() -> int:
-    """Run what the command line asks for; return the exit code."""
+    """Run the mutants that the command line selects; return the exit code."""
     options = read_options()
     os.nice(options.nice)
     import_libraries()

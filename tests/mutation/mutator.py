@@ -1,7 +1,7 @@
-"""Small mistakes, made by machine: every mutant of a module differs from it in one operator.
+"""Generates mutants of a module; each differs from it in one operator.
 
-Knows Python's syntax trees and nothing of the project. What only tells (docstrings, messages,
-annotations, assertions, raised errors) is left as it is: no test should hang on it.
+Depends on Python's syntax trees only. Docstrings, messages, annotations, assertions and raised
+errors are not changed: no test should depend on them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ NEGATED = {
     ast.NotIn: ast.In,
 }
 MOVED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
-"""Comparisons whose border moves by one."""
+"""Comparisons whose boundary moves by one."""
 SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult}
 
 Change = Callable[[ast.AST], ast.AST]
-"""Turn a node of a copy of the tree into the mistaken one, in place or not; return it."""
+"""Mutates a node of a copied tree, in place or not, and returns it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One mistake. line: where. before, after: the statement around it. tree: the whole module."""
+    """One mutant. line: of the change. before, after: its statement. tree: the whole module."""
 
     line: int
     before: str
@@ -48,7 +48,7 @@ class Mutant:
 def make_mutants(source: str, *, skipped_functions: frozenset[str] = frozenset()) -> list[Mutant]:
     """Return all mutants of a module, in the order of its text.
 
-    skipped_functions: names of functions that are left as they are.
+    skipped_functions: names of functions that are not mutated.
     """
     tree = ast.parse(source)
     sites = list(_sites(tree, skipped_functions))
@@ -56,7 +56,8 @@ def make_mutants(source: str, *, skipped_functions: frozenset[str] = frozenset()
 
 
 Path = tuple[tuple[str, int], ...]
-"""From the root to a node: (field, place in it) of each step; -1 for a field that is not a list."""
+"""Path from the root to a node: (field, index) of each step; index -1 for a field that is not a
+list."""
 
 
 def _sites(
@@ -113,7 +114,7 @@ def _changes(node: ast.AST) -> Iterator[Change]:
 
 
 def _is_nothing(value: ast.expr | None) -> bool:
-    """Return whether a returned value is as good as None."""
+    """Return whether a returned value is None or equivalent."""
     return value is None or (isinstance(value, ast.Constant) and not value.value)
 
 
@@ -139,7 +140,7 @@ def _is_bare(test: ast.expr) -> bool:
 
 
 def _is_removable(node: ast.AST) -> bool:
-    """Return whether a statement does something that is felt beyond its own name."""
+    """Return whether a statement has an effect besides binding its own name."""
     if isinstance(node, ast.Assign):
         return not any(isinstance(target, ast.Name) for target in node.targets)
     return isinstance(node, (ast.Expr, ast.AugAssign, ast.Delete, ast.Continue, ast.Break))

@@ -1,6 +1,6 @@
-"""What is mutated, and which suites of the kit have to notice.
+"""The mutated files, and the suites of the kit that must detect the mutants.
 
-A target is judged by the kit alone: what a third party's implementation would be held to.
+A target is tested by the kit only, like a third party's implementation.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SKIPPED_FUNCTIONS = frozenset({"check_integrity"})
-"""Self-checks: in a right program nothing hangs on them."""
+"""Self-checks, which have no effect in a correct program."""
 
 _SCHEDULING = (
     ("policy", "priority"),
@@ -43,8 +43,8 @@ TARGETS = (
     Target(path="core/src/dovetail/kv_cache/block_pool.py", suites=_SCHEDULING),
     Target(path="core/src/dovetail/kv_cache/manager.py", suites=_SCHEDULING),
     Target(path="core/src/dovetail/executors/uniproc.py", suites=(("executor", "uniproc"),)),
-    # What survives here are knobs of speed: sizes of scratch and of groups, shorter ways to the
-    # same indices. All of it was looked at: none of it changes a result.
+    # The survivors only affect speed: sizes of scratch memory and groups, shortcuts to the same
+    # indices. All were reviewed; none changes a result.
     Target(path=f"{_ATTENTION}/metadata.py", suites=(("attention", "torch"),), least=0.75),
     Target(path=f"{_ATTENTION}/layer.py", suites=(("attention", "torch"),)),
     Target(path=f"{_RUNNER}/request_rows.py", suites=(("worker", "cpu"),)),

@@ -1,4 +1,4 @@
-"""The mutator makes the mistakes that it says, and no other; a trial tells dead from alive."""
+"""The mutator makes the documented mutations only; a trial reports killed or survived."""
 
 import ast
 import os

@@ -1,8 +1,8 @@
-"""One mutant before the suites, in a process of its own.
+"""Run the suites on one mutant in a child process.
 
 The parent has imported the heavy libraries and nothing of the project, so that a child begins
-quickly and imports the project with the mutant in the place of the module. A child that lives too
-long is ended by its id.
+quickly and imports the project with the mutant instead of the module. A child that exceeds its
+time limit is killed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def try_mutant(tree: ast.Module, target: Target, root: str, limit_s: float) -> t
 
 
 def _live(code: CodeType, path: str, target: Target) -> int:
-    """Be the child: run the suites on the mutant and return what to exit with."""
+    """Run the suites on the mutant in the child; return the exit code."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -63,7 +63,7 @@ def _live(code: CodeType, path: str, target: Target) -> int:
 
 
 def run_suites(suites: Sequence[tuple[str, str]]) -> None:
-    """Run whole suites of the kit; raise for the first law that is broken."""
+    """Run whole suites of the kit; raise for the first violated rule."""
     from dovetail_devkit.expectation import NotHere
     from dovetail_devkit.kit import suite_cases
     from dovetail_devkit.kit_subjects import Subjects

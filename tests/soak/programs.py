@@ -1,7 +1,7 @@
 """Random programs for long runs: every policy, every cache shape, every way to drive a scheduler.
 
 A program is made from a number alone. It is played by the referee of the scheduler's suite, so that
-every law is held in every step; `check_integrity` looks deeper in every 20th, and at the end.
+every rule is checked in every step; `check_integrity` looks deeper in every 20th, and at the end.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A kind of cache. windows: one a group of attention, 0 for all. states: one a state group.
+    """A cache shape. windows: one per attention group, 0 for full. states: one per state group.
 
-    states: whether each keeps snapshots. share: blocks, of what all seats together would like.
+    states: whether each keeps snapshots. share: blocks, relative to the need of all seats.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Shape:
     share: float = 0.7
 
     def specs(self, block_size: int) -> list[KVCacheSpec]:
-        """Return a spec a group."""
+        """Return one spec per group."""
         found: list[KVCacheSpec] = [
             FullAttentionSpec(
                 block_size=block_size,
@@ -107,14 +107,14 @@ class LongProgram:
 
 @dataclass(slots=True)
 class Tally:
-    """What programs did. counts: by what it is; by_policy, by_shape: steps."""
+    """Counts of what programs did. counts: by event; by_policy, by_shape: steps."""
 
     counts: Counter[str] = field(default_factory=Counter)
     by_policy: Counter[str] = field(default_factory=Counter)
     by_shape: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
-        """Add what others did."""
+        """Add another tally."""
         self.counts += other.counts
         self.by_policy += other.by_policy
         self.by_shape += other.by_shape
@@ -128,7 +128,7 @@ def policy_names() -> list[str]:
 def make_program(
     number: int, policies: list[str], *, num_steps: int, max_seats: int = 64
 ) -> LongProgram:
-    """Return program `number`: of as many as there are pairs, one has each policy and shape."""
+    """Return program `number`: consecutive numbers cover every pair of policy and shape."""
     rng = Random(f"soak {number}")
     policy, shape = policies[number % len(policies)], SHAPES[number // len(policies) % len(SHAPES)]
     chunked, max_model_len = rng.random() < 0.75, rng.choice((32, 40, 64))
@@ -186,7 +186,7 @@ class SoakReferee(Referee):
 
 
 def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:
-    """Return the policy as it is made with these options: a referee makes it without."""
+    """Return the policy class with these options bound; a referee passes none."""
 
     def made(self: Any, options: Any = None) -> None:
         policy_cls.__init__(self, given)  # type: ignore[call-arg]  # one that takes options
@@ -195,7 +195,7 @@ def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy
 
 
 def play(long: LongProgram, scheduler_cls: type[SchedulerInterface] = Scheduler) -> Tally:
-    """Play a program; raise AssertionError with the program and the first law broken."""
+    """Play a program; raise AssertionError with the program and the first violated rule."""
     with judging(str(long)):
         return _play(long, SoakReferee(long, scheduler_cls))
 
@@ -236,7 +236,7 @@ def _disturb(rng: Random, referee: SoakReferee, number: int) -> None:
 
 
 def _rich_request(rng: Random, name: str, limits: SchedulerLimits) -> Any:
-    """Return a request that also has what policies look at, and often a longer answer."""
+    """Return a request that also has fields for policies, and often a longer output."""
     request = random_request(rng, name, limits)
     longest = min(30, limits.max_model_len)
     max_tokens = rng.randint(request.max_tokens, longest)

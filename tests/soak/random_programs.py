@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests python -m soak.random_programs [--steps N] [--processes P] [--only NUMBER]
 
-Prints what was done and how fast. Ends with code 1 at the first law broken, naming the program,
-which `--only` plays again; and if a full run did too little of what a long run is for.
+Prints what was done and how fast. Ends with code 1 at the first violated rule and names the
+program,
+which `--only` plays again; and if a full run lacks coverage.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REPORT_EVERY_S = 60.0
 
 
 def main() -> int:
-    """Run what the command line asks for; return the exit code."""
+    """Run the programs that the command line selects; return the exit code."""
     options = read_options()
     os.nice(options.nice)
     policies = policy_names()
@@ -58,13 +59,13 @@ def read_options() -> argparse.Namespace:
 
 
 class Reporter:
-    """Says how far a run is, once in a while."""
+    """Prints the progress of a run from time to time."""
 
     def __init__(self, begun_s: float) -> None:
         self._begun_s = self._told_s = begun_s
 
     def __call__(self, tally: Tally) -> None:
-        """Note what was done so far."""
+        """Record the progress."""
         now_s = time.perf_counter()
         if now_s - self._told_s >= REPORT_EVERY_S:
             self._told_s = now_s
@@ -74,7 +75,7 @@ class Reporter:
 def play_all(
     policies: list[str], num_steps: int, num_processes: int, report: Callable[[Tally], None]
 ) -> Tally:
-    """Play programs 0, 1, … until there are `num_steps`; raise AssertionError for a broken law.
+    """Play programs 0, 1, … until there are `num_steps`; raise AssertionError for a violated rule.
 
     Every pair of policy and shape comes equally often.
     """
@@ -99,7 +100,7 @@ def _play_number(policies: list[str], number: int) -> Tally:
 
 
 def find_missing(tally: Tally) -> list[str]:
-    """Return what a full run has done too little of."""
+    """Return the kinds of events that a full run had too few of."""
     counts = tally.counts
     missing = [f"{name} {counts[name]}" for name, least in LEAST.items() if counts[name] < least]
     if counts["grants"] < LEAST_MEAN_GRANTS * counts["steps"]:
@@ -108,7 +109,7 @@ def find_missing(tally: Tally) -> list[str]:
 
 
 def show(tally: Tally) -> str:
-    """Return what was done, as a few lines."""
+    """Return a summary of a few lines."""
     counts = tally.counts
     lines = [", ".join(f"{number} {name}" for name, number in counts.items())]
     lines.append(f"{counts['grants'] / counts['steps']:.1f} grants a step")

@@ -1,4 +1,4 @@
-"""The short form of the soak: every policy on every cache shape, and faults that it must find."""
+"""The short form of the soak: every policy on every cache shape, and planted faults."""
 
 import pytest
 from soak.programs import SHAPES, Tally, make_program, play, policy_names

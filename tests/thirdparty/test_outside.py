@@ -92,7 +92,7 @@ def run(*command, **variables):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of an environment with the core, the packages, what they need; no torch."""
+    """The interpreter of an environment with the core and the packages, without torch."""
     folder = tmp_path_factory.mktemp("outside")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     run(*PIP, "wheel", "-q", ROOT / "core", ROOT / "plugins/devkit", BIGRAM, TURNS, *options)
@@ -163,4 +163,4 @@ def test_the_outside_packages_import_published_names_only():
             if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
                 own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 private += [] if own else [f"{path.name}: .{node.attr}"]
-    assert not private, f"publish these, or do without them: {private}"
+    assert not private, f"publish these names or do not use them: {private}"

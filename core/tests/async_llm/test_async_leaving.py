@@ -176,8 +176,7 @@ def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monk
 
     bench.run(ask())
     assert "could not be aborted: this message" in caplog.text
-    bench.run(abort([f"x~{number}" for number in range(1000)]))  # the cached blocks of the other
-    request
+    bench.run(abort([f"x~{number}" for number in range(1000)]))  # cached blocks
     assert bench.run(is_idle_within(slow, 2))
 
 

@@ -1,6 +1,6 @@
-"""A reader in a process of its own, for the tests: INDEX MEMORY BELL COUNT.
+"""A ring reader in a child process. Arguments: INDEX MEMORY BELL COUNT.
 
-Takes COUNT frames, then prints the checksum of all of them; stays until its input ends.
+Receives COUNT frames, prints their checksum and waits until its input ends.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Plans and results as frames: the same comes out, and whatever else is offered is refused."""
+"""Plans and results round-trip as frames, and malformed frames are rejected."""
 
 import os
 from array import array
@@ -25,7 +25,7 @@ SEED = 20261121
 
 
 class Bomb:
-    """A pickle that leaves a file behind when it is opened."""
+    """A pickle that creates a file when it is loaded."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -130,7 +130,7 @@ def test_results_round_trip(num_runs):
 
 
 def spoiled(rng, frame):
-    """The frame with bytes changed, cut, added, or replaced by others altogether."""
+    """Return the frame with bytes changed, removed or added, or fully random."""
     kind = rng.randrange(4)
     if kind == 0:
         changed = bytearray(frame)
@@ -146,7 +146,7 @@ def spoiled(rng, frame):
 
 @pytest.mark.parametrize(("encoded", "decode"), [("plan", decode_plan), ("result", decode_result)])
 def test_a_corrupted_frame_is_rejected_or_valid(encoded, decode):
-    """A changed token is a token. But nothing else than MessageError is ever raised."""
+    """A changed token is still a token, but no error except MessageError is raised."""
     rng = Random(SEED)
     frame = encode_plan(full_plan())
     if encoded == "result":
@@ -250,7 +250,7 @@ def test_other_versions_kinds_and_byte_orders_are_rejected():
 
 
 def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
-    import pickle  # the attack itself
+    import pickle  # the pickle works if it is loaded
 
     canary = tmp_path / "fired"
     bomb = pickle.dumps(Bomb(canary))
@@ -262,7 +262,7 @@ def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
                 decode(frame)
     assert not canary.exists()
     pickle.loads(bomb)
-    assert canary.exists(), "the canary must be able to fire"
+    assert canary.exists(), "the test pickle must create its file"
 
 
 def request(**given):

@@ -1,4 +1,4 @@
-"""Folders for sockets: the owner's alone, and not where sockets cannot be."""
+"""Folders for sockets are private to their owner and have a short path."""
 
 import os
 import socket
@@ -12,12 +12,12 @@ from dovetail.transport.private_folder import MAX_NAME_BYTES, make_private_folde
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A function that lets folders be made somewhere."""
+    """Return a function that sets the directory for private folders."""
     return lambda folder: monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
 def test_a_private_folder_is_new_and_accessible_to_its_owner_only(place):
-    with tempfile.TemporaryDirectory(dir="/tmp") as base:  # pytest's own may be too long
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:  # pytest's path may be too long
         place(base)
         folders = [make_private_folder() for _ in range(3)]
         assert len(set(folders)) == 3

@@ -1,4 +1,4 @@
-"""The ring: every reader gets every frame; nobody waits for ever; nothing stays behind."""
+"""The ring: all readers get all frames, waits have deadlines, and nothing is left."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ CHILD = Path(__file__).with_name("ring_reader_child.py")
 
 @pytest.fixture
 def ring():
-    """Make a ring whose readers are in this process: `ring(num_readers=2, num_slots=4)`."""
+    """Return a ring with readers in this process: `ring(num_readers=2, num_slots=4)`."""
     made = []
 
     def make(**shape):
@@ -40,7 +40,7 @@ def ring():
 
 @pytest.fixture
 def children():
-    """Start readers in processes of their own, which are ended afterwards."""
+    """Start readers in child processes that are killed after the test."""
     started = []
 
     def start(places, count):
@@ -250,7 +250,7 @@ def test_closing_a_ring_frees_its_resources(children):
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 20))
 def test_corrupted_memory_is_rejected(ring, seed):
-    """Every frame that comes is one that was sent; everything else is a typed error."""
+    """Every received frame is one that was sent; otherwise a typed error is raised."""
     rng = Random(seed)
     writer, (reader,) = ring(num_slots=4, slot_bytes=64)
     memory, sent = reader._memory, []

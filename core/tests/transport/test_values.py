@@ -1,4 +1,4 @@
-"""Values, arrays, errors and orders on the wire: what comes out, and what is refused."""
+"""Serialized values, arrays, errors and orders: round trips and rejected data."""
 
 import os
 import pickle
@@ -58,7 +58,7 @@ RECORDS = [
 
 
 class Bomb:
-    """A pickle that leaves a folder behind when it is opened."""
+    """A pickle that creates a folder when it is loaded."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -165,7 +165,7 @@ def test_orders_round_trip():
 
 
 def test_mutated_orders_are_rejected_or_valid(tmp_path):
-    """Whatever comes, nothing else than an order or a MessageError, and no pickle is opened."""
+    """The result is an order or a MessageError, and no pickle is loaded."""
     rng = Random(SEED)
     bomb = pickle.dumps(Bomb(tmp_path / "fired"))
     call = WorkerCall(number=1, operation="f", args=[FULL, NDArray("int8", (2,), b"ab"), bomb])
@@ -191,7 +191,7 @@ def test_mutated_orders_are_rejected_or_valid(tmp_path):
 
 
 class OwnError(WeightError):
-    """A plugin's own error below one of ours."""
+    """A plugin's subclass of a Dovetail error."""
 
 
 @pytest.mark.parametrize(

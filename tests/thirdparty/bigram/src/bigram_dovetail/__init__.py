@@ -1,6 +1,6 @@
 """Bigram models for Dovetail, in numpy: a platform, a worker and a scheduler from outside.
 
-Knows the published contracts of the core and nothing behind them; no torch.
+Depends on the published contracts of the core only; does not need torch.
 """
 
 from bigram_dovetail.platform import BigramPlatform

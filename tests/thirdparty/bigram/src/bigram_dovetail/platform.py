@@ -1,4 +1,4 @@
-"""The platform of the bigram worker: any machine that runs Python. Chosen only when asked for."""
+"""The platform of the bigram worker: any machine that runs Python. Selected only by name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dovetail.interfaces import Platform, PlatformInfo, Probe
 
 
 class BigramPlatform(Platform):
-    """Wherever numpy runs."""
+    """Any machine with numpy."""
 
     info = PlatformInfo(name="bigram", device_type="cpu")
     automatic = False
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return that this machine will do."""
+        """Return that this machine is usable."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
@@ -28,5 +28,5 @@ class BigramPlatform(Platform):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return the worker that belongs here."""
+        """Return the bigram worker as preference."""
         return ("bigram",) if kind == "worker" else ()

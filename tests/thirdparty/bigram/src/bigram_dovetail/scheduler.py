@@ -1,7 +1,7 @@
-"""A scheduler from outside: one request a step, each in its turn.
+"""An outside scheduler: one request per step, in turn.
 
-For models that keep nothing: it hands out rows, but no blocks of a cache. A long prompt comes in
-pieces of the token budget, and every piece costs the request its turn. It never preempts.
+For models without a cache: it allocates rows but no blocks. A long prompt runs in chunks of the
+token budget, one chunk per turn. It never preempts.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dovetail.rows import RowAllocator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outstanding:
-    """A plan that is out, and whom it runs; None where it runs nobody."""
+    """A plan in flight and its request, or None if it is empty."""
 
     step_id: int
     request: Request | None
 
 
 class RoundRobinScheduler(SchedulerInterface):
-    """Serves the requests in turn, one a step."""
+    """Serves the requests in turn, one per step."""
 
     def __init__(self, context: SchedulerContext) -> None:
         if any(group.bytes_per_block for group in context.kv_cache.groups):
@@ -68,7 +68,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._waiting.append(made)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests at once; what plans in flight still say of them is dropped."""
+        """End requests at once; results in flight for them are dropped."""
         alive = [name for name in dict.fromkeys(request_ids) if name in self._requests]
         for name in alive:
             self._end(self._requests[name], RequestStatus.FINISHED_ABORTED)
@@ -89,7 +89,7 @@ class RoundRobinScheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Give the request of the oldest plan its token; finish it where that was the last."""
+        """Give the request of the oldest plan its token; finish it after its last token."""
         out = self._out.popleft()
         if not out.step_id == plan.step_id == output.step_id:
             raise ValueError(f"step {out.step_id} is due, not {plan.step_id}, {output.step_id}")
@@ -98,7 +98,7 @@ class RoundRobinScheduler(SchedulerInterface):
         if request is None or request.status.finished:
             return EngineCoreOutputs()
         name = request.request_id
-        # The plan had one run, so that all there is stands under run 0.
+        # The plan has one run, so that all data belongs to run 0.
         prompt_logprobs = _of_run_0(output.prompt_logprobs, name)
         if not output.token_ids:
             return EngineCoreOutputs(prompt_logprobs=prompt_logprobs)
@@ -115,7 +115,7 @@ class RoundRobinScheduler(SchedulerInterface):
         )
 
     def depth(self) -> Depth:
-        """Return how many requests stand where."""
+        """Return the numbers of waiting and running requests."""
         num_waiting, num_running = len(self._waiting), len(self._running)
         paused = {None: 0, PauseScope.NEW: num_waiting, PauseScope.ALL: num_waiting + num_running}
         return Depth(
@@ -123,7 +123,7 @@ class RoundRobinScheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Give nobody a row, or run nobody, until `resume`."""
+        """Admit no request, or run none, until `resume`."""
         self._pause = scope
 
     def resume(self) -> None:
@@ -146,11 +146,11 @@ class RoundRobinScheduler(SchedulerInterface):
         self._running.append(request)
 
     def _next(self) -> Request | None:
-        """Return the first in turn that has a token to run, and put it last; None if none has."""
+        """Return the next request with a token to run and move it to the end; None if none has."""
         for _ in range(len(self._running)):
             request = self._running[0]
             self._running.rotate(-1)
-            # With every token to its last in flight there is nothing to plan until it lands.
+            # If its last token is in flight, there is nothing to plan until the result.
             if request.num_tokens_with_pending < request.max_total_tokens:
                 return request
         return None
@@ -168,7 +168,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._last_step[request.row] = self._step_id + 1
 
     def _finish(self, request: Request) -> tuple[Finished, ...]:
-        """Return that `request` is finished, if its last token says so."""
+        """Finish `request` if its last token ends it."""
         token, params = request.token_ids[-1], request.sampling_params
         stopped = token in request.stop_token_ids
         if stopped and request.num_output_tokens >= params.min_tokens:

@@ -1,7 +1,7 @@
 """The bigram worker: the next token depends on the last one, by a table.
 
-Honours temperature (0 is greedy), seed and grammars; other wishes of `SamplingParams` that shape
-the choice of a token are not done. Keeps tokens per row, and nothing in a cache.
+Honours temperature (0 is greedy), seed and grammars; other sampling parameters are not
+supported. Keeps tokens per row and no cache.
 Legend: S sampled runs, V vocabulary.
 """
 
@@ -29,7 +29,7 @@ WORKSPACE_BYTES = 1 << 20
 
 
 class BigramWorker(WorkerBase):
-    """Executes plans on a table of logits, [V, V]: row i is for what follows token i."""
+    """Executes plans on a table of logits, [V, V]: row i has the logits of the token after i."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._model = context.config.model
@@ -38,7 +38,7 @@ class BigramWorker(WorkerBase):
         self._plan: SchedulerOutput | None = None
 
     def init_device(self) -> None:
-        """Take nothing: numpy needs no device."""
+        """Do nothing: numpy needs no device."""
 
     def load_model(self) -> None:
         """Read bigram.npy; raise ModelError if it is missing or does not fit config.json."""
@@ -61,15 +61,15 @@ class BigramWorker(WorkerBase):
         return ModelInfo(vocab_size=len(self._table_VV), max_model_len=int(longest))
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return that nothing is kept."""
+        """Return no specs: the model keeps no cache."""
         return {}
 
     def determine_available_memory(self) -> int:
-        """Return a token amount: there is no cache to fill it."""
+        """Return a nominal size: there is no cache."""
         return WORKSPACE_BYTES
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
-        """Take nothing."""
+        """Do nothing."""
 
     def compile_or_warm_up_model(self) -> None:
         """Do nothing: the first lookup is as quick as the next."""
@@ -104,7 +104,7 @@ class BigramWorker(WorkerBase):
         self._tokens.clear()
 
     def _allowed(self, grammar: GrammarOutput | None) -> dict[int, np.ndarray]:
-        """Return run to booleans, [V], for the constrained runs."""
+        """Return run to allowed tokens, bool [V], for the constrained runs."""
         if grammar is None:
             return {}
         words = np.frombuffer(grammar.bitmask, np.uint8).reshape(len(grammar.runs), -1)

@@ -14,11 +14,11 @@ class TurnsPolicy(Policy):
         self._last = 0
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[bool, int]:
-        """Return (whether it has the parity that was served last, place in the order)."""
+        """Return (whether it has the parity that was served last, arrival order)."""
         return request.num_prompt_tokens % 2 == self._last, request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue all that run, then admit whose turn it is."""
+        """Continue all running requests, then admit from the parity whose turn it is."""
         yield CONTINUE
         waiting = list(view.waiting)
         while waiting:
