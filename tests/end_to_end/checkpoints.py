@@ -1,4 +1,4 @@
-"""Checkpoints made on the spot: a small random model and a byte-level tokenizer beside it."""
+"""Create checkpoints for tests: a small random model and a byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIZES = {
 
 
 def make_tokenizer(folder: Path) -> int:
-    """Write tokenizer.json and its config; return the size of the vocabulary."""
+    """Write tokenizer.json and its config; return the vocabulary size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -79,7 +79,7 @@ def make_checkpoint(folder: Path, family: str = "Llama", seed: int = 3, **sizes:
 
 
 def letters(tokenizer: object) -> list[int]:
-    """Return the ids whose text is made of letters, so that a random answer can be read."""
+    """Return the ids whose text consists of letters, so that a random answer is readable text."""
     texts = ((token, tokenizer.decode([token])) for token in range(tokenizer.vocab_size))
     wanted = set(string.ascii_letters + " ")
     return [token for token, text in texts if text and set(text) <= wanted]

@@ -9,7 +9,7 @@ from end_to_end.checkpoints import OPTIONS, make_checkpoint
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """These models are too small for two."""
+    """Use one thread: the models are too small for two."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -24,7 +24,7 @@ def model_dir(tmp_path_factory, one_thread):
 
 @pytest.fixture(scope="session")
 def qwen_dir(tmp_path_factory, one_thread):
-    """Another architecture, of other sizes."""
+    """A small random Qwen2 with other sizes."""
     return make_checkpoint(
         tmp_path_factory.mktemp("qwen"), "Qwen2", 4, hidden_size=48, num_hidden_layers=3
     )
@@ -38,6 +38,6 @@ def options():
 
 @pytest.fixture(scope="module")
 def llm(model_dir):
-    """One engine for the tests of a module."""
+    """One engine that the tests of a module share."""
     with LLM(model_dir, **OPTIONS) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Ways to damage a model directory, as copies, disks and hands do. Each takes the folder."""
+"""Functions that damage a model directory in common ways. Each takes the folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WEIGHTS = "model.safetensors"
 
 
 def intact(folder: Path) -> None:
-    """Do nothing: what is wrong is an option."""
+    """Do nothing: an option is wrong, not the directory."""
 
 
 def config_fields(**fields: object) -> Damage:
-    """Put fields over those of config.json."""
+    """Overwrite fields of config.json."""
 
     def damage(folder: Path) -> None:
         file = folder / "config.json"
@@ -30,13 +30,13 @@ def config_fields(**fields: object) -> Damage:
 
 
 def content(name: str, new: str | bytes) -> Damage:
-    """Let the file `name` hold something else."""
+    """Replace the content of the file `name`."""
     data = new.encode() if isinstance(new, str) else new
     return lambda folder: (folder / name).write_bytes(data)
 
 
 def pipe(name: str) -> Damage:
-    """Put a named pipe in a file's place: whoever opens it waits for ever."""
+    """Replace a file by a named pipe: opening it blocks forever."""
 
     def damage(folder: Path) -> None:
         (folder / name).unlink()
@@ -46,12 +46,12 @@ def pipe(name: str) -> Damage:
 
 
 def renamed(name: str, new: str) -> Damage:
-    """Give a file another name."""
+    """Rename a file."""
     return lambda folder: (folder / name).rename(folder / new)
 
 
 def flipped_bit(offset: int, bit: int = 1) -> Damage:
-    """Flip one bit of the weights' file."""
+    """Flip one bit of the weights file."""
 
     def damage(folder: Path) -> None:
         data = bytearray((folder / WEIGHTS).read_bytes())
@@ -62,7 +62,7 @@ def flipped_bit(offset: int, bit: int = 1) -> Damage:
 
 
 def header_entry(weight: str, **fields: object) -> Damage:
-    """Let the header of the weights' file say something else of one weight."""
+    """Change the header entry of one weight in the weights file."""
 
     def damage(folder: Path) -> None:
         data = (folder / WEIGHTS).read_bytes()
@@ -76,7 +76,7 @@ def header_entry(weight: str, **fields: object) -> Damage:
 
 
 def changed_weight(weight: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
-    """Replace one weight by what `change` makes of it."""
+    """Replace one weight by the result of `change`."""
 
     def damage(folder: Path) -> None:
         weights = load_file(folder / WEIGHTS)
@@ -87,7 +87,7 @@ def changed_weight(weight: str, change: Callable[[torch.Tensor], torch.Tensor]) 
 
 
 def fewer_ids(count: int) -> Damage:
-    """Let the model know `count` ids less than the tokenizer."""
+    """Make the vocabulary of the model `count` ids smaller than the tokenizer's."""
 
     def damage(folder: Path) -> None:
         weights = load_file(folder / WEIGHTS)

@@ -1,4 +1,4 @@
-"""Models with a learned table of positions, as somebody else would write them. No attention."""
+"""Models with a learned position table, as an external author would write them. No attention."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Undeclared(nn.Module):
 
 
 class Declared(Undeclared):
-    """The same, and says how many rows its table has."""
+    """The same model, which declares the number of rows of its table."""
 
     @property
     def max_positions(self) -> int:
-        """Rows of the table."""
+        """Return the number of rows of the table."""
         return self.num_positions

@@ -1,10 +1,9 @@
-"""A process that starts engines under limits: one to import everything, then a fork for each.
-
-Run as `python starved_child.py`: jobs come as a JSON list on stdin, and each gives one line of
-JSON. A job: name, model, options; limits over what the process has already (`address_space`,
-`open_files`) or as such (`file_size`); `ring`, the bytes of a ring to make and use instead of an
-engine. An outcome: name, error (its class; "" if all went well), message, is_ours, warnings,
-seconds, status (of the process that did it).
+"""A process that starts engines under resource limits: it imports everything, then forks per job.
+Run as `python starved_child.py`: stdin holds a JSON list of jobs; each outcome is one line of JSON.
+A job: name, model, options; limits in addition to current usage (`address_space`, `open_files`) or
+absolute (`file_size`); `ring`, the bytes of a ring to create and use instead of an engine. An
+outcome: name, error (its class; "" for success), message, is_ours, warnings, seconds, status (of
+the forked process).
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ SECONDS = 30
 
 
 class Warnings(logging.Handler):
-    """Keeps what is told at level WARNING and above."""
+    """Keeps log messages of level WARNING and above."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
-        self.told.append(record.getMessage())
+        """Keep the message of a record."""
+        self.messages.append(record.getMessage())
 
 
 def limit(job: dict[str, Any]) -> None:
-    """Take from this process what the job says."""
+    """Apply the limits of the job to this process."""
     if "address_space" in job:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
@@ -55,14 +54,14 @@ def limit(job: dict[str, Any]) -> None:
 
 
 def start(job: dict[str, Any]) -> None:
-    """Start an engine and let it answer."""
+    """Start an engine and generate an answer."""
     with LLM(job["model"], **job["options"]) as llm:
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         llm.generate([[5, 6, 7]], params, use_tqdm=False)
 
 
 def use_ring(num_bytes: int) -> None:
-    """Send a frame that fills a slot of a new ring, and take it out again."""
+    """Send a frame that fills a slot of a new ring, and receive it."""
     writer, (place,) = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=num_bytes // 2))
     reader = place.take()
     frame = b"x" * (num_bytes // 2)
@@ -73,7 +72,7 @@ def use_ring(num_bytes: int) -> None:
 
 
 def attempt(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job under its limits, and return what became of it."""
+    """Run a job under its limits and return the outcome."""
     warnings = Warnings()
     logging.getLogger().addHandler(warnings)
     outcome: dict[str, Any] = {"error": "", "message": "", "is_ours": True}
@@ -86,11 +85,11 @@ def attempt(job: dict[str, Any]) -> dict[str, Any]:
             "message": str(error),
             "is_ours": isinstance(error, DovetailError),
         }
-    return outcome | {"warnings": warnings.told}
+    return outcome | {"warnings": warnings.messages}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Do a job in a process of its own; whatever ends that process is an outcome."""
+    """Run a job in a forked process; also a crash of that process is an outcome."""
     begin = time.monotonic()
     ours, theirs = os.pipe()
     child = os.fork()
@@ -102,21 +101,21 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             os._exit(0)
     os.close(theirs)
     with os.fdopen(ours, "rb") as answer:
-        told = answer.read()
+        text = answer.read()
     _, status = os.waitpid(child, 0)
-    nothing = {"error": "nothing was told", "message": "", "is_ours": False, "warnings": []}
+    nothing = {"error": "no outcome was written", "message": "", "is_ours": False, "warnings": []}
     return {
         "name": job["name"],
-        **(json.loads(told) if told else nothing),
+        **(json.loads(text) if text else nothing),
         "seconds": time.monotonic() - begin,
         "status": os.waitstatus_to_exitcode(status),
     }
 
 
 def main() -> None:
-    """Do all jobs on stdin, in their order."""
+    """Run all jobs from stdin in order."""
     jobs = json.load(sys.stdin)
-    torch.set_num_threads(1)  # what forks must be one thread
+    torch.set_num_threads(1)  # a process that forks must have one thread
     start({"model": jobs[0]["model"], "options": jobs[0]["options"]})
     for job in jobs:
         print(json.dumps(run(job)), flush=True)

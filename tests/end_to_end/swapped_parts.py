@@ -1,6 +1,5 @@
-"""One part of each kind, from outside of this repository; each counts what is asked of it.
-
-The tests put a copy of this file into an empty folder on sys.path and name its classes.
+"""One plugin of each kind, written outside of this repository; each counts its calls. The tests
+copy this file to an empty folder on sys.path and name its classes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class MyScheduler(Scheduler):
 
 
 class MyPolicy(Policy):
-    """Last come, first served."""
+    """Last come, first served (LIFO)."""
 
     def rank(self, request, view):
         CALLS["rank"] += 1
@@ -56,7 +55,7 @@ class MyWorker(TorchWorker):
 
 
 class MyExecutor(Executor):
-    """One worker, called straight."""
+    """One worker, called directly."""
 
     def __init__(self, context):
         self._worker = context.worker_cls(
@@ -128,7 +127,7 @@ class MyOps(Ops):
 
 
 class MyLinear(LinearMethod):
-    """Keeps the weights the other way round."""
+    """Keeps the weights transposed."""
 
     def create(self, layer, shape):
         weight = torch.empty(shape.out_features, shape.in_features, dtype=shape.dtype)

@@ -1,4 +1,4 @@
-"""Planning a step ahead changes when things happen, and no token."""
+"""Planning a step ahead changes the timing but no token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_REQUESTS = 20
 
 
 def mixed(seed, tokenizer):
-    """Prompts of which some share a beginning, and parameters of every kind."""
+    """Return prompts, some with a shared prefix, and parameters of every kind."""
     rng = random.Random(seed)
     shared = [rng.randrange(4, 300) for _ in range(24)]
     readable = letters(tokenizer)
@@ -35,7 +35,7 @@ def mixed(seed, tokenizer):
     return prompts, params
 
 
-def told(output):
+def result_of(output):
     return [
         (part.token_ids, part.text, part.finish_reason, part.stop_reason) for part in output.outputs
     ]
@@ -47,11 +47,11 @@ def answers(model_dir, options, prompts, params, **changes):
         again = llm.generate(prompts, params)  # now with a warm prefix cache
         stats = llm.llm_engine.last_stats
         assert llm.reset_prefix_cache(), "blocks are left in use"
-    assert [told(out) for out in outputs] == [told(out) for out in again]
+    assert [result_of(out) for out in outputs] == [result_of(out) for out in again]
     for out in outputs:
         read = [next(iter(here)) for here in (out.prompt_logprobs or ())[1:]]
         assert read in ([], out.prompt_token_ids[1:])
-    return [told(out) for out in outputs], stats
+    return [result_of(out) for out in outputs], stats
 
 
 SMALL = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 24, "max_num_seqs": 6}
@@ -74,16 +74,16 @@ def test_tokens_are_the_same_one_step_ahead(model_dir, llm, options, changes):
     depths = (2, 3, 4) if changes in ({}, SMALL) else (2,)
     for depth in depths:
         ahead, _ = answers(model_dir, options, prompts, params, pipeline_depth=depth, **changes)
-        assert ahead == behind, f"other tokens with {depth} steps in flight"
+        assert ahead == behind, f"different tokens with {depth} steps in flight"
     assert behind == reference(llm, prompts, params)
     if changes.get("kv_cache_memory_bytes", 1) is None:
         assert stats.num_preemptions > 0
 
 
 def reference(llm, prompts, params):
-    """Each request alone in an engine with room."""
+    """Return the result of each request alone in an engine with a large cache."""
     found = []
-    for prompt, asked in zip(prompts, params, strict=True):
+    for prompt, request_params in zip(prompts, params, strict=True):
         llm.reset_prefix_cache()
-        found.append(told(llm.generate([prompt], asked)[0]))
+        found.append(result_of(llm.generate([prompt], request_params)[0]))
     return found

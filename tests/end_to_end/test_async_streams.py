@@ -1,4 +1,4 @@
-"""Streams through every part of the engine, with models; and the example of their page."""
+"""Streams through the whole engine with real models, and the example of the documentation page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "async.md"
 WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "lazy", "zebras", "judging", "quartz"]
 
 
-def asks():
+def requests():
     rng = Random(SEED)
     for place in range(24):
         yield (
@@ -47,15 +47,15 @@ async def deltas(llm, prompt, params):
     return found
 
 
-def test_streams_say_what_a_direct_engine_says(llm, model_dir):
-    prompts, params = zip(*asks(), strict=True)
+def test_streams_have_the_outputs_of_a_direct_engine(llm, model_dir):
+    prompts, params = zip(*requests(), strict=True)
     expected = llm.generate(list(prompts), list(params), use_tqdm=False)
 
-    async def ask_all():
+    async def stream_all():
         async with AsyncLLM.from_engine_args(EngineArgs(model=model_dir, **OPTIONS)) as one:
-            return await asyncio.gather(*(deltas(one, *ask) for ask in asks()))
+            return await asyncio.gather(*(deltas(one, *request) for request in requests()))
 
-    found = asyncio.run(ask_all())
+    found = asyncio.run(stream_all())
     assert found == [
         {
             done.index: (done.text, done.token_ids, (done.finish_reason, done.stop_reason))

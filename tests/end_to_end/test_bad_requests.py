@@ -1,4 +1,4 @@
-"""Bad requests: each is refused by name, and who shares the engine with it notices nothing."""
+"""Invalid requests: the error names the parameter, and other requests are not affected."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ BAD_FOR_THIS_MODEL = {
     "logprobs over the engine's": ("logprobs", {"logprobs": 21}),
     "prompt_logprobs over the engine's": ("prompt_logprobs", {"prompt_logprobs": 21}),
     "min_tokens over the length": ("min_tokens", {"min_tokens": LENGTH, "max_tokens": None}),
-    "bad word that is none": ("bad_words", {"bad_words": [" "]}),
+    "bad word that is None": ("bad_words", {"bad_words": [" "]}),
     "allowed": ("allowed_token_ids", {"allowed_token_ids": [5, VOCAB]}),
     "allowed at int32": ("allowed_token_ids", {"allowed_token_ids": [2**31 - 1]}),
     "bias": ("logit_bias", {"logit_bias": {VOCAB: 1.0}}),
@@ -104,7 +104,7 @@ def greedy(**changes):
 
 @pytest.fixture(scope="module")
 def expected(llm):
-    """The victim's tokens when it is alone."""
+    """Return the tokens of the victim request when it runs alone."""
     return llm.generate(VICTIM, greedy())[0].outputs[0].token_ids
 
 
@@ -117,7 +117,8 @@ def engine(model_dir):
 
 
 def check_llm(llm, expected, prompt, params, parameter):
-    """The bad one gets an error that names the parameter; victims around it their answers."""
+    """Check that the bad request raises an error that names the parameter, and victims get
+    answers."""
     before, bad, after = llm.generate(
         [VICTIM, prompt, VICTIM], [greedy(), params, greedy()], on_error="return"
     )
@@ -130,7 +131,7 @@ def check_llm(llm, expected, prompt, params, parameter):
 
 
 def check_engine(engine, expected, prompt, params, parameter):
-    """The same while the victim is in the middle of its answer."""
+    """Check the same while the victim is running."""
     engine.add_request("victim", VICTIM, greedy())
     for _ in range(3):
         engine.step()
@@ -151,14 +152,14 @@ def test_bad_prompts(llm, engine, expected, bad):
 
 
 @named(BAD_FOR_THIS_MODEL)
-def test_parameters_that_this_model_cannot_do(llm, engine, expected, bad):
+def test_parameters_that_this_model_does_not_support(llm, engine, expected, bad):
     parameter, changes = bad
     check_llm(llm, expected, VICTIM, greedy(**changes), parameter)
     check_engine(engine, expected, VICTIM, greedy(**changes), parameter)
 
 
 @named(BAD_PARAMS | BAD_IN_EVERY_ENGINE)
-def test_parameters_that_no_model_can_do_cannot_be_made(bad):
+def test_invalid_parameters_cannot_be_created(bad):
     parameter, changes = bad
     with pytest.raises(RequestError) as refusal:
         SamplingParams(**changes)
@@ -168,7 +169,7 @@ def test_parameters_that_no_model_can_do_cannot_be_made(bad):
 
 @named(BAD_PARAMS | BAD_IN_EVERY_ENGINE)
 def test_forged_parameters_are_refused_by_the_engine(engine, llm, expected, bad):
-    """A front end may have made them without the checks, or changed them behind their back."""
+    """A front end may create parameters without checks, or change them afterwards."""
     parameter, changes = bad
     params = greedy()
     for name, value in changes.items():
@@ -219,15 +220,15 @@ def test_forged_requests_are_refused_by_the_core(engine, expected, field, value,
     assert outputs[-1].outputs[0].token_ids == expected
 
 
-def test_what_needs_a_tokenizer_is_refused_without_one(model_dir, options):
+def test_text_parameters_are_refused_without_a_tokenizer(model_dir, options):
     with LLM(model_dir, skip_tokenizer_init=True, **options) as bare:
         alone = bare.generate([[5, 6, 7]], greedy())[0].outputs[0].token_ids
-        asked = {
+        requests = {
             "prompt": ("text", greedy()),
             "bad_words": ([5], greedy(bad_words=["dog"])),
             "stop": ([5], greedy(stop="dog")),
         }
-        for parameter, (prompt, params) in asked.items():
+        for parameter, (prompt, params) in requests.items():
             check_llm_ids(bare, alone, prompt, params, parameter)
         with pytest.raises(RequestError, match="no tokenizer"):
             bare.chat([{"role": "user", "content": "hi"}])

@@ -1,4 +1,4 @@
-"""Starts that cannot be: each is a typed error that names the part, the file or the weight."""
+"""Starts that fail: each raises a typed error that names the plugin, the file or the weight."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GATE = "model.layers.1.mlp.gate_proj.weight"
 
 
 def refuse(kind, model, options, **changes):
-    """Start an engine, which must fail with `kind`; return the message."""
+    """Start an engine that must fail with `kind`; return the message."""
     with pytest.raises(kind) as refusal:
         LLM(model, **(options | changes))
     assert isinstance(refusal.value, DovetailError)
@@ -46,7 +46,7 @@ def refuse(kind, model, options, **changes):
 
 @pytest.fixture
 def broken(model_dir, tmp_path):
-    """A copy of the model that may be broken."""
+    """A copy of the model that a test may break."""
     return shutil.copytree(model_dir, tmp_path / "model")
 
 
@@ -180,7 +180,7 @@ def test_a_missing_shard(broken, options):
     assert names[1] in message and names[0] not in message
 
 
-def test_no_weights_at_all(broken, options):
+def test_no_weight_files(broken, options):
     (broken / "model.safetensors").unlink()
     assert "model.safetensors" in refuse(WeightError, broken, options)
 
@@ -194,7 +194,7 @@ def test_a_truncated_file(broken, options, share):
     assert str(file) in message and "truncated" in message
 
 
-def test_a_weight_of_another_shape(broken, options):
+def test_a_weight_of_the_wrong_shape(broken, options):
     def change(weights):
         weights[GATE] = weights[GATE][:-1].clone()
 
@@ -221,18 +221,18 @@ def test_a_cache_that_is_too_small(model_dir, options):
     assert "two blocks of 4 tokens" in message
 
 
-def test_a_length_that_the_cache_does_not_hold(model_dir, options):
+def test_a_length_that_does_not_fit_the_cache(model_dir, options):
     message = refuse(
         CapacityError, model_dir, options, kv_cache_memory_bytes=40_000, max_model_len=256
     )
     assert "max_model_len=256" in message and "lower max_model_len to" in message
 
 
-def test_a_length_that_the_model_does_not_do(model_dir, options):
+def test_a_length_that_the_model_does_not_support(model_dir, options):
     assert "256" in refuse(ConfigError, model_dir, options, max_model_len=257)
 
 
-def test_a_failed_start_can_be_followed_by_a_good_one(model_dir, options):
+def test_an_engine_starts_after_a_failed_start(model_dir, options):
     refuse(PluginNotFoundError, model_dir, options, ops="nothing")
     with LLM(model_dir, **options) as made:
         assert made.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids

@@ -1,4 +1,4 @@
-"""Plugins begun with `dovetail plugins new` serve in an engine, with options and two KV groups."""
+"""Plugins created with `dovetail plugins new` run in an engine, with options and two KV groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 WITHOUT_OPTIONS = {"command", "worker_extension"}
 WITH_OPTIONS = """
 
-# Appended by the test: the plugin takes an option, and what its class is given is kept.
+# Appended by the test: the plugin takes an option and records the options that its class gets.
 from pydantic import BaseModel
 
 
@@ -64,14 +64,15 @@ class OptionWorker(CPUWorker):
         super().__init__(replace(context, options={}))
         self.given = dict(context.options)
 
-    def tell(self):
+    def get_options(self):
         return self.given
 """
 
 
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
-    """Write a package of a kind and install it: `begin(kind, appended="")`; return its module."""
+    """Return `begin(kind, appended="")`, which writes and installs a package and returns its
+    module."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
@@ -112,7 +113,7 @@ def answers(model, **options):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BLUEPRINTS if kind not in WITHOUT_OPTIONS])
-def test_an_option_reaches_the_part(kind, begin, model_dir, tmp_path, monkeypatch):
+def test_an_option_reaches_the_plugin(kind, begin, model_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some plugins write files
     name, module = begin(kind, WITH_OPTIONS)
     given = {"plugin_options": {f"{kind}:{name}": {"knob": 7}}}
@@ -127,19 +128,19 @@ def test_an_option_reaches_the_part(kind, begin, model_dir, tmp_path, monkeypatc
     assert module.SEEN and all(seen["knob"] == 7 for seen in module.SEEN)
 
 
-def test_an_executor_hands_the_workers_options_on(begin, model_dir, tmp_path):
+def test_an_executor_passes_options_to_the_worker(begin, model_dir, tmp_path):
     name, _ = begin("executor")
     (tmp_path / "site" / "option_worker.py").write_text(WORKER)
     worker = "option_worker:OptionWorker"
     given = {"worker_cls": worker, "plugin_options": {worker: {"knob": 7}}}
     for executor in ("uniproc", name):
         with LLM(model_dir, **OPTIONS, executor_backend=executor, **given) as llm:
-            assert llm.llm_engine.collective_rpc("tell") == [{"knob": 7}]
+            assert llm.llm_engine.collective_rpc("get_options") == [{"knob": 7}]
 
 
 @pytest.fixture(scope="module")
 def two_groups(tmp_path_factory):
-    """A model with a sliding window in one layer and none in the other: two KV-cache groups."""
+    """A model with a sliding window in one of two layers: two KV-cache groups."""
     sizes = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
     return make_checkpoint(tmp_path_factory.mktemp("windows"), "Qwen2", **sizes)
 

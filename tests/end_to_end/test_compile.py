@@ -1,4 +1,4 @@
-"""The model as one graph: attention is an operator, and the table tells engines apart."""
+"""The model as one graph: attention is an operator, and a table distinguishes the engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3
 
 
 class CompiledWorker(CPUWorker):
-    """Compiles the whole forward pass when the cache is there; anything else is an error."""
+    """Compiles the whole forward pass after the cache is allocated; a graph break is an error."""
 
     backend = "aot_eager"
     num_forwards = 0
@@ -43,7 +43,7 @@ def fresh_graphs():
     gc.collect()
 
 
-def ask(llm):
+def generate(llm):
     outputs = llm.generate(PROMPTS, PARAMS)
     return [out.outputs[0] for out in outputs]
 
@@ -60,15 +60,15 @@ def check(eager, compiled, tolerance):
 def test_one_graph_gives_the_eager_tokens(model_dir, options, llm):
     CompiledWorker.num_forwards = 0
     with LLM(model_dir, worker_cls=CompiledWorker, **options) as compiled:
-        check(ask(llm), ask(compiled), 1e-5)
+        check(generate(llm), generate(compiled), 1e-5)
         assert CompiledWorker.num_forwards == 8
-        check(ask(llm), ask(compiled), 1e-5)  # with prefix hits
+        check(generate(llm), generate(compiled), 1e-5)  # with prefix hits
 
 
 def test_two_tables_in_one_process_are_distinguished(model_dir, qwen_dir, options, llm):
-    """Two engines of one model share the graph's code; each must write to its own cache."""
+    """Two engines of one model share the compiled graph; each must write to its own cache."""
     options = options | {"enable_prefix_caching": False}
-    eager = ask(llm)
+    eager = generate(llm)
     with (
         LLM(model_dir, worker_cls=CompiledWorker, **options) as one,
         LLM(model_dir, worker_cls=CompiledWorker, block_size=8, **without(options)) as two,
@@ -77,14 +77,14 @@ def test_two_tables_in_one_process_are_distinguished(model_dir, qwen_dir, option
     ):
         slots = {slot_of(each) for each in (one, two, other)}
         assert len(slots) == 3
-        check(eager, ask(one), 1e-5)
-        check(eager, ask(two), 1e-5)
-        check(ask(other_eager), ask(other), 1e-5)
+        check(eager, generate(one), 1e-5)
+        check(eager, generate(two), 1e-5)
+        check(generate(other_eager), generate(other), 1e-5)
         interleave(one, two, eager)
 
 
 def slot_of(llm):
-    """The number of an engine's attention table."""
+    """Return the number of an engine's attention table."""
     return llm.llm_engine.client.core.executor._worker._runner._attention.table.slot
 
 
@@ -110,5 +110,5 @@ def interleave(one, two, eager):
 def test_inductor_gives_the_eager_tokens(model_dir, options, llm):
     InductorWorker.num_forwards = 0
     with LLM(model_dir, worker_cls=InductorWorker, **options) as compiled:
-        check(ask(llm), ask(compiled), 1e-4)
+        check(generate(llm), generate(compiled), 1e-4)
         assert InductorWorker.num_forwards == 8

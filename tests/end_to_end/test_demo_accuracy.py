@@ -1,7 +1,7 @@
-"""The demo model answers through the engine as it does through transformers.
+"""The demo model is as accurate in the engine as in transformers.
 
-Held-out questions of all ten tasks, greedily, with every installed scheduler and attention backend;
-an answer counts when the task's own checker accepts it and the model ended it by itself.
+Held-out questions of all ten tasks, greedy, with every installed scheduler and attention backend;
+an answer is right if the task's checker accepts it and the model ended it with EOS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_TOKENS = 112
 BATCH = 100
 MAX_DIFFERENCE = 0.005
 PER_TASK, PER_TASK_LONG = 50, 200
-"""Questions per task, of ten tasks; `make soak` asks the larger number."""
+"""Questions per task, of ten tasks; `make soak` uses the larger number."""
 
 
 @cache
@@ -42,7 +42,7 @@ def questions(per_task: int) -> tuple[tuple[str, str], ...]:
 
 @cache
 def accuracy_through_transformers(per_task: int) -> float:
-    """Return the share of right answers of transformers' own `generate`."""
+    """Return the share of right answers of transformers' `generate`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from dovetail_demo_model import model_dir
@@ -51,10 +51,10 @@ def accuracy_through_transformers(per_task: int) -> float:
     tokenizer = AutoTokenizer.from_pretrained(model_dir())
     tokenizer.padding_side = "left"
     model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.bfloat16).eval()
-    asked = sorted(questions(per_task), key=lambda question: len(question[1]))
+    selected = sorted(questions(per_task), key=lambda question: len(question[1]))
     num_right = 0
-    for first in range(0, len(asked), BATCH):
-        part = asked[first : first + BATCH]
+    for first in range(0, len(selected), BATCH):
+        part = selected[first : first + BATCH]
         texts = [
             tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
@@ -77,22 +77,22 @@ def accuracy_through_transformers(per_task: int) -> float:
             end and TASKS[name].check(prompt, answer)
             for (name, prompt), answer, end in zip(part, answers, ended, strict=True)
         )
-    return num_right / len(asked)
+    return num_right / len(selected)
 
 
 def accuracy_through_engine(per_task: int, **parts: str) -> float:
-    """Return the share of right answers of an engine with these parts."""
-    asked = questions(per_task)
-    chats = [[{"role": "user", "content": prompt}] for _, prompt in asked]
+    """Return the share of right answers of an engine with these plugins."""
+    selected = questions(per_task)
+    chats = [[{"role": "user", "content": prompt}] for _, prompt in selected]
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     with LLM("demo", num_threads=1, **parts) as llm:
         outputs = llm.chat(chats, params, use_tqdm=False)
     num_right = sum(
         output.outputs[0].finish_reason == "stop"
         and TASKS[name].check(prompt, output.outputs[0].text)
-        for (name, prompt), output in zip(asked, outputs, strict=True)
+        for (name, prompt), output in zip(selected, outputs, strict=True)
     )
-    return num_right / len(asked)
+    return num_right / len(selected)
 
 
 def installed(kind: str) -> list[str]:
@@ -100,24 +100,24 @@ def installed(kind: str) -> list[str]:
     return sorted({candidate.name for candidate in PluginRegistry().candidates(kind)})
 
 
-def able_attention() -> list[str]:
+def usable_attention() -> list[str]:
     """Return the names of the attention backends that can serve the demo model here."""
     verdicts = explain_choice("attention", EngineArgs(model="demo")).verdicts
     return sorted(one.name for one in verdicts if one.state in (ABLE, TAKEN))
 
 
-PARTS = list(product(installed("scheduler"), able_attention()))
+PARTS = list(product(installed("scheduler"), usable_attention()))
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("scheduler", "attention"), PARTS)
-def test_the_engine_answers_as_transformers_does(scheduler, attention, note):
+def test_the_engine_is_as_accurate_as_transformers(scheduler, attention, note):
     compare(PER_TASK, note, scheduler, attention)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheduler", "attention"), PARTS)
-def test_the_engine_answers_many_questions_as_transformers_does(scheduler, attention, note):
+def test_the_engine_is_as_accurate_as_transformers_on_many_questions(scheduler, attention, note):
     compare(PER_TASK_LONG, note, scheduler, attention)
 
 

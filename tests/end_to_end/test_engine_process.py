@@ -1,4 +1,5 @@
-"""A whole engine in its own process: the answers, probabilities and refusals of one in this."""
+"""An engine in a child process gives the same answers, probabilities and errors as one
+in-process."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def answers(model_dir, options, **changes):
         stats = llm.llm_engine.last_stats
         with pytest.raises(RequestError) as caught:
             llm.generate([[5], [10**6]], params[0])
-        told = str(caught.value), caught.value.parameter
+        refusal = str(caught.value), caught.value.parameter
         assert llm.llm_engine.collective_rpc("get_model_info")
     plain = [
         (
@@ -49,17 +50,17 @@ def answers(model_dir, options, **changes):
         )
         for out in outputs
     ]
-    return plain, told, (stats.num_blocks, stats.prefix_queries, stats.prefix_hits)
+    return plain, refusal, (stats.num_blocks, stats.prefix_queries, stats.prefix_hits)
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_its_answers_are_those_of_one_process(model_dir, options, ahead):
+def test_answers_equal_those_of_an_in_process_engine(model_dir, options, ahead):
     here = answers(model_dir, options, async_scheduling=ahead)
     there = answers(model_dir, options, async_scheduling=ahead, engine_process=True)
     assert there == here
 
 
-def test_a_start_that_fails_there_raises_here(tmp_path, options):
+def test_a_start_that_fails_in_the_child_raises_in_the_parent(tmp_path, options):
     path = make_checkpoint(tmp_path)
     weights = next(path.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-64])

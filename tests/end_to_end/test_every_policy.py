@@ -1,7 +1,6 @@
-"""The demo model gives the same answers whoever is served first: under every installed policy.
-
-Two seats, small steps and a cache that is too small, so that the policies do differ: in the order
-of the ends, and some of them preempt.
+"""The demo model gives the same answers under every installed scheduling policy. Two seats, small
+steps and a small cache make the policies differ in the order in which requests finish, and some of
+them preempt.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ASKED = [
 ]
 OPTIONS = {
     "num_threads": 1,
-    "dtype": "float32",  # no two tokens are so close that another batch shape could swap them
+    "dtype": "float32",  # prompts without near ties that another batch shape could swap
     "max_num_seqs": 3,
     "max_num_batched_tokens": 24,
     "block_size": 4,
@@ -34,7 +33,7 @@ OPTIONS = {
 
 
 class Preemptions(StatLogger):
-    """Keeps the number of preemptions that the scheduler counts."""
+    """Records the number of preemptions."""
 
     num = 0
 
@@ -48,8 +47,8 @@ class Preemptions(StatLogger):
         pass
 
 
-def ask(scheduler_cls):
-    """Return the answers' tokens, the order in which they ended, and how many were preempted."""
+def generate(scheduler_cls):
+    """Return the answers' tokens, the order in which they ended, and the number of preemptions."""
     conversations = [[{"role": "user", "content": question}] for question, _ in ASKED * 2]
     params = [
         SamplingParams(
@@ -70,19 +69,19 @@ def ask(scheduler_cls):
 
 @pytest.fixture(scope="module")
 def expected():
-    return ask("fcfs")
+    return generate("fcfs")
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fcfs"])
 def test_the_answers_do_not_depend_on_the_policy(policy, expected):
-    assert ask(policy)[0] == expected[0]
+    assert generate(policy)[0] == expected[0]
 
 
-def test_the_policies_do_differ_here(expected):
+def test_the_policies_differ_in_this_setup(expected):
     assert {"srpt", "static", "vtc"} <= set(POLICIES)
-    assert expected[2] > 0, "nobody is preempted: the cache is not small"
-    assert ask("sjf")[1] != expected[1]
-    assert ask("static")[2] == 0
+    assert expected[2] > 0, "no request is preempted: the cache is too large"
+    assert generate("sjf")[1] != expected[1]
+    assert generate("static")[2] == 0
 
 
 def test_tenants_and_deadlines_reach_the_policy():
@@ -98,4 +97,9 @@ def test_tenants_and_deadlines_reach_the_policy():
         for output in engine.step()
         if output.finished
     ]
-    assert order == ["many-0", "few", "many-1", "many-2"]  # by arrival, "few" would be last
+    assert order == [
+        "many-0",
+        "few",
+        "many-1",
+        "many-2",
+    ]  # in order of arrival, "few" would be last

@@ -1,4 +1,4 @@
-"""`explain attention` says of every model what the engine does with it."""
+"""`explain attention` reports for every model the backend that the engine selects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "n
 
 
 class OtherNames(LlamaForCausalLM):
-    # The names of GPT-2, and a cap of the logits under a name that nobody else knows.
+    # The names of GPT-2, and a logit cap under a name that only this model reads.
     architectures = ("OtherNames",)
 
     def __init__(self, context):
@@ -83,7 +83,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def other_names(tmp_path_factory):
-    """Install a model whose config.json has other names."""
+    """Install models whose config.json has other names."""
     site = tmp_path_factory.mktemp("site")
     (site / "other_names.py").write_text(OTHER_NAMES)
     info = site / "other_names-1.0.dist-info"
@@ -101,7 +101,7 @@ def other_names(tmp_path_factory):
 
 @pytest.fixture
 def write(tmp_path):
-    """Write the model of a row of MODELS."""
+    """Write the checkpoint of a row of MODELS."""
 
     def run(name):
         fields, renamed = MODELS[name]
@@ -117,7 +117,7 @@ def write(tmp_path):
 
 
 def engine_choice(model, options):
-    """Return the name of the backend that an engine takes, or "" if it does not start."""
+    """Return the name of the backend that an engine selects, or "" if it does not start."""
     try:
         with LLM(model, **options) as llm:
             chosen = llm.llm_engine.plugins.chosen
@@ -127,7 +127,7 @@ def engine_choice(model, options):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_explanation_is_what_the_engine_does(name, write):
+def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
     model, seen = write(name), set()
     for dtype, given in itertools.product(DTYPES, OPTIONS):
         options = {**SMALL_ENGINE, "skip_tokenizer_init": True, "dtype": dtype, **given}
@@ -142,7 +142,7 @@ def test_the_explanation_is_what_the_engine_does(name, write):
 
 
 @pytest.mark.parametrize("given", [{}, {"attention_backend": "torch"}], ids=["auto", "picked"])
-def test_a_model_that_needs_memory_to_be_made_is_unknown(tmp_path, given, capsys):
+def test_attention_of_a_model_that_allocates_memory_is_unknown(tmp_path, given, capsys):
     model = write_tiny_llama(tmp_path, architectures=["ReadsValues"])
     options = {**SMALL_ENGINE, "load_format": "dummy", "skip_tokenizer_init": True, **given}
     explained = explain_choice("attention", EngineArgs(model=model, **options))
@@ -154,17 +154,17 @@ def test_a_model_that_needs_memory_to_be_made_is_unknown(tmp_path, given, capsys
     assert "unknown, " in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_model_that_no_device_can_make_is_an_error(tmp_path):
+def test_a_model_that_no_device_can_create_is_an_error(tmp_path):
     model = write_tiny_llama(tmp_path, architectures=["Mistaken"])
     explained = explain_choice("attention", EngineArgs(model=model, **SMALL_ENGINE))
     assert "no_such_key" in explained.error
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [("facts", "AttentionFacts"), (SystemExit(3), "SystemExit"), (MemoryError(), "MemoryError")],
 )
-def test_a_worker_that_describes_wrongly_is_named(tmp_path, answer, told):
+def test_a_worker_with_a_wrong_description_is_named(tmp_path, answer, message):
     from dovetail_cpu.worker import CPUWorker
 
     def describe_attention(context):
@@ -176,10 +176,10 @@ def test_a_worker_that_describes_wrongly_is_named(tmp_path, answer, told):
     options = {**SMALL_ENGINE, "worker_cls": odd}
     args = EngineArgs(model=write_tiny_llama(tmp_path), **options)
     explained = explain_choice("attention", args)
-    assert told in explained.error and "Odd" in explained.error and not explained.chosen
+    assert message in explained.error and "Odd" in explained.error and not explained.chosen
 
 
-def test_what_config_json_does_not_state_is_known(write):
+def test_requirements_that_config_json_does_not_state_are_known(write):
     explained = explain_choice("attention", EngineArgs(model=write("other names, cap")))
     assert explained.criteria.requirements.features == {"soft_cap"}
     assert (

@@ -1,4 +1,4 @@
-"""`explain` says which parts do not promise equal bits in every batch, as the start warns of it."""
+"""`explain` names the plugins without batch invariance, as the warning at start does."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def arguments(given):
     return {**SMALL_ENGINE, "skip_tokenizer_init": True, "load_format": "dummy", **given}
 
 
-def warned_parts(model, options, caplog):
-    """Return what the start warns of: kinds by words; None if the engine is refused."""
+def warned_kinds(model, options, caplog):
+    """Return the plugin kinds that the warning at start names; None if the engine does not
+    start."""
     caplog.clear()
     try:
         with caplog.at_level(logging.WARNING):
@@ -59,11 +60,11 @@ def warned_parts(model, options, caplog):
 
 
 @pytest.mark.parametrize("given", CASES, ids=lambda given: "-".join(map(str, given.values())))
-def test_explain_names_the_parts_that_the_start_warns_of(model, given, caplog):
+def test_explain_names_the_plugins_that_the_start_warns_about(model, given, caplog):
     options = arguments(given)
     args = EngineArgs(model=model, **options)
     explained = {kind: explain_choice(kind, args) for kind in KINDS}
-    warned = warned_parts(model, options, caplog)
+    warned = warned_kinds(model, options, caplog)
     if warned is None:
         assert any(one.error for one in explained.values())
         return
@@ -76,7 +77,7 @@ def test_explain_names_the_parts_that_the_start_warns_of(model, given, caplog):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_candidate_has_the_promise_as_a_field(kind, model, capsys):
+def test_each_candidate_has_batch_invariance_as_a_field(kind, model, capsys):
     options = ["--dtype", "bfloat16", "--model", str(model), "--skip-tokenizer-init"]
     assert main(["plugins", "explain", kind, "--json", *options]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["verdicts"]}
@@ -85,18 +86,18 @@ def test_each_candidate_has_the_promise_as_a_field(kind, model, capsys):
     assert [name for name, promise in promised.items() if promise]
     picked = {"attention": "attention-backend"}.get(kind, kind.replace("_", "-"))
     assert main(["plugins", "explain", kind, f"--{picked}", "torch", *options]) == 0
-    told = capsys.readouterr().out
-    assert "a seeded request may get other tokens" in told.splitlines()[1]
+    output = capsys.readouterr().out
+    assert "a seeded request may get other tokens" in output.splitlines()[1]
 
 
 def test_without_a_model_a_dtype_is_enough(capsys):
     assert main(["plugins", "explain", "attention", "--json", "--dtype", "float16"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    verdicts = {one["name"]: one for one in told["verdicts"]}
-    assert told["chosen"] == ["torch"]
+    output = json.loads(capsys.readouterr().out)
+    verdicts = {one["name"]: one for one in output["verdicts"]}
+    assert output["chosen"] == ["torch"]
     assert verdicts["cpu"]["state"] == "refused" and "float16" in verdicts["cpu"]["reasons"][0]
 
 
-def test_kinds_without_the_promise_say_nothing_of_it():
+def test_other_kinds_do_not_mention_batch_invariance():
     (taken,) = explain_choice("worker").chosen
     assert taken.batch_invariant is None

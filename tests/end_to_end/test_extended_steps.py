@@ -1,4 +1,4 @@
-"""Step extensions through `LLM`: they act on the requests that ask, and on no other request."""
+"""Step extensions through `LLM`: they act only on requests that use them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NUM_TOKENS = 40
 FEW_BLOCKS = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
 
 
-def greedy(wish=None):
-    extra_args = {} if wish is None else {ARGUMENT: wish}
+def greedy(argument=None):
+    extra_args = {} if argument is None else {ARGUMENT: argument}
     params = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
     return SamplingParams(**params, extra_args=extra_args)
 
 
-def seeded(wish=None):
-    extra_args = {} if wish is None else {ARGUMENT: wish}
+def seeded(argument=None):
+    extra_args = {} if argument is None else {ARGUMENT: argument}
     return SamplingParams(max_tokens=NUM_TOKENS, seed=7, ignore_eos=True, extra_args=extra_args)
 
 
@@ -51,7 +51,7 @@ def extended(request, model_dir):
         yield made
 
 
-def test_only_requests_that_ask_are_changed(llm, extended):
+def test_only_requests_with_the_argument_are_changed(llm, extended):
     plain = tokens_of(llm.generate(PROMPTS, [seeded() if i % 2 else greedy() for i in range(9)]))
     asking = [seeded() if i % 2 else greedy("count_up" if i % 3 == 0 else None) for i in range(9)]
     found = tokens_of(extended.generate(PROMPTS, asking))
@@ -74,7 +74,7 @@ def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
     for place in range(9):
         if place != 4:
             assert outputs[place].outputs[0].token_ids == plain[place]
-    again = extended.generate(PROMPTS, greedy())  # nothing of it is left
+    again = extended.generate(PROMPTS, greedy())  # no state of the request is left
     assert tokens_of(again) == plain
     assert extended.reset_prefix_cache()
 
@@ -85,12 +85,12 @@ def test_wrong_arguments_are_refused_before_the_request_runs(extended):
     assert refusal.value.parameter == f"extra_args.{ARGUMENT}"
 
 
-def test_one_extension_is_named_once(model_dir, options):
+def test_an_extension_named_twice_is_refused(model_dir, options):
     named = [FakeStepExtension, FakeStepExtension]
     with pytest.raises(ConfigError, match="step_extensions names 'FakeStepExtension' twice"):
         LLM(model_dir, step_extensions=named, **options)
 
 
-def test_a_worker_that_does_not_run_them_is_refused(model_dir, options):
+def test_a_worker_without_step_extensions_is_refused(model_dir, options):
     with pytest.raises(ContractError, match="FakeWorker does not declare 'step_extensions'"):
         LLM(model_dir, step_extensions=[FakeStepExtension], worker_cls=FakeWorker, **options)

@@ -1,4 +1,4 @@
-"""What can be added to an engine, all of it at once, with a model that was made up."""
+"""Every kind of extension of an engine, alone and together, with a random model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = "The quick brown fox"
 
 
 class Weights:
-    """A worker extension: looks into the model."""
+    """A worker extension that reads the model."""
 
     def count_parameters(self):
         return sum(parameter.numel() for parameter in self._model.parameters())
@@ -27,7 +27,7 @@ class Renames:
 
 
 class Life:
-    """Hooks that write down what they hear."""
+    """Hooks that record their calls."""
 
     heard: list[str] = []  # noqa: RUF012  # one test reads it
 
@@ -63,7 +63,7 @@ def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, setting
     mates = [PROMPT, "Sphinx of black quartz", "Paged attention"] * 3
     plain = [one.outputs[0].token_ids for one in llm.generate(mates, greedy())]
     assert any(map(has_repeats, plain))
-    # Few blocks: some are preempted, and come back to what they were.
+    # Few blocks: some requests are preempted and must continue unchanged.
     few = settings | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
     with LLM(model_dir, logits_processors=["no_repeat_ngram"], **few) as made:
         asking = [greedy(no_repeat_ngram_size=2) if i % 3 else greedy() for i in range(len(mates))]
@@ -83,7 +83,7 @@ def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, setting
     assert found[1] == found[4] == found[7]
 
 
-def test_rows_of_json_are_answered(model_dir, settings, tmp_path, llm):
+def test_lines_of_json_are_answered(model_dir, settings, tmp_path, llm):
     rows = [
         {"id": "plain", "prompt": PROMPT, "max_tokens": 5, "ignore_eos": True},
         {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
@@ -116,7 +116,7 @@ def test_statistics_are_written(model_dir, settings, tmp_path):
         )
 
 
-def test_a_worker_is_extended_and_hooks_are_notified(model_dir, settings):
+def test_worker_extensions_and_hooks_are_called(model_dir, settings):
     with LLM(model_dir, worker_extension_cls=Weights, hooks=[Life], **settings) as made:
         (count,) = made.llm_engine.collective_rpc("count_parameters")
         assert count > 10_000
@@ -127,7 +127,7 @@ def test_a_worker_is_extended_and_hooks_are_notified(model_dir, settings):
         LLM(model_dir, worker_extension_cls=Renames, **settings)
 
 
-def test_all_at_once_change_no_token(model_dir, settings, llm):
+def test_all_extensions_together_change_no_token(model_dir, settings, llm):
     (want,) = llm.generate(PROMPT, greedy())
     with LLM(
         model_dir,

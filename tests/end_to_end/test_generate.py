@@ -1,4 +1,4 @@
-"""From prompts to answers through every part of the engine, with a model that was made up."""
+"""From prompts to answers through the whole engine, with a random model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def readable(llm):
-    """Parameters whose answers are letters: `readable(max_tokens=8, …)`; sampled, seeded."""
+    """Return a function for seeded sampling parameters that allow only letters:
+    `readable(max_tokens=8)`."""
     allowed = letters(llm.get_tokenizer())
 
     def make(**changes):
@@ -53,12 +54,12 @@ def test_a_prompt_may_be_text_or_ids_or_a_mapping(llm):
     assert alone == [output.outputs[0].token_ids for output in outputs]
 
 
-def test_prompts_are_not_all_alike(llm):
+def test_different_prompts_have_different_answers(llm):
     assert answer(llm).token_ids != answer(llm, "Sphinx of black quartz").token_ids
     assert len(set(answer(llm).token_ids)) > 3
 
 
-def test_each_prompt_has_its_parameters_and_place(llm):
+def test_each_prompt_has_its_own_parameters_and_output(llm):
     rng = random.Random(5)
     lengths = [rng.randrange(1, 20) for _ in range(24)]
     prompts = [[rng.randrange(4, 300) for _ in range(rng.randrange(1, 40))] for _ in lengths]
@@ -71,7 +72,7 @@ def test_each_prompt_has_its_parameters_and_place(llm):
     assert len({output.request_id for output in outputs}) == 24
 
 
-def test_max_tokens_and_the_models_length_end(llm):
+def test_max_tokens_and_the_models_length_end_requests(llm):
     assert len(answer(llm, max_tokens=1).token_ids) == 1
     prompt = [7] * 250
     longest = answer(llm, prompt, max_tokens=None)
@@ -79,7 +80,7 @@ def test_max_tokens_and_the_models_length_end(llm):
     assert len(answer(llm, prompt, max_tokens=99).token_ids) == 6
 
 
-def test_eos_ends_unless_ignored(llm):
+def test_eos_ends_a_request_unless_ignored(llm):
     to_eos = {"logit_bias": {1: 100.0}}
     ended = answer(llm, ignore_eos=False, **to_eos)
     assert ended.token_ids == [1] and ended.finish_reason == "stop" and ended.stop_reason is None
@@ -90,7 +91,7 @@ def test_eos_ends_unless_ignored(llm):
     assert late.token_ids[-1] == 1 and len(late.token_ids) == 6 and 1 not in late.token_ids[:-1]
 
 
-def test_stop_token_ids_end(llm):
+def test_stop_token_ids_end_a_request(llm):
     whole = answer(llm).token_ids
     stop = next(token for token in whole[3:] if token not in whole[:3])
     cut = answer(llm, stop_token_ids=[stop, 2])
@@ -100,7 +101,7 @@ def test_stop_token_ids_end(llm):
     assert shown.text.startswith(cut.text) and len(shown.text) > len(cut.text)
 
 
-def test_stop_strings_are_found_over_the_borders_of_tokens(llm, readable):
+def test_stop_strings_are_found_across_token_boundaries(llm, readable):
     (output,) = llm.generate(PROMPT, readable())
     whole, tokenizer = output.outputs[0], llm.get_tokenizer()
     starts = [len(tokenizer.decode(whole.token_ids[:n])) for n in range(LENGTH)]
@@ -116,12 +117,12 @@ def test_stop_strings_are_found_over_the_borders_of_tokens(llm, readable):
         assert shown.outputs[0].text == whole.text[: end + len(stop)]
 
 
-def test_n_completions_have_streams_of_their_own(llm, readable):
+def test_n_completions_have_different_tokens(llm, readable):
     outputs = llm.generate([PROMPT, "Sphinx"], readable(n=3, max_tokens=12))
     for output in outputs:
         assert [completion.index for completion in output.outputs] == [0, 1, 2]
         assert len({completion.text for completion in output.outputs}) == 3
-    # The first completion has the user's own seed; the others' seeds belong to no other request.
+    # The first completion uses the user's seed; the seeds of the other completions are derived.
     same, next_seed = (
         llm.generate(PROMPT, readable(seed=seed, max_tokens=12))[0].outputs[0].token_ids
         for seed in (11, 12)
@@ -147,7 +148,7 @@ def test_without_a_seed_equal_prompts_differ(llm, readable):
     assert one.outputs[0].token_ids != two.outputs[0].token_ids
 
 
-def test_two_engines_of_one_seed_agree(model_dir, options):
+def test_two_engines_with_the_same_seed_agree(model_dir, options):
     def sample():
         with LLM(model_dir, seed=5, **options) as made:
             return made.generate([PROMPT] * 2, SamplingParams(max_tokens=8))
@@ -157,14 +158,14 @@ def test_two_engines_of_one_seed_agree(model_dir, options):
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize("asked", [0, 1, 3])
-def test_logprobs_have_the_token_first_and_then_the_best(llm, asked):
-    completion = answer(llm, logprobs=asked, temperature=0)
+@pytest.mark.parametrize("num_logprobs", [0, 1, 3])
+def test_logprobs_list_the_sampled_token_then_the_most_likely(llm, num_logprobs):
+    completion = answer(llm, logprobs=num_logprobs, temperature=0)
     assert len(completion.logprobs) == len(completion.token_ids)
     for token, here in zip(completion.token_ids, completion.logprobs, strict=True):
         assert next(iter(here)) == token
         assert here[token].rank == 1
-        assert len(here) == max(1, asked)  # the best token is the one that was taken
+        assert len(here) == max(1, num_logprobs)  # greedy: the sampled token is the most likely one
         best = [entry.logprob for entry in here.values()]
         assert best == sorted(best, reverse=True) and max(best) <= 0
         assert here[token].decoded_token == llm.get_tokenizer().decode([token])
@@ -173,13 +174,13 @@ def test_logprobs_have_the_token_first_and_then_the_best(llm, asked):
     assert completion.cumulative_logprob == pytest.approx(total)
 
 
-def test_prompt_logprobs_cover_every_position_but_the_first(llm):
+def test_prompt_logprobs_cover_every_position_except_the_first(llm):
     ids = llm.get_tokenizer().encode(PROMPT * 4)
     (output,) = llm.generate([ids], greedy(prompt_logprobs=2))
     assert len(output.prompt_logprobs) == len(ids) and output.prompt_logprobs[0] is None
     for token, here in zip(ids[1:], output.prompt_logprobs[1:], strict=True):
         assert next(iter(here)) == token and 2 <= len(here) <= 3
-    # What the model says of a continuation is the same when it is the prompt.
+    # Log-probabilities of a continuation are the same when it is part of the prompt.
     first = answer(llm, ids, logprobs=0)
     (again,) = llm.generate([[*ids, *first.token_ids]], greedy(prompt_logprobs=0))
     for token, said, read in zip(
@@ -188,7 +189,7 @@ def test_prompt_logprobs_cover_every_position_but_the_first(llm):
         assert said[token].logprob == pytest.approx(read[token].logprob, abs=1e-4)
 
 
-def test_a_prefix_that_was_seen_is_not_computed_again(llm):
+def test_a_cached_prefix_is_not_computed_again(llm):
     assert llm.reset_prefix_cache()
     ids = [5 + n % 200 for n in range(41)]
     cold, warm = (llm.generate([ids], greedy())[0] for _ in range(2))
@@ -196,7 +197,7 @@ def test_a_prefix_that_was_seen_is_not_computed_again(llm):
     assert cold.outputs[0].token_ids == warm.outputs[0].token_ids
 
 
-def test_bad_words_do_not_come(llm, readable):
+def test_bad_words_are_not_generated(llm, readable):
     (output,) = llm.generate(PROMPT, readable(temperature=0))
     word = llm.get_tokenizer().decode(output.outputs[0].token_ids[:2])
     (without,) = llm.generate(PROMPT, readable(temperature=0, bad_words=[word]))
@@ -210,7 +211,7 @@ def test_a_truncated_prompt_keeps_its_end(llm):
     assert cut.outputs[0].token_ids == llm.generate([ids[-7:]], greedy())[0].outputs[0].token_ids
 
 
-def test_priorities_are_those_of_the_prompts(model_dir, options):
+def test_each_prompt_has_its_priority(model_dir, options):
     options |= {"max_num_seqs": 1, "scheduler_cls": "priority"}
     with LLM(model_dir, **options) as made:
         outputs = made.generate(["a", "b", "c"], greedy(), priority=[2, 0, 1])
@@ -218,9 +219,9 @@ def test_priorities_are_those_of_the_prompts(model_dir, options):
     assert ends[1] < ends[2] < ends[0]
 
 
-def test_nothing_needs_to_be_asked_for_but_the_model(model_dir, llm):
+def test_the_model_is_the_only_required_option(model_dir, llm):
     expected = answer(llm).token_ids
-    with LLM(str(model_dir), num_threads=1) as made:  # the memory is measured
+    with LLM(str(model_dir), num_threads=1) as made:  # the free memory is measured
         assert answer(made).token_ids == expected
         assert made.llm_engine.max_model_len == 256
 
@@ -238,7 +239,7 @@ def test_chat_renders_the_models_template(llm):
     assert len(output.outputs[0].token_ids) == 8
 
 
-def test_chat_takes_many_conversations_and_a_template(llm):
+def test_chat_accepts_several_conversations_and_a_template(llm):
     longer = [*CONVERSATION, {"role": "assistant", "content": "No."}, *CONVERSATION]
     outputs = llm.chat([CONVERSATION, longer], greedy())
     assert len(outputs) == 2 and outputs[1].prompt.count("Judge") == 2
@@ -260,7 +261,7 @@ def test_chat_takes_many_conversations_and_a_template(llm):
         "{% endfor %}{{ n.x | string }}",
     ],
 )
-def test_a_template_that_fails_is_a_refusal(llm, template):
+def test_a_failing_template_is_an_invalid_request(llm, template):
     (before,) = llm.chat(CONVERSATION, greedy())
     with pytest.raises(RequestError) as refusal:
         llm.chat(CONVERSATION, greedy(), chat_template=template)
@@ -269,7 +270,7 @@ def test_a_template_that_fails_is_a_refusal(llm, template):
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
 
 
-# --- what is around it ------------------------------------------------------------------------
+# --- progress bar and context manager ---------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -281,7 +282,7 @@ class Terminal(io.StringIO):
     ("stream", "shown", "expected"),
     [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
 )
-def test_a_progress_bar_only_on_a_terminal_and_only_if_wanted(
+def test_a_progress_bar_appears_only_on_a_terminal_and_if_enabled(
     llm, monkeypatch, stream, shown, expected
 ):
     screen = stream()
@@ -292,7 +293,7 @@ def test_a_progress_bar_only_on_a_terminal_and_only_if_wanted(
         assert "3/3" in screen.getvalue() and "tok/s" in screen.getvalue()
 
 
-def test_a_context_manager_gives_everything_back(model_dir, options):
+def test_a_context_manager_releases_all_resources(model_dir, options):
     with LLM(model_dir, **options) as made:
         made.generate(PROMPT, greedy())
         worker = made.llm_engine.client.core.executor._worker
@@ -301,7 +302,7 @@ def test_a_context_manager_gives_everything_back(model_dir, options):
     made.shutdown()
 
 
-# --- one's own loop ---------------------------------------------------------------------------
+# --- a user's loop over `step` ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +319,7 @@ def run(engine):
     return outputs
 
 
-def test_requests_may_come_while_others_run(engine, llm):
+def test_requests_may_be_added_while_others_run(engine, llm):
     expected = [answer(llm, prompt, max_tokens=9).token_ids for prompt in ("one", "two", "three")]
     assert engine.supported_tasks == ("generate",)
     finished = {}
@@ -341,11 +342,11 @@ def test_deltas_join_to_the_final_text(engine, llm, readable):
         assert outputs[-1].finish_reason == final.outputs[0].finish_reason
 
 
-def test_an_abort_in_the_middle_does_not_affect_the_others(engine, llm):
+def test_an_abort_does_not_affect_other_requests(engine, llm):
     expected = answer(llm, "stays", max_tokens=12).token_ids
     engine.add_request("stays", "stays", greedy(max_tokens=12))
     engine.add_request("goes", "goes away", greedy(max_tokens=200))
-    engine.add_request("waits", "goes before it runs", greedy())
+    engine.add_request("waits", "aborted before it runs", greedy())
     engine.abort_request("waits")
     outputs = [out for _ in range(5) for out in engine.step()]
     engine.abort_request("goes")

@@ -1,4 +1,5 @@
-"""Structured output through `LLM`, with the fake grammar: who asks obeys, and no other changes."""
+"""Structured output through `LLM`, with the fake grammar: constrained requests obey, others are
+unchanged."""
 
 from __future__ import annotations
 
@@ -63,11 +64,11 @@ def test_requests_obey_their_grammars_and_others_are_unchanged(llm, constrained)
         else:
             assert obeys(found.token_ids, GRAMMAR)
             assert found.finish_reason == "stop"
-            assert len(found.token_ids) == len(GRAMMAR.split()) + 1  # EOS at its end
+            assert len(found.token_ids) == len(GRAMMAR.split()) + 1  # ends with EOS
     assert constrained.reset_prefix_cache()
 
 
-def test_the_same_tokens_come_with_any_batch_mates(constrained):
+def test_tokens_do_not_depend_on_other_requests_of_the_batch(constrained):
     asking = params("token_ids", GRAMMAR, seed=3, temperature=1.0)
     (alone,) = tokens_of(constrained.generate(PROMPTS[0], asking))
     mates = [asking if i == 0 else plain(i) for i in range(9)]
@@ -75,7 +76,7 @@ def test_the_same_tokens_come_with_any_batch_mates(constrained):
 
 
 @pytest.mark.parametrize("where", FAIL_IN)
-def test_a_grammar_that_fails_ends_its_request_and_no_other(llm, constrained, where):
+def test_a_failing_grammar_ends_only_its_request(llm, constrained, where):
     want = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
     asking = [params("failing", where) if i == 4 else plain(i) for i in range(9)]
     outputs = constrained.generate(PROMPTS, asking)
@@ -86,20 +87,20 @@ def test_a_grammar_that_fails_ends_its_request_and_no_other(llm, constrained, wh
             assert outputs[place].outputs[0].token_ids == want[place]
 
 
-def test_a_text_that_is_not_a_grammar_ends_its_request(constrained):
+def test_an_invalid_grammar_ends_its_request(constrained):
     (output,) = constrained.generate(PROMPTS[0], params("token_ids", "5|a"))
     assert output.outputs[0].finish_reason == "error"
     assert "must list token ids below" in output.error
 
 
-def test_a_form_that_the_plugin_does_not_know_is_refused(constrained):
+def test_a_grammar_form_that_the_plugin_does_not_support_is_refused(constrained):
     message = "'regex' is not known to the grammar plugin FakeGrammar; it knows failing, token_ids"
     with pytest.raises(RequestError, match=message) as refusal:
         constrained.generate(PROMPTS[0], params("regex", "a+"))
     assert refusal.value.parameter == "structured_output.form"
 
 
-def test_without_a_grammar_plugin_it_is_refused(llm):
+def test_a_grammar_without_a_grammar_plugin_is_refused(llm):
     with pytest.raises(RequestError, match="name one with grammar_backend") as refusal:
         llm.generate(PROMPTS[0], params("token_ids", "5"))
     assert refusal.value.parameter == "structured_output"

@@ -1,4 +1,4 @@
-"""Blocks that come back from a KV connector: the same tokens, fewer of them computed."""
+"""Blocks loaded by a KV connector: the same tokens with less computation."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def prompts():
     return [[source.randrange(VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENS]
 
 
-def ask(llm, asked):
-    outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+def generate(llm, prompt_ids):
+    outputs = llm.generate(prompt_ids, GREEDY, use_tqdm=False)
     return {
         output.request_id: Sequenced(
             token_ids=(*prompt, *output.outputs[0].token_ids),
@@ -71,7 +71,7 @@ def ask(llm, asked):
             num_cached=output.num_cached_tokens,
             greedy=True,
         )
-        for prompt, output in zip(asked, outputs, strict=True)
+        for prompt, output in zip(prompt_ids, outputs, strict=True)
     }
 
 
@@ -81,12 +81,12 @@ def recorded(llm):
 
 
 def check_tokens(checkpoint, requests, runs):
-    """Hold logits and tokens against transformers, by the margin rule."""
+    """Compare logits and tokens with transformers by the margin rule."""
     measure(requests, runs, checkpoint.logits).check()
 
 
 def check_greedy(checkpoint, prompt, tokens):
-    """Hold greedy tokens against transformers: each is the best but for a tie within rounding."""
+    """Compare greedy tokens with transformers: each is the most likely one, up to rounding ties."""
     logits_TV = checkpoint.logits([*prompt, *tokens])[len(prompt) - 1 : -1]
     chosen_T = logits_TV.gather(1, torch.tensor(list(tokens))[:, None])[:, 0]
     assert len(tokens) == NUM_NEW
@@ -110,14 +110,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("connector", "changes"), CASES.values(), ids=CASES.keys())
-def test_what_a_reset_forgot_is_loaded_back(checkpoint, connector, changes):
-    asked = prompts()
+def test_blocks_are_loaded_after_a_cache_reset(checkpoint, connector, changes):
+    prompt_ids = prompts()
     with engine(checkpoint, connector, **changes) as llm:
-        first = ask(llm, asked)
+        first = generate(llm, prompt_ids)
         runs = recorded(llm)
         num_first = sum(len(run.logits) for run in runs)
         assert llm.reset_prefix_cache()
-        second = ask(llm, asked)
+        second = generate(llm, prompt_ids)
         again = recorded(llm)
         assert llm.reset_prefix_cache(), "blocks are left in use"
     check_tokens(checkpoint, first | second, runs + again)
@@ -127,41 +127,41 @@ def test_what_a_reset_forgot_is_loaded_back(checkpoint, connector, changes):
     assert num_first - sum(len(run.logits) for run in again) == sum(due)
 
 
-def test_another_engine_of_the_process_finds_what_the_first_computed(checkpoint):
-    asked = prompts()
+def test_another_engine_of_the_process_loads_blocks_of_the_first(checkpoint):
+    prompt_ids = prompts()
     with engine(checkpoint) as one, engine(checkpoint) as two:
-        ask(one, asked)
-        ask(two, [[7]])  # its first answer brings the news of what there is
+        generate(one, prompt_ids)
+        generate(two, [[7]])  # the first answer brings the list of stored blocks
         recorded(two)
-        found = ask(two, asked)
+        found = generate(two, prompt_ids)
         check_tokens(checkpoint, found, recorded(two))
     assert [request.num_cached for request in found.values()] == list(
         map(whole_blocks, PROMPT_LENS)
     )
 
 
-def test_engines_that_compute_otherwise_share_nothing(checkpoint):
-    asked = prompts()
+def test_engines_with_different_dtypes_share_no_blocks(checkpoint):
+    prompt_ids = prompts()
     with engine(checkpoint) as one, engine(checkpoint, dtype="bfloat16") as two:
-        ask(one, asked)
-        ask(two, [[7]])
-        assert not any(request.num_cached for request in ask(two, asked).values())
+        generate(one, prompt_ids)
+        generate(two, [[7]])
+        assert not any(request.num_cached for request in generate(two, prompt_ids).values())
 
 
-def test_what_is_dropped_meanwhile_is_computed_again(checkpoint):
-    asked = prompts()
+def test_blocks_that_the_connector_dropped_are_computed_again(checkpoint):
+    prompt_ids = prompts()
     tiny = {"plugin_options": {"memory": {"capacity_bytes": 40_000}}}
     with engine(checkpoint, **tiny) as llm:
-        first = ask(llm, asked)
+        first = generate(llm, prompt_ids)
         assert llm.reset_prefix_cache()
-        second = ask(llm, asked)
+        second = generate(llm, prompt_ids)
         assert llm.reset_prefix_cache(), "blocks are left in use"
         runs = recorded(llm)
     check_tokens(checkpoint, first | second, runs)
 
 
 class SpoilingSide(FakeWorkerSide):
-    """Writes NaN to the second half of what it is to load, and says that it failed."""
+    """Writes NaN to the second half of the blocks to load, and reports a failure."""
 
     num_failed = 0
 
@@ -169,14 +169,14 @@ class SpoilingSide(FakeWorkerSide):
         super().load(order)
         bad = list(order["blocks"])[len(order["blocks"]) // 2 :]
         for cache_NP in self._pages_NP:
-            cache_NP[bad] = 255  # NaN, in any floating type
+            cache_NP[bad] = 255  # NaN in every floating-point type
         self._told["done"].remove(order["number"])
         self._told["failed"][order["number"]] = bad
         SpoilingSide.num_failed += 1
 
 
 class SpoilingConnector(FakeKVConnector):
-    """Keeps everything, and fails every load."""
+    """Keeps every block and fails every load."""
 
     @staticmethod
     def create_worker_side(context):
@@ -184,14 +184,14 @@ class SpoilingConnector(FakeKVConnector):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_loads_that_fail_cost_a_computation_and_no_answer(checkpoint, ahead):
-    asked = prompts()
+def test_blocks_of_failed_loads_are_computed(checkpoint, ahead):
+    prompt_ids = prompts()
     SpoilingSide.num_failed = 0
     with engine(checkpoint, SpoilingConnector, async_scheduling=ahead) as llm:
-        first = ask(llm, asked)
+        first = generate(llm, prompt_ids)
         runs = recorded(llm)
         assert llm.reset_prefix_cache()
-        outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+        outputs = llm.generate(prompt_ids, GREEDY, use_tqdm=False)
         assert llm.reset_prefix_cache(), "blocks are left in use"
     check_tokens(checkpoint, first, runs)
     assert SpoilingSide.num_failed == sum(whole_blocks(length) > 0 for length in PROMPT_LENS)
@@ -200,7 +200,7 @@ def test_loads_that_fail_cost_a_computation_and_no_answer(checkpoint, ahead):
 
 
 class EndlessSide(FakeSchedulerSide):
-    """Says that every load takes, and has none done."""
+    """Accepts every load and finishes none."""
 
     num_loads = 0
 
@@ -216,16 +216,18 @@ class EndlessConnector(FakeKVConnector):
 
 
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
-def test_loads_that_never_end_cost_their_time_and_no_answer(checkpoint):
-    asked = prompts()
+def test_loads_that_never_finish_time_out_and_are_computed(checkpoint):
+    prompt_ids = prompts()
     EndlessSide.num_loads = 0
     with engine(checkpoint, EndlessConnector, kv_transfer_timeout_s=0.1) as llm:
-        first = [one.outputs[0].token_ids for one in llm.generate(asked, GREEDY, use_tqdm=False)]
+        first = [
+            one.outputs[0].token_ids for one in llm.generate(prompt_ids, GREEDY, use_tqdm=False)
+        ]
         assert llm.reset_prefix_cache()
-        outputs = llm.generate(asked, GREEDY, use_tqdm=False)
+        outputs = llm.generate(prompt_ids, GREEDY, use_tqdm=False)
     assert EndlessSide.num_loads == sum(whole_blocks(length) > 0 for length in PROMPT_LENS)
     assert [one.outputs[0].token_ids for one in outputs] == first
-    assert [one.num_cached_tokens for one in outputs] == [0] * len(asked)
+    assert [one.num_cached_tokens for one in outputs] == [0] * len(prompt_ids)
 
 
 def ranked(connector, *marks, **changes):
@@ -252,11 +254,11 @@ UNEVEN = "dovetail_devkit.rigs.uneven_connector:UnevenConnector"
         ),
     ],
 )
-def test_two_ranks_load_what_both_have_and_compute_what_one_fails(checkpoint, connector, changes):
-    """A block counts as loaded when all ranks have it; one rank is late, or fails."""
-    asked = prompts()
+def test_two_ranks_use_only_blocks_that_both_loaded(checkpoint, connector, changes):
+    """A block counts as loaded when all ranks have loaded it; one rank is late or fails."""
+    prompt_ids = prompts()
     with engine(checkpoint, connector, tensor_parallel_size=2, worker_cls="auto", **changes) as llm:
-        first, second, third = (ask_after_reset(llm, asked) for _ in range(3))
+        first, second, third = (generate_after_reset(llm, prompt_ids) for _ in range(3))
         assert llm.reset_prefix_cache(), "blocks are left in use"
     for outputs in (first, second, third):
         for output in outputs:
@@ -267,12 +269,12 @@ def test_two_ranks_load_what_both_have_and_compute_what_one_fails(checkpoint, co
     assert cached == due if connector == "memory" else 0 < sum(cached) < sum(due)
 
 
-def ask_after_reset(llm, asked):
+def generate_after_reset(llm, prompt_ids):
     assert llm.reset_prefix_cache(), "blocks are left in use"
-    return llm.generate(asked, GREEDY, use_tqdm=False)
+    return llm.generate(prompt_ids, GREEDY, use_tqdm=False)
 
 
-def test_a_connector_that_nobody_would_use_is_refused(checkpoint):
+def test_a_connector_that_the_scheduler_does_not_support_is_refused(checkpoint):
     with pytest.raises(ContractError, match="scheduler FakeScheduler does not declare"):
         engine(checkpoint, scheduler_cls=FakeScheduler)
     with pytest.raises(ConfigError, match="enable_prefix_caching=False"):

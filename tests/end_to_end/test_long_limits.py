@@ -1,4 +1,4 @@
-"""Limits that nobody uses cost neither memory nor time: positions, seats and KV blocks."""
+"""Large limits that are not used cost neither memory nor time: positions, seats, KV blocks."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ def resident_bytes():
 
 
 def started(start, num_positions, **options):
-    """Return the memory and the CPU seconds that an engine takes until its first token."""
+    """Return the memory and CPU seconds that an engine uses until its first token."""
     before, began = resident_bytes(), time.process_time()
     with start(num_positions, **options) as llm:
         llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
@@ -58,8 +58,8 @@ def started(start, num_positions, **options):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_million_positions_take_no_memory_until_they_are_used(start, dtype):
-    started(start, 1000, dtype=dtype)  # what is loaded once
+def test_a_million_positions_use_no_memory_until_needed(start, dtype):
+    started(start, 1000, dtype=dtype)  # code and libraries that are loaded once
     short, _ = started(start, 1000, dtype=dtype)
     long, _ = started(start, LONG, dtype=dtype)
     assert long < short + 100 * MIB
@@ -74,12 +74,10 @@ def test_a_million_positions_take_no_time_at_start(start):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_positions_beyond_the_first_table_have_the_tokens_of_a_whole_table(
-    start, dtype, monkeypatch
-):
-    """Decodes cross the borders of the table while their steps are replayed or counted on."""
+def test_a_growing_position_table_gives_the_tokens_of_a_full_table(start, dtype, monkeypatch):
+    """Decodes pass the end of the table while steps are replayed or advanced."""
     if dtype == "bfloat16" and not probe_fast().usable:
-        pytest.skip("native kernels do not serve here")
+        pytest.skip("native kernels are not available on this machine")
     monkeypatch.setattr(rotary, "_POSITIONS_AT_ONCE", 64)
     prompts = [[(7 * i + seed) % 300 for i in range(50 + seed)] for seed in range(3)]
     params = SamplingParams(temperature=0, max_tokens=100, logprobs=1, ignore_eos=True)
@@ -102,7 +100,7 @@ def num_blocks(caplog):
     return int(found[-1])
 
 
-def test_few_seats_keep_prefixes_and_untouched_blocks_take_no_memory(start, caplog):
+def test_unused_blocks_keep_prefixes_and_use_no_memory(start, caplog):
     caplog.set_level(logging.INFO, "dovetail.engine.start")
     before = resident_bytes()
     prompt = list(range(100))
@@ -116,4 +114,4 @@ def test_few_seats_keep_prefixes_and_untouched_blocks_take_no_memory(start, capl
     assert resident_bytes() - before < 150 * MIB
     with start(256, max_num_seqs=64):
         assert num_blocks(caplog) > 0.8 * blocks
-    assert blocks > 1000 * 17  # far more than one sequence takes
+    assert blocks > 1000 * 17  # far more than one sequence needs

@@ -1,8 +1,7 @@
-"""The native attention backend under the engine: near the torch backend, and equal to itself.
-
-What is compared with torch is the first greedy token from a random model's flat logits in bf16, so
-agreement is asked of most prompts. With itself it agrees in all tokens: native linears and
-attention give a row the same bits in any batch.
+"""The native attention backend in the engine: close to the torch backend, and batch-invariant. The
+first greedy token is compared with torch. A random model has flat logits in bf16, so only most
+prompts must agree. Two native runs agree in all tokens: native linears and attention give a row the
+same bits in any batch.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def wide_dir(tmp_path_factory, one_thread):
-    """A model whose heads are wide enough for the kernels."""
+    """A model with heads wide enough for the kernels."""
     return make_checkpoint(tmp_path_factory.mktemp("wide"), hidden_size=128)
 
 
 @pytest.fixture(scope="module")
 def tokens_of(wide_dir):
-    """What each prompt gets, by engine options; computed once."""
+    """Return a function that gives the tokens of each prompt by engine options; results are
+    cached."""
     known = {}
 
     def tokens(**options):
@@ -45,7 +45,7 @@ def tokens_of(wide_dir):
 
 
 def agreement(got, want):
-    """Share of prompts whose first token is the same."""
+    """Return the share of prompts with the same first token."""
     return sum(a[0] == b[0] for a, b in zip(got, want, strict=True)) / len(want)
 
 
@@ -61,12 +61,12 @@ def test_native_attention_agrees_with_torch(tokens_of, cache):
     [{"max_num_batched_tokens": 32}, {"max_num_seqs": 1}, {"block_size": 32}],
     ids=["chunks", "alone", "blocks"],
 )
-def test_tokens_do_not_depend_on_chunks_mates_or_blocks(tokens_of, options):
-    """Linears of torch do depend on the number of rows; tokens may differ by that, rarely."""
+def test_tokens_do_not_depend_on_chunks_batch_or_block_size(tokens_of, options):
+    """Linear layers of torch depend on the number of rows, so tokens may differ rarely."""
     want = tokens_of(attention_backend="cpu")
     assert tokens_of(attention_backend="cpu", **options) == want
 
 
-def test_what_it_cannot_do_is_refused_with_the_reason(wide_dir):
+def test_an_unsupported_dtype_is_refused_with_the_reason(wide_dir):
     with pytest.raises(PluginError, match="dtype float32 is not supported; supported: bfloat16"):
         LLM(wide_dir, dtype="float32", attention_backend="cpu", num_gpu_blocks_override=64)

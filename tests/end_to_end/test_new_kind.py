@@ -1,7 +1,7 @@
 """A new plugin kind takes four files: its row, its contract, its fake and its suite.
 
-The test copies the core and the kit, adds a kind there with exactly these files, and uses it as a
-user and as a plugin author would, in processes that import the copies.
+The tests copy the core and the kit, add a kind with exactly these files, and use it as a user and
+as a plugin author would, in processes that import the copies.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorContext:
-    """What a translator is made from."""
+    """The arguments of a translator."""
 
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ from dovetail.interfaces.translator import Translator, TranslatorContext
 
 
 class FakeTranslator(Translator):
-    """Translates into capital letters."""
+    """Translates to capital letters."""
 
     def __init__(self, context: TranslatorContext) -> None:
         self.options = context.options
@@ -144,7 +144,7 @@ class Tree:
         )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Python in a process that imports the copies."""
+        """Run Python code in a process that imports the copies."""
         environment = os.environ | {"PYTHONPATH": str(self.root), "COLUMNS": "300"}
         return subprocess.run(
             [sys.executable, "-P", *arguments],
@@ -156,11 +156,11 @@ class Tree:
         )
 
     def dovetail(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command line."""
+        """Run the command `dovetail`."""
         return self.run("-c", "import sys; from dovetail.cli import main; main()", *arguments)
 
     def changes(self) -> set[str]:
-        """Return the files of both packages that are new, or differ from the original."""
+        """Return the files of both packages that are new or changed."""
         return {
             str(path.relative_to(self.root))
             for package in ("dovetail", "dovetail_devkit")
@@ -222,7 +222,7 @@ def test_the_suite_of_a_new_kind_runs_from_its_name(tree):
     assert "the translation of 'a texta text' is" in done.stdout
 
 
-def test_a_kind_that_nothing_selects_yet_reports_it(tmp_path):
+def test_a_kind_that_the_engine_does_not_use_reports_it(tmp_path):
     tree = Tree(tmp_path / "tree", UNUSED_ROW)
     done = tree.dovetail("plugins", "explain", "translator")
     assert done.returncode == 0

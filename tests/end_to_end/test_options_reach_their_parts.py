@@ -1,4 +1,4 @@
-"""Options that a user gives reach the part that obeys them, through the whole engine.
+"""Options of a user take effect in the whole engine.
 
 Each part is tested alone elsewhere. Here a part may be replaced by nothing: what is observed is
 what a user sees (tokens, text, errors) or what a stat logger records of each step.
@@ -21,7 +21,7 @@ from dovetail.interfaces import SchedulerStats
 from dovetail_sched_fcfs import FCFSScheduler
 
 PROMPT = [9, 8, 7, 6] * 10
-"""Forty tokens: ten blocks."""
+"""Forty tokens, ten blocks."""
 
 
 class Recorder:
@@ -44,7 +44,7 @@ def greedy(**changes):
 
 
 def run(model_dir, options, prompts, params=None):
-    """Return the token ids of each prompt's answer, and the statistics of all steps."""
+    """Return the token ids of each answer and the statistics of all steps."""
     with LLM(model_dir, stat_loggers=[Recorder], **options) as llm:
         outputs = llm.generate(prompts, params or greedy())
     return [output.outputs[0].token_ids for output in outputs], list(Recorder.steps)
@@ -58,7 +58,7 @@ def other_prompt(number):
 
 
 @pytest.mark.parametrize("override", [{"rope_theta": 50.0}, {"rms_norm_eps": 0.5}])
-def test_hf_overrides_change_the_model_as_config_json_would(model_dir, options, override, tmp_path):
+def test_hf_overrides_have_the_effect_of_config_json(model_dir, options, override, tmp_path):
     edited = tmp_path / "edited"
     shutil.copytree(model_dir, edited)
     config = json.loads((edited / "config.json").read_text("utf-8"))
@@ -74,7 +74,7 @@ def test_hf_overrides_change_the_model_as_config_json_would(model_dir, options, 
     assert from_option == from_file != plain
 
 
-def test_the_engines_seed_decides_what_requests_without_a_seed_draw(model_dir, options):
+def test_the_engine_seed_decides_samples_of_requests_without_a_seed(model_dir, options):
     sampled = SamplingParams(max_tokens=12, ignore_eos=True)
     prompts = [PROMPT, other_prompt(1)]
     first, _ = run(model_dir, options | {"seed": 3}, prompts, sampled)
@@ -89,7 +89,7 @@ def test_max_model_len_ends_requests(model_dir, options):
     assert len(tokens[0]) == 4
 
 
-def test_max_logprobs_is_the_most_that_may_be_asked(model_dir, options):
+def test_max_logprobs_limits_logprobs(model_dir, options):
     with LLM(model_dir, max_logprobs=2, **options) as llm:
         (output,) = llm.generate(PROMPT, greedy(logprobs=2))
         assert len(output.outputs[0].logprobs[0]) in (2, 3)
@@ -98,7 +98,7 @@ def test_max_logprobs_is_the_most_that_may_be_asked(model_dir, options):
 
 
 @pytest.mark.parametrize("source", ["the model's", "none", "override"])
-def test_sampling_defaults_come_from_where_the_option_says(model_dir, options, source, tmp_path):
+def test_sampling_defaults_come_from_the_configured_source(model_dir, options, source, tmp_path):
     edited = tmp_path / "edited"
     shutil.copytree(model_dir, edited)
     (edited / "generation_config.json").write_text(json.dumps({"max_new_tokens": 3, "top_k": 1}))
@@ -116,7 +116,7 @@ def test_sampling_defaults_come_from_where_the_option_says(model_dir, options, s
 
 
 class WhereItRuns:
-    """A worker extension that tells its process."""
+    """A worker extension that returns its process id."""
 
     def process_id(self):
         return os.getpid()
@@ -143,7 +143,7 @@ def test_a_start_that_fails_names_its_phase(model_dir, options, tmp_path):
 # --- a step ---------------------------------------------------------------------------------------
 
 
-def test_max_num_seqs_is_the_most_that_run(model_dir, options):
+def test_max_num_seqs_limits_running_requests(model_dir, options):
     prompts = [other_prompt(number) for number in range(6)]
     _, steps = run(model_dir, options | {"max_num_seqs": 2}, prompts)
     assert max(step.num_running for step in steps) == 2
@@ -151,7 +151,7 @@ def test_max_num_seqs_is_the_most_that_run(model_dir, options):
     assert max(step.num_running for step in steps) == 6
 
 
-def test_max_num_batched_tokens_is_the_most_of_a_step(model_dir, options):
+def test_max_num_batched_tokens_limits_a_step(model_dir, options):
     prompts = [other_prompt(number) for number in range(6)]
     _, steps = run(model_dir, options | {"max_num_batched_tokens": 24}, prompts)
     assert max(step.num_scheduled_tokens for step in steps) == 24
@@ -173,7 +173,7 @@ def test_enable_chunked_prefill_decides_whether_a_prompt_is_cut(model_dir, optio
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_enable_prefix_caching_decides_whether_blocks_are_found_again(model_dir, options, enabled):
+def test_enable_prefix_caching_decides_whether_blocks_are_reused(model_dir, options, enabled):
     with LLM(model_dir, stat_loggers=[Recorder], enable_prefix_caching=enabled, **options) as llm:
         for _ in range(2):
             llm.generate([PROMPT], greedy(max_tokens=1))
@@ -190,7 +190,7 @@ def test_block_size_and_number_of_blocks(model_dir, options):
         assert steps[0].num_cached_blocks == used
 
 
-def test_scheduler_cls_decides_who_runs_first(model_dir, options):
+def test_scheduler_cls_decides_which_request_runs_first(model_dir, options):
     prompts = [other_prompt(number) for number in range(4)]
     orders = {}
     for name in ("fcfs", "priority"):
@@ -203,7 +203,7 @@ def test_scheduler_cls_decides_who_runs_first(model_dir, options):
 
 
 class CountingScheduler(FCFSScheduler):
-    """Counts the plans that are out: made, and their results not yet taken in."""
+    """Counts the plans in flight: scheduled, with results not yet processed."""
 
     num_out = most_out = 0
 
@@ -237,7 +237,7 @@ def test_skip_special_tokens_decides_whether_they_are_in_the_text(llm):
         assert output.outputs[0].text == text
 
 
-def test_n_gives_completions_that_differ(llm):
+def test_n_gives_different_completions(llm):
     params = SamplingParams(n=4, max_tokens=12, seed=3, ignore_eos=True)
     (output,) = llm.generate(PROMPT, params)
     texts = [tuple(one.token_ids) for one in output.outputs]
@@ -250,7 +250,7 @@ def test_n_gives_completions_that_differ(llm):
 
 
 def test_every_statistic_is_counted(model_dir, options):
-    """A run that preempts, evicts, aborts and finds prefixes: no count stays at zero."""
+    """A run with preemption, eviction, aborts and prefix hits: no statistic stays at zero."""
     few = options | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 40}
     with LLM(model_dir, stat_loggers=[Recorder], **few) as llm:
         params = greedy(max_tokens=40)
@@ -284,8 +284,8 @@ def test_every_statistic_is_counted(model_dir, options):
 # --- limits of the front end ----------------------------------------------------------------------
 
 
-def test_max_waiting_is_the_most_that_wait(model_dir, options):
-    async def ask():
+def test_max_waiting_limits_waiting_requests(model_dir, options):
+    async def add_requests():
         args = EngineArgs(model=str(model_dir), **(options | {"max_num_seqs": 2}))
         async with AsyncLLM(args.create_engine_config(), max_waiting=1) as llm:
             streams = [llm.generate(PROMPT, greedy(max_tokens=60)) for _ in range(4)]
@@ -296,16 +296,16 @@ def test_max_waiting_is_the_most_that_wait(model_dir, options):
                 await stream.aclose()
             return firsts
 
-    firsts = asyncio.run(ask())
+    firsts = asyncio.run(add_requests())
     refused = [one for one in firsts if isinstance(one, BaseException)]
     assert [type(one) for one in refused] == [CapacityError]
 
 
-# --- all of them ----------------------------------------------------------------------------------
+# --- every option ---------------------------------------------------------------------------------
 
 
-def test_an_option_that_is_wrong_is_named_whichever_it_is(model_dir):
-    """No option is read by nothing: each refuses a value of a type that no option has."""
+def test_every_option_of_a_wrong_type_is_named(model_dir):
+    """Every option is checked: each refuses a value of a type that no option has."""
     for name in EngineArgs.descriptions():
         with pytest.raises((ConfigError, ValueError), match=name):
             EngineArgs(**({"model": str(model_dir)} | {name: object()})).create_engine_config()

@@ -1,4 +1,4 @@
-"""A package that is only installed runs in no process of an engine, whatever it declares."""
+"""An installed package that is not selected runs in no process of an engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 @pytest.fixture
 def marker(tmp_path, monkeypatch):
-    """A file that is there once the package Dovetail_Evil was imported, in whichever process.
-
-    It declares every name that a first-party plugin has, with a probe and the highest rank.
+    """A file that the package Dovetail_Evil writes when any process imports it. The package
+    declares every name of a first-party plugin, with a probe and the highest rank.
     """
     marker, site = tmp_path / "imported", tmp_path / "site"
     package, info = site / "Dovetail_Evil", site / "Dovetail_Evil-1.0.dist-info"
@@ -67,8 +66,8 @@ def test_explaining_does_not_import_it(marker, model_dir, kind, capsys):
 
 def test_commands_do_not_import_it(marker, capsys):
     assert main(["plugins", "list"]) == 0
-    told = capsys.readouterr()
-    assert "Dovetail_Evil 1.0" in told.out and "which is not used" in told.err
+    output = capsys.readouterr()
+    assert "Dovetail_Evil 1.0" in output.out and "which is not used" in output.err
     assert main(["--help"]) == 0
     assert main(["lab", "replay", "--help"]) == 0
     assert not marker.exists()

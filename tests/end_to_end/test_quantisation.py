@@ -1,4 +1,4 @@
-"""Quantised weights cost the demo model what `bench/quantisation.py` says: its short form."""
+"""Accuracy of the demo model with quantized weights: the short form of `bench/quantisation.py`."""
 
 import importlib.util
 import sys
@@ -10,13 +10,14 @@ import torch
 pytest.importorskip("dovetail_demo_model")
 native_library = pytest.importorskip("dovetail_cpu.native_library")
 pytestmark = pytest.mark.skipif(
-    not native_library.probe_any().usable, reason="there are no native kernels here"
+    not native_library.probe_any().usable, reason="native kernels are not available on this machine"
 )
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 PER_TASK = 10
 LIMITS = {"int8": (0.001, 0.99, 0.98), "int4": (0.005, 0.985, 0.97)}
-"""Of KL divergence in nats at most, of equal best tokens and right answers at least."""
+"""Limits: KL divergence in nats (maximum), share of equal best tokens and of right answers
+(minimum)."""
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def script(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_the_demo_model_keeps_its_answers(script, note, capsys):
+def test_quantization_keeps_the_accuracy_of_the_demo_model(script, note, capsys):
     plain, *rows = script.report(
         PER_TASK,
         0,

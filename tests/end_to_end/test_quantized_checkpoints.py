@@ -1,5 +1,5 @@
-"""A checkpoint that says how it is quantized is refused before a weight is opened, or run by a
-linear method that declares its format.
+"""A quantized checkpoint is refused before a weight file is opened, or run by a linear method that
+declares its format.
 """
 
 import json
@@ -86,11 +86,11 @@ def test_a_format_that_no_method_reads_is_refused_by_name(folder, method):
 def test_the_files_of_quantization_tools_are_read(folder, method):
     text = refused(folder(beside=BESIDE[method]), method)
     assert BESIDE[method][0] in text
-    # The user knows better: an explicit null stands for a checkpoint that is not quantized.
+    # An explicit null of the user means that the checkpoint is not quantized.
     LLM(folder(), **DUMMY, hf_overrides={"quantization_config": None}).llm_engine.shutdown()
 
 
-def test_it_is_refused_before_weights_are_looked_for_and_for_a_named_method(folder):
+def test_a_quantized_checkpoint_is_refused_before_weights_are_opened(folder):
     options = {"load_format": "safetensors", "quantization": "torch"}
     with pytest.raises(ModelError, match=r"'gptq'.*'torch' does not read.*Installed methods"):
         LLM(folder(GPTQ), **{**DUMMY, **options})
@@ -103,7 +103,7 @@ def test_a_plain_checkpoint_is_served(folder, config):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_hostile_values_are_refused_by_field(folder, value):
+def test_invalid_quantization_fields_are_named(folder, value):
     with pytest.raises(ModelError, match=r"config\.json: quantization_config(\.quant_method)? is"):
         EngineArgs(model=folder({"quantization_config": value})).create_engine_config()
     if isinstance(value, dict) and "bits" not in value:
@@ -130,6 +130,6 @@ def test_an_installed_method_that_declares_the_format_is_selected_automatically(
     LLM(folder(GPTQ), **DUMMY).llm_engine.shutdown()
 
 
-def test_explain_says_the_same(folder):
+def test_explain_reports_the_same_reason(folder):
     with pytest.raises(ModelError, match="quantized with 'gptq'"):
         explain_choice("linear_method", EngineArgs(model=folder(GPTQ), platform="cpu"))

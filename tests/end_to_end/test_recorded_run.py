@@ -1,4 +1,4 @@
-"""A real engine's decision log: off unless asked for, and replayed without the model."""
+"""A real engine's decision log: off by default, and replayed without the model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_run_of_the_demo_model_replays_byte_for_byte(scheduler, ahead, tmp_pat
     summary = summarize(LogReader(path), lambda plan, now_ns: None)
     assert found.num_steps == summary.num_steps > 24 and found.num_requests == len(PROMPTS) + 2
     assert summary.num_sampled >= sum(len(one.outputs[0].token_ids) for one in outputs)
-    assert summary.num_cached_tokens, "the second round finds the first one's prefixes"
+    assert summary.num_cached_tokens, "the second round must hit prefixes of the first"
     assert found.covered_ns > 0
     assert summary.header.limits.max_num_seqs == 3
 
@@ -49,7 +49,7 @@ def test_nothing_is_recorded_by_default(model_dir, options):
         assert not isinstance(llm.llm_engine.client.core.scheduler, RecordedScheduler)
 
 
-def test_what_cannot_be_recorded_is_refused_before_anything_is_loaded(model_dir, options, tmp_path):
+def test_a_run_that_cannot_be_recorded_is_refused_before_loading(model_dir, options, tmp_path):
     path = tmp_path / "run.log"
     with pytest.raises(ConfigError, match=r"decision_log=.*kv_connector='some'"):
         LLM(model_dir, decision_log=path, kv_connector="some", **options)
@@ -58,6 +58,6 @@ def test_what_cannot_be_recorded_is_refused_before_anything_is_loaded(model_dir,
     assert not path.exists()
 
 
-def test_a_log_that_cannot_be_written_ends_the_start(model_dir, options, tmp_path):
+def test_a_log_that_cannot_be_written_fails_the_start(model_dir, options, tmp_path):
     with pytest.raises(ConfigError, match=r"decision_log=.*cannot be written"):
         LLM(model_dir, decision_log=tmp_path / "nowhere" / "run.log", **options)

@@ -1,6 +1,5 @@
-"""Damaged files and contradicting settings: each is refused by name, in time, and nothing hangs.
-
-More of the same kind, with a rule instead of a case: `test_bad_start.py`.
+"""Damaged files and contradicting settings: each raises an error that names it, within a time
+limit. `test_bad_start.py` tests general rules instead of single cases.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ WEIGHTS = "model.safetensors"
 HUGE = 10**9
 
 
-class OfAnotherAge(FCFSScheduler):
+class OldContract(FCFSScheduler):
     CONTRACT_VERSION = "99.0"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is damaged or asked, the error that is due, and words that its message must have."""
+    """The damage or option, the expected error, and words that its message must contain."""
 
     damage: Damage
     error: type[DovetailError]
@@ -89,7 +88,7 @@ FILES = {
     "config.json is not text": damaged(
         content("config.json", b"\xff\xfe\x00{"), ModelError, "config.json", "not valid JSON"
     ),
-    "config.json is nested without end": damaged(
+    "config.json is nested too deeply": damaged(
         content("config.json", "[" * 100_000), ModelError, "config.json"
     ),
     "config.json is a pipe": damaged(pipe("config.json"), ModelError, "config.json"),
@@ -101,8 +100,8 @@ FILES = {
     ),
     "a negative vocabulary": damaged(config_fields(vocab_size=-1), ModelError, "vocab_size"),
     "an odd head size": damaged(config_fields(head_dim=7), ModelError, "head_dim"),
-    "a dtype of no kind": damaged(config_fields(dtype="int7"), ConfigError, "int7", "dtype"),
-    "rotations about nothing": damaged(
+    "an unknown dtype": damaged(config_fields(dtype="int7"), ConfigError, "int7", "dtype"),
+    "a negative rope theta": damaged(
         config_fields(rope_parameters={"rope_type": "default", "rope_theta": -1}),
         ModelError,
         "rope_theta",
@@ -115,7 +114,7 @@ FILES = {
     "generation_config.json is broken": damaged(
         content("generation_config.json", "{"), ModelError, "generation_config.json"
     ),
-    "a default that cannot be": damaged(
+    "an invalid default": damaged(
         content("generation_config.json", '{"temperature": -3}'), ModelError, "temperature"
     ),
     "the header's length is off": damaged(flipped_bit(0, 0), WeightError, WEIGHTS),
@@ -130,11 +129,11 @@ FILES = {
     "a weight of an absurd shape": damaged(
         header_entry(GATE, shape=[2**40, 2**40]), WeightError, WEIGHTS
     ),
-    "integers for weights": damaged(
+    "weights of an integer dtype": damaged(
         changed_weight(GATE, lambda weight: weight.long()), WeightError, GATE, "I64"
     ),
     "NaN in a weight": damaged(changed_weight(GATE, nan), WeightError, GATE, "NaN"),
-    "numbers that the dtype has not": damaged(
+    "values outside of the dtype's range": damaged(
         changed_weight(GATE, lambda weight: weight.double() * 1e300), WeightError, GATE, "dtype"
     ),
     "the weights are a pipe": damaged(pipe(WEIGHTS), WeightError, WEIGHTS),
@@ -144,16 +143,16 @@ FILES = {
     "generation_config.json is a pipe": damaged(
         pipe("generation_config.json"), ModelError, "generation_config.json", "FIFO"
     ),
-    "the index is nested without end": damaged(
+    "the index is nested too deeply": damaged(
         nested_index, WeightError, "model.safetensors.index.json", "levels deep"
     ),
-    "tokenizer_config.json is nested without end": damaged(
+    "tokenizer_config.json is nested too deeply": damaged(
         content("tokenizer_config.json", "[" * 1_000_000),
         ModelError,
         "tokenizer_config.json",
         "levels deep",
     ),
-    "the header is longer than any": damaged(
+    "the header exceeds the maximum length": damaged(
         long_header, WeightError, WEIGHTS, "truncated or no safetensors file"
     ),
     "config.json names a class": damaged(
@@ -222,7 +221,7 @@ SETTINGS = [
     setting(ConfigError, quantization="int8", linear_method="int4"),
     setting(ConfigError, "bfloat16", quantization="int8", dtype="float32"),
     setting(PluginNotFoundError, "'flash'", attention_backend="flash"),
-    setting(ContractError, "scheduler", "99.0", "OfAnotherAge", scheduler_cls=OfAnotherAge),
+    setting(ContractError, "scheduler", "99.0", "OldContract", scheduler_cls=OldContract),
     setting(ContractError, "worker", "join", worker_cls="os.path:join"),
     setting(ConfigError, "'cpu'", "'nothing'", plugin_options={"cpu": {"nothing": 1}}),
     setting(ConfigError, tokenizer="/nowhere"),
@@ -235,14 +234,14 @@ def options_of(case):
 
 
 def message_of(case, folder):
-    """Start an engine, which must fail as the case says; return the message."""
+    """Start an engine that must fail as the case states; return the message."""
     with pytest.raises(case.error) as refusal:
         LLM(folder, **(OPTIONS | case.options))
     return str(refusal.value)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_model_is_refused_by_the_name_of_file_or_field(name, model_dir, tmp_path):
+def test_a_damaged_model_is_refused_with_the_file_or_field(name, model_dir, tmp_path):
     case = FILES[name]
     folder = shutil.copytree(model_dir, tmp_path / "model")
     case.damage(folder)
@@ -251,14 +250,14 @@ def test_a_damaged_model_is_refused_by_the_name_of_file_or_field(name, model_dir
 
 
 @pytest.mark.parametrize("case", SETTINGS, ids=options_of)
-def test_a_setting_that_cannot_be_is_refused_by_name(case, model_dir):
+def test_an_invalid_setting_is_refused_by_name(case, model_dir):
     message = message_of(case, model_dir)
-    # A class that does not do is told by its own name.
+    # The message names the class that does not qualify.
     assert case.error is ContractError or any(name in message for name in case.options), message
     assert all(word in message for word in case.words), message
 
 
-def test_a_damaged_model_is_refused_as_well_by_an_engine_in_a_process(model_dir, tmp_path):
+def test_an_engine_process_refuses_a_damaged_model(model_dir, tmp_path):
     case = FILES["NaN in a weight"]
     folder = shutil.copytree(model_dir, tmp_path / "model")
     case.damage(folder)
@@ -267,7 +266,7 @@ def test_a_damaged_model_is_refused_as_well_by_an_engine_in_a_process(model_dir,
 
 
 @pytest.mark.parametrize("folder", ["of_a_long_name" * 8, "that/is/not/there"])
-def test_where_sockets_cannot_be_tmpdir_is_named(folder, model_dir, tmp_path, monkeypatch):
+def test_an_unusable_socket_folder_names_tmpdir(folder, model_dir, tmp_path, monkeypatch):
     if "/" not in folder:
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
@@ -275,7 +274,7 @@ def test_where_sockets_cannot_be_tmpdir_is_named(folder, model_dir, tmp_path, mo
         LLM(model_dir, engine_process=True, **OPTIONS)
 
 
-def test_an_engine_starts_after_all_of_these(model_dir):
+def test_an_engine_starts_after_all_failures(model_dir):
     with LLM(model_dir, **OPTIONS) as llm:
         assert llm.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids
 
@@ -288,7 +287,7 @@ def test_an_engine_starts_after_all_of_these(model_dir):
         (["--tokenizer", "/nowhere"], "tokenizer='/nowhere'"),
     ],
 )
-def test_the_command_line_tells_it_in_three_lines(arguments, word, model_dir):
+def test_the_command_line_reports_a_failure_in_three_lines(arguments, word, model_dir):
     run = "import sys; from dovetail.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", run, "generate", "--model", str(model_dir), *arguments, "x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)

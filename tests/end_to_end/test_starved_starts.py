@@ -1,7 +1,6 @@
-"""Starts on a machine that gives too little: an error of ours, or an engine that does without.
-
-Limits are set in processes of their own (`starved_child.py`). A disk that is really full, and a
-shared memory of a few pages, need a mount namespace: these cases are skipped where there is none.
+"""Starts with too few resources: a Dovetail error, or an engine without the optional feature.
+Limits are set in child processes (`starved_child.py`). A full disk and a small /dev/shm need a
+mount namespace; these cases are skipped without one.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ import pytest
 from dovetail_cpu.native_library import probe_fast
 from end_to_end.checkpoints import OPTIONS
 
-# Without native kernels torch multiplies, and may fall where it gets no memory: not ours to tell.
-pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+# Without native kernels torch multiplies, and may crash when it gets no memory.
+pytestmark = pytest.mark.skipif(
+    not probe_fast().usable, reason="native kernels are not available on this machine"
+)
 
 CHILD = Path(__file__).with_name("starved_child.py")
 MIB = 1 << 20
@@ -32,7 +33,7 @@ WIDE = {
     "vocab_size": 4000,
     "num_hidden_layers": 4,
 }
-"""About 27 MiB of weights in bfloat16, made without a file."""
+"""A model with about 27 MiB of dummy weights in bfloat16."""
 WIDE_OPTIONS = {
     **OPTIONS,
     "load_format": "dummy",
@@ -55,12 +56,12 @@ def has_namespaces():
 
 
 needs_namespaces = pytest.mark.skipif(
-    not has_namespaces(), reason="no mount namespaces for this user"
+    not has_namespaces(), reason="this user cannot create mount namespaces"
 )
 
 
 def run_jobs(jobs, *before):
-    """Run jobs in one child, behind the command `before`; return their outcomes by name."""
+    """Run jobs in one child, with the command prefix `before`; return the outcomes by name."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*before, sys.executable, str(CHILD)],
@@ -76,12 +77,12 @@ def run_jobs(jobs, *before):
 
 
 def in_namespace(mounts):
-    """Return a command that runs the next one where `mounts` hold."""
+    """Return a command prefix that runs a command in a namespace with `mounts`."""
     return [*NAMESPACE, "sh", "-e", "-c", f'{mounts}; exec "$@"', "sh"]
 
 
 def keeping(folder):
-    """Options of an engine that keeps its packed weights in `folder`."""
+    """Return options of an engine that keeps packed weights in `folder`."""
     worker = {"packed_cache": str(folder), "packed_cache_min_mib": 0}
     return OPTIONS | {"dtype": "bfloat16", "plugin_options": {"worker:cpu": worker}}
 
@@ -92,7 +93,7 @@ def job(name, model_dir, options, **limits):
 
 @pytest.fixture(scope="module")
 def outcomes(model_dir, tmp_path_factory):
-    """What became of every start that needs no namespace."""
+    """The outcome of every start that needs no namespace."""
     full, taken = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("taken") / "packed"
     taken.touch()
     rooms = [
@@ -114,7 +115,7 @@ def outcomes(model_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def namespace_outcomes(model_dir, tmp_path_factory):
-    """What became of starts beside a full disk, a read-only one and a shared memory of a page."""
+    """The outcomes of starts with a full disk, a read-only disk and a /dev/shm of one page."""
     full, closed = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("closed")
     mounts = (
         f"mount -t tmpfs -o size=16k none {full}; "
@@ -133,7 +134,7 @@ def namespace_outcomes(model_dir, tmp_path_factory):
     )
 
 
-def test_every_end_is_reported_and_in_time(outcomes):
+def test_every_outcome_is_reported_in_time(outcomes):
     for outcome in outcomes.values():
         assert outcome["is_ours"] and not outcome["status"], outcome
         assert outcome["seconds"] < 30
@@ -141,18 +142,18 @@ def test_every_end_is_reported_and_in_time(outcomes):
 
 
 @pytest.mark.parametrize("room", ROOMS_MIB)
-def test_a_limit_on_address_space_is_reported_with_the_remedy(outcomes, room):
+def test_an_address_space_limit_is_reported_with_a_remedy(outcomes, room):
     outcome = outcomes[f"room {room}"]
     assert outcome["error"] in ("", "CapacityError"), outcome
     assert bool(outcome["error"]) or room > 32
     assert not outcome["error"] or "free memory, or " in outcome["message"]
 
 
-def test_room_enough_is_enough(outcomes):
+def test_a_start_with_enough_memory_succeeds(outcomes):
     assert not outcomes[f"room {ROOMS_MIB[-1]}"]["error"]
 
 
-def test_threads_that_have_no_room_are_reported_by_the_setting(outcomes):
+def test_threads_without_memory_are_reported_with_the_setting(outcomes):
     assert outcomes["threads"]["error"] == "CapacityError"
     assert "num_threads=64" in outcomes["threads"]["message"]
 
@@ -162,20 +163,20 @@ def test_too_few_descriptors_are_reported_with_the_file(outcomes):
     assert "Too many open files" in outcomes["descriptors"]["message"]
 
 
-def test_shared_memory_that_cannot_be_had_is_reported(outcomes):
+def test_unavailable_shared_memory_is_reported(outcomes):
     assert outcomes["ring"]["error"] == "CapacityError"
     assert "ulimit -f" in outcomes["ring"]["message"]
 
 
 @pytest.mark.parametrize("name", ["file size", "a file in its place"])
-def test_where_packed_weights_cannot_be_kept_the_engine_does_without(outcomes, name):
-    does_without(outcomes[name])
+def test_an_engine_runs_if_packed_weights_cannot_be_kept(outcomes, name):
+    check_runs_without_packed_weights(outcomes[name])
 
 
 @needs_namespaces
 @pytest.mark.parametrize("name", ["full", "closed"])
-def test_on_a_disk_that_is_full_or_read_only_the_engine_does_without(namespace_outcomes, name):
-    does_without(namespace_outcomes[name])
+def test_an_engine_runs_with_a_full_or_read_only_disk(namespace_outcomes, name):
+    check_runs_without_packed_weights(namespace_outcomes[name])
 
 
 @needs_namespaces
@@ -184,7 +185,7 @@ def test_engines_in_processes_need_no_room_in_dev_shm(namespace_outcomes, name):
     assert not namespace_outcomes[name]["error"], namespace_outcomes[name]
 
 
-def does_without(outcome):
+def check_runs_without_packed_weights(outcome):
     assert not outcome["error"] and not outcome["status"], outcome
-    told = [text for text in outcome["warnings"] if "Packed weights" in text]
-    assert told and all("/packed" in text for text in told), outcome
+    messages = [text for text in outcome["warnings"] if "Packed weights" in text]
+    assert messages and all("/packed" in text for text in messages), outcome

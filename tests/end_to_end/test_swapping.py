@@ -1,4 +1,4 @@
-"""Every part can be swapped by name, and a swapped part is really used: no path goes around it."""
+"""Every plugin can be replaced by name, and the engine uses the replacement on every path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [50], [30, 31, 32] * 5]
 PARAMS = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
 NUM_STEPS = 6
 NUM_LAYERS = 2
-NUM_RUNS = NUM_STEPS + 2  # the warm-up runs the model twice, without attention
+NUM_RUNS = NUM_STEPS + 2  # the warm-up runs the model twice without attention
 
-# Field: the class, what it counts, how often, and a method of the default part.
+# Field: the class, the method that it counts, how often, and a method of the default plugin.
 SWAPS = {
     "scheduler_cls": (
         "MyScheduler",
@@ -77,7 +77,7 @@ SWAPS = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder on sys.path with the parts in it, as a user's own PYTHONPATH would have."""
+    """A folder on sys.path with the plugins, as in a user's PYTHONPATH."""
     shutil.copy(PARTS, tmp_path / "loose_parts.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -91,7 +91,7 @@ def parts(folder):
 
 @pytest.fixture
 def defaults(monkeypatch):
-    """Count calls of the default parts, by field."""
+    """Count calls of the default plugins, by field."""
     calls = dict.fromkeys(SWAPS, 0)
 
     def watch(field, target):
@@ -120,7 +120,7 @@ def tokens(llm):
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 
-def test_by_default_the_default_parts_do_it_all(model_dir, options, parts, defaults):
+def test_the_default_plugins_are_used_by_default(model_dir, options, parts, defaults):
     with LLM(model_dir, **options) as llm:
         tokens(llm)
         llm.generate("text", PARAMS)
@@ -130,7 +130,9 @@ def test_by_default_the_default_parts_do_it_all(model_dir, options, parts, defau
 
 @pytest.mark.parametrize("form", ["loose_parts:{}", "loose_parts.{}", "class"])
 @pytest.mark.parametrize("field", SWAPS)
-def test_a_swapped_part_does_it_all(model_dir, options, parts, defaults, expected, field, form):
+def test_a_replacement_plugin_is_used_everywhere(
+    model_dir, options, parts, defaults, expected, field, form
+):
     name, counter, times, _ = SWAPS[field]
     part = getattr(parts, name) if form == "class" else form.format(name)
     with LLM(model_dir, **options, **{field: part}) as llm:
@@ -144,10 +146,10 @@ def test_a_swapped_part_does_it_all(model_dir, options, parts, defaults, expecte
     if field == "platform":
         assert parts.CALLS["prefer"]
     used = {other: count for other, count in defaults.items() if other != "tokenizer_mode"}
-    assert all(used.values()), used  # the parts that were not swapped are the default ones
+    assert all(used.values()), used  # the default plugins serve all other kinds
 
 
-def test_all_at_once(model_dir, options, parts, defaults, expected):
+def test_all_plugins_are_replaced_at_once(model_dir, options, parts, defaults, expected):
     swaps = {field: f"loose_parts:{name}" for field, (name, *_) in SWAPS.items()}
     with LLM(model_dir, **options, **swaps) as llm:
         assert tokens(llm) == expected
@@ -158,7 +160,7 @@ def test_all_at_once(model_dir, options, parts, defaults, expected):
 
 
 @pytest.mark.parametrize("form", ["loose_parts:MyPolicy", "class"])
-def test_a_policy_fits_where_a_scheduler_does(model_dir, options, parts, expected, form):
+def test_a_policy_is_accepted_as_a_scheduler(model_dir, options, parts, expected, form):
     part = parts.MyPolicy if form == "class" else form
     options["max_num_seqs"] = 1
     with LLM(model_dir, scheduler_cls=part, **options) as llm:
@@ -173,7 +175,7 @@ def test_a_policy_fits_where_a_scheduler_does(model_dir, options, parts, expecte
     assert parts.CALLS["rank"] == 2 * len(PROMPTS)
 
 
-def test_another_name_of_an_option_swaps_too(model_dir, options, parts, expected):
+def test_an_alias_of_an_option_replaces_a_plugin(model_dir, options, parts, expected):
     names = {
         "scheduling_policy": "loose_parts:MyScheduler",
         "distributed_executor_backend": "loose_parts:MyExecutor",
@@ -187,7 +189,7 @@ def test_another_name_of_an_option_swaps_too(model_dir, options, parts, expected
 
 @pytest.fixture
 def installed(folder):
-    """The parts as an installed distribution: a dist-info beside the module."""
+    """The plugins as an installed distribution: the module and a dist-info folder."""
     info = folder / "acme_parts-2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-parts\nVersion: 2.0\n")
@@ -206,13 +208,13 @@ def test_an_installed_model_is_found_by_its_architecture(
     copy = shutil.copytree(model_dir, tmp_path / "model")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"architectures": ["MineForCausalLM"]}))
-    options["ops"] = "torch@dovetail-torch"  # two distributions have that name now
+    options["ops"] = "torch@dovetail-torch"  # two distributions now have a plugin of that name
     with LLM(copy, **options) as llm:
         assert tokens(llm) == expected
     assert installed.CALLS["forward"] == NUM_RUNS
 
 
-def test_an_installed_part_is_found_by_name(model_dir, options, installed, expected):
+def test_an_installed_plugin_is_found_by_name(model_dir, options, installed, expected):
     with LLM(model_dir, scheduler_cls="mine", ops="torch@acme-parts", **options) as llm:
         assert tokens(llm) == expected
     assert installed.CALLS["schedule"] == NUM_STEPS and installed.CALLS["norm"]
@@ -232,7 +234,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_loose_module_on_pythonpath_is_enough(model_dir, options, tmp_path, expected):
+def test_a_module_on_pythonpath_needs_no_distribution(model_dir, options, tmp_path, expected):
     shutil.copy(PARTS, tmp_path / "loose_parts.py")
     swaps = {field: f"loose_parts:{name}" for field, (name, *_) in SWAPS.items()}
     arguments = json.dumps([str(model_dir), options | swaps, PROMPTS])

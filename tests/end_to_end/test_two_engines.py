@@ -1,4 +1,4 @@
-"""Two engines in one process, of different models and attention, step by step in turns."""
+"""Two engines in one process with different models and attention backends, stepped in turns."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def start(model, backend, options, **changes):
 
 
 def run(engines_and_requests):
-    """Feed and step the engines in turns; return each one's tokens by request."""
+    """Add requests and step the engines in turns; return each engine's tokens by request."""
     answers = [{} for _ in engines_and_requests]
-    for (engine, asked), _ in zip(engines_and_requests, answers, strict=True):
-        for number, (prompt, params) in enumerate(asked):
+    for (engine, requests_of_engine), _ in zip(engines_and_requests, answers, strict=True):
+        for number, (prompt, params) in enumerate(requests_of_engine):
             engine.add_request(str(number), prompt, params)
     while any(engine.has_unfinished_requests() for engine, _ in engines_and_requests):
         for (engine, _), answer in zip(engines_and_requests, answers, strict=True):
@@ -42,20 +42,20 @@ def run(engines_and_requests):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_each_gives_the_tokens_that_it_gives_alone(model_dir, qwen_dir, options, ahead):
+def test_each_engine_gives_the_same_tokens_as_alone(model_dir, qwen_dir, options, ahead):
     plans = [
         (model_dir, "torch", {"max_num_batched_tokens": 24}, requests(1)),
         (qwen_dir, FakeAttentionBackend, {"block_size": 8}, requests(2)),
         (model_dir, FakeAttentionBackend, {"seed": 9}, requests(3)),
     ]
     alone = []
-    for model, backend, changes, asked in plans:
+    for model, backend, changes, requests_of_engine in plans:
         engine = start(model, backend, options, **changes)
-        alone += run([(engine, asked)])
+        alone += run([(engine, requests_of_engine)])
         engine.shutdown()
     together = [
-        (start(model, backend, options, async_scheduling=ahead, **changes), asked)
-        for model, backend, changes, asked in plans
+        (start(model, backend, options, async_scheduling=ahead, **changes), requests_of_engine)
+        for model, backend, changes, requests_of_engine in plans
     ]
     assert run(together) == alone
     assert alone[0] != alone[2]
@@ -65,7 +65,7 @@ def test_each_gives_the_tokens_that_it_gives_alone(model_dir, qwen_dir, options,
         engine.shutdown()
 
 
-def test_the_end_of_one_does_not_affect_the_other(model_dir, qwen_dir, options):
+def test_shutdown_of_one_engine_does_not_affect_the_other(model_dir, qwen_dir, options):
     one, two = start(model_dir, "torch", options), start(qwen_dir, "torch", options)
     expected = run([(two, requests(4))])
     two.reset_prefix_cache()

@@ -1,4 +1,4 @@
-"""Parts that cannot serve a model are refused before its weights are opened or a worker starts."""
+"""Plugins that do not support a model are refused before weights are opened or a worker starts."""
 
 import json
 
@@ -13,38 +13,36 @@ from dovetail_devkit.fakes.attention import FakeAttentionBackend
 from end_to_end.checkpoints import OPTIONS, SIZES
 
 
-class NeverOnSundays(FakeAttentionBackend):
-    """Refuses everything."""
+class RefusesAll(FakeAttentionBackend):
+    """Refuses every model."""
 
     name = "sundays"
 
     @classmethod
-    def refusals(cls, ask):
-        return [f"heads of {ask.head_size} are too many"]
+    def refusals(cls, requirements):
+        return [f"heads of {requirements.head_size} are too many"]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model directory without weights: whoever opens them fails with another error."""
+    """A model directory without weights: opening them would raise another error."""
     config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 320, **SIZES}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
 @pytest.mark.parametrize("quantization", ["torch", "onednn"])
-def test_an_attention_backend_that_does_not_fit_is_refused_before_loading(folder, quantization):
+def test_an_unsuitable_attention_backend_is_refused_before_loading(folder, quantization):
     options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
     with pytest.raises(ConfigError) as caught:
-        LLM(folder, **options, attention_backend=NeverOnSundays, quantization=quantization)
+        LLM(folder, **options, attention_backend=RefusesAll, quantization=quantization)
     assert isinstance(caught.value, PluginError)
     text = str(caught.value)
-    assert (
-        "The attention 'NeverOnSundays' was requested" in text and "heads of 8 are too many" in text
-    )
+    assert "The attention 'RefusesAll' was requested" in text and "heads of 8 are too many" in text
     assert "What can be used here: torch" in text
 
 
-def test_workers_of_an_attention_backend_that_does_not_fit_never_start(folder, monkeypatch):
+def test_workers_do_not_start_with_an_unsuitable_attention_backend(folder, monkeypatch):
     made = []
     monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
     options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
@@ -52,7 +50,7 @@ def test_workers_of_an_attention_backend_that_does_not_fit_never_start(folder, m
         LLM(
             folder,
             **options,
-            attention_backend=NeverOnSundays,
+            attention_backend=RefusesAll,
             quantization="torch",
             executor_backend="multiproc",
         )
@@ -60,7 +58,7 @@ def test_workers_of_an_attention_backend_that_does_not_fit_never_start(folder, m
 
 
 @pytest.mark.parametrize("size", [3, 8])
-def test_workers_that_cannot_share_the_model_never_start(folder, size, monkeypatch):
+def test_workers_do_not_start_if_the_model_cannot_be_split(folder, size, monkeypatch):
     made = []
     monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
     args = {"tensor_parallel_size": size, "platform": "cpu"}

@@ -1,4 +1,4 @@
-"""Workers in processes of their own give what one in this process gives, and fail as it does."""
+"""Worker processes give the same results and errors as a worker in this process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def twice(worker, more):
 
 
 def children():
-    """Processes that this one has started, in whichever thread."""
+    """Return the child processes of this process, of all threads."""
     tasks = Path("/proc/self/task").iterdir()
     return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
 
@@ -56,7 +56,7 @@ def answers(llm):
 
 
 @pytest.fixture(scope="module")
-def right(llm):
+def expected(llm):
     return answers(llm)
 
 
@@ -65,15 +65,15 @@ def right(llm):
     [{}, {"async_scheduling": True}, {"async_scheduling": True, "engine_process": True}],
     ids=["one step", "two steps", "two steps, from a process"],
 )
-def test_tokens_and_logprobs_are_the_same(model_dir, options, right, changes):
+def test_tokens_and_logprobs_are_the_same(model_dir, options, expected, changes):
     with LLM(model_dir, executor_backend="multiproc", **options, **changes) as llm:
-        assert answers(llm) == right
-        assert answers(llm) == right  # with a warm prefix cache
+        assert answers(llm) == expected
+        assert answers(llm) == expected  # with a warm prefix cache
         assert llm.reset_prefix_cache()
 
 
 def listeners_of(pid):
-    """Addresses at which a process listens: TCP of either version, and unix sockets."""
+    """Return the addresses at which a process listens: TCP over IPv4 and IPv6, and unix sockets."""
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -91,8 +91,8 @@ def listeners_of(pid):
     return found
 
 
-def test_ranks_listen_nowhere_and_one_that_dies_idle_is_named_by_the_next_call(model_dir, options):
-    """One engine of two ranks for both, since it takes long to start."""
+def test_ranks_do_not_listen_and_a_rank_killed_while_idle_is_named(model_dir, options):
+    """One engine with two ranks for both checks, because its start is slow."""
     before = children()
     options = options | {"executor_backend": "mp", "tensor_parallel_size": 2}
     with LLM(model_dir, **options) as llm:
@@ -102,16 +102,16 @@ def test_ranks_listen_nowhere_and_one_that_dies_idle_is_named_by_the_next_call(m
         assert [listeners_of(pid) for pid in (os.getpid(), *workers)] == [[], [], []]
         os.kill(workers[1], signal.SIGKILL)
         time.sleep(0.5)
-        told = rf"worker 1 \(process {workers[1]}\) ended by SIGKILL"
-        with pytest.raises(EngineDeadError, match=told):
+        message = rf"worker 1 \(process {workers[1]}\) ended by SIGKILL"
+        with pytest.raises(EngineDeadError, match=message):
             llm.llm_engine.step()
-        with pytest.raises(EngineDeadError, match=told):
+        with pytest.raises(EngineDeadError, match=message):
             llm.generate(PROMPTS, PARAMS)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_killed_worker_ends_the_engine_with_a_digest(model_dir, options, num_workers):
-    """Of two, the one that answers nobody: the other waits for it in a sum over both."""
+def test_a_killed_worker_stops_the_engine_with_an_error(model_dir, options, num_workers):
+    """Of two workers, rank 1 is killed while rank 0 waits for it in an all-reduce."""
     before = children()
     options = options | {"executor_backend": "mp", "tensor_parallel_size": num_workers}
     with LLM(model_dir, async_scheduling=True, **options) as llm:
@@ -125,8 +125,8 @@ def test_a_killed_worker_ends_the_engine_with_a_digest(model_dir, options, num_w
         timer = threading.Timer(0.2, kill)
         timer.start()
         endless = SamplingParams(max_tokens=240, temperature=0, ignore_eos=True)
-        told = rf"worker {num_workers - 1} \(process {pid}\) ended by SIGKILL"
-        with pytest.raises(EngineDeadError, match=told) as died:
+        message = rf"worker {num_workers - 1} \(process {pid}\) ended by SIGKILL"
+        with pytest.raises(EngineDeadError, match=message) as died:
             while True:
                 llm.generate(PROMPTS, endless)
         assert time.monotonic() - killed[0] < NOTICE_S
@@ -135,23 +135,23 @@ def test_a_killed_worker_ends_the_engine_with_a_digest(model_dir, options, num_w
     assert children() == before
 
 
-def test_a_worker_defined_by_the_user_runs_there_with_its_extension(
-    model_dir, options, right, tmp_path, monkeypatch
+def test_a_user_defined_worker_runs_in_processes_with_its_extension(
+    model_dir, options, expected, tmp_path, monkeypatch
 ):
     (tmp_path / "own_parts.py").write_text(OWN_PARTS)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = {"worker_cls": "own_parts:OwnWorker", "worker_extension_cls": "own_parts.Counts"}
     with LLM(model_dir, executor_backend="multiproc", **own, **options) as llm:
-        assert answers(llm) == right
+        assert answers(llm) == expected
         call = llm.llm_engine.collective_rpc
         (count,) = call("count")
         assert count == 12 and call("own_parts:twice", 1) == [25]
     from own_parts import OwnWorker
 
-    assert OwnWorker.num_steps == 0  # here, nobody ran it
+    assert OwnWorker.num_steps == 0  # not run in this process
 
 
-def test_weights_that_are_torn_are_reported_as_ever_with_the_worker(model_dir, options, tmp_path):
+def test_truncated_weights_are_reported_with_the_worker(model_dir, options, tmp_path):
     folder = shutil.copytree(model_dir, tmp_path / "torn")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

@@ -189,7 +189,7 @@ def refused(folder: Path, *words: str, model: SmallModel | None = None) -> None:
     assert all(parameter.isnan().all() for parameter in model.parameters())
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_no_weight_files(tmp_path: Path) -> None:
     refused(tmp_path, str(tmp_path), "neither", "found: nothing", "dummy")
     refused(tmp_path / "absent", "neither", "found: nothing")
 
