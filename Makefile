@@ -1,48 +1,48 @@
-# CI runs exactly these targets (.ci/run). Every one works on a fresh machine: it makes .venv first,
-# and again whenever the requirements or a member's pyproject.toml change.
+# CI runs these targets (.ci/run). Each works on a fresh machine: it creates .venv first, and again
+# whenever the requirements or a member's pyproject.toml change.
 
 PYTHON ?= python3
 GPU_PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# -qq: errors only; a shared index that lacks a package is no news.
+# -qq: errors only, without warnings about packages that a shared index lacks.
 PIP    := $(BIN)/python -m pip install -qq --progress-bar off --disable-pip-version-check
 TORCH  := $(shell sed -n '/^torch==/p' requirements/constraints.txt)
 NEEDS  := $(wildcard requirements/*.txt pyproject.toml */pyproject.toml */*/pyproject.toml \
             platforms/cpu_kernels/setup.py platforms/cpu_kernels/include/* \
             platforms/cpu_kernels/src/native/*)
-# What ruff looks at; folders of the future are taken in when they come.
+# Folders that ruff checks, if they exist.
 CODE   := $(wildcard conftest.py core platforms attention_backends schedulers model_registry \
             plugins tests examples bench)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sanitize features wheels dist bench gpu-check gpu-bundle soak clean
 
-help:  ## say what the targets do
+help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone: once it is there, nothing that depends on it makes pip look for another
-# build of it. Then the tools: members are built with those, not each in an environment of its own.
+# torch first and alone, so that pip does not select another build of it for a dependency.
+# Then the tools: members are built with them, not each in a separate environment.
 $(STAMP): $(NEEDS) | $(BIN)/python
 	$(PIP) $(TORCH)
 	$(PIP) -r requirements/tools.txt -c requirements/constraints.txt
 	$(PIP) --no-build-isolation -r requirements/dev.txt -c requirements/constraints.txt
 	@touch $@
 
-demo: $(STAMP)  ## make a small model and generate from it
+demo: $(STAMP)  ## create a small model and generate from it
 	$(BIN)/dovetail demo
 
-test: $(STAMP)  ## run the tests, but for the slow ones and those for accelerators
+test: $(STAMP)  ## run the tests, except slow tests and those for accelerators
 	$(BIN)/python tests/features/suite.py
 
-soak: $(STAMP)  ## run every long test and a million steps of random programs; continues where it was interrupted
+soak: $(STAMP)  ## run every long test and a million steps of random programs; resumes after an interruption
 	PYTHONPATH=tests $(BIN)/python -m soak
 
-features: $(STAMP)  ## hold docs/features.md to its word
+features: $(STAMP)  ## check every claim of docs/features.md by its tests
 	$(BIN)/python tests/features/prove.py
 
 check: $(STAMP)  ## format, lint, types, imports, architecture
@@ -63,20 +63,20 @@ dist: $(STAMP)  ## build a wheel of each member in dist/, for pip install --find
 	$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . \
 	    $(sort $(dir $(wildcard */pyproject.toml */*/pyproject.toml)))
 
-bench: $(STAMP)  ## measure the host cost of a step, offline throughput, and other engines beside us
+bench: $(STAMP)  ## measure the host cost of a step and offline throughput, and compare with other engines
 	$(BIN)/python bench/step_overhead.py
 	$(BIN)/python bench/offline.py
 	$(BIN)/python bench/cpu_vs.py
 
-# On a machine with a GPU and no network, this target alone: its Python brings torch, and what else
-# is needed lies in the bundle. In a checkout that is installed: make gpu-check GPU_PYTHON=$(BIN)/python
-gpu-check:  ## prove and measure everything on this machine's GPU, in ten minutes
+# On a machine with a GPU and no network, run only this target: its Python provides torch, and the
+# bundle provides the rest. In an installed checkout: make gpu-check GPU_PYTHON=$(BIN)/python
+gpu-check:  ## test and measure everything on this machine's GPU, in ten minutes
 	$(GPU_PYTHON) bench/gpu/check.py
 
-gpu-bundle: $(STAMP)  ## gather what gpu-check needs where there is no network, in .gpu-bundle
+gpu-bundle: $(STAMP)  ## collect in .gpu-bundle what gpu-check needs without a network
 	$(BIN)/python bench/gpu/bundle.py
 
-clean:  ## remove everything that the targets above made, .venv too
+clean:  ## remove all outputs of the targets above, and .venv
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
 	    .demo .bench .gpu-bundle build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

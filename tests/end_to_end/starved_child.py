@@ -1,4 +1,5 @@
 """A process that starts engines under resource limits: it imports everything, then forks per job.
+
 Run as `python starved_child.py`: stdin holds a JSON list of jobs; each outcome is one line of JSON.
 A job: name, model, options; limits in addition to current usage (`address_space`, `open_files`) or
 absolute (`file_size`); `ring`, the bytes of a ring to create and use instead of an engine. An

@@ -1,5 +1,6 @@
-"""One plugin of each kind, written outside of this repository; each counts its calls. The tests
-copy this file to an empty folder on sys.path and name its classes.
+"""One plugin of each kind, written outside of this repository; each counts its calls.
+
+The tests copy this file to an empty folder on sys.path and name its classes.
 """
 
 from __future__ import annotations

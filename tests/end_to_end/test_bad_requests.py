@@ -117,8 +117,7 @@ def engine(model_dir):
 
 
 def check_llm(llm, expected, prompt, params, parameter):
-    """Check that the bad request raises an error that names the parameter, and victims get
-    answers."""
+    """Check that the bad request's error names the parameter, and that victims get answers."""
     before, bad, after = llm.generate(
         [VICTIM, prompt, VICTIM], [greedy(), params, greedy()], on_error="return"
     )

@@ -71,8 +71,7 @@ class OptionWorker(CPUWorker):
 
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
-    """Return `begin(kind, appended="")`, which writes and installs a package and returns its
-    module."""
+    """Return `begin(kind, appended="")`, which installs a new package and returns its module."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))

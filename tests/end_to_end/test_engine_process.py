@@ -1,5 +1,4 @@
-"""An engine in a child process gives the same answers, probabilities and errors as one
-in-process."""
+"""An engine process gives the same answers, probabilities and errors as an in-process engine."""
 
 from __future__ import annotations
 

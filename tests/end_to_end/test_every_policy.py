@@ -1,6 +1,7 @@
-"""The demo model gives the same answers under every installed scheduling policy. Two seats, small
-steps and a small cache make the policies differ in the order in which requests finish, and some of
-them preempt.
+"""The demo model gives the same answers under every installed scheduling policy.
+
+Two seats, small steps and a small cache make the policies differ in the order in which requests
+finish, and some of them preempt.
 """
 
 from __future__ import annotations

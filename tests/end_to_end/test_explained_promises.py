@@ -41,8 +41,7 @@ def arguments(given):
 
 
 def warned_kinds(model, options, caplog):
-    """Return the plugin kinds that the warning at start names; None if the engine does not
-    start."""
+    """Return the plugin kinds that the start warning names; None if the engine does not start."""
     caplog.clear()
     try:
         with caplog.at_level(logging.WARNING):

@@ -21,8 +21,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def readable(llm):
-    """Return a function for seeded sampling parameters that allow only letters:
-    `readable(max_tokens=8)`."""
+    """Return a function that makes seeded parameters whose answers consist of letters."""
     allowed = letters(llm.get_tokenizer())
 
     def make(**changes):

@@ -1,5 +1,4 @@
-"""Structured output through `LLM`, with the fake grammar: constrained requests obey, others are
-unchanged."""
+"""Structured output through `LLM`: constrained requests obey, other requests do not change."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The native attention backend in the engine: close to the torch backend, and batch-invariant. The
-first greedy token is compared with torch. A random model has flat logits in bf16, so only most
+"""The native attention backend in the engine: close to the torch backend, and batch-invariant.
+
+The first greedy token is compared with torch. A random model has flat logits in bf16, so only most
 prompts must agree. Two native runs agree in all tokens: native linears and attention give a row the
 same bits in any batch.
 """
@@ -29,8 +30,7 @@ def wide_dir(tmp_path_factory, one_thread):
 
 @pytest.fixture(scope="module")
 def tokens_of(wide_dir):
-    """Return a function that gives the tokens of each prompt by engine options; results are
-    cached."""
+    """Return a function from engine options to the tokens of each prompt; results are cached."""
     known = {}
 
     def tokens(**options):

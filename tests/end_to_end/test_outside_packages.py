@@ -17,8 +17,9 @@ GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 @pytest.fixture
 def marker(tmp_path, monkeypatch):
-    """A file that the package Dovetail_Evil writes when any process imports it. The package
-    declares every name of a first-party plugin, with a probe and the highest rank.
+    """A file that the package Dovetail_Evil writes when any process imports it.
+
+    The package declares every name of a first-party plugin, with a probe and the highest rank.
     """
     marker, site = tmp_path / "imported", tmp_path / "site"
     package, info = site / "Dovetail_Evil", site / "Dovetail_Evil-1.0.dist-info"

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.skipif(
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 PER_TASK = 10
 LIMITS = {"int8": (0.001, 0.99, 0.98), "int4": (0.005, 0.985, 0.97)}
-"""Limits: KL divergence in nats (maximum), share of equal best tokens and of right answers
-(minimum)."""
+"""Maximum KL divergence in nats; minimum share of equal best tokens and of right answers."""
 
 
 @pytest.fixture

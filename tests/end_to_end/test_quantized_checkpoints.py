@@ -1,6 +1,4 @@
-"""A quantized checkpoint is refused before a weight file is opened, or run by a linear method that
-declares its format.
-"""
+"""A quantized checkpoint needs a linear method that declares its format; others are refused."""
 
 import json
 

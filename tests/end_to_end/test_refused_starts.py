@@ -1,5 +1,6 @@
-"""Damaged files and contradicting settings: each raises an error that names it, within a time
-limit. `test_bad_start.py` tests general rules instead of single cases.
+"""Damaged files and contradicting settings raise an error that names them, in limited time.
+
+`test_bad_start.py` tests general rules instead of single cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """Starts with too few resources: a Dovetail error, or an engine without the optional feature.
+
 Limits are set in child processes (`starved_child.py`). A full disk and a small /dev/shm need a
 mount namespace; these cases are skipped without one.
 """

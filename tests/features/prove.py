@@ -1,11 +1,11 @@
 """Checks every claim of docs/features.md: `python tests/features/prove.py [--faults]`.
 
 Every linked test of a row with a claim must pass and must not be skipped: in the recorded run of
-`make test`, if that was a run of this tree, otherwise in a run of its own. Then faults are planted,
-with which a linked test must fail, because a test that always passes proves nothing: one in
-`SAMPLED` of the faults in `wiring_faults.toml` (an option dropped, a statistic zeroed), selected by
-the commit; and where a row names a kind, the contract's fake in place of every implementation
-(`pytest --with-fake KIND`). `--faults` tries all faults of the file and nothing else (`make soak`).
+`make test` if it was a run of this tree, otherwise in a separate run. Then faults are planted, and
+a linked test must fail with each of them: one in `SAMPLED` of the faults in `wiring_faults.toml` (a
+dropped option, a zeroed statistic), selected by the commit. If a row names a kind, the tests must
+also fail with the contract's fake instead of every implementation (`pytest --with-fake KIND`).
+`--faults` tries only the faults of the file, all of them (`make soak`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from table import Feature, read_features
 from wiring_trial import WiringFault, read_faults, try_faults
 
 SAMPLED = 2
-"""One in so many faults is tried by `make features`."""
+"""`make features` tries one in this many faults."""
 
 
 def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
-    """Return what is wrong with the claims, each a sentence.
+    """Return the problems with the claims, one sentence each.
 
-    known: outcomes of the whole suite; None: the linked tests are run.
+    known: outcomes of the whole suite; with None, the linked tests are run.
     """
     claimed = [feature for feature in features if feature.status != "planned"]
     problems = [
@@ -44,7 +44,7 @@ def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
         tests = sorted({test for row in rows for test in row.tests})
         with_fake, _ = run_tests(tests, f"--with-fake={kind}")
         problems += [
-            f"{row.id}: {test} passes with the fake of {kind} in place of the implementation"
+            f"{row.id}: {test} passes with the fake of {kind} instead of the implementation"
             for row in rows
             for test in row.tests
             if "failed" not in with_fake.get(test, ())
@@ -53,10 +53,10 @@ def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
 
 
 def misplaced_faults(features: Sequence[Feature], faults: Sequence[WiringFault]) -> list[str]:
-    """Return what is wrong with the faults themselves, each a sentence, without trying them.
+    """Return the problems with the faults themselves, one sentence each, without trying them.
 
-    Each row that claims something needs a fault, each fault a row that links its test, and a line
-    of the tree that it changes.
+    Each row with a claim needs a fault. Each fault needs a row that links its test, and a line of
+    the tree that it changes.
     """
     tests = {row.id: row.tests for row in features if row.status != "planned"}
     problems = [
@@ -78,7 +78,7 @@ def sample_of(faults: Sequence[WiringFault], commit: bytes) -> list[WiringFault]
 
 
 def unnoticed_faults(faults: Sequence[WiringFault]) -> list[str]:
-    """Try each fault that can be tried; return which were not noticed, each a sentence."""
+    """Try each fault that can be tried; return one sentence for each fault that no test noticed."""
     return [
         f"{fault.feature}: {fault.name}, and {fault.test} {verdict}"
         for fault, verdict in try_faults(fault for fault in faults if not fault.problem())
@@ -87,7 +87,7 @@ def unnoticed_faults(faults: Sequence[WiringFault]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what is unproven, or how much is proven; return 1 if anything is not."""
+    """Print the unproven claims, or how many are proven; return 1 if a claim is unproven."""
     if arguments not in ([], ["--faults"]):
         print(__doc__)
         return 2
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> int:
         status: sum(row.status == status for row in features)
         for status in ("works", "in part", "planned")
     }
-    source = "a run of its own" if known is None else "the run of `make test` on this tree"
+    source = "a separate run" if known is None else "the run of `make test` on this tree"
     print(
         f"features: {count}, {len(tried)} of {len(faults)} faults tried; {len(problems)} unproven, "
         f"by {source}"

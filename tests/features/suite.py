@@ -1,9 +1,9 @@
-"""Runs the tests as `make test` does, and keeps what became of them as long as it holds.
+"""Runs the tests as `make test` does, and records the outcomes for this state of the tree.
 
-Tests that measure time (marker `clock`) run alone, after all others, which share the machine's
-processors. `python tests/features/suite.py` runs all and leaves a record, bound to the state of the
-tree: whatever changes, the record is no longer valid. It takes no options, and ignores those of
-the environment, so that no part of the suite can pass for the whole.
+Tests that measure time (marker `clock`) run alone, after all other tests, which run in parallel.
+`python tests/features/suite.py` runs all tests and writes a record that is valid until a file
+changes. It takes no options and ignores those of the environment, so that a partial run is never
+recorded as a whole run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ PARTS = (("--clock=without", "-n", "2", "--dist", "loadfile"), ("--clock=only",)
 NO_TESTS = 5
 NUM_FILES_SHOWN = 25
 FINISHED_CODES = (0, 1, NO_TESTS)
-"""Exit codes of pytest: all passed, some failed, there were none."""
+"""Exit codes of pytest: all passed, some failed, no tests."""
 
 Outcomes = dict[str, set[str]]
-"""A test ("path::name") to the outcomes of its cases: passed, failed, skipped."""
+"""Maps a test ("path::name") to the outcomes of its cases: passed, failed, skipped."""
 
 
 def run_tests(
     tests: Sequence[str] = (), *options: str, shown: bool = False
 ) -> tuple[Outcomes, int]:
-    """Run `tests`, or all; return their outcomes and the worst exit code.
+    """Run `tests`, or all; return the outcomes and the worst exit code.
 
-    shown: let pytest print. A part of the run that breaks off has no outcomes.
+    shown: let pytest print. A part of the run that is aborted has no outcomes.
     """
     outcomes: Outcomes = {}
     codes = []
@@ -50,7 +50,7 @@ def run_tests(
 
 
 def _run(*arguments: str, shown: bool) -> tuple[Outcomes, int]:
-    # Tests that share the processors with others compute with one thread, unless they say more.
+    # Tests that run in parallel compute with one thread unless they set another number.
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     environment.pop("PYTEST_ADDOPTS", None)
     with tempfile.TemporaryDirectory() as folder:
@@ -67,12 +67,12 @@ def _run(*arguments: str, shown: bool) -> tuple[Outcomes, int]:
 
 
 def slowest_files(report: Path) -> str:
-    """Return the files of tests that took longest, with their seconds, a line each."""
+    """Return the slowest test files with their seconds, one line each."""
     seconds: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):
         seconds[case.attrib["classname"]] += float(case.attrib["time"])
     rows = [f"{took:7.1f} s  {name}" for name, took in seconds.most_common(NUM_FILES_SHOWN)]
-    return "\n".join([f"files of tests by time, {seconds.total():.0f} s in all:", *rows])
+    return "\n".join([f"test files by time, {seconds.total():.0f} s in total:", *rows])
 
 
 def _outcomes_in(report: Path) -> Outcomes:
@@ -89,9 +89,9 @@ def _outcomes_in(report: Path) -> Outcomes:
 
 
 def tree_state() -> str:
-    """Return a digest of the commit, all files that git does not ignore, and what is installed.
+    """Return a digest of the commit, all files that git does not ignore, and installed packages.
 
-    Without git there is none: "".
+    Returns "" without git.
     """
     try:
         head = _git("rev-parse", "HEAD")
@@ -122,7 +122,7 @@ def _git(*arguments: str) -> bytes:
 
 
 def recorded() -> Outcomes | None:
-    """Return the outcomes of the whole suite on this very tree; None if it did not run on it."""
+    """Return the outcomes of the whole suite on exactly this tree; None if it has not run."""
     if not RECORD.is_file():
         return None
     record = json.loads(RECORD.read_text("utf-8"))
@@ -132,11 +132,11 @@ def recorded() -> Outcomes | None:
 
 
 def main() -> int:
-    """Run all, record it, and return the exit code."""
+    """Run all tests, record the outcomes, and return the exit code."""
     RECORD.unlink(missing_ok=True)
     state = tree_state()
     outcomes, code = run_tests(shown=True)
-    # What changed meanwhile was not tested as a whole.
+    # A tree that changed during the run was not tested as a whole.
     if code in FINISHED_CODES and state == tree_state():
         RECORD.parent.mkdir(exist_ok=True)
         content = {"state": state, "outcomes": {test: sorted(outcomes[test]) for test in outcomes}}

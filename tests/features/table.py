@@ -1,4 +1,4 @@
-"""Reads docs/features.md: one row a system, with its status and the tests that show it."""
+"""Reads docs/features.md: one row per system, with its status and the tests that prove it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "features.md"
 STATUSES = ("works", "in part", "planned")
 DIRECT = "direct"
-"""In the column of fakes: the tests name the implementation themselves, so none can stand in."""
+"""In the fakes column: the tests name the implementation themselves, so a fake cannot replace it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

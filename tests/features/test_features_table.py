@@ -1,4 +1,4 @@
-"""The table itself: every id once, known statuses, links that lead somewhere."""
+"""The features table: unique ids, known statuses, existing tests."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from wiring_trial import WiringFault, read_faults
 IDS = {"P": 9, "E": 19, "S": 13, "W": 19, "M": 13, "D": 7, "A": 6}
 
 
-def test_every_system_has_its_row() -> None:
+def test_every_system_has_a_row() -> None:
     expected = [
         f"{letter}{number}" for letter, last in IDS.items() for number in range(1, last + 1)
     ]
     assert sorted(row.id for row in read_features()) == sorted(expected)
 
 
-def test_a_claim_links_tests_that_are_there() -> None:
+def test_a_claim_links_existing_tests() -> None:
     for row in read_features():
         assert row.status in STATUSES, row
         assert bool(row.tests) == (row.status != "planned"), f"{row.id} claims without a test"
         for test in row.tests:
             path, _, name = test.partition("::")
             source = (ROOT / path).read_text("utf-8")
-            assert re.search(rf"^def {name}\(", source, re.M), f"{row.id}: {test} is not there"
+            assert re.search(rf"^def {name}\(", source, re.M), f"{row.id}: {test} does not exist"
 
 
 def test_rows_are_read_from_text() -> None:
@@ -39,7 +39,7 @@ def test_rows_are_read_from_text() -> None:
     assert (feature.tests, feature.fakes) == (("a/test_b.py::test_c",), ("worker", "executor"))
 
 
-def test_each_claim_has_a_fault_that_can_be_tried() -> None:
+def test_each_claim_has_a_fault_that_applies_to_the_tree() -> None:
     assert misplaced_faults(read_features(), read_faults()) == []
 
 

@@ -1,4 +1,4 @@
-"""The record of a whole run: what it says, and that nobody is told what no longer holds."""
+"""The record of a whole run: its content, and when it becomes invalid."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ markers = ["clock: one", "slow: two", "soak: three", "sampled: four"]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git checkout of some files, in the place of this one."""
+    """A git checkout of some files that replaces this one."""
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "RECORD", tmp_path / "cache" / "suite.json")
     (tmp_path / ".gitignore").write_text("cache\n__pycache__\n")
@@ -71,8 +71,8 @@ def commit(tree: Path) -> None:
     subprocess.run(["git", *named, "commit", "-qm", "x"], cwd=tree, check=True)
 
 
-def test_every_change_is_another_state(tree: Path) -> None:
-    assert suite.tree_state() == ""  # there is no commit yet
+def test_every_change_changes_the_tree_state(tree: Path) -> None:
+    assert suite.tree_state() == ""  # the repository has no commit yet
     commit(tree)
     first = suite.tree_state()
     (tree / "cache").mkdir()
@@ -90,7 +90,7 @@ def test_every_change_is_another_state(tree: Path) -> None:
     assert len(set(states)) == len(states)
 
 
-def test_a_record_holds_as_long_as_nothing_changes(tree: Path) -> None:
+def test_a_record_is_valid_until_something_changes(tree: Path) -> None:
     commit(tree)
     assert suite.recorded() is None
     suite.RECORD.parent.mkdir()
@@ -101,14 +101,14 @@ def test_a_record_holds_as_long_as_nothing_changes(tree: Path) -> None:
     assert suite.recorded() is None
 
 
-def test_without_git_nothing_holds(tree: Path) -> None:
+def test_without_git_no_record_is_valid(tree: Path) -> None:
     shutil.rmtree(tree / ".git")
     suite.RECORD.parent.mkdir()
     suite.RECORD.write_text(json.dumps({"state": "", "outcomes": {"a.py::b": ["passed"]}}))
     assert suite.tree_state() == "" and suite.recorded() is None
 
 
-def test_a_run_is_recorded_whole(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_outcomes_of_a_run_are_recorded(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
     (tree / "part").mkdir()
@@ -135,7 +135,7 @@ def test_a_run_in_which_the_tree_changes_is_not_recorded(
     commit(tree)
     monkeypatch.setattr(suite, "run_tests", run)
     suite.RECORD.parent.mkdir()
-    suite.RECORD.write_text("an older one")
+    suite.RECORD.write_text("an older record")
     assert suite.main() == 0
     assert not suite.RECORD.exists()
 
@@ -160,13 +160,13 @@ def test_the_slowest_files_are_shown(tmp_path: Path) -> None:
     rows = "".join(f'<testcase classname="{name}" name="x" time="{s}"/>' for name, s in cases)
     report.write_text(f"<testsuite>{rows}</testsuite>", "utf-8")
     assert suite.slowest_files(report).splitlines() == [
-        "files of tests by time, 4 s in all:",
+        "test files by time, 4 s in total:",
         "    2.0 s  c",
         "    1.8 s  a.b",
     ]
 
 
-def test_one_in_n_cases_of_a_sampled_test_is_run_by_the_commit(tree: Path) -> None:
+def test_the_commit_selects_one_in_n_cases_of_a_sampled_test(tree: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
     (tree / "test_it.py").write_text(SAMPLED)
@@ -181,7 +181,7 @@ def test_one_in_n_cases_of_a_sampled_test_is_run_by_the_commit(tree: Path) -> No
     assert len(set.union(*chosen)) > 3
 
 
-def test_make_features_tries_a_sample_of_the_faults_that_changes_with_the_commit() -> None:
+def test_the_commit_selects_the_faults_that_make_features_tries() -> None:
     faults = read_faults()
     samples = [sample_of(faults, bytes([number])) for number in range(8)]
     assert {len(one) for one in samples} == {-(-len(faults) // SAMPLED_FAULTS)}

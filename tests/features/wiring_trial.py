@@ -1,8 +1,8 @@
 """Tries faults in the wiring: one line of a copy of the tree is changed, and a test must fail.
 
-The parent has imported the heavy libraries and nothing of the project. Each trial is a fork of it
-that works in a copy of the tree whose source folders come first on the path, also in the processes
-that a test starts. A trial that takes too long is ended by its id.
+The parent has imported the heavy libraries and nothing of the project. Each trial is a fork that
+works in a copy of the tree. The source folders of the copy come first on the path, also in
+processes that a test starts. A trial that takes too long is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from preloading import import_libraries
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("wiring_faults.toml")
 MAX_TRIALS = 2
-"""Trials that run at a time."""
+"""Number of trials that run at the same time."""
 LIMIT_S = 120.0
 POLL_S = 0.05
 TESTS_FAILED = 1
@@ -48,9 +48,9 @@ _SKIPPED = (
 class WiringFault:
     """One fault, in words and as a change of one file.
 
-    feature: id of the row that it belongs to. name: what is wrong, in words. path: a file of the
-    tree. right, wrong: a text that occurs once in it, and what takes its place. test: node id of
-    the linked test that must fail; one case of it may be named.
+    feature: id of its row. name: the fault in words. path: a file of the tree. right, wrong: a text
+    that occurs once in the file, and its replacement. test: node id of the linked test that must
+    fail; may name one case.
     """
 
     feature: str
@@ -61,14 +61,14 @@ class WiringFault:
     test: str
 
     def problem(self, root: Path = ROOT) -> str:
-        """Return why it can not be tried on this tree, or ""."""
+        """Return why the fault cannot be tried on this tree, or ""."""
         file = root / self.path
         count = file.read_text("utf-8").count(self.right) if file.is_file() else 0
         if count == 1:
             return ""
         return (
             f"the fault {self.name!r} cannot be tried: {self.right!r} occurs {count} times in "
-            f"{self.path}; name the line that does this now"
+            f"{self.path}; update `right` to the line that does this now"
         )
 
 
@@ -81,8 +81,8 @@ def read_faults(file: Path = FILE) -> tuple[WiringFault, ...]:
 def try_faults(faults: Iterable[WiringFault]) -> Iterator[tuple[WiringFault, str]]:
     """Yield each fault with the verdict of its test: "failed", "passed", "hung" or "broken".
 
-    broken: the test could not be run at all, so that it shows nothing. Faults come in the order in
-    which their trials end.
+    broken: the test could not run, so its outcome shows nothing. Faults come in the order in which
+    their trials end.
     """
     import_libraries()
     with tempfile.TemporaryDirectory(prefix="dovetail-faults-") as folder:
@@ -119,7 +119,7 @@ def source_folders(tree: Path) -> list[str]:
 
 
 def _copy_tree(tree: Path) -> None:
-    """Copy the tree with the byte code that goes with it; files are shared until one is changed."""
+    """Copy the tree with its byte code; files are hard links until they are changed."""
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_SKIPPED), copy_function=_link)
 
 
@@ -151,13 +151,13 @@ def _restore(fault: WiringFault, tree: Path) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Write a new file: the old one is shared with the tree."""
+    """Write a new file, because the old one is a hard link into the tree."""
     file.unlink()
     file.write_text(text, "utf-8")
 
 
 def _run_test(test: str, tree: Path) -> int:
-    """Be the child: run one test in `tree`, in silence; return pytest's exit code."""
+    """Run one test in `tree` without output, in the child; return pytest's exit code."""
     log = os.open(tree / "trial.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -172,12 +172,12 @@ def _run_test(test: str, tree: Path) -> int:
 
     arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", test]
     if "[" in test:
-        arguments += ["-m", ""]  # also a case that this commit does not sample
+        arguments += ["-m", ""]  # include cases that this commit does not sample
     return int(pytest.main(arguments))
 
 
 def _verdict(child: int, took_s: float) -> str:
-    """Return what became of a trial, or "" while it runs."""
+    """Return the verdict of a trial, or "" while it runs."""
     ended, status = os.waitpid(child, os.WNOHANG)
     if not ended:
         if took_s < LIMIT_S:
@@ -187,6 +187,6 @@ def _verdict(child: int, took_s: float) -> str:
         os.waitpid(child, 0)
         return "hung"
     with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # what the test has left behind
+        os.killpg(child, signal.SIGKILL)  # processes that the test has left
     code = os.waitstatus_to_exitcode(status)
     return {0: "passed", TESTS_FAILED: "failed"}.get(code, "broken")

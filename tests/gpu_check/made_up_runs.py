@@ -1,4 +1,4 @@
-"""Runs of the GPU check for tests: sections made up in a folder, and the command as it stands."""
+"""Runs of the GPU check for tests: with sections written to a folder, or the whole command."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def run_command(
     )
 
 
-def run_sections(folder: Path, sources: dict[str, str], **wishes: Any) -> tuple[int, Any, Path]:
-    """Run made-up sections after the machine's; return exit code, run and file of the result.
+def run_sections(folder: Path, sources: dict[str, str], **settings: Any) -> tuple[int, Any, Path]:
+    """Run sections from `sources` after `machine`; return the exit code, the run and its file.
 
-    wishes: of the check, or "deadline_s" of each section.
+    settings: settings of the check, or "deadline_s" of each section.
     """
-    deadline_s = wishes.pop("deadline_s", 30.0)
+    deadline_s = settings.pop("deadline_s", 30.0)
     code = folder / "made_up_sections"
     code.mkdir()
     specs = []
@@ -47,15 +47,15 @@ def run_sections(folder: Path, sources: dict[str, str], **wishes: Any) -> tuple[
         specs.append(
             SectionSpec(
                 name=name,
-                question="Is it well?",
+                question="Does it work?",
                 deadline_s=deadline_s,
                 module=f"made_up_{name}",
             )
         )
     result = folder / "result.json"
-    asked = {"device": "cpu", "small": True, "total_s": 60.0, **wishes}
+    defaults = {"device": "cpu", "small": True, "total_s": 60.0, **settings}
     check = Check(
-        Wishes(sections=tuple(specs), result=result, site=code, **asked), folder / "scratch"
+        Wishes(sections=tuple(specs), result=result, site=code, **defaults), folder / "scratch"
     )
     check.go()
     assert json.loads(result.read_text("utf-8")) == json.loads(json.dumps(check.run))

@@ -1,6 +1,6 @@
-"""Where there is no GPU: who asks for one is told why not and what would do; nothing is swapped.
+"""Without a GPU, a request for one is refused with the reason and the alternatives; no fallback.
 
-The quick version, in this process; `tests/wheels/test_device_wheels.py` installs wheels for it.
+The fast version, in this process; `tests/wheels/test_device_wheels.py` tests installed wheels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 DEVICES = [
     name for name in ("cuda", "xpu") if not getattr(getattr(torch, name), "is_available", bool)()
 ]
-pytestmark = pytest.mark.skipif(not DEVICES, reason="every device is here")
+pytestmark = pytest.mark.skipif(not DEVICES, reason="every device is present")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_the_platforms_stand_side_by_side_with_the_reason(name):
+def test_all_platforms_are_listed_with_the_reason(name):
     verdicts = {verdict.name: verdict for verdict in explain_choice("platform").verdicts}
     assert verdicts["cpu"].state == TAKEN
     assert verdicts[name].state == REFUSED
@@ -44,13 +44,13 @@ def test_the_platforms_stand_side_by_side_with_the_reason(name):
 def test_a_platform_that_is_requested_is_not_replaced(name, model):
     with pytest.raises(PluginError) as refusal:
         LLM(model, platform=name, skip_tokenizer_init=True)
-    told = str(refusal.value)
-    assert f"The platform {name!r} was requested, but it cannot be used here: " in told
-    assert "What can be used here: cpu." in told
+    message = str(refusal.value)
+    assert f"The platform {name!r} was requested, but it cannot be used here: " in message
+    assert "What can be used here: cpu." in message
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_devices_worker_is_refused_on_another_platform(name, model):
+def test_a_worker_is_refused_on_a_platform_of_another_device(name, model):
     with pytest.raises(PluginError, match=f"needs device.{name}, which this platform does not"):
         LLM(model, platform="cpu", worker_cls=name, skip_tokenizer_init=True)
     explanation = explain_choice("worker", platform="cpu", worker_cls=name)
@@ -66,9 +66,9 @@ def test_kernels_of_a_gpu_are_refused_on_the_cpu(kind, option, would_do, model):
     options = {"platform": "cpu", option: "triton", "skip_tokenizer_init": True}
     with pytest.raises(PluginError) as refusal:
         LLM(model, **options)
-    told = str(refusal.value)
-    assert "'triton' was requested" in told and "cuda, xpu" in told and "cpu" in told
-    assert would_do in told.partition("What can be used here: ")[2]
+    message = str(refusal.value)
+    assert "'triton' was requested" in message and "cuda, xpu" in message and "cpu" in message
+    assert would_do in message.partition("What can be used here: ")[2]
     explanation = explain_choice(kind, platform="cpu", **{option: "triton"})
     if kind == "ops":
         assert not explanation.chosen and "cuda, xpu" in explanation.error
@@ -83,8 +83,8 @@ def test_kernels_of_a_gpu_are_refused_on_the_cpu(kind, option, would_do, model):
         ({"features": frozenset({"cascade"})}, "cascade"),
     ],
 )
-def test_what_kernels_do_not_do_is_refused_with_the_reason(change, reason):
-    asked = {
+def test_unsupported_attention_requirements_are_refused_with_the_reason(change, reason):
+    supported = {
         "device_type": "cuda",
         "dtype": "bfloat16",
         "kv_cache_dtype": "bfloat16",
@@ -94,19 +94,19 @@ def test_what_kernels_do_not_do_is_refused_with_the_reason(change, reason):
         "block_size": 16,
     }
     backend = PluginRegistry().load("attention", "triton")
-    reasons = backend.capabilities.refusals(AttentionRequirements(**{**asked, **change}))
+    reasons = backend.capabilities.refusals(AttentionRequirements(**{**supported, **change}))
     assert any(reason in text for text in reasons), reasons
-    assert not backend.capabilities.refusals(AttentionRequirements(**asked))
-    assert attention_refusals(backend, AttentionRequirements(**{**asked, **change}))
+    assert not backend.capabilities.refusals(AttentionRequirements(**supported))
+    assert attention_refusals(backend, AttentionRequirements(**{**supported, **change}))
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "least_passed"),
     [("platform", "cuda", 2), ("worker", "cuda", 0), ("attention", "triton", 0)],
 )
-def test_the_kit_leaves_out_what_needs_the_device_and_gives_the_reason(kind, name, least_passed):
+def test_the_kit_skips_tests_that_need_the_device_with_the_reason(kind, name, least_passed):
     if "cuda" not in DEVICES:
-        pytest.skip("there is one")
+        pytest.skip("there is a GPU")
     registry = PluginRegistry()
     passed, reasons = 0, []
     with ExitStack() as stack:

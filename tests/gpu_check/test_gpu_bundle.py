@@ -1,4 +1,4 @@
-"""The bundle for a machine without a network: what is in it, at which versions, and how large."""
+"""The bundle for a machine without a network: its content, versions and size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu import bundle
 from architecture.sources import ROOT, members, project_of
 
 
-def test_every_member_travels_but_those_with_native_code_for_the_cpu():
+def test_the_bundle_has_every_member_without_native_cpu_code():
     every = {project_of(folder)["name"] for folder in members()}
     assert every - set(bundle.members()) == {
         "dovetail-attn-cpu",
@@ -20,7 +20,7 @@ def test_every_member_travels_but_those_with_native_code_for_the_cpu():
     }
 
 
-def test_what_members_need_travels_and_what_the_machine_has_does_not():
+def test_the_bundle_has_only_dependencies_that_the_machine_lacks():
     needed = bundle.needed(bundle.members(), "3.12")
     assert {"pydantic", "pydantic-core", "msgspec", "pyzmq", "cyclopts", "pytest"} <= set(needed)
     assert not bundle.PROVIDED & set(needed)
@@ -32,16 +32,16 @@ def test_what_members_need_travels_and_what_the_machine_has_does_not():
     assert len(pinned) >= 6 and all(pins[name] == version for name, version in pinned.items())
 
 
-def test_requirements_are_those_of_the_machine_not_of_this_one():
-    wishes = [
+def test_requirements_are_evaluated_for_the_target_python():
+    requirements = [
         "old; python_version < '3.12'",
         "new>=2; python_version >= '3.12'",
         "extra; extra == 'gpu'",
         "windows; sys_platform == 'win32'",
         "Plain_Name[more]>=1,<2",
     ]
-    assert list(bundle._names(wishes, "3.12")) == ["new", "plain-name"]
-    assert list(bundle._names(wishes, "3.11")) == ["old", "plain-name"]
+    assert list(bundle._names(requirements, "3.12")) == ["new", "plain-name"]
+    assert list(bundle._names(requirements, "3.11")) == ["old", "plain-name"]
 
 
 @pytest.mark.parametrize(("num_bytes", "code"), [(59_000_000, 0), (60_000_001, 1)])
@@ -53,5 +53,5 @@ def test_a_bundle_that_is_too_large_is_refused(num_bytes, code, tmp_path, monkey
     assert ("more than 60 MB" in capsys.readouterr().err) == bool(code)
 
 
-def test_the_folder_is_not_for_git():
+def test_git_ignores_the_bundle_folder():
     assert "/.gpu-bundle" in (ROOT / ".gitignore").read_text("utf-8").split()

@@ -1,4 +1,4 @@
-"""The check of a GPU: whatever becomes of a section, there is a result that says what happened."""
+"""The GPU check writes a result that describes what happened, also if a section fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FINE = "def run(task, report):\n    report.figure('answer', 42.0, unit='apples')
 RAISES = FINE + "    raise KeyError('lost')\n"
 HANGS = FINE + "    import time\n    time.sleep(60)\n"
 DIES = FINE + "    import os, sys\n    print('farewell', flush=True)\n    os._exit(7)\n"
-LACKING = FINE + "    import a_module_that_nobody_has\n"
+LACKING = FINE + "    import a_module_that_does_not_exist\n"
 WRONG = FINE + "    report.fail('it is off by one')\n    report.note('by the way')\n"
 NEEDY = "from gpu.report import NeedsDeviceError\n\n" + FINE
 NEEDY += "    raise NeedsDeviceError('torch has no detector')\n"
@@ -34,7 +34,7 @@ ORPHANS = FINE + (
 )
 
 
-def test_a_section_that_fails_costs_its_own_figures_and_no_others(tmp_path):
+def test_a_failing_section_loses_only_its_own_figures(tmp_path):
     sources = {
         "raises": RAISES,
         "dies": DIES,
@@ -57,14 +57,14 @@ def test_a_section_that_fails_costs_its_own_figures_and_no_others(tmp_path):
     assert code == 1
     assert "KeyError: 'lost'" in found["raises"]["why"]
     assert "exit code 7" in found["dies"]["why"] and "farewell" in found["dies"]["why"]
-    assert "a_module_that_nobody_has is not installed" in found["lacking"]["why"]
+    assert "a_module_that_does_not_exist is not installed" in found["lacking"]["why"]
     assert found["wrong"]["why"] == "it is off by one" and found["wrong"]["notes"] == ["by the way"]
-    # What was found before the end is there, whatever the end was.
+    # Figures from before the failure are kept.
     values = [[figure["value"] for figure in one["figures"]] for one in found.values()]
     assert values == [[], *[[42.0]] * 6]
 
 
-def test_a_section_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+def test_a_section_that_hangs_is_killed_with_its_child_processes(tmp_path):
     code, run, _ = run_sections(tmp_path, {"hangs": ORPHANS, "fine": FINE}, deadline_s=2.0)
     hung = run["sections"]["hangs"]
     assert (code, hung["state"], run["sections"]["fine"]["state"]) == (1, LATE, OK)
@@ -82,14 +82,14 @@ def _lives(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_when_the_time_is_over_the_rest_reports_it(tmp_path):
+def test_sections_after_the_total_deadline_report_it(tmp_path):
     code, run, _ = run_sections(tmp_path, {"hangs": HANGS, "fine": FINE}, total_s=3.5)
     states = {name: one["state"] for name, one in run["sections"].items()}
     assert (code, states["hangs"], states["fine"]) == (1, LATE, LATE)
     assert "3.5 s for everything were over" in run["sections"]["fine"]["why"]
 
 
-def test_without_a_device_everything_says_that_it_needs_one(tmp_path):
+def test_without_a_device_every_section_reports_that_it_needs_one(tmp_path):
     machine = "def run(task, report):\n    report.fact('device', {'type': ''})\n"
     code, run, _ = run_sections(tmp_path, {"fine": FINE, "machine": machine}, device="auto")
     assert (code, run["sections"]["fine"]["state"]) == (2, NO_DEVICE)
@@ -119,7 +119,7 @@ def test_the_whole_command_on_a_cpu_in_seconds(tmp_path):
 
 
 def _seconds_of_children() -> float:
-    """Return their time on processors: of the clock's, other processes may have a part."""
+    """Return the CPU time of child processes; wall-clock time would include other processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -129,7 +129,7 @@ def _names(run: dict, name: str) -> set[str]:
 
 
 @pytest.mark.skipif(bool(os.environ.get("CUDA_VISIBLE_DEVICES")), reason="there may be a device")
-def test_a_device_that_is_not_there_is_no_result(tmp_path):
+def test_an_absent_device_gives_no_result(tmp_path):
     import torch
 
     if torch.cuda.is_available():
@@ -142,21 +142,21 @@ def test_a_device_that_is_not_there_is_no_result(tmp_path):
     assert run["sections"]["probes"]["state"] == NO_DEVICE
 
 
-def test_a_bundle_is_installed_without_an_index_and_goes_first(tmp_path):
+def test_a_bundle_is_installed_without_an_index_and_takes_precedence(tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     _write_index(bundle)
-    # It stands in for a module that the section needs, which shows whose is found first.
-    _write_wheel(bundle, "statistics", "raise RuntimeError('the bundle goes first')\n")
+    # Replaces a module that the section needs, to show which one is found first.
+    _write_wheel(bundle, "statistics", "raise RuntimeError('the bundle takes precedence')\n")
     result = tmp_path / "result.json"
     options = ("--device", "cpu", "--small", "--sections", "probes", "--json", result)
     done = run_command(*options, bundle=bundle)
     probes = json.loads(result.read_text("utf-8"))["sections"]["probes"]
-    assert probes["state"] == BROKEN and "the bundle goes first" in probes["why"], done.stderr
+    assert probes["state"] == BROKEN and "the bundle takes precedence" in probes["why"], done.stderr
     assert "the bundle is of commit abc, this checkout of" in done.stderr
 
 
-def test_a_bundle_for_another_python_is_left_aside(tmp_path):
+def test_a_bundle_for_another_python_is_ignored(tmp_path):
     _write_index(tmp_path, python="3.7")
     _write_wheel(tmp_path, "statistics", "raise RuntimeError('the bundle was taken')\n")
     options = ("--device", "cpu", "--small", "--sections", "machine")
@@ -174,8 +174,8 @@ def test_a_bundle_that_cannot_be_installed_is_reported(tmp_path):
 
 def _write_index(folder: Path, python: str = "") -> None:
     here = ".".join(map(str, sys.version_info[:2]))
-    told = {"commit": "abc", "python": python or here, "files": {}}
-    (folder / "bundle.json").write_text(json.dumps(told))
+    manifest = {"commit": "abc", "python": python or here, "files": {}}
+    (folder / "bundle.json").write_text(json.dumps(manifest))
 
 
 def _write_wheel(folder: Path, module: str, source: str) -> None:
@@ -191,13 +191,13 @@ def _write_wheel(folder: Path, module: str, source: str) -> None:
             wheel.writestr(name, text)
 
 
-def test_deadlines_are_within_the_whole():
+def test_section_deadlines_fit_the_total():
     assert sum(one.deadline_s for one in SECTIONS) <= TOTAL_S
     assert SECTIONS[0].name == "machine" and SECTIONS[0].on_cpu
     assert len({one.name for one in SECTIONS}) == len(SECTIONS)
 
 
-def test_a_figure_short_of_its_aim_is_missed_and_shown(tmp_path):
+def test_a_figure_that_misses_its_target_is_shown(tmp_path):
     def run(**values):
         figures = [
             {"name": name, "value": value, "unit": "", "note": ""} for name, value in values.items()
@@ -227,10 +227,10 @@ def test_a_figure_short_of_its_aim_is_missed_and_shown(tmp_path):
     assert section("small_model").figures
 
 
-def test_sections_go_the_way_of_a_device_on_a_stand_in_for_one(tmp_path):
+def test_sections_run_the_device_path_on_a_fake_device(tmp_path):
     result = tmp_path / "result.json"
-    asked = ("--sections", "memory", "small_model", "--json", result)
-    done = run_command("--device", "fake", "--small", *asked, timeout=280)
+    options = ("--sections", "memory", "small_model", "--json", result)
+    done = run_command("--device", "fake", "--small", *options, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(result.read_text("utf-8"))
     assert {"device_mib", "host_mib"} == _names(run, "memory")

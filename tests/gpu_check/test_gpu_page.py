@@ -1,4 +1,4 @@
-"""The page about GPUs, the manifests and the list of plugins say what ran on a device: no more."""
+"""The GPU page, the manifests and the plugin list state exactly what ran on a device."""
 
 from __future__ import annotations
 
@@ -69,25 +69,27 @@ RUN = {
 HERE = "A chip, 2026-11-30, commit 0123456789"
 
 
-def test_the_page_is_what_the_last_runs_say():
+def test_the_page_agrees_with_the_last_runs():
     assert outdated(read_runs()) == [], ADVICE
 
 
-def test_manifests_say_what_the_last_runs_say():
+def test_manifests_agree_with_the_last_runs():
     runs = read_runs()
     for path in manifests():
         text = path.read_text("utf-8")
         assert with_verified(text, runs) == text, f"{path}: {ADVICE}"
 
 
-def test_the_list_of_plugins_says_it_and_only_of_those_that_need_a_device():
+def test_the_plugin_list_shows_verification_only_of_device_plugins():
     runs, registry = read_runs(), PluginRegistry()
     for member in members():
         groups = project_of(member).get("entry-points", {})
         offered = {group.removeprefix(GROUP_PREFIX): names for group, names in groups.items()}
         for plugin in (f"{kind}:{name}" for kind in KINDS for name in offered.get(kind, ())):
-            asked = plugin in DEVICE_PLUGINS
-            assert _verified(registry, plugin) == (verified_text(runs, plugin) if asked else "")
+            needs_device = plugin in DEVICE_PLUGINS
+            assert _verified(registry, plugin) == (
+                verified_text(runs, plugin) if needs_device else ""
+            )
 
 
 def _verified(registry: PluginRegistry, plugin: str) -> str:
@@ -105,7 +107,7 @@ def test_every_device_plugin_is_installed():
     assert set(DEVICE_PLUGINS) <= found
 
 
-def test_what_never_ran_reports_it():
+def test_a_section_that_never_ran_is_shown_as_such():
     block = page_block(None)
     assert block.count("never run") == len(SECTIONS) + sum(len(one.figures) for one in SECTIONS)
     assert plugins_block({}).count(UNVERIFIED) == len(DEVICE_PLUGINS)
@@ -119,7 +121,7 @@ def test_what_never_ran_reports_it():
     assert "| | `ops:triton` | | 30 passed, 1 failed |" in partly
 
 
-def test_a_plugin_is_verified_where_its_suite_passed():
+def test_a_plugin_is_verified_on_devices_where_its_suite_passed():
     runs = {"cuda": RUN}
     assert verified_text(runs, "attention:triton") == HERE
     assert verified_text(runs, "ops:triton") == f"fails on {HERE}"
@@ -131,7 +133,7 @@ def test_a_plugin_is_verified_where_its_suite_passed():
     assert verified_text({"cuda": {**RUN, "small": True}}, "attention:triton") == UNVERIFIED
 
 
-def test_a_manifest_is_renewed_and_nothing_else_in_it_changes():
+def test_an_update_changes_only_verified_in_a_manifest():
     text = (
         '# A comment.\n\n[[plugin]]\nkind = "attention"\nname = "triton"\nrank = 3\n\n'
         '[[plugin]]\nkind = "policy"\nname = "triton"\n\n'
@@ -150,22 +152,22 @@ def test_a_manifest_is_renewed_and_nothing_else_in_it_changes():
 @pytest.mark.parametrize(
     "change", [{"small": True}, {"device": {"type": "cpu"}}, {"device": {"type": ""}}]
 )
-def test_a_run_that_proves_nothing_is_not_kept(change):
+def test_a_run_without_results_is_not_kept(change):
     before = RESULTS.read_text("utf-8")
     with pytest.raises(ValueError, match="cannot be recorded"):
         keep_run({**RUN, **change})
     assert RESULTS.read_text("utf-8") == before
 
 
-def test_a_run_is_kept_by_its_device(tmp_path, monkeypatch):
+def test_runs_are_kept_by_device(tmp_path, monkeypatch):
     copy = tmp_path / "gpu.json"
     copy.write_text('{"format": 1, "runs": {}}')
     monkeypatch.setattr("docs.gpu_page.RESULTS", copy)
     keep_run(RUN)
     keep_run({**RUN, "seconds": 470.0})
     assert json.loads(copy.read_text("utf-8"))["runs"]["cuda"]["seconds"] == 470.0
-    told = blocks(read_runs())
-    assert "A chip; 2026-11-30" in told["runs"] and "### A chip" in told["figures"]
+    shown = blocks(read_runs())
+    assert "A chip; 2026-11-30" in shown["runs"] and "### A chip" in shown["figures"]
 
 
 def test_the_page_names_every_section():

@@ -1,4 +1,4 @@
-"""Pieces of the check's sections: what they count, and how they take suites apart."""
+"""Parts of the GPU check's sections: counts and splitting of suites, reports, shapes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ops:torch: 3 passed, 0 failed, 0 error, 0 skipped
 """
 
 
-def test_the_kits_counts_are_read():
+def test_counts_of_the_kit_are_parsed():
     counts = {"passed": 150, "failed": 1, "error": 0, "skipped": 7}
     assert read_counts("attention:torch", SAID) == counts
     assert read_counts("attention:triton", SAID) == {}
 
 
-def test_the_parts_of_a_suite_are_all_of_it_and_apart():
+def test_the_parts_of_a_suite_are_complete_and_disjoint():
     cls = PluginRegistry().load("attention", "torch")
     names = [case.name for case in attention_cases(cls, torch.device("cpu"))]
     words = ("float32", "bfloat16", "float16")
@@ -42,7 +42,7 @@ def test_the_parts_of_a_suite_are_all_of_it_and_apart():
     assert len(names) > 100
 
 
-def test_a_report_is_on_disk_after_every_word(tmp_path):
+def test_a_report_is_written_after_every_entry(tmp_path):
     file = tmp_path / "report.json"
     assert read_report(file)["figures"] == []
     report = Report(file=file)
@@ -51,18 +51,18 @@ def test_a_report_is_on_disk_after_every_word(tmp_path):
     report.fail("wrong")
     report.plugin("ops:x", {"passed": 3})
     report.fact("seen", [1])
-    told = read_report(file)
-    assert told["wrong"] == ["wrong"] and told["plugins"] == {"ops:x": {"passed": 3}}
-    assert told["facts"] == {"seen": [1]}
+    result = read_report(file)
+    assert result["wrong"] == ["wrong"] and result["plugins"] == {"ops:x": {"passed": 3}}
+    assert result["facts"] == {"seen": [1]}
 
 
-def test_agreements_are_reported_by_the_worst_of_them(tmp_path):
+def test_the_worst_agreement_is_reported(tmp_path):
     good = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")
     report_agreement([Agreement(**good), Agreement(**bad)], report)
-    told = {figure["name"]: figure["value"] for figure in report.figures}
-    assert told == {
+    result = {figure["name"]: figure["value"] for figure in report.figures}
+    assert result == {
         "max_error": 1e-3,
         "qualify": pytest.approx(90.0),
         "equal": pytest.approx(100 * 187 / 189),
@@ -75,7 +75,7 @@ def test_a_shape_is_a_model_directory(name, tmp_path):
     assert model.architecture == "Qwen3ForCausalLM"
 
 
-def test_the_shapes_have_as_many_parameters_as_their_names_say():
+def test_shapes_have_the_parameter_counts_of_their_names():
     for name, billions in (("qwen3-0.6b", 0.6), ("qwen3-8b", 8.2)):
         one = SHAPES[name]
         hidden, heads, kv_heads = (
@@ -88,7 +88,7 @@ def test_the_shapes_have_as_many_parameters_as_their_names_say():
 
 
 class Detector:
-    """Stands for a device module of torch whose detector is on or off."""
+    """Replaces a device module of torch, with a synchronization detector that is on or off."""
 
     mode = "default"
 
@@ -97,7 +97,7 @@ class Detector:
 
 
 class WaitingWorker:
-    """Waits in every step, once in its first half and once in its second."""
+    """Waits for the device in every step, once in each half."""
 
     detector = Detector()
 
@@ -120,7 +120,7 @@ class WaitingWorker:
 
 
 @pytest.mark.filterwarnings("ignore:something else")
-def test_places_where_a_step_waits_are_counted_after_the_warm_up():
+def test_synchronizations_of_a_step_are_counted_after_the_warm_up():
     worker = watched_worker(WaitingWorker, WaitingWorker.detector)(None)
     for _ in range(_WARM_STEPS + 3):
         worker.execute_model("plan")

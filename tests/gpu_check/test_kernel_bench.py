@@ -1,4 +1,4 @@
-"""A benchmark script that takes too long: what it has measured by then is kept."""
+"""A benchmark script that exceeds its time limit keeps the figures measured before."""
 
 from gpu import kernel_bench
 from gpu.catalogue import SectionSpec
@@ -12,19 +12,19 @@ time.sleep(60)
 """
 
 
-def test_a_script_that_is_ended_keeps_what_it_measured(tmp_path, monkeypatch):
+def test_a_killed_script_keeps_its_measurements(tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text(SLOW)
     monkeypatch.setattr(kernel_bench, "HERE", tmp_path)
-    asked = []
+    requested = []
 
     def section(name):
-        asked.append(name)
+        requested.append(name)
         return SectionSpec(name=name, question="", deadline_s=kernel_bench._MARGIN_S + 1.0)
 
     monkeypatch.setattr(kernel_bench, "section", section)
     report = Report(file=tmp_path / "report.json")
     task = Task(device="cuda", small=True, folder=tmp_path, seed=1)
     kernel_bench.run_script("slow", task, report)
-    assert asked == ["slow_kernels"]
+    assert requested == ["slow_kernels"]
     assert [(one["name"], one["value"]) for one in report.figures] == [("first", 2.5)]
     assert report.wrong[0].startswith("slow.py was not done within 1 s")

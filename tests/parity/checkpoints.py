@@ -1,8 +1,8 @@
 """Small checkpoints with random weights, one for each trait of an architecture, and their oracle.
 
-Weights are wide, not of a trained model's size: logits have a standard deviation near
-`LOGIT_STD`, so that few top-two gaps are within numerical noise, and attention is far from
-uniform, so that a wrong mask, angle or cache slot shows. Knows transformers; knows no engine.
+Weights are larger than in a trained model: logits have a standard deviation near `LOGIT_STD`, so
+that few top-two gaps are within numerical noise, and attention is far from uniform, so that a wrong
+mask, angle or cache slot changes the result. Depends on transformers, not on the engine.
 
 Legend: T tokens of a sequence, V vocabulary.
 """
@@ -21,7 +21,7 @@ import transformers
 VOCAB_SIZE = 257
 LOGIT_STD = 2.0
 MAX_LEN = 664
-"""Longest sequence: a prompt of 600 tokens and 64 more."""
+"""Longest sequence: a prompt of 600 tokens and 64 generated tokens."""
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -84,14 +84,15 @@ CHECKPOINTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {**_UPPER_WINDOW, "attention_bias": True, "head_dim": 10, "num_key_value_heads": 4},
     ),
 }
-"""Name to transformers' prefix of the architecture and what differs from the common shape."""
+"""Maps a name to the architecture prefix of transformers and the differences from the common shape.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A saved checkpoint and transformers' model of it, float32, eager attention.
+    """A saved checkpoint and its transformers model, float32, eager attention.
 
-    folder: what the engine is given.
+    folder: the model directory for the engine.
     """
 
     name: str
@@ -101,7 +102,7 @@ class Checkpoint:
 
     @property
     def windows(self) -> list[int]:
-        """The sliding window of each layer, 0 for none, as transformers understands the config."""
+        """The sliding window of each layer, 0 for none, as transformers reads the config."""
         config = self.oracle.config
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None) or 0
@@ -113,7 +114,7 @@ class Checkpoint:
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of the sequence, [T, V], computed alone, unpadded.
 
-        Remembered: the same sequence comes back from every run that gets the tokens right.
+        Cached: every run with the right tokens gives the same sequence.
         """
         key = tuple(token_ids)
         if key not in self._known:
@@ -127,7 +128,7 @@ def make_checkpoint(
     seed: int,
     kinds: Mapping[str, tuple[str, Mapping[str, Any]]] = CHECKPOINTS,
 ) -> Checkpoint:
-    """Make and save the checkpoint `name` of `kinds`; the weights depend on name and seed."""
+    """Create and save the checkpoint `name` of `kinds`; the weights depend on name and seed."""
     prefix, changes = kinds[name]
     config_cls = getattr(transformers, f"{prefix}Config")
     config = config_cls(**{**_SHAPE, **changes}, attn_implementation="eager")
@@ -139,10 +140,10 @@ def make_checkpoint(
 
 @torch.no_grad()
 def _fill(model: torch.nn.Module, generator: torch.Generator) -> None:
-    """Fill all weights, so that every part of the model counts.
+    """Fill all weights so that every part of the model affects the logits.
 
-    Linear layers keep the variance, norms are about 1 and biases large. The last norm's signs are
-    random: with positive ones a tied model says its input again and again.
+    Linear layers keep the variance, norms are about 1 and biases are large. The signs of the last
+    norm are random: with positive signs a tied model repeats its input.
     """
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

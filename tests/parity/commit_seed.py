@@ -1,7 +1,4 @@
-"""The seed of the parity tests: taken from the commit, so that nobody can have searched for it.
-
-Knows git and the versions of packages; what is done with the seed is not its business.
-"""
+"""The seed of the parity tests. It follows from the commit, so that nobody can select a seed."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ PACKAGES = ("dovetail-core", "torch", "transformers")
 
 @cache
 def commit_seed() -> tuple[int, str]:
-    """Return a 32-bit seed and where it comes from.
+    """Return a 32-bit seed and its source.
 
     The first 8 hexadecimal digits of the commit that is checked out; outside of a git checkout, of
     the SHA-256 of the versions of `PACKAGES`.
     """
-    asked = ["git", "rev-parse", "--verify", "HEAD"]
+    command = ["git", "rev-parse", "--verify", "HEAD"]
     try:
         answer = subprocess.run(
-            asked, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
         )
         commit = answer.stdout.strip() if answer.returncode == 0 else ""
     except (OSError, subprocess.TimeoutExpired):

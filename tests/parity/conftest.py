@@ -1,4 +1,4 @@
-"""Prints what the parity tests counted, at the end of the run, whatever is captured."""
+"""Prints the counts of the parity tests at the end of the run, even if output is captured."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The margin rule of DESIGN, section 9: when two computations of the same sequence agree.
+"""The margin rule, which decides whether two computations of the same sequence agree.
 
 Teacher-forced logits within `TOLERANCE` at every position; tokens equal wherever the reference's
 top-two gap exceeds ten times that; at least `MIN_SHARE` of the positions have such a gap.
-Knows sequences, logits and tokens; where they come from it does not ask.
+Depends only on sequences, logits and tokens, not on their source.
 
 Legend: N tokens of a run, T of a sequence, V vocabulary.
 """
@@ -22,15 +22,15 @@ MARGIN = 10 * TOLERANCE
 MIN_SHARE = 0.95
 
 Oracle = Callable[[Sequence[int]], torch.Tensor]
-"""From token ids to the reference's logits after each of them, [T, V]."""
+"""Maps token ids to the reference logits after each of them, [T, V]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequenced:
-    """What became of a request: all its tokens, and how many of them where.
+    """The tokens of a finished request, with counts of its parts.
 
-    num_cached: prompt tokens found in the prefix cache, which were not computed.
-    greedy: whether each generated token was to be the best one.
+    num_cached: prompt tokens from the prefix cache, which were not computed. greedy: whether each
+    generated token must be the most likely one.
     """
 
     token_ids: tuple[int, ...]
@@ -43,12 +43,13 @@ class Sequenced:
 class Agreement:
     """Counts over all requests of a run.
 
-    positions: logit vectors compared, one for each computation: what was recomputed counts again.
-    missing: positions that were to be computed and were not.
+    positions: compared logit vectors, one for each computation: a recomputed position counts again.
+    missing: positions that should have been computed and were not.
     max_error: largest difference of a logit. qualifying: positions whose gap exceeds the margin;
-    qualifying_equal: those of them where both have the same best token.
-    tokens: generated ones of greedy requests; tokens_qualifying, tokens_equal: those after a
-    qualifying position, and those of these that are the reference's best token.
+    qualifying_equal: qualifying positions where both have the same most likely token.
+    tokens: generated tokens of greedy requests. tokens_qualifying: those after a qualifying
+    position. tokens_equal: those of tokens_qualifying that are the most likely token of the
+    reference.
     """
 
     positions: int = 0
@@ -74,7 +75,7 @@ class Agreement:
 def measure(
     requests: Mapping[str, Sequenced], recorded: Iterable[RecordedRun], oracle: Oracle
 ) -> Agreement:
-    """Hold every recorded run, and every greedy token, against the reference."""
+    """Compare every recorded run and every greedy token with the reference."""
     agreement = Agreement()
     computed = {name: [False] * len(r.token_ids) for name, r in requests.items()}
     for run in recorded:
@@ -84,7 +85,7 @@ def measure(
         computed[name][run.start : end] = [True] * len(run.logits)
         _compare_logits(agreement, run.logits, oracle(request.token_ids)[run.start : end])
     for name, request in requests.items():
-        # The last token is never brought forward: nothing follows it.
+        # The last token is never computed: no token follows it.
         agreement.missing += computed[name][request.num_cached : -1].count(False)
         if request.greedy:
             _compare_tokens(agreement, request, oracle(request.token_ids))
@@ -95,7 +96,7 @@ def _compare_logits(
     agreement: Agreement, ours_NV: torch.Tensor, reference_NV: torch.Tensor
 ) -> None:
     agreement.positions += len(ours_NV)
-    # amax keeps a NaN, and a NaN is no agreement.
+    # amax keeps NaN, and NaN counts as a difference.
     error = (ours_NV - reference_NV).abs().amax().item()
     agreement.max_error = max(agreement.max_error, error if error == error else float("inf"))
     best_N, clear_N = _best(reference_NV)
@@ -112,6 +113,6 @@ def _compare_tokens(agreement: Agreement, request: Sequenced, reference_TV: torc
 
 
 def _best(reference_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best token of each position, and whether it is ahead by more than the margin."""
+    """Return the most likely token of each position, and whether its lead exceeds the margin."""
     top_N2 = reference_NV.topk(2)
     return top_N2.indices[:, 0], top_N2.values[:, 0] - top_N2.values[:, 1] > MARGIN

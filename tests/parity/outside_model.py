@@ -1,6 +1,6 @@
-"""A model that somebody else wrote, from layers alone: attention and a head, no MLP.
+"""A third-party model made only of layers: attention and a head, no MLP.
 
-It says that ranks can share it and does nothing else for that.
+It declares that ranks can share it and does nothing else for tensor parallelism.
 Legend: T tokens, S sampled positions, D hidden size, V vocabulary.
 """
 

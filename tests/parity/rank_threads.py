@@ -1,7 +1,7 @@
-"""An executor whose workers are threads of this process, one a rank, with one group between them.
+"""An executor whose workers are threads of this process, one per rank, in one process group.
 
-For tests that look into every rank. What several processes add, the tests of the executor
-`multiproc` show. Native kernels have one team a process: such ranks use torch's own.
+For tests that inspect every rank. The tests of the executor `multiproc` cover separate processes.
+Native kernels have one thread team per process, so these ranks use torch operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
 
 TORCH_PARTS = {"linear_method": "torch", "ops": "torch", "attention_backend": "torch"}
-"""Engine options for ranks that are threads."""
+"""Engine options for ranks as threads."""
 
 
 class RankThreads(Executor):
@@ -80,7 +80,7 @@ class RankThreads(Executor):
         return self._begin("execute_model", plan)[0]
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Sample on all ranks and hold what they sampled against rank 0's."""
+        """Sample on all ranks and compare the tokens with those of rank 0."""
         outputs = [future.result() for future in self._begin("sample_tokens", grammar)]
         assert all(output.token_ids == outputs[0].token_ids for output in outputs), outputs
         done: Future[ModelRunnerOutput] = Future()
@@ -88,7 +88,7 @@ class RankThreads(Executor):
         return done
 
     def check_health(self) -> None:
-        """Do nothing: threads do not go away."""
+        """Do nothing: threads do not exit on their own."""
 
     def shutdown(self) -> None:
         """End the workers."""

@@ -1,7 +1,7 @@
-"""Workers that remember the logits after every token that they compute, whatever the plan was.
+"""Workers that record the logits after every token that they compute, for any plan.
 
-`Recording` is put before the worker of any torch device: it sees plans and the model, and changes
-nothing. Depends on no device; on one that runs ahead of the host it waits after every step.
+`Recording` is a mixin for the worker of any torch device: it reads plans and the model and changes
+nothing. It works on every device; on an asynchronous device it waits after every step.
 Legend: T tokens of the step, N tokens of a run, S sampled positions, D hidden size, V vocabulary.
 """
 
@@ -27,7 +27,7 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Unnarrowed:
-    """An attention context by which a model continues with all tokens."""
+    """An attention context with which a model continues with all tokens."""
 
     attention: AttentionContext
 
@@ -39,7 +39,7 @@ class Unnarrowed:
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Attend as ever."""
+        """Attend as the wrapped context does."""
         return self.attention.attend(index, q_THD, k_TKD, v_TKD, rotary_args)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
@@ -48,10 +48,10 @@ class Unnarrowed:
 
 
 class Recording(TorchWorker):
-    """A worker with a memory of logits, in float32, on the host.
+    """A worker that records logits in float32 on the host.
 
-    Where a step sampled, the remembered logits are those that the sampler was given; elsewhere they
-    are the model's head over the hidden states that the step computed.
+    At sampled positions it records the logits that the sampler received; at other positions it
+    applies the model's head to the hidden states of the step.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -60,7 +60,7 @@ class Recording(TorchWorker):
         self._request_ids: dict[int, str] = {}
 
     def load_model(self) -> None:
-        """Load the model and listen to it."""
+        """Load the model and hook into its calls."""
         super().load_model()
         model = self._model
         forward, self._head = model.forward, model.compute_logits
@@ -70,20 +70,22 @@ class Recording(TorchWorker):
         ) -> torch.Tensor:
             hidden = forward(input_ids_T, positions_T, attention)
             self._hidden_TD, self._logits_SV = hidden, None
-            if len(hidden) != len(input_ids_T):  # keys and values go where they went before
+            if len(hidden) != len(input_ids_T):  # keys and values are written as before
                 self._hidden_TD = forward(input_ids_T, positions_T, Unnarrowed(attention))
             return hidden
 
         def listen_to_head(hidden_SD: torch.Tensor) -> torch.Tensor:
             logits_SV = self._head(hidden_SD)
-            if self._logits_SV is None:  # the sampler's come first; it may write to its own
+            if (
+                self._logits_SV is None
+            ):  # logits for the sampler come first; the sampler may write to them
                 self._logits_SV = logits_SV.clone()
             return logits_SV
 
         model.forward, model.compute_logits = listen_to_forward, listen_to_head
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute the plan and remember the logits of its runs."""
+        """Execute the plan and record the logits of its runs."""
         for request in plan.joins:
             self._request_ids[request.row] = request.request_id
         super().execute_model(plan)
@@ -91,7 +93,7 @@ class Recording(TorchWorker):
             self._remember(plan)
 
     def take_recorded(self) -> list[RecordedRun]:
-        """Return what was remembered since the last call."""
+        """Return the runs recorded since the last call."""
         taken, self._recorded = self._recorded, []
         return taken
 

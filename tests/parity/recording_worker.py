@@ -1,4 +1,4 @@
-"""The CPU's worker with a memory of logits: a third party's worker, chosen by `worker_cls`."""
+"""The CPU worker with recorded logits, as a third-party worker selected by `worker_cls`."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from parity.recording import Recording
 
 
 class RecordingWorker(Recording, CPUWorker):
-    """The CPU worker that remembers."""
+    """The CPU worker that records logits."""

@@ -1,7 +1,7 @@
 """The whole engine against transformers: logits at every position, tokens by the margin rule.
 
-Each case is a checkpoint, a step's token budget and a situation. `make test` runs a part in which
-every checkpoint meets every situation and every budget meets both; `make soak` runs all of them.
+Each case is a checkpoint, a step's token budget and a situation. `make test` runs every checkpoint
+with every situation at one budget each; `make soak` runs all combinations.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ MAX_PROMPT_LEN = max(PROMPT_LENS)
 BUDGETS = (64, 256, 2048)
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
-"""Greedy texts of random models soon go in circles; sampled ones do not."""
+"""Greedy texts of random models soon repeat themselves; sampled texts do not."""
 
 Prompts = list[list[int]]
 BLOCK_SIZE = 16
 SPARE_BLOCKS = 4
-"""What a small cache has beyond the needs of the longest request; all together need five times."""
+"""Blocks of a small cache beyond the longest request; all requests together need five times that.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a run is to go through. hits_prefixes: what has to happen for it to count.
+    """The conditions of a run.
 
-    room: the cache holds so many of the longest requests and little more, so that the run has to
-        preempt; 0: room for all.
+    hits_prefixes: the run must hit the prefix cache. room: number of the longest requests that fit
+    the cache, so that the run has to preempt; 0: all requests fit.
     """
 
     name: str
@@ -79,7 +80,7 @@ SITUATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What a run left behind."""
+    """The results of a run."""
 
     requests: dict[str, Sequenced]
     recorded: list[RecordedRun]
@@ -91,15 +92,15 @@ def random_tokens(source: random.Random, count: int) -> list[int]:
 
 
 def make_prompts() -> Prompts:
-    """Return two prompts of each length: the first half is answered greedily."""
+    """Return two prompts of each length; the first half is for greedy requests."""
     source = random.Random(commit_seed()[0])
     return [random_tokens(source, length) for length in PROMPT_LENS * 2]
 
 
 def follow_ups(prompts: Prompts, answered: list[Sequenced]) -> Prompts:
-    """Return prompts that share prefixes with what was computed.
+    """Return prompts that share prefixes with computed sequences.
 
-    By turns the same again, the first half with another end, and the next turn of a conversation.
+    In turn: the same prompt, its first half with another end, and the next turn of a conversation.
     """
     source = random.Random(commit_seed()[0] + 1)
     found = []
@@ -123,9 +124,9 @@ def answer(llm: LLM, prompts: Prompts) -> dict[str, Sequenced]:
             token_ids=(*prompt, *output.outputs[0].token_ids),
             num_prompt=len(prompt),
             num_cached=output.num_cached_tokens,
-            greedy=asked is GREEDY,
+            greedy=request_params is GREEDY,
         )
-        for prompt, asked, output in zip(prompts, params, outputs, strict=True)
+        for prompt, request_params, output in zip(prompts, params, outputs, strict=True)
     }
 
 
@@ -137,10 +138,10 @@ def start(checkpoint: Checkpoint, budget: int, situation: Situation, worker_cls:
         "max_model_len": MAX_LEN,
         "max_num_seqs": 16,
         "max_num_batched_tokens": budget,
-        # Two threads on a machine that others use, too, take ten times as long for such matrices.
+        # On a shared machine, two threads take ten times as long for such small matrices.
         "num_threads": 1,
         "worker_cls": worker_cls,
-        # Enough for all, and far less than a share of the machine's memory.
+        # Enough for all requests, and far less than the default share of the memory.
         "block_size": BLOCK_SIZE,
         "num_gpu_blocks_override": 2000,
     }
@@ -151,7 +152,7 @@ def start(checkpoint: Checkpoint, budget: int, situation: Situation, worker_cls:
 
 
 def longest_request(checkpoint: Checkpoint, budget: int) -> int:
-    """Return how many blocks the longest request needs, with a step of `budget` tokens."""
+    """Return the number of blocks of the longest request, with steps of `budget` tokens."""
     specs = {
         str(layer): FullAttentionSpec(
             block_size=BLOCK_SIZE,
@@ -194,13 +195,13 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """The checkpoint named by the parameter; made once, since cases come sorted by it."""
+    """The checkpoint of the parameter; created once, because cases are sorted by checkpoint."""
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     return make_checkpoint(request.param, folder, commit_seed()[0])
 
 
 def cases() -> Iterator[Any]:
-    """Yield every case; all but one budget for each checkpoint and situation are slow."""
+    """Yield every case; except for one budget per checkpoint and situation, cases are slow."""
     for i, name in enumerate(CHECKPOINTS):
         for j, situation in enumerate(SITUATIONS):
             for k, budget in enumerate(BUDGETS):
@@ -224,7 +225,8 @@ def test_engine_agrees_with_transformers(
         len(request.token_ids) == request.num_prompt + NUM_NEW_TOKENS
         for request in ran.requests.values()
     )
-    # Windows alone hold so little after the prompt that room for a prompt or two is enough for all.
+    # Sliding windows need so few blocks after the prompt that one or two prompts of space are
+    # enough.
     if not all(checkpoint.windows) or (budget < MAX_LEN and situation.room <= 1):
         assert bool(ran.stats.num_preemptions) == bool(situation.room), ran.stats
     assert situation.hits_prefixes == any(r.num_cached for r in ran.requests.values())
@@ -254,7 +256,7 @@ def table_row(
 
 
 class MixingWorker(RecordingWorker):
-    """Gives every request one block in the place of all that it got in a step."""
+    """Replaces all blocks that a request gets in a step by one block."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Execute the plan with wrong blocks."""
@@ -283,7 +285,7 @@ def test_wrong_blocks_are_found(checkpoint: Checkpoint) -> None:
     ],
     indirect=["checkpoint"],
 )
-def test_slightly_wrong_model_is_found(checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
+def test_a_slightly_wrong_model_is_found(checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
     situation = Situation(name="wrong", options={**NO_PREFIX_CACHE, "hf_overrides": overrides})
     ran = run_engine(checkpoint, 256, situation)
     agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
@@ -291,7 +293,7 @@ def test_slightly_wrong_model_is_found(checkpoint: Checkpoint, overrides: dict[s
 
 
 @pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[-1:], indirect=True)
-def test_reported_logprobs_are_those_of_transformers(checkpoint: Checkpoint) -> None:
+def test_logprobs_equal_those_of_transformers(checkpoint: Checkpoint) -> None:
     prompts, params = make_prompts(), replace(GREEDY, logprobs=0, prompt_logprobs=0)
     with start(checkpoint, 64, SITUATIONS[0], RecordingWorker) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)

@@ -1,4 +1,4 @@
-"""The margin rule finds each way in which two computations can differ, and lets rounding pass."""
+"""The margin rule finds every kind of difference and accepts rounding errors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def reference() -> torch.Tensor:
 
 @pytest.fixture
 def token_ids(reference_TV: torch.Tensor) -> list[int]:
-    """A prompt, then the best tokens."""
+    """Return a prompt followed by the most likely tokens."""
     return [7, 8, 9, 10, *reference_TV.argmax(-1).tolist()[NUM_PROMPT - 1 : -1]]
 
 
 def agreement_of(
     ours_TV: torch.Tensor, reference_TV: torch.Tensor, token_ids: list[int]
 ) -> Agreement:
-    """Compare in two runs, as if the prompt had been cut after its third token."""
+    """Compare in two runs, as if the prompt was split after its third token."""
     request = Sequenced(
         token_ids=tuple(token_ids), num_prompt=NUM_PROMPT, num_cached=0, greedy=True
     )
@@ -37,7 +37,7 @@ def agreement_of(
     return measure({"a": request}, runs, lambda _: reference_TV)
 
 
-def test_rounding_passes(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
+def test_rounding_errors_are_accepted(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
     noise = (torch.rand_like(reference_TV) * 2 - 1) * 0.9 * TOLERANCE
     agreement = agreement_of(reference_TV + noise, reference_TV, token_ids)
     agreement.check()
@@ -58,13 +58,15 @@ def test_one_wrong_logit_is_found(
         agreement_of(ours_TV, reference_TV, token_ids).check()
 
 
-def test_wrong_token_is_found(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
+def test_a_wrong_token_is_found(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
     token_ids[20] = (token_ids[20] + 1) % VOCAB_SIZE
     with pytest.raises(AssertionError, match="tokens differ"):
         agreement_of(reference_TV, reference_TV, token_ids).check()
 
 
-def test_either_token_of_a_tie_will_do(reference_TV: torch.Tensor, token_ids: list[int]) -> None:
+def test_either_token_of_a_tie_is_accepted(
+    reference_TV: torch.Tensor, token_ids: list[int]
+) -> None:
     reference_TV[19, 5] = reference_TV[19].max() + TOLERANCE
     agreement = agreement_of(reference_TV, reference_TV, token_ids)
     agreement.check()
@@ -78,7 +80,7 @@ def test_too_many_ties_are_refused(reference_TV: torch.Tensor, token_ids: list[i
         agreement_of(reference_TV, reference_TV, token_ids).check()
 
 
-def test_position_that_was_not_computed_is_found(
+def test_a_position_that_was_not_computed_is_found(
     reference_TV: torch.Tensor, token_ids: list[int]
 ) -> None:
     request = Sequenced(
@@ -91,12 +93,12 @@ def test_position_that_was_not_computed_is_found(
         agreement.check()
 
 
-def test_nothing_compared_is_not_an_agreement() -> None:
+def test_an_empty_comparison_is_refused() -> None:
     with pytest.raises(AssertionError, match="nothing was compared"):
         Agreement().check()
 
 
-def test_seed_needs_no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_seed_does_not_need_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     seed, source = commit_seed.__wrapped__()
     assert source.startswith("no git checkout")

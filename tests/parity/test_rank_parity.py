@@ -1,7 +1,8 @@
-"""Several ranks against one: logits at every position, tokens and log-probabilities.
+"""Several ranks compared with one: logits at every position, tokens and log-probabilities.
 
-float32 by the margin rule, against one rank and against transformers; bfloat16 by its divergence
-from float32, beside that of one rank.
+float32 by the margin rule, with one rank and with transformers; bfloat16 by its divergence from
+float32, compared with that of one rank.
+
 Legend: N positions, V vocabulary.
 """
 
@@ -43,7 +44,7 @@ BF16_CASES = [case for case in CASES if case[1] == 2 and not case[0].startswith(
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What a run left behind. recorded: of each rank."""
+    """The results of a run. recorded: the recorded runs of each rank."""
 
     requests: dict[str, Sequenced]
     recorded: list[list[RecordedRun]]
@@ -85,7 +86,7 @@ def start(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32", **opti
 
 
 def make_prompts() -> list[list[int]]:
-    """Return two prompts of each length: the first half is answered greedily."""
+    """Return two prompts of each length; the first half is for greedy requests."""
     source = random.Random(commit_seed()[0])
     return [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in PROMPT_LENS * 2]
 
@@ -101,15 +102,15 @@ def run(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32") -> Ran:
             token_ids=(*prompt, *output.outputs[0].token_ids),
             num_prompt=len(prompt),
             num_cached=0,
-            greedy=asked is GREEDY,
+            greedy=request_params is GREEDY,
         )
-        for prompt, asked, output in zip(prompts, params, outputs, strict=True)
+        for prompt, request_params, output in zip(prompts, params, outputs, strict=True)
     }
     return Ran(requests=requests, recorded=recorded)
 
 
 def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], torch.Tensor]:
-    """Return one rank's logits after every token but the last of the run's sequences."""
+    """Return the logits of one rank after every token of the sequences except the last."""
     sequences = [request.token_ids for request in ran.requests.values()]
     prompts = [list(token_ids[:-1]) for token_ids in sequences]
     with start(checkpoint, 1) as llm:
@@ -118,7 +119,7 @@ def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], tor
     found: dict[str, list[torch.Tensor]] = {output.request_id: [] for output in outputs}
     for part in sorted(recorded, key=lambda part: part.start):
         found[user_request_id(part.request_id)].append(part.logits)
-    # Nobody asks what follows the last token; the rule wants a row for it.
+    # The margin rule needs a row for the last token too, although it is not compared.
     nothing = torch.zeros(1, VOCAB_SIZE)
     return {
         token_ids: torch.cat([*found[output.request_id], nothing])
@@ -127,13 +128,13 @@ def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], tor
 
 
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), CASES, indirect=["checkpoint"])
-def test_ranks_agree_with_one(checkpoint: Checkpoint, num_ranks: int, record_property) -> None:
+def test_ranks_agree_with_one_rank(checkpoint: Checkpoint, num_ranks: int, record_property) -> None:
     ran = run(checkpoint, num_ranks)
     first, *others = ran.recorded
     for other in others:
         assert all(
             torch.equal(one.logits, two.logits) for one, two in zip(first, other, strict=True)
-        ), "ranks have unlike logits"
+        ), "ranks have different logits"
     reference = forced_logits(checkpoint, ran)
     measure(ran.requests, first, lambda token_ids: reference[tuple(token_ids)]).check()
     agreement = measure(ran.requests, first, checkpoint.logits)
@@ -164,18 +165,18 @@ def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), BF16_CASES, indirect=["checkpoint"])
-def test_bfloat16_ranks_are_as_near_to_float32_as_one(
+def test_bfloat16_ranks_are_as_close_to_float32_as_one_rank(
     checkpoint: Checkpoint, num_ranks: int, note: Callable[[str], None]
 ) -> None:
     one = divergence(run(checkpoint, 1, "bfloat16"), checkpoint)
     several = divergence(run(checkpoint, num_ranks, "bfloat16"), checkpoint)
     shown = " and ".join(f"KL {found[0]:.1e}, best {found[1]:.2%}" for found in (one, several))
-    note(f"bf16 beside float32, one rank and two: {shown} ({checkpoint.name})")
+    note(f"bf16 compared with float32, one rank and two: {shown} ({checkpoint.name})")
     assert several[0] < 1.5 * one[0] and several[1] > one[1] - 0.02
 
 
 @pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
-def test_each_rank_holds_its_half(checkpoint: Checkpoint) -> None:
+def test_each_rank_holds_half_of_the_weights(checkpoint: Checkpoint) -> None:
     def held(worker: Any) -> tuple[int, int]:
         specs = worker.get_kv_cache_spec().values()
         return (
@@ -192,12 +193,12 @@ def test_each_rank_holds_its_half(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [CASES[-1][0]], indirect=True)
-def test_log_probabilities_are_those_of_one(checkpoint: Checkpoint) -> None:
+def test_log_probabilities_equal_those_of_one_rank(checkpoint: Checkpoint) -> None:
     check_log_probabilities(checkpoint)
 
 
 @pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
-def test_a_model_of_somebody_else_is_shared_by_its_layers(checkpoint: Checkpoint) -> None:
+def test_a_third_party_model_is_split_by_its_layers(checkpoint: Checkpoint) -> None:
     """Random weights of the loader `dummy` are the same on any number of ranks."""
     overrides = {"architectures": ["parity.outside_model:AttentionOnly"]}
     check_log_probabilities(checkpoint, load_format="dummy", hf_overrides=overrides)
@@ -218,8 +219,8 @@ def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
                 (entry.logprob for entry in one.outputs[0].logprobs[num_alike].values()),
                 reverse=True,
             )
-            assert best - second <= MARGIN, "tokens differ where one is clearly the best"
-        # Where the token after it differs, a position is still that of the same text.
+            assert best - second <= MARGIN, "tokens differ where one is clearly the most likely"
+        # A position before a differing token still has the same prefix.
         num_positions = len(one.prompt_logprobs) - 1 + min(num_alike + 1, GREEDY.max_tokens)
         pairs = zip(mine[:num_positions], theirs[:num_positions], strict=True)
         for left, right in pairs:
@@ -230,6 +231,6 @@ def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
 
 
 def common_length(one: Sequence[int], two: Sequence[int]) -> int:
-    """Return how many tokens are the same before the first that is not."""
+    """Return the number of equal tokens before the first difference."""
     pairs = zip(one, two, strict=True)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), len(one))

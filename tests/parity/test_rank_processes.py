@@ -1,7 +1,7 @@
-"""Ranks as processes, with the CPU's own kernels: as near to float32 as one rank is.
+"""Ranks as processes with native CPU kernels are as close to float32 as one rank.
 
-Nobody looks into these ranks: what an engine answers is held against what one worker's engine
-answers. `test_rank_parity.py` compares every logit, with torch's own operations.
+Compares the outputs of engines only. `test_rank_parity.py` compares every logit, with torch
+operations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ OPTIONS: dict[str, Any] = {
     "num_threads": 1,
     "num_gpu_blocks_override": 100,
 }
-native = pytest.mark.skipif(not probe_fast().usable, reason="native kernels do not serve here")
+native = pytest.mark.skipif(
+    not probe_fast().usable, reason="native kernels are not available on this machine"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def prompt_logprobs(folder: Path, **options: Any) -> torch.Tensor:
-    """Return the log-probability of every prompt token, all prompts after one another."""
+    """Return the log-probability of every prompt token, prompts concatenated."""
     source = random.Random(commit_seed()[0])
     prompts = [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in PROMPT_LENS]
     with LLM(str(folder), **(OPTIONS | options)) as llm:
@@ -59,7 +61,7 @@ def prompt_logprobs(folder: Path, **options: Any) -> torch.Tensor:
 
 @native
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_native_ranks_are_as_near_to_float32_as_one(
+def test_native_ranks_are_as_close_to_float32_as_one_rank(
     checkpoint: Checkpoint, quantization: str | None, note: Callable[[str], None]
 ) -> None:
     exact = prompt_logprobs(checkpoint.folder, dtype="float32")
@@ -70,9 +72,9 @@ def test_native_ranks_are_as_near_to_float32_as_one(
     kind = quantization or "bf16"
     note(f"{kind}: mean |Δ log p| of one rank {apart_one:.4f}, of two {apart_two:.4f}")
     assert 0 < apart_two < 1.5 * apart_one
-    assert not torch.equal(one, two), "two ranks round elsewhere than one: were there two?"
+    assert not torch.equal(one, two), "two ranks must round differently from one: were there two?"
 
 
-def test_what_cannot_be_divided_is_refused_at_the_start(checkpoint: Checkpoint) -> None:
+def test_an_indivisible_model_is_refused_at_the_start(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match=r"3 is not possible: 6 heads .* Use 1, 2, 6"):
         LLM(str(checkpoint.folder), **OPTIONS, dtype="float32", tensor_parallel_size=3)

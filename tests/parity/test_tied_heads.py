@@ -1,6 +1,7 @@
-"""A config that ties the head, and a checkpoint with a head of its own: as transformers does it.
+"""A config that ties the head and a checkpoint with a separate head are handled as in transformers.
 
-transformers ties what is absent or equal, and loads both (with a warning) where they differ.
+transformers ties weights that are absent or equal, and loads both (with a warning) if they
+differ.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ def ties(value: bool) -> dict[str, object]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("head", HEADS)
-def test_the_head_is_that_of_transformers(folders, head, tied, caplog):
+def test_the_head_is_tied_as_in_transformers(folders, head, tied, caplog):
     folder = folders[head]
     if not tied and head in ("absent", "no table"):
-        # transformers fills what is missing at random; such an answer is none.
+        # transformers fills missing weights at random; such an output cannot be compared.
         with pytest.raises(WeightError, match=r"1 weight .*missing"):
             logprobs(folder, dtype="float32", **ties(tied))
         return
@@ -101,11 +102,11 @@ def test_the_head_is_that_of_transformers(folders, head, tied, caplog):
     ],
     ids=["two ranks", "bfloat16", "int8", "int4"],
 )
-def test_a_head_of_its_own_is_served_by_all_ranks_and_linear_methods(folders, options):
+def test_a_separate_head_works_with_all_ranks_and_linear_methods(folders, options):
     if "quantization" in options:
         native_library = pytest.importorskip("dovetail_cpu.native_library")
         if not native_library.probe_any().usable:
-            pytest.skip("there are no native kernels here")
+            pytest.skip("native kernels are not available on this machine")
     own = logprobs(folders["different"], **ties(False), **options)
     assert logprobs(folders["different"], **ties(True), **options) == own
     assert logprobs(folders["equal"], **ties(True), **options) != own

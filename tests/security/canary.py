@@ -1,6 +1,6 @@
-"""A pickle that leaves a trace when somebody opens it, and contents that hide it everywhere.
+"""A pickle that leaves a trace when it is opened, and contents that contain it in every place.
 
-Knows the three forms that our own bytes have (msgpack, columns, JSON), not what they mean.
+Handles the three formats of Dovetail's own bytes: msgpack, columns and JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail.transport.columns import frame_kind, pack_columns, unpack_columns
 PROTOCOLS = (0, 2, pickle.HIGHEST_PROTOCOL)
 EXTENSIONS = (1, 2, 42)
 Form = Callable[[bytes, bytes], Iterator[bytes]]
-"""Good content and a canary to contents with the canary in some place."""
+"""Maps valid content and a canary to contents with the canary in some place."""
 
 
 class _Canary:
@@ -32,7 +32,7 @@ class _Canary:
 
 
 def make_canary(trace: Path, protocol: int) -> bytes:
-    """Return a pickle that makes the folder `trace` when it is opened."""
+    """Return a pickle that creates the folder `trace` when it is opened."""
     return pickle.dumps(_Canary(trace), protocol)
 
 
@@ -45,16 +45,16 @@ def raw(good: bytes, canary: bytes) -> Iterator[bytes]:
 
 
 def messagepack(good: bytes, canary: bytes) -> Iterator[bytes]:
-    """Yield the canary in the place of each value of msgpack, as bytes, text and extension."""
+    """Yield the content with each msgpack value replaced: by bytes, text and an extension."""
     yield from raw(good, canary)
-    told = msgspec.msgpack.decode(good, ext_hook=lambda code, data: bytes(data))
+    content = msgspec.msgpack.decode(good, ext_hook=lambda code, data: bytes(data))
     extensions = [msgspec.msgpack.Ext(code, canary) for code in EXTENSIONS]
     for value in (canary, canary.decode("latin-1"), *extensions):
-        yield from map(msgspec.msgpack.encode, _replaced(told, value))
+        yield from map(msgspec.msgpack.encode, _replaced(content, value))
 
 
 def behind(prefix_bytes: int, form: Form) -> Form:
-    """Return the form of contents of another form behind a prefix."""
+    """Return the form of contents that have a prefix before another form."""
 
     def contents(good: bytes, canary: bytes) -> Iterator[bytes]:
         yield from raw(good, canary)
@@ -64,14 +64,14 @@ def behind(prefix_bytes: int, form: Form) -> Form:
 
 
 def text(good: bytes, canary: bytes) -> Iterator[bytes]:
-    """Yield the canary in the place of each value of JSON, as text, and as text of base64."""
+    """Yield the content with each JSON value replaced by the canary, as text and as base64."""
     yield from raw(good, canary)
     for value in (canary.decode("latin-1"), base64.b64encode(canary).decode()):
         yield from (json.dumps(one).encode() for one in _replaced(json.loads(good), value))
 
 
 def columns(good: bytes, canary: bytes) -> Iterator[bytes]:
-    """Yield the canary in the place of each column, and of each value in those of msgpack."""
+    """Yield the content with each column, and each value in msgpack columns, replaced."""
     yield from raw(good, canary)
     kind = frame_kind(good)
     frame = unpack_columns(good, kind, least=0)
@@ -90,16 +90,16 @@ def _if_messagepack(column: bytes, canary: bytes) -> Iterator[bytes]:
         return
 
 
-def _replaced(told: Any, new: Any) -> Iterator[Any]:
-    """Yield `told` once for each value in it, with that value replaced, and keys of text, too."""
+def _replaced(content: Any, new: Any) -> Iterator[Any]:
+    """Yield `content` once for each value and str key in it, with that one replaced."""
     yield new
-    if isinstance(told, list):
-        for place, one in enumerate(told):
+    if isinstance(content, list):
+        for place, one in enumerate(content):
             for other in _replaced(one, new):
-                yield [*told[:place], other, *told[place + 1 :]]
-    if isinstance(told, dict):
-        for key, one in told.items():
+                yield [*content[:place], other, *content[place + 1 :]]
+    if isinstance(content, dict):
+        for key, one in content.items():
             for other in _replaced(one, new):
-                yield {**told, key: other}
+                yield {**content, key: other}
             if isinstance(new, str):
-                yield {**told, new: one}
+                yield {**content, new: one}

@@ -1,7 +1,7 @@
-"""Every place where bytes come in from another process or a disk: good bytes, and what reads them.
+"""Every place that reads bytes from another process or a disk: valid bytes and their reader.
 
-A reader does with the bytes all that the engine does before it believes them; it may refuse them
-with an error of ours. Model directories are apart: their reader is a whole start.
+A reader does everything that the engine does to validate the bytes; it may refuse them with a
+Dovetail error. Model directories are tested separately, because a whole start reads them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ LOGPROBS = LogprobColumns(
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """good: bytes that are let in. read: takes bytes. form: where in them something can hide."""
+    """good: bytes that are accepted.
+
+    read: reads bytes. form: contents with a canary in some place.
+    """
 
     good: bytes
     read: Callable[[bytes], object]
@@ -171,7 +174,7 @@ def _from_engine(content: bytes) -> None:
 
 
 def _call_door(name: str, arguments: tuple[object, ...]) -> Door:
-    """Return the door for a call of an operation, whose arguments are bytes in the message."""
+    """Return the door for a call of an operation; its arguments are bytes in the message."""
     call = messages.Call(1, name, msgspec.msgpack.encode(arguments))
     return Door(good=messages.pack(call), read=_to_engine, form=behind(3, messagepack))
 
@@ -214,7 +217,7 @@ def _bell(content: bytes) -> None:
 
 
 def _ring_frame(content: bytes) -> None:
-    """Let the frame go through the ring, or around it where it is long."""
+    """Send the frame through the ring, or through a separate segment if it is long."""
     writer, (place,) = make_ring(RingShape(num_readers=1, slot_bytes=64))
     with writer, place.take() as reader:
         writer.send(content)
@@ -223,7 +226,7 @@ def _ring_frame(content: bytes) -> None:
 
 
 def _ring_memory(offset: int, content: bytes) -> None:
-    """Read a frame of a ring in whose memory somebody has written at `offset`."""
+    """Read a frame of a ring whose memory was overwritten at `offset`."""
     descriptor = anonymous_file(SHAPE.num_bytes)
     try:
         RingMemory.format(descriptor, SHAPE).close()
@@ -326,7 +329,7 @@ def _worker_doors() -> dict[str, Door]:
         args=[1, "x", NDArray("uint8", (2,), b"ab"), ModelInfo(vocab_size=9)],
         kwargs={"deep": {"er": None}},
     )
-    told = RemoteError("ModelError", "no", "x")
+    error = RemoteError("ModelError", "no", "x")
     frames = {
         "a plan": (_plan(), decode_plan),
         "a result": (_result(), decode_result),
@@ -336,7 +339,7 @@ def _worker_doors() -> dict[str, Door]:
         ),
         "a call": (encode_call(call), decode_call),
         "an answer": (encode_answer(CallAnswer(number=1, value=[{"a": 1}])), _answer),
-        "an error": (encode_answer(CallAnswer(number=1, error=told)), _answer),
+        "an error": (encode_answer(CallAnswer(number=1, error=error)), _answer),
     }
     found = {
         name: Door(good=good, read=read, form=columns) for name, (good, read) in frames.items()

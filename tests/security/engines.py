@@ -1,4 +1,4 @@
-"""Engines on plain Python parts, and one way to ask each of them: in process, over one, async."""
+"""Engines of fakes with a common interface: in process, in an engine process, async."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINAL = RequestOutputKind.FINAL_ONLY
 
 
 def engine_options(folder, **changes):
-    """Return options of a small engine of fakes whose model directory is `folder`."""
+    """Return the options of a small engine of fakes with the model directory `folder`."""
     config = CONFIG | changes.pop("config", {})
     (folder / "config.json").write_text(json.dumps(config))
     return {
@@ -34,7 +34,7 @@ def engine_options(folder, **changes):
 
 
 class EngineDoor:
-    """Asks an `LLMEngine`."""
+    """Sends requests to an `LLMEngine`."""
 
     def __init__(self, options):
         self.engine = LLMEngine.from_engine_args(EngineArgs(**options))
@@ -59,7 +59,7 @@ class EngineDoor:
 
 
 class AsyncDoor:
-    """Asks an `AsyncLLM`, all requests at once."""
+    """Sends requests to an `AsyncLLM`, all at the same time."""
 
     def __init__(self, options):
         self.llm = AsyncLLM(**options)
@@ -70,8 +70,8 @@ class AsyncDoor:
         return self.loop.run_until_complete(asyncio.wait_for(self._ask_all(requests), 60))
 
     async def _ask_all(self, requests):
-        asked = [self._last({"output_kind": FINAL} | one) for one in requests]
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        tasks = [self._last({"output_kind": FINAL} | one) for one in requests]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
         await self.llm.check_health()
         return found
 
@@ -85,12 +85,12 @@ class AsyncDoor:
 
 
 def open_door(kind, options):
-    """Return the way to ask an engine: "in process", "over a process" or "async"."""
+    """Return the interface to an engine: "in process", "over a process" or "async"."""
     if kind == "async":
         return AsyncDoor(options)
     return EngineDoor(options | {"engine_process": kind == "over a process"})
 
 
 def open_llm(kind, options):
-    """Return an `LLM`, in process or over one."""
+    """Return an `LLM` with the engine core in this process or in its own."""
     return LLM(**options, engine_process=kind == "over a process")

@@ -1,7 +1,7 @@
-"""Random calls of the public front ends: every parameter, valid values beside hostile ones.
+"""Random calls of the public front ends: every parameter, with valid and hostile values.
 
-A call is a mapping of keyword arguments whose values are made when they are needed, so that an
-iterator is fresh and a large value is not copied by hypothesis.
+A call is a mapping of keyword arguments to functions that create the values when needed, so that
+iterators are fresh and hypothesis does not copy large values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONG_TEXT = "word " * 1000
 
 
 class Raising:
-    """Fails however it is looked at."""
+    """Raises in every method."""
 
     def __repr__(self):
         raise OSError("no words")
@@ -47,7 +47,7 @@ class RaisingDict(dict):
 
 
 class Panic(BaseException):
-    """Like the panic of an extension module: no Exception."""
+    """Like the panic of an extension module: not a subclass of Exception."""
 
 
 def _panic(self, *given):
@@ -79,7 +79,7 @@ class Number(IntEnum):
 
 
 class Text(str):
-    """A text that is not a plain str."""
+    """A str subclass."""
 
 
 def _cycle():
@@ -88,7 +88,7 @@ def _cycle():
     return value
 
 
-# Whatever the parameter is, one of these. Each is made again.
+# Values for any parameter. Each is created again for every call.
 ODD_VALUES = (
     lambda: None,
     lambda: True,
@@ -156,12 +156,12 @@ odd = st.one_of(st.sampled_from(ODD_VALUES), st.sampled_from(BROKEN_VALUES))
 
 
 def fixed(*values):
-    """A strategy of makers that give these values."""
+    """Return a strategy of factories of these values."""
     return st.sampled_from([lambda value=value: value for value in values])
 
 
 def either(good, weight=4):
-    """`weight` times out of `weight` + 1 a good value, else an odd one."""
+    """Return a strategy: a valid value `weight` times out of `weight` + 1, otherwise an odd one."""
     return st.integers(0, weight).flatmap(lambda number: good if number else odd)
 
 
@@ -171,7 +171,7 @@ _words = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4)
 
 
 def made(strategy):
-    """A strategy of makers of what `strategy` draws."""
+    """Return a strategy of factories of values that `strategy` draws."""
     return strategy.map(lambda value: lambda: value)
 
 
@@ -202,12 +202,12 @@ PARAM_FIELDS = {
     "structured_output": fixed(None, {"form": "regex", "text": "[ab]+"}),
     "extra_args": fixed({}, {"a": 1}, {"a": [1, {"b": None}], "c": 2**63}),
 }
-"""A strategy of good values for each field of `SamplingParams`."""
+"""A strategy of valid values for each field of `SamplingParams`."""
 
 
 @st.composite
 def _params(draw):
-    """A maker of parameters with a few fields of their own; it may raise RequestError."""
+    """Return a factory of parameters with some fields set; it may raise RequestError."""
     names = draw(st.lists(st.sampled_from(sorted(PARAM_FIELDS)), max_size=4, unique=True))
     makers = {name: draw(either(PARAM_FIELDS[name])) for name in names}
 
@@ -254,7 +254,7 @@ def _conversation(draw):
 conversation = either(_conversation())
 TEMPLATES = fixed(None, None, None, "{{ messages }}", "{% for", "{{ 1/0 }}", "{{ nothing.at.all }}")
 
-# Of each front end: every parameter that it has beside those of the request itself.
+# For each front end: its parameters other than those of the request itself.
 GENERATE = {
     "use_tqdm": fixed(False, True),
     "priority": fixed(None, 5, [1, 2, 3], (0, 0, 0)),
@@ -278,11 +278,11 @@ STREAM = {
 
 @st.composite
 def arguments(draw, known):
-    """Makers of some of the arguments that `known` names."""
+    """Return a strategy of factories of some of the arguments in `known`."""
     names = draw(st.lists(st.sampled_from(sorted(known)), max_size=2, unique=True))
     return {name: draw(either(known[name], weight=4)) for name in names}
 
 
 def make(makers):
-    """Return the values of a mapping of makers."""
+    """Return the values of a mapping of factories."""
     return {name: maker() for name, maker in makers.items()}

@@ -1,7 +1,7 @@
-"""Values of a caller's own classes, and values that change after they were given.
+"""Values of a caller's own classes, and values that change after a call.
 
-No method of such an object is called outside a guard, none of them reaches the engine, and what is
-changed later changes nothing that runs.
+Methods of such objects are only called inside a guard, the objects do not reach the engine, and
+later changes do not affect running requests.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ METHODS = (
 
 
 class Panic(BaseException):
-    """Like the panic of an extension module: no Exception."""
+    """Like the panic of an extension module: not a subclass of Exception."""
 
 
 class Capable(FakeWorker):
-    """Declares every capability of sampling, so that each parameter passes the engine."""
+    """Declares every sampling capability, so that the engine accepts every parameter."""
 
     provides = FakeWorker.provides | FULL_SAMPLING
 
 
 def hostile(base, value, error):
-    """Return `value` as an object of a subclass of `base` each of whose methods raises."""
+    """Return `value` as an object of a subclass of `base` whose methods all raise."""
 
     def fail(self, *given):
         raise error("hostile")
@@ -77,7 +77,7 @@ def door(tmp_path_factory):
 
 
 def beside(llm, **changes):
-    """Ask for what is changed between two innocent requests; return the three outputs."""
+    """Send a changed request between two innocent requests; return the three outputs."""
     given = {"prompt": "b", "params": INNOCENT, "priority": 0} | changes
     try:
         outputs = llm.generate(
@@ -114,16 +114,16 @@ def test_objects_whose_methods_raise_are_read_or_refused(llm, kind, error):
 
 @pytest.mark.parametrize("error", [OSError, Panic])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_arguments_of_a_stream_may_be_hostile(door, kind, error):
+def test_hostile_arguments_of_a_stream_are_refused(door, kind, error):
     value = hostile(*HOSTILE[kind], error)
 
-    async def ask(**given):
+    async def send(**given):
         stream = door.llm.generate(**{"prompt": TEXT, "params": INNOCENT, **given})
         return tokens_of([output async for output in stream][-1])
 
-    async def ask_all():
+    async def send_all():
         for name in ("request_id", "cache_salt", "priority", "timeout_s", "output_kind"):
-            given = await asyncio.gather(ask(), ask(**{name: value}), return_exceptions=True)
+            given = await asyncio.gather(send(), send(**{name: value}), return_exceptions=True)
             assert isinstance(given[0], list)
             assert isinstance(given[1], (list, DovetailError)), (name, given[1])
         for call in (
@@ -135,7 +135,7 @@ def test_arguments_of_a_stream_may_be_hostile(door, kind, error):
                 await call()
         await door.llm.check_health()
 
-    door.loop.run_until_complete(asyncio.wait_for(ask_all(), 30))
+    door.loop.run_until_complete(asyncio.wait_for(send_all(), 30))
 
 
 def test_a_key_that_cannot_be_compared_is_refused(llm):
@@ -150,7 +150,7 @@ def test_a_key_that_cannot_be_compared_is_refused(llm):
     assert caught.value.parameter == "prompt"
 
 
-def test_parameters_that_change_after_they_were_given_change_nothing(llm):
+def test_later_changes_of_parameters_have_no_effect(llm):
     params = SamplingParams(max_tokens=4, seed=3, logit_bias={5: 100.0}, extra_args={"a": 1})
     before = tokens_of(llm.generate("b", params)[0])
     engine, found = llm.llm_engine, {}
@@ -162,7 +162,7 @@ def test_parameters_that_change_after_they_were_given_change_nothing(llm):
         found |= {one.request_id: one for one in engine.step()}
     assert tokens_of(found["changed"]) == before
     assert tokens_of(found["innocent"]) == tokens_of(llm.generate(TEXT, INNOCENT)[0])
-    with pytest.raises(RequestError) as caught:  # its values of now are wrong
+    with pytest.raises(RequestError) as caught:  # its current values are invalid
         llm.generate("b", params)
     assert caught.value.parameter == "logit_bias"
 
@@ -174,7 +174,7 @@ def test_an_empty_mapping_is_copied():
     assert params.extra_args == {}
 
 
-def test_a_subclass_of_parameters_is_read_once_as_parameters(llm, door):
+def test_a_subclass_of_sampling_params_is_read_once(llm, door):
     class Unchecked(SamplingParams):
         def __post_init__(self):
             pass
@@ -183,11 +183,11 @@ def test_a_subclass_of_parameters_is_read_once_as_parameters(llm, door):
         with pytest.raises(RequestError):
             llm.generate("b", Unchecked(**changes))
         request = {"request_id": "a", "prompt": "b", "params": Unchecked(**changes)}
-        assert isinstance(door.ask_all([request])[0], RequestError)
+        assert isinstance(door.send_all([request])[0], RequestError)
     beside(llm, params=Unchecked(max_tokens=2))
 
 
-def test_large_values_are_not_written_out_to_be_shown():
+def test_large_values_are_not_formatted_in_messages():
     start = time.thread_time()
     for value in (array("i", [5]) * 3_000_000, deque([5]) * 10**6, dict.fromkeys([5] * 10).keys()):
         assert len(shorten(value)) < 80
@@ -209,7 +209,7 @@ def test_an_operation_that_cannot_be_called_is_refused(llm):
         assert len(str(caught.value)) < 300
 
 
-def test_the_ids_of_an_abort_are_read_in_portions(door):
+def test_the_ids_of_an_abort_are_read_in_chunks(door):
     async def abort():
         turns, last = [], time.thread_time()
 
@@ -239,7 +239,7 @@ def test_the_last_tokens_of_a_deque_are_kept(llm):
 
 
 @pytest.mark.parametrize("option", ["scheduling_policy", "served_model_name", "quantization"])
-def test_an_option_may_be_of_a_subclass_of_str(option, tmp_path):
+def test_an_option_may_be_a_subclass_of_str(option, tmp_path):
     value = hostile(str, "text", Panic)
     with suppress(DovetailError):
         EngineArgs(**engine_options(tmp_path, **{option: value})).create_engine_config()

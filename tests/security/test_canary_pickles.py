@@ -1,7 +1,7 @@
-"""No pickle is opened, wherever bytes come in: sockets, rings, boot files, caches, checkpoints.
+"""No reader of external bytes opens a pickle: sockets, rings, boot files, caches, checkpoints.
 
-The rule that no shipped module imports a pickle is `tests/architecture/test_no_pickle.py`; here it
-is tried. A running engine's own socket is tried in `core/tests/engine_process`.
+`tests/architecture/test_no_pickle.py` checks that no shipped module imports pickle; these tests
+send pickles. The socket of a running engine is tested in `core/tests/engine_process`.
 """
 
 import os
@@ -24,13 +24,13 @@ LEAST_TRIED = 4
 
 @pytest.fixture
 def trace(tmp_path):
-    """The folder that a canary makes when it is opened; it must not be there at the end."""
+    """The folder that a canary creates when it is opened; it must not exist at the end."""
     folder = tmp_path / "opened"
     yield folder
-    assert not folder.exists(), "somebody has opened the pickle"
+    assert not folder.exists(), "the pickle was opened"
 
 
-def is_let_in(door, content):
+def is_accepted(door, content):
     try:
         door.read(content)
     except (DovetailError, PackedFileError):
@@ -39,7 +39,7 @@ def is_let_in(door, content):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_canary_can_fire(protocol, tmp_path):
+def test_an_opened_canary_leaves_a_trace(protocol, tmp_path):
     content = make_canary(tmp_path / "opened", protocol)
     assert not (tmp_path / "opened").exists()
     pickle.loads(content)
@@ -52,15 +52,15 @@ def test_no_door_opens_a_pickle(name, protocol, trace):
     door = DOORS[name]
     num_open = len(os.listdir("/proc/self/fd"))
     tried = [
-        is_let_in(door, content) for content in door.form(door.good, make_canary(trace, protocol))
+        is_accepted(door, content) for content in door.form(door.good, make_canary(trace, protocol))
     ]
     assert len(tried) >= LEAST_TRIED
-    assert not all(tried), "this door refuses nothing"
+    assert not all(tried), "this door refuses no content"
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_the_doors_let_in_what_is_good(name):
+def test_every_door_accepts_valid_bytes(name):
     DOORS[name].read(DOORS[name].good)
 
 
@@ -99,7 +99,7 @@ def test_no_file_of_a_checkpoint_is_opened_as_a_pickle(name, tmp_path, trace):
 def test_pickled_weights_are_never_read(name, tmp_path, trace):
     folder = checkpoint(tmp_path)
     (folder / "model.safetensors").unlink()
-    with zipfile.ZipFile(folder / name, "w") as archive:  # the form that torch.save writes
+    with zipfile.ZipFile(folder / name, "w") as archive:  # the format that torch.save writes
         archive.writestr("archive/data.pkl", make_canary(trace, 2))
         archive.writestr("archive/version", "3\n")
     message = start(folder)

@@ -1,6 +1,6 @@
-"""One large request beside a stream: how long it holds the event loop and the engine's loop.
+"""How long one large request blocks the event loop and the engine loop while others are streamed.
 
-Counted in the thread's own processor time, so that other work on the machine does not matter.
+Measured in CPU time of the thread, so that other work on the machine does not matter.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 VOCAB = 32_000
 MOST_CPU_S = 0.05
-"""Host processor time that one request may add to one turn of a loop."""
+"""CPU time that one request may add to one iteration of a loop."""
 
 
 class Capable(FakeWorker):
-    """Takes every parameter, and follows none of them."""
+    """Accepts every parameter and ignores them."""
 
     provides = FakeWorker.provides | {"bad_words", "logit_bias", "allowed_token_ids"}
 
@@ -59,7 +59,7 @@ def door(tmp_path_factory):
 
 
 async def longest_turn(work):
-    """Return the most processor time that this thread spent in one turn of the loop."""
+    """Return the maximum CPU time of this thread in one iteration of the loop."""
     turns = []
 
     async def watch():
@@ -72,7 +72,7 @@ async def longest_turn(work):
 
     watcher = asyncio.create_task(watch())
     gc.collect()
-    gc.disable()  # a collection takes as long as the heap of the whole test session is large
+    gc.disable()  # a garbage collection depends on the heap of the whole test session
     try:
         await work
     finally:
@@ -86,7 +86,7 @@ CASES += [("n", RequestOutputKind.CUMULATIVE), ("n", RequestOutputKind.FINAL_ONL
 
 
 @pytest.mark.parametrize(("case", "kind"), CASES, ids=lambda given: getattr(given, "name", given))
-def test_a_large_request_holds_the_event_loop_for_milliseconds(door, case, kind):
+def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(door, case, kind):
     prompt, params = LARGE[case]
 
     async def read(*given, **more):
@@ -111,20 +111,20 @@ def test_a_large_request_holds_the_event_loop_for_milliseconds(door, case, kind)
         assert door.loop.run_until_complete(longest_turn(leave_early())) < MOST_CPU_S
 
 
-def test_many_small_requests_share_the_turns_of_the_loop(door):
+def test_many_small_requests_are_spread_over_loop_iterations(door):
     params = SamplingParams(max_tokens=1)
 
-    async def ask():
+    async def send():
         return [output async for output in door.llm.generate("abc", params)][-1]
 
-    async def ask_all():
-        return await asyncio.gather(*(ask() for _ in range(1000)))
+    async def send_all():
+        return await asyncio.gather(*(send() for _ in range(1000)))
 
-    assert door.loop.run_until_complete(longest_turn(ask_all())) < MOST_CPU_S
+    assert door.loop.run_until_complete(longest_turn(send_all())) < MOST_CPU_S
 
 
 class SlowCore:
-    """A core for which a request takes 3 ms."""
+    """An engine core that needs 3 ms per request."""
 
     def __init__(self, clock, busy):
         self.clock, self.busy, self.added = clock, busy, []
@@ -150,7 +150,7 @@ def wire(place):
 
 
 @pytest.mark.parametrize(("busy", "turns"), [(True, 4), (False, 4)])
-def test_requests_that_come_together_are_admitted_over_several_steps(busy, turns):
+def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
     clock = ManualClock(1)
     core = SlowCore(clock, busy)
     intake = RequestIntake(clock)
@@ -169,7 +169,7 @@ def test_requests_that_come_together_are_admitted_over_several_steps(busy, turns
     assert [list(one) for one in refused] == [["r5"]]
 
 
-def test_single_requests_fill_a_turn_and_no_more():
+def test_single_requests_fill_one_iteration_at_most():
     clock = ManualClock(1)
     core = SlowCore(clock, True)
     intake = RequestIntake(clock)

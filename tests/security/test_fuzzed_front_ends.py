@@ -1,8 +1,8 @@
-"""Random calls of `LLM.generate`, `LLM.chat` and `AsyncLLM.generate` beside innocent requests.
+"""Random calls of `LLM.generate`, `LLM.chat`, `AsyncLLM.generate` beside innocent requests.
 
-After each call: nothing but typed errors, an engine that lives, innocent requests with the tokens
-that they get alone, and no turn of a loop of more than 50 ms of its thread's processor time.
-The calls are the same in each run: they follow from `SEED`, which is printed.
+After each call: only typed errors were raised, the engine runs, innocent requests have the same
+tokens as alone, and no loop iteration used more than 50 ms of CPU time. The calls are the same in
+each run: they follow from `SEED`, which is printed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ INNOCENT_CHAT = [{"role": "user", "content": "an innocent question"}]
 
 
 class Capable(FakeWorker):
-    """Declares every capability of sampling, so that each parameter passes the engine."""
+    """Declares every sampling capability, so that the engine accepts every parameter."""
 
     provides = FakeWorker.provides | FULL_SAMPLING
 
@@ -63,7 +63,7 @@ def options(folder):
 
 
 def random(share, counts):
-    """Settings of a test that makes `share` of the calls."""
+    """Return the settings of a test that makes `share` of the calls."""
     return settings(
         max_examples=round(counts * share),
         database=None,
@@ -75,7 +75,7 @@ def random(share, counts):
 
 @contextmanager
 def limited_cpu():
-    """Assert that what is done here takes this thread less than `MOST_CPU_S`."""
+    """Assert that the block uses less than `MOST_CPU_S` of CPU time of this thread."""
     start = time.thread_time()
     yield
     assert time.thread_time() - start < MOST_CPU_S
@@ -88,7 +88,7 @@ def tokens_of(output):
 
 @pytest.fixture(scope="module", autouse=True)
 def no_collector():
-    """A full collection takes as long as the heap of the session is large; no client causes it."""
+    """Disable garbage collection: its time depends on the heap of the session, not on a client."""
     print(f"SEED = {SEED}")
     gc.collect()
     gc.disable()
@@ -118,7 +118,7 @@ class LLMCalls:
             return self._add(request)
 
     def check(self, call, alone):
-        """Make a call with an innocent request at both ends; check what comes of it."""
+        """Make a call between two innocent requests and check the outcome."""
         collect_sometimes(self.num_refused + self.num_served)
         try:
             outputs = call()
@@ -140,7 +140,7 @@ class LLMCalls:
 
 
 def make_params(maker):
-    """Return parameters; those of the innocent request where they are refused."""
+    """Return the created parameters, or those of the innocent request if creation is refused."""
     with limited_cpu():
         try:
             return maker()
@@ -148,31 +148,35 @@ def make_params(maker):
             return INNOCENT
 
 
-def call_generate(asked, hostile, more):
+def call_generate(fuzzed, hostile, more):
     params = [INNOCENT, *(make_params(maker) for _, maker in hostile), INNOCENT]
     given_more = {"on_error": "return", **calls.make(more)}
     if not isinstance(given_more.get("priority", ()), (list, tuple)):
         others = [0] * len(hostile)
-        given_more["priority"] = [0, given_more["priority"], *others]  # one for all is for all
+        given_more["priority"] = [
+            0,
+            given_more["priority"],
+            *others,
+        ]  # one value applies to all requests
 
     def call():
         prompts = [INNOCENT_TEXT, *(maker() for maker, _ in hostile), INNOCENT_TEXT]
-        return asked.llm.generate(prompts, params, **given_more)
+        return fuzzed.llm.generate(prompts, params, **given_more)
 
-    asked.check(call, asked.alone)
+    fuzzed.check(call, fuzzed.alone)
 
 
-def call_chat(asked, hostile, more):
+def call_chat(fuzzed, hostile, more):
     params = [INNOCENT, *(make_params(maker) for _, maker in hostile), INNOCENT]
     plain = not set(more) & {"chat_template", "chat_template_kwargs", "add_generation_prompt"}
     given_more = {"on_error": "return", **calls.make(more)}
 
     def call():
         several = [INNOCENT_CHAT, *(maker() for maker, _ in hostile), INNOCENT_CHAT]
-        outputs = asked.llm.chat(several, params, **given_more)
+        outputs = fuzzed.llm.chat(several, params, **given_more)
         return outputs if plain else None
 
-    asked.check(call, asked.chat_alone)
+    fuzzed.check(call, fuzzed.chat_alone)
 
 
 class StreamCalls:
@@ -221,69 +225,69 @@ class StreamCalls:
         loop.run_until_complete(asyncio.wait_for(self.both(given), 60))
 
 
-def several(asked):
-    """Hostile requests of one call: what is asked, and with which parameters."""
-    return st.lists(st.tuples(asked, calls.params), min_size=1, max_size=3)
+def several(fuzzed):
+    """Return a strategy of the hostile requests of one call: prompts and parameters."""
+    return st.lists(st.tuples(fuzzed, calls.params), min_size=1, max_size=3)
 
 
 def fuzz_generate(folder, counts):
-    asked = LLMCalls(folder)
+    fuzzed = LLMCalls(folder)
 
     @seed(SEED)
     @random(0.3, counts)
     @given(several(calls.prompt), calls.arguments(calls.GENERATE))
     def fuzz(hostile, more):
-        call_generate(asked, hostile, more)
+        call_generate(fuzzed, hostile, more)
 
-    with asked.llm:
+    with fuzzed.llm:
         fuzz()
-    return asked
+    return fuzzed
 
 
 def fuzz_chat(folder, counts):
-    asked = LLMCalls(folder)
+    fuzzed = LLMCalls(folder)
 
     @seed(SEED)
     @random(0.3, counts)
     @given(several(calls.conversation), calls.arguments(calls.CHAT))
     def fuzz(hostile, more):
-        call_chat(asked, hostile, more)
+        call_chat(fuzzed, hostile, more)
 
-    with asked.llm:
+    with fuzzed.llm:
         fuzz()
-    return asked
+    return fuzzed
 
 
 def fuzz_stream(folder, counts):
-    asked = StreamCalls(folder)
+    fuzzed = StreamCalls(folder)
 
     @seed(SEED)
     @random(0.4, counts)
     @given(calls.prompt, calls.params, calls.arguments(calls.STREAM))
     def fuzz(prompt, params, more):
-        asked.check(prompt, params, more)
+        fuzzed.check(prompt, params, more)
 
     try:
         fuzz()
     finally:
-        asked.door.close()
-    return asked
+        fuzzed.door.close()
+    return fuzzed
 
 
 FUZZERS = {"generate": fuzz_generate, "chat": fuzz_chat, "stream": fuzz_stream}
 
 
 @pytest.mark.parametrize("front", FUZZERS)
-def test_random_calls_leave_valid_requests_alone(front, tmp_path):
-    asked = FUZZERS[front](tmp_path, NUM_CALLS)
-    # Both kinds were among them, so that the test has looked at both.
-    assert asked.num_refused > 50 and asked.num_served > 50
+def test_random_calls_do_not_affect_valid_requests(front, tmp_path):
+    fuzzed = FUZZERS[front](tmp_path, NUM_CALLS)
+    # The calls include refused and served requests.
+    assert fuzzed.num_refused > 50 and fuzzed.num_served > 50
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("front", FUZZERS)
-def test_very_many_random_calls_leave_valid_requests_alone(front, tmp_path):
+def test_very_many_random_calls_do_not_affect_valid_requests(front, tmp_path):
     FUZZERS[front](tmp_path, NUM_CALLS_SOAK)
 
 
@@ -304,11 +308,11 @@ def test_every_parameter_is_among_the_random_calls():
 
 
 def run_it(parameter, read):
-    """Do what `guarded` does, without the guard."""
+    """Run the function without the guard of `guarded`."""
     return read()
 
 
-# What is changed where, and the front end whose random calls must notice it.
+# The fault, its target, and the front end whose random calls must notice it.
 FAULTS = {
     "prompts are read without a guard": (
         "generate",
@@ -328,7 +332,7 @@ FAULTS = {
             )
         },
     ),
-    "ids may be anything": (
+    "ids are not checked": (
         "stream",
         {"engine.front_end.check_request_id": lambda *given: given[0]},
     ),

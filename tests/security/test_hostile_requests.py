@@ -1,6 +1,6 @@
-"""Hostile values in every place of a request: refused by name, the same through every front end.
+"""Hostile values in every place of a request: every front end refuses them with the same message.
 
-Beside each of them an innocent request runs, whose tokens must be those that it gets alone.
+An innocent request runs at the same time and must have the same tokens as alone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ INNOCENT = {"prompt": "the innocent", "params": SamplingParams(max_tokens=6, see
 
 
 class LyingList(list):
-    """Says that it is short, and is not."""
+    """Reports a short length, but is long."""
 
     def __len__(self):
         return 1
 
 
 class LongerThanSaid(list):
-    """Says that it is huge, and is short."""
+    """Reports a huge length, but is short."""
 
     def __len__(self):
         return 10**12
@@ -66,7 +66,7 @@ def nested(depth):
     return value
 
 
-# What is given beside a good prompt and good parameters, and the parameter that is to be named.
+# An additional argument to a valid prompt and parameters, and the parameter to be named.
 HOSTILE_ARGUMENTS = {
     "id with a surrogate": ("request_id", {"request_id": f"a{SURROGATE}"}),
     "id of 70 MB": ("request_id", {"request_id": "x" * HUGE}),
@@ -96,7 +96,7 @@ HOSTILE_PROMPTS = {
     "memory": ("prompt", memoryview(b"abc")),
     "ids of 5,000 digits": ("prompt", [5, 10**5000]),
     "ids nan": ("prompt", [math.nan]),
-    "what cannot be shown": ("prompt", [Unshowable()]),
+    "object without a repr": ("prompt", [Unshowable()]),
     "mapping that raises": ("prompt", RaisingMapping(prompt="a")),
     "mapping with odd keys": ("prompt", {5: "a"}),
     "text beside ids that is not text": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
@@ -135,7 +135,7 @@ HOSTILE_PARAMS = {
     "seed of 5,000 digits": ("seed", {"seed": 10**5000}),
     "temperature of 5,000 digits": ("temperature", {"temperature": 10**5000}),
 }
-# Good for every engine, and too large for the one here.
+# Valid for every engine, but above the limits of this one.
 OVER_THE_LIMITS = {
     "stop over the limit": ("stop", {"stop": "x" * 1025}),
     "bad word over the limit": ("bad_words", {"bad_words": ["x" * 257]}),
@@ -155,7 +155,7 @@ def door(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def refusals():
-    """Message by case, of the first front end that was asked."""
+    """Messages by case, from the first front end."""
     return {}
 
 
@@ -185,19 +185,19 @@ def test_hostile_values_are_refused_by_name_and_valid_requests_continue(door, re
         assert refused.parameter == parameter, (name, refused)
         assert len(str(refused)) < 400, name
         assert tokens_of(before) == tokens_of(after) == expected, name
-        # The same words through every front end.
+        # The same message from every front end.
         assert refusals.setdefault(name, str(refused)) == str(refused)
 
 
 @pytest.mark.parametrize(("parameter", "given"), HOSTILE_PARAMS.values(), ids=HOSTILE_PARAMS)
-def test_hostile_parameters_cannot_be_made(parameter, given):
+def test_hostile_parameters_cannot_be_created(parameter, given):
     with pytest.raises(RequestError) as refused:
         SamplingParams(**given)
     assert refused.value.parameter == parameter
     assert parameter in str(refused.value) and len(str(refused.value)) < 300
 
 
-def test_good_values_in_odd_forms_are_served_alike(door):
+def test_unusual_types_of_valid_values_are_accepted(door):
     prompts = (range(5, 9), array.array("i", [5, 6, 7, 8]), LongerThanSaid([5, 6, 7, 8]))
     prompts += (iter([5, 6, 7, 8]), (5, 6, 7, 8), {"prompt_token_ids": [5, 6, 7, 8]})
     params = INNOCENT["params"]
@@ -209,8 +209,8 @@ def test_good_values_in_odd_forms_are_served_alike(door):
     assert found == [found[0]] * len(prompts)
 
 
-def test_ids_may_look_like_those_of_the_core(door):
-    """The ids of one request's completions, and other users' ids of the same look."""
+def test_ids_may_look_like_internal_ids(door):
+    """Ids of a request's completions do not collide with similar ids of other users."""
     names = ["a", "a#0", "a#1", "a~1", "a~1#0", "~1", "~2", "#", "\0", "é", "a\n", " "]
     several = SamplingParams(max_tokens=4, seed=1, n=2)
     requests = [{"request_id": name, "prompt": "p", "params": several} for name in names]
@@ -224,7 +224,7 @@ def test_repeated_token_ids_count_once():
     assert params.stop_token_ids == (7, 5) and params.allowed_token_ids == (1,)
 
 
-def test_parameters_are_copied_when_they_are_made():
+def test_parameters_are_copied_at_creation():
     extra, biases = {"a": [1, {"b": (2,)}]}, {1: 2}
     params = SamplingParams(extra_args=extra, logit_bias=biases)
     extra["a"].append(object())
@@ -260,7 +260,7 @@ def llm(request, tmp_path_factory):
     ],
     ids=range(12),
 )
-def test_what_is_not_a_list_of_prompts_is_refused_unread(llm, prompts, parameter):
+def test_an_argument_that_is_not_a_list_of_prompts_is_refused_unread(llm, prompts, parameter):
     with pytest.raises(RequestError) as refused:
         llm.generate(prompts, INNOCENT["params"])
     assert refused.value.parameter == parameter
@@ -330,8 +330,8 @@ def test_wrong_conversations_are_refused(llm, parameter, given):
     assert llm.chat([USER], INNOCENT["params"])[0].error is None
 
 
-def test_a_failed_call_leaves_another_request_of_the_same_id_alone(llm):
-    """`LLM` numbers its requests; somebody's own request may have the next number."""
+def test_a_failed_call_does_not_affect_a_request_with_the_same_id(llm):
+    """`LLM` numbers its requests; a user's own request may have the next number as its id."""
     engine = llm.llm_engine
     number = str(int(llm.generate("a", INNOCENT["params"])[0].request_id) + 1)
     engine.add_request(number, "mine", SamplingParams(max_tokens=50, ignore_eos=True))
@@ -388,7 +388,7 @@ def test_limits_are_options(tmp_path):
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("token", [300, 2**33, [5, 2**33]])
-def test_an_end_of_text_token_beyond_the_vocabulary_is_found_at_the_start(tmp_path, file, token):
+def test_an_eos_token_beyond_the_vocabulary_is_found_at_start(tmp_path, file, token):
     options = engine_options(tmp_path)
     path = tmp_path / file
     known = json.loads(path.read_text()) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""One engine called from several threads: calls wait for each other; an `AsyncLLM` says no."""
+"""One engine called from several threads: `LLM` serializes the calls; `AsyncLLM` refuses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def llm(request, tmp_path_factory):
 
 
 def in_threads(call, num=NUM_THREADS):
-    """Run `call(place)` in threads that begin together; return what each returned or raised."""
+    """Run `call(place)` in threads that start together; return the result or exception of each."""
     found, start = [None] * num, threading.Barrier(num)
 
     def run(place):
@@ -44,30 +44,30 @@ def tokens(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_calls_from_several_threads_are_served_one_after_the_other(llm):
-    def ask(place):
+def test_calls_from_several_threads_are_serialized(llm):
+    def send(place):
         params = SamplingParams(max_tokens=20, seed=place, ignore_eos=True)
         return [tokens(llm.generate([f"{place}", f"again {place}"], params)) for _ in range(5)]
 
-    alone = [ask(place) for place in range(NUM_THREADS)]
-    assert in_threads(ask) == alone
+    alone = [send(place) for place in range(NUM_THREADS)]
+    assert in_threads(send) == alone
 
 
-def test_a_refused_call_in_one_thread_affects_no_other(llm):
+def test_a_refused_call_does_not_affect_other_threads(llm):
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
     alone = tokens(llm.generate("good", params))
 
-    def ask(place):
+    def send(place):
         if place % 2:
             with pytest.raises(RequestError):
                 llm.generate(["good", [10**6]], params)
             return alone
         return tokens(llm.generate("good", params))
 
-    assert in_threads(ask, 6) == [alone] * 6
+    assert in_threads(send, 6) == [alone] * 6
 
 
-def test_an_engine_may_be_stepped_in_one_thread_and_asked_in_others(llm):
+def test_an_engine_may_be_stepped_in_one_thread_and_read_in_others(llm):
     engine, params = llm.llm_engine, SamplingParams(max_tokens=10, ignore_eos=True)
     expected = {f"{thread}-{number}" for thread in range(3) for number in range(20)}
     ended = {}
@@ -87,7 +87,7 @@ def test_an_engine_may_be_stepped_in_one_thread_and_asked_in_others(llm):
 
 
 def test_a_step_by_another_caller_is_reported(llm, monkeypatch):
-    """What `step` returns to a call from within, a hook say, is missing in `generate`."""
+    """Outputs that a nested `step` returns, for example to a hook, are missing in `generate`."""
     engine = llm.llm_engine
     step = engine.step
 
@@ -128,7 +128,7 @@ def test_an_async_engine_refuses_other_threads_and_loops(tmp_path):
         output = door.loop.run_until_complete(asyncio.wait_for(with_strangers(), 60))
         assert output.outputs[0].token_ids == alone.outputs[0].token_ids
         with pytest.raises(UserError, match="event loop"):
-            llm.abort("a").send(None)  # no loop at all
+            llm.abort("a").send(None)  # no event loop
     finally:
         door.close()
 
@@ -137,21 +137,21 @@ def test_an_async_engine_may_be_shut_down_from_another_thread(tmp_path):
     door = AsyncDoor(engine_options(tmp_path))
     llm, params = door.llm, SamplingParams(max_tokens=200, ignore_eos=True)
 
-    async def ask():
+    async def send():
         async for _ in llm.generate("hello", params):
             thread = threading.Thread(target=llm.shutdown)
             thread.start()
             await asyncio.to_thread(thread.join, 20)
-        raise AssertionError("the stream has ended well")
+        raise AssertionError("the stream has finished")
 
     try:
         with pytest.raises(EngineDeadError, match="shut down"):
-            door.loop.run_until_complete(asyncio.wait_for(ask(), 30))
+            door.loop.run_until_complete(asyncio.wait_for(send(), 30))
     finally:
         door.close()
 
 
-def test_one_loop_after_the_other_is_refused_in_the_middle_of_a_stream(tmp_path):
+def test_a_second_event_loop_is_refused_during_a_stream(tmp_path):
     door = AsyncDoor(engine_options(tmp_path))
     stream = door.llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))
 

@@ -1,7 +1,7 @@
-"""A virtual environment with given wheels, what they declare that they need, and nothing else.
+"""A virtual environment with given wheels, their declared dependencies, and nothing else.
 
-Nothing is downloaded: third-party packages are links to those of the environment that runs the
-tests, for each distribution that the wheels' own metadata asks for, and theirs, and so on.
+Nothing is downloaded: third-party packages are links to the environment that runs the tests, for
+the transitive dependencies in the metadata of the wheels.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def run(*command: object, cwd: Path | None = None) -> str:
-    """Run a command and return what it says; raise AssertionError with that if it fails."""
+    """Run a command and return its output; raise AssertionError with the output if it fails."""
     done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
 
 def make_environment(folder: Path, wheels: Iterable[Path], *, tools: Iterable[str] = ()) -> Path:
-    """Make an environment in `folder` and return its interpreter.
+    """Create an environment in `folder` and return its interpreter.
 
-    tools: distributions that are wanted beside what the wheels need.
+    tools: distributions to add to the dependencies of the wheels.
     """
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     interpreter = folder / "bin/python"
@@ -36,14 +36,14 @@ def make_environment(folder: Path, wheels: Iterable[Path], *, tools: Iterable[st
     (site_packages,) = (folder / "lib").glob("python*/site-packages")
     installed = [Distribution.at(path) for path in site_packages.glob("*.dist-info")]
     here = {canonicalize_name(one.name) for one in installed}
-    asked = [wish for one in installed for wish in _wishes(one)] + list(tools)
-    for needed in _closure(asked, here):
+    names = [requirement for one in installed for requirement in _dependencies(one)] + list(tools)
+    for needed in _closure(names, here):
         _link(needed, site_packages)
     return interpreter
 
 
 def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
-    """Yield each distribution that is needed, once; those in `known` are there already."""
+    """Yield each required distribution once; those in `known` are installed already."""
     waiting = [canonicalize_name(name) for name in names]
     seen = set(known)
     while waiting:
@@ -54,17 +54,17 @@ def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
         try:
             found = distribution(name)
         except PackageNotFoundError:
-            continue  # optional on this machine, such as a library of some accelerator
+            continue  # optional on this machine, such as a library of an accelerator
         yield found
-        waiting += [canonicalize_name(wish) for wish in _wishes(found)]
+        waiting += [canonicalize_name(requirement) for requirement in _dependencies(found)]
 
 
-def _wishes(one: Distribution) -> Iterator[str]:
-    """Yield the names of what a distribution needs here; extras are not requested."""
+def _dependencies(one: Distribution) -> Iterator[str]:
+    """Yield the names of a distribution's dependencies on this machine, without extras."""
     for text in one.requires or ():
-        wish = Requirement(text)
-        if wish.marker is None or wish.marker.evaluate({"extra": ""}):
-            yield wish.name
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement.name
 
 
 def _link(one: Distribution, site_packages: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of wheels share: a wheel of each member."""
+"""Fixtures of the wheel tests: a wheel of each member."""
 
 from concurrent.futures import ThreadPoolExecutor
 

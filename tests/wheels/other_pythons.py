@@ -1,6 +1,6 @@
-"""Finds interpreters of other Python versions and makes environments for them with pip.
+"""Finds interpreters of other Python versions and creates environments for them with pip.
 
-Packages come from a package index or pip's cache. Without both, a test skips and names the reason;
+Packages come from a package index or pip's cache. Without both, a test is skipped with the reason;
 with `DOVETAIL_REQUIRE_DOWNLOADS=1`, which `.ci/run` sets, it fails instead.
 """
 
@@ -52,5 +52,5 @@ def pip_install(interpreter: Path, requirements: Iterable[object], *, at: Path) 
     missing = any(words in done.stderr for words in NO_INDEX)
     if missing and not os.environ.get(REQUIRE_DOWNLOADS):
         last = done.stderr.strip().splitlines()[-1]
-        pytest.skip(f"no package index and no cache: {last}")
+        pytest.skip(f"neither a package index nor pip's cache is available: {last}")
     raise AssertionError(f"pip install failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")

@@ -1,6 +1,6 @@
-"""Wheels of the CUDA platform and its kernels beside the core, in an environment without a GPU.
+"""Wheels of the CUDA platform and its kernels with the core, in an environment without a GPU.
 
-What a user does first: install them, and ask why they are not used.
+As a user does first: install them, and check why they are not used.
 """
 
 import re
@@ -26,7 +26,7 @@ PLUGINS = ("platform:cuda", "worker:cuda", "attention:triton")
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """An interpreter with these wheels and what they need."""
+    """An interpreter with these wheels and their dependencies."""
     folder = tmp_path_factory.mktemp("device")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder / "wheels")
     run(*PIP, "wheel", "-q", *(ROOT / member for member in MEMBERS), *options)
@@ -46,28 +46,28 @@ def dovetail(python, *words):
     return done.returncode, done.stdout + done.stderr
 
 
-def test_explain_says_why_cuda_is_refused(python):
-    code, told = dovetail(python, "plugins", "explain", "platform")
-    (line,) = [line for line in told.splitlines() if " cuda " in line]
+def test_explain_reports_why_cuda_is_refused(python):
+    code, output = dovetail(python, "plugins", "explain", "platform")
+    (line,) = [line for line in output.splitlines() if " cuda " in line]
     assert re.match(r"\d+ +refused +cuda +dovetail-cuda 0\.1\.0", line)
     assert "driver" in line or "CUDA" in line
-    # There is no other platform in this environment: nobody is taken, and that is an error.
-    assert code == 1 and "No platform" in told
+    # This environment has no other platform, so that the selection fails.
+    assert code == 1 and "No platform" in output
 
 
-def test_the_list_says_that_it_never_ran(python):
-    code, told = dovetail(python, "plugins", "list", "attention")
+def test_the_list_reports_plugins_that_never_ran(python):
+    code, output = dovetail(python, "plugins", "list", "attention")
     assert code == 0
-    assert re.search(r"triton .*(never run on its device|\d{4}-\d{2}-\d{2})$", told, re.MULTILINE)
+    assert re.search(r"triton .*(never run on its device|\d{4}-\d{2}-\d{2})$", output, re.MULTILINE)
 
 
-def test_conformance_passes_what_needs_no_gpu_and_counts_the_rest(python, tmp_path):
-    asked = [word for plugin in PLUGINS for word in ("--dovetail-plugin", plugin)]
-    told = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *asked, cwd=tmp_path)
+def test_conformance_skips_tests_that_need_a_gpu(python, tmp_path):
+    options = [word for plugin in PLUGINS for word in ("--dovetail-plugin", plugin)]
+    output = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, cwd=tmp_path)
     for plugin in PLUGINS:
         counts = re.search(
-            rf"^{plugin}: (\d+) passed, 0 failed, 0 error, (\d+) skipped$", told, re.MULTILINE
+            rf"^{plugin}: (\d+) passed, 0 failed, 0 error, (\d+) skipped$", output, re.MULTILINE
         )
-        assert counts and int(counts[1]) >= 4 and int(counts[2]) >= 2, told
-    reasons = re.findall(r"^  \d+ skipped: (.*)$", told, re.MULTILINE)
+        assert counts and int(counts[1]) >= 4 and int(counts[2]) >= 2, output
+    reasons = re.findall(r"^  \d+ skipped: (.*)$", output, re.MULTILINE)
     assert len(reasons) >= len(PLUGINS) and all(len(reason) > 10 for reason in reasons)

@@ -1,6 +1,6 @@
-"""Wheels of members in environments of their own: they pass the kit, and their tests run alone.
+"""Wheels of members in separate environments: they pass the kit, and their tests run alone.
 
-An environment holds one member, what it declares, the devkit and the tools of tests.
+An environment holds one member, its declared dependencies, the devkit and the test tools.
 """
 
 import re
@@ -18,14 +18,25 @@ NUM_AT_ONCE = 2
 OURS = {project_of(member)["name"]: member for member in members()}
 DEVKIT = OURS["dovetail-devkit"]
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "transformers")
-"""What the tests of members use beside the members and their extra `test`."""
+"""Packages that the tests of members use in addition to the members and their extra `test`."""
 
 
 def needs(member, extra=()):
-    """Names of the members that this one needs, its own first. extra: requirements beside."""
+    """Return the names of the members that a member needs, its own first.
+
+    extra: more requirements.
+    """
     project = project_of(member)
-    wishes = [re.match(r"[\w.-]+", wish).group() for wish in (*project["dependencies"], *extra)]
-    ours = [name for wish in wishes if wish in OURS for name in needs(OURS[wish])]
+    requirements = [
+        re.match(r"[\w.-]+", requirement).group()
+        for requirement in (*project["dependencies"], *extra)
+    ]
+    ours = [
+        name
+        for requirement in requirements
+        if requirement in OURS
+        for name in needs(OURS[requirement])
+    ]
     return list(dict.fromkeys([project["name"], *ours]))
 
 
@@ -35,54 +46,54 @@ def plugins_of(member):
     return [f"{kind}:{name}" for kind, points in kinds.items() if kind in KINDS for name in points]
 
 
-def kit_says(member, wheels, folder):
-    """Install a member alone, and return what the kit says of its plugins; "" if it has none."""
+def kit_report(member, wheels, folder):
+    """Install a member alone and return the kit's report on its plugins; "" if it has none."""
     chosen = [wheels[name] for name in dict.fromkeys([*needs(member), *needs(DEVKIT)])]
     python = make_environment(folder / "environment", chosen)
     (package,) = (member / "src").glob("*/__init__.py")
     run(python, "-c", f"import {package.parent.name}", cwd=folder)
-    asked = [word for one in plugins_of(member) for word in ("--dovetail-plugin", one)]
-    if not asked:
-        return ""  # it offers data or commands, and no plugin of a kind
+    options = [word for one in plugins_of(member) for word in ("--dovetail-plugin", one)]
+    if not options:
+        return ""  # it provides data or commands, but no plugins
     empty = folder / "empty"
     empty.mkdir()
-    one_thread = ("env", "OMP_NUM_THREADS=1")  # for each of those that run side by side
-    kit = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *asked)
+    one_thread = ("env", "OMP_NUM_THREADS=1")  # divided among the environments that run in parallel
+    kit = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *options)
     return run(*one_thread, python, *kit, cwd=empty)
 
 
 @pytest.fixture(scope="module")
 def trials(request, wheels, tmp_path_factory):
-    """What the kit says, by member: of those that this run asks for, a few at a time."""
+    """The kit's report by member, for the members of this run, a few at a time."""
     items = [item for item in request.session.items if "trials" in item.fixturenames]
-    asked = [item.callspec.params["member"] for item in items]
+    members = [item.callspec.params["member"] for item in items]
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        folders = {member: tmp_path_factory.mktemp(member.name) for member in asked}
-        yield {one: pool.submit(kit_says, one, wheels, folders[one]) for one in asked}
+        folders = {member: tmp_path_factory.mktemp(member.name) for member in members}
+        yield {one: pool.submit(kit_report, one, wheels, folders[one]) for one in members}
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("member", [pytest.param(one, id=relative(one)) for one in members()])
 def test_a_wheel_alone_passes_the_kit(member, trials):
-    told = trials[member].result()
+    output = trials[member].result()
     for plugin in plugins_of(member):
-        counts = re.search(rf"^{re.escape(plugin)}: (\d+) passed, 0 .* (\d+) skipped", told, re.M)
-        assert counts, told
+        counts = re.search(rf"^{re.escape(plugin)}: (\d+) passed, 0 .* (\d+) skipped", output, re.M)
+        assert counts, output
         passed, skipped = map(int, counts.groups())
-        # What needs a device that is not here is counted, and skipped.
-        assert passed >= (4 if skipped else 5), told
+        # Tests that need an absent device are counted as skipped.
+        assert passed >= (4 if skipped else 5), output
 
 
 def run_own_tests(member, wheels, folder):
-    """Run the tests of a member with it, what it and its tests need, the devkit and the tools."""
+    """Run a member's tests in an environment with its dependencies, the devkit and the tools."""
     extra = project_of(member).get("optional-dependencies", {}).get("test", ())
     names = dict.fromkeys([*needs(member, extra), *needs(DEVKIT)])
-    others = [re.match(r"[\w.-]+", wish).group() for wish in extra]
+    others = [re.match(r"[\w.-]+", requirement).group() for requirement in extra]
     tools = [*TOOLS, *(name for name in others if name not in OURS)]
     python = make_environment(folder / "env", [wheels[name] for name in names], tools=tools)
     options = ("-q", "-p", "no:cacheprovider", "--clock=without", f"--basetemp={folder / 'temp'}")
-    told = run("env", "OMP_NUM_THREADS=1", python, "-m", "pytest", *options, member, cwd=ROOT)
-    assert re.search(r"^\d+ passed", told, re.MULTILINE), told
+    output = run("env", "OMP_NUM_THREADS=1", python, "-m", "pytest", *options, member, cwd=ROOT)
+    assert re.search(r"^\d+ passed", output, re.MULTILINE), output
 
 
 def test_the_tests_of_a_small_member_run_alone(wheels, tmp_path):
@@ -96,7 +107,7 @@ def test_the_tests_of_a_member_run_alone(member, wheels, tmp_path):
     run_own_tests(member, wheels, tmp_path)
 
 
-def test_the_environment_has_nothing_more(wheels, tmp_path):
+def test_the_environment_has_only_declared_packages(wheels, tmp_path):
     python = make_environment(tmp_path / "environment", [wheels["dovetail-core"]])
     program = (
         "import importlib.util as u, json; names = ('torch', 'numpy', 'transformers', 'pytest',"
@@ -105,6 +116,6 @@ def test_the_environment_has_nothing_more(wheels, tmp_path):
     assert run(python, "-c", program, cwd=tmp_path).strip() == '["pydantic"]'
 
 
-def test_every_member_is_tried():
+def test_every_member_is_tested():
     assert len(OURS) >= 7
     assert ROOT / "core" in OURS.values()
